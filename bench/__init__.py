@@ -1,0 +1,1 @@
+assert __name__ == "aspen_mp.bench", "import aspen_mp.bench, not bench"

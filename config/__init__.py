@@ -1,0 +1,1 @@
+assert __name__ == "aspen_mp.config", "import aspen_mp.config, not config"

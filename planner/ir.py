@@ -1,0 +1,118 @@
+"""The planner's intermediate representation: a graph of nodes over tensors of known shape.
+
+Two levels share these classes. *ONNX level*: ``Node.op`` is an ONNX operator name, attributes are the ONNX ones. *Kernel level*, after
+`passes.lower`: ``Node.op`` is a kernel's name (``"GEMM"``, see `aspen_mp.shm.tables.KERNELS`), a view (``"view.…"``), ``"concat"`` or ``"OPAQUE"``,
+and ``Node.attrs`` holds exactly what the kernel's parameters need. Views move no data:
+
+=================  =============================================  ====================================================
+op                 attrs                                          meaning
+=================  =============================================  ====================================================
+``view.reshape``   –                                              same elements in row-major order, another shape
+``view.transpose`` ``perm``                                       ``out.shape[i] = in.shape[perm[i]]``
+``view.slice``     ``starts``, ``steps`` (per axis, steps ≠ 0)    ``out[i] = in[starts + i * steps]``
+``view.expand``    –                                              numpy broadcasting to ``out.shape``
+``concat``         ``axis``                                       inputs side by side; placed without copies where it can be
+=================  =============================================  ====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Shape = tuple[int, ...]
+VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expand"})
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A value of known shape and dtype. ``data`` is set for constants. ``dtype`` is ``object`` for values that are no plain tensors
+    (strings, sequences): only OPAQUE nodes touch those.
+
+    ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
+    for every input shape; such constants go to the model's weight segment, all others into the plan.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    data: npt.NDArray[Any] | None = None
+    producer: Node | None = None
+    weight_key: str | None = None
+
+    @property
+    def is_const(self) -> bool:
+        return self.data is not None
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show."""
+
+    op: str
+    name: str
+    inputs: list[Tensor | None]
+    outputs: list[Tensor]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    onnx_op: str = ""
+
+    @property
+    def output(self) -> Tensor:
+        return self.outputs[0]
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """Nodes in topological order. Inputs and outputs keep the model's order and names."""
+
+    name: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    nodes: list[Node]
+
+    def consumers(self) -> dict[Tensor, list[tuple[Node, int]]]:
+        """For every tensor, the (node, input number) pairs that read it."""
+        table: dict[Tensor, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for i, tensor in enumerate(node.inputs):
+                if tensor is not None:
+                    table.setdefault(tensor, []).append((node, i))
+        return table
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once: inputs, constants and results."""
+        seen: set[int] = set()
+        for tensor in self._all():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
+
+    def _all(self) -> Iterable[Tensor]:
+        yield from self.inputs
+        for node in self.nodes:
+            yield from (t for t in node.inputs if t is not None)
+            yield from node.outputs
+        yield from self.outputs
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Every reader of `old` reads `new` from now on; graph outputs keep the name of `old`."""
+        for node in self.nodes:
+            node.inputs = [new if t is old else t for t in node.inputs]
+        for i, t in enumerate(self.outputs):
+            if t is old:
+                self.outputs[i] = new

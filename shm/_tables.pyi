@@ -1,0 +1,11 @@
+FIELDS: dict[str, tuple[tuple[str, str, int, int, int], ...]]
+DTYPE_ROWS: tuple[tuple[str, int, int, int, int, str], ...]
+KERNEL_ROWS: tuple[tuple[str, int, int, int, int, str], ...]
+SPACES: dict[str, int]
+UNARY: dict[str, int]
+BINARY: dict[str, int]
+TERNARY: dict[str, int]
+REDUCE: dict[str, int]
+PAD_MODES: dict[str, int]
+LAYOUT_HASH: int
+LIMITS: dict[str, int]

@@ -1,0 +1,104 @@
+/* The contract between the scheduling engine and the kernels.
+ *
+ * A kernel computes one tile: the box [lo, hi) of its output, in the output's logical axes (ONNX order: N, C, H, W …).
+ * Rules that hold for every kernel:
+ *  - Any strides: strides are in elements, may be 0 (broadcast, inputs only) or negative. Fast paths may ask for more, results may not.
+ *  - A value of the output depends on the inputs alone, never on the box it was computed in: the same operations in the same
+ *    order whatever the tile, head or tail of a vector. So results are bit-identical for every tiling and worker count.
+ *  - The whole box is overwritten, nothing outside it is touched, inputs are never written (RECOVERY: executing twice is harmless).
+ *  - Inputs may be changed by a hostile client while the kernel runs: every index read from a tensor is checked when it is used.
+ *  - No allocation, no I/O, no locks. `scratch` holds at least as many bytes as <family>_scratch() asked for.
+ *  - Returns 0, or an enum aspen_kernel_error.
+ */
+#ifndef ASPEN_KERNEL_H
+#define ASPEN_KERNEL_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "opcodes.h"
+
+#define ASPEN_MAX_RANK 8
+#define ASPEN_NR 32 /* width of a packed weight panel, the same on every ISA so that a plan fits all of them */
+
+typedef struct aspen_arg {
+  char *ptr;            /* first element (logical index 0, 0, …) */
+  const int64_t *dims;  /* rank entries */
+  const int64_t *strides; /* rank entries, in elements */
+  uint8_t dtype;        /* enum aspen_dtype; NONE: argument absent */
+  uint8_t rank;
+} aspen_arg;
+
+typedef struct aspen_call {
+  const aspen_arg *args; /* args[0] is the output, args[1 + i] input i */
+  uint32_t n_inputs;
+  const int64_t *params; /* see below; floating-point parameters are the bits of a double */
+  int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK]; /* box of the output, rank entries */
+  void *scratch;         /* 64-byte aligned, private to the worker */
+  size_t scratch_bytes;
+} aspen_call;
+
+enum aspen_kernel_error {
+  ASPEN_KERNEL_OK = 0,
+  ASPEN_KERNEL_BAD_INDEX = 1, /* an index tensor points outside its axis */
+  ASPEN_KERNEL_BAD_ARGUMENT = 2, /* combination of dtypes or parameters that no kernel serves: the planner should not have sent it */
+  ASPEN_KERNEL_SCRATCH = 3,   /* scratch too small */
+  ASPEN_KERNEL_INT_DIVIDE = 4 /* integer division by zero */
+};
+
+typedef int (*aspen_kernel_fn)(const aspen_call *);
+
+static inline double aspen_param_f(const aspen_call *c, int i) {
+  double d;
+  memcpy(&d, &c->params[i], sizeof d);
+  return d;
+}
+
+/* Inputs and parameters of each kernel. f64 marks a parameter that is the bits of a double; ACT = {unary opcode, f64 a, f64 b}.
+ *
+ * GEMM   out[…, M, N] = act(alpha * A[…, M, K] · B[…, K, N] + bias + residual), f32. k is summed in ascending order, one fused (or, on the
+ *        portable ISA, plain) multiply-add per term, starting from 0; then * alpha (when alpha ≠ 1), + bias, + residual, act.
+ *        in: A (same rank as out, leading axes broadcast by stride 0), B (idem; when packed: dims [ceil(N/32), K, 32], zero-padded, contiguous),
+ *        bias?, residual? (both same rank as out, broadcast by stride 0).
+ *        params: packed_b, f64 alpha, ACT(3), 3 reserved
+ * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
+ *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out).
+ *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), 4 reserved.   (bottom and right pads follow from OH, OW)
+ *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
+ * DWCONV as CONV with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
+ * POOL   2-D. in: X[N, C, H, W]. params: mode (0 max, 1 average), KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left,
+ *        pad_bottom, pad_right, count_include_pad. Windows may reach beyond the padding (ceil mode): what lies there never counts.
+ *        Max over an empty window is -inf (lowest for integers). f32, f64, i8, u8 for max; f32 for average.
+ * UNARY  out = f(in0). params: opcode, f64 a, f64 b. f32 all; f64, i8..u64 where the function makes sense (abs, neg, sign, relu, clip, not, bit_not, identity, square …)
+ * BINARY out = act(in0 ∘ in1); inputs have the rank of out, broadcast by stride 0. params: opcode, ACT(3). f32, f64, i8..u64, bool; comparisons write bool.
+ * TERNARY params: opcode. WHERE moves elements of any fixed size.
+ * CAST   params: saturate. between bool, integers, f16, bf16, f32, f64 with numpy's astype rules (float → int truncates)
+ * COPY   out = in0, same shape, any strides, any fixed-size dtype
+ * PAD    in: X, value? (rank 0). params: mode, rank, begin[8] (begin may be negative: crop). End pads follow from the output's dims
+ * REDUCE over the axes where the output has dim 1 and the input more (keepdims form: same rank). params: opcode, axes mask (bit i: axis i).
+ *        f32, f64, i32, i64. Sums in f32 use a fixed order that depends on shape and strides alone
+ * ARGREDUCE params: 0 max / 1 min, axis, select_last, 0. keepdims form; out i64
+ * SOFTMAX params: axis, log. f32
+ * NORM   over axes axis…rank-1, f32. in: X, scale?, bias? (rank of X, broadcast by stride 0). params: axis, mode (0 layer: mean and variance; 1 rms), f64 eps
+ * LRN    over axis 1. params: size, f64 alpha, f64 beta, f64 bias
+ * GATHER in: X[d0 … dn], indices (any rank q, i32 or i64). out dims = X[:axis] + indices + X[axis+1:]. params: axis. Negative indices wrap
+ * GATHER_ELEMENTS in: X, indices (rank of X). params: axis
+ * RESIZE any axes, f32 (nearest: any fixed-size dtype). params: mode (0 nearest, 1 linear, 2 cubic), coordinate mode
+ *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
+ *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
+ * CUMSUM params: axis, exclusive, reverse. f32, f64, i32, i64
+ */
+
+/* Instruction sets, best first. ASPEN_MP_ISA forces one. */
+enum aspen_isa { ASPEN_ISA_PORTABLE = 0, ASPEN_ISA_AVX2 = 1, ASPEN_ISA_AVX512 = 2, ASPEN_N_ISA };
+
+/* The table for an ISA: kernels[ASPEN_K_x], NULL for JOIN, END and OPAQUE. */
+const aspen_kernel_fn *aspen_kernels_for(enum aspen_isa isa);
+const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "avx512" */
+int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
+/* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
+int aspen_isa_select(const char *name);
+/* Scratch bytes that a call with these arguments and box may use (monotone in the box). */
+size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call);
+
+#endif
