@@ -1,0 +1,33 @@
+"""What aspen-mp raises. Every class derives from `AspenError`."""
+
+from aspen_mp.shm.errors import (
+    AspenError,
+    ExternalDataError,
+    ModelInvalidError,
+    ModelParseError,
+    PlanError,
+    PoisonTile,
+    ProtocolError,
+    RequestCancelled,
+    RequestError,
+    RequestTimeout,
+    ResourceLimitError,
+    RuntimeLost,
+    UnsupportedModelError,
+)
+
+__all__ = [
+    "AspenError",
+    "ExternalDataError",
+    "ModelInvalidError",
+    "ModelParseError",
+    "PlanError",
+    "PoisonTile",
+    "ProtocolError",
+    "RequestCancelled",
+    "RequestError",
+    "RequestTimeout",
+    "ResourceLimitError",
+    "RuntimeLost",
+    "UnsupportedModelError",
+]

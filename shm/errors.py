@@ -1,0 +1,55 @@
+"""Typed errors of the whole package. They live here because every part raises them; users import them from `aspen_mp.errors`."""
+
+from __future__ import annotations
+
+
+class AspenError(Exception):
+    """Base of every error that aspen-mp raises on purpose."""
+
+
+class ModelParseError(AspenError):
+    """The bytes are no ONNX model: empty, truncated, or not a protobuf message."""
+
+
+class ModelInvalidError(AspenError):
+    """The model breaks ONNX's rules; the message names node and tensor."""
+
+
+class UnsupportedModelError(AspenError):
+    """The model is valid but asks for something that cannot be run; the message lists every such node at once."""
+
+
+class ResourceLimitError(AspenError):
+    """Memory, shared memory or a table is too small; the message gives what is needed, what there is, and how to raise the limit."""
+
+
+class ExternalDataError(AspenError):
+    """A tensor's external data file is missing, outside the model's folder, or does not fit the tensor."""
+
+
+class PlanError(AspenError):
+    """A plan file or segment is damaged or inconsistent; the message names field, value and bound."""
+
+
+class RequestError(AspenError):
+    """A request does not fit its model (names, dtypes, shapes), or its execution failed; the connection survives."""
+
+
+class ProtocolError(AspenError):
+    """The peer on a control socket broke the protocol or may not connect."""
+
+
+class RuntimeLost(AspenError):
+    """The runtime's planner process is gone; requests in flight are lost with it."""
+
+
+class PoisonTile(RequestError):
+    """A tile's kernel faulted every time it was tried; the message names model, node and op."""
+
+
+class RequestTimeout(RequestError, TimeoutError):
+    """The request did not finish in the time given; it has been cancelled."""
+
+
+class RequestCancelled(RequestError):
+    """The request was cancelled."""
