@@ -1,0 +1,85 @@
+# Commands for people. Everything happens in .venv, made on first use; `make demo` and `make test` need no other preparation.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?=
+TEST_FLAGS ?=
+APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
+
+.PHONY: help setup demo test stress zoo bench conformance lint wheel-test clean
+
+help:
+	@echo "make setup        prepare .venv (done by every other target)"
+	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
+	@echo "make test         the test suite (about 15 minutes on two cores)"
+	@echo "make stress       long tier: more schedules, more kills, more shapes"
+	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
+	@echo "make bench        networks beside onnxruntime, interleaved"
+	@echo "make conformance  rewrite the table of passed onnx.backend tests"
+	@echo "make lint         ruff and mypy"
+	@echo "make wheel-test   build the wheel and test it from outside the repository"
+
+# What pip cannot install: each missing piece is named together with the line that installs it.
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). Install it with:  $(APT)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $$($(PYTHON) --version) is too old: aspen-mp needs Python 3.11 or newer; choose one with  make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "error: $(PYTHON) lacks the venv module. Install it with:  $(APT)" >&2; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || { echo "error: no C compiler. Install one with:  $(APT)" >&2; exit 1; }
+	@printf '#include <Python.h>\n#include <stdatomic.h>\nint main(void) { return 0; }\n' | \
+	  $${CC:-cc} -fsyntax-only -x c -I"$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')" - 2>/dev/null || \
+	  { echo "error: the C compiler finds no Python.h or no C library headers. Install them with:  $(APT)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# The package is installed editable, together with what the demo and the tests need.
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt workers/kernels/CMakeLists.txt) | $(VENV)/bin/python
+	@echo "setting up $(VENV): building the C parts and installing what they need (a minute or two, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PIP_FLAGS) -e '.[demo,test,lint]'
+	@touch $@
+
+# Sources of extensions newer than the installation: build again (seconds).
+SOURCES := $(wildcard shm/*.h shm/*.pyx shm/*.pxd shm/*.c workers/*.h workers/*.pyx workers/*.pxd workers/*.c workers/kernels/*.h workers/kernels/*.c workers/kernels/*.def)
+$(VENV)/.built: $(VENV)/.installed $(SOURCES)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) -e .
+	@touch $@
+
+setup: $(VENV)/.built
+
+demo: setup
+	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
+
+test: setup
+	@$(BIN)/python -m pytest $(TEST_FLAGS)
+
+stress: setup
+	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/stress tests/crash $(TEST_FLAGS)
+
+zoo: setup
+	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/models $(TEST_FLAGS)
+
+bench: setup
+	@$(BIN)/python -m aspen_mp.bench.peers resnet50 vgg16 bert_base --threads 2
+
+conformance: setup
+	@$(BIN)/python -m aspen_mp.bench.conformance
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+# The wheel as users get it: installed into an environment of its own, tested from a folder outside the repository.
+wheel-test: setup
+	@set -eu; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) \
+	  -C build-dir="$$tmp/build" -w "$$tmp/dist" .; \
+	$(BIN)/python tests/wheel_contents.py "$$tmp"/dist/*.whl; \
+	$(PYTHON) -m venv "$$tmp/venv"; \
+	wheel=$$(ls "$$tmp"/dist/*.whl); \
+	"$$tmp/venv/bin/python" -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "$$wheel[test]"; \
+	mkdir "$$tmp/away"; cp -r tests "$$tmp/away/"; cp pyproject.toml "$$tmp/away/"; cd "$$tmp/away"; \
+	"$$tmp/venv/bin/python" -m pytest -q tests/api tests/unit; \
+	"$$tmp/venv/bin/aspen-mp" run zoo:squeezenet1_1 --random --check --workers 2
+
+clean:
+	rm -rf build dist $(VENV)
