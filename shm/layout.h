@@ -79,7 +79,8 @@ enum aspen_role { ASPEN_ROLE_CONTROL = 1, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT
 
 #define ASPEN_OPERAND_FIELDS(F)                                                                                                    \
   F(uint8_t, space, 1) F(uint8_t, dtype, 1) F(uint8_t, rank, 1) F(uint8_t, flags, 1) F(uint32_t, reserved, 1)                      \
-  F(int64_t, offset, 1)          /* bytes from the start of its space to logical element (0, 0, …) */                              \
+  F(int64_t, offset, 1)          /* bytes from the start of its space (the segment's first byte, header included; REQUEST: the first */ \
+                                 /* byte of the request's region) to logical element (0, 0, …) */                                  \
   F(int64_t, dims, 8) F(int64_t, strides, 8) /* strides in elements */
 
 /* One cache line. */
