@@ -13,11 +13,15 @@ op                 attrs                                          meaning
 ``view.expand``    –                                              numpy broadcasting to ``out.shape``
 ``concat``         ``axis``                                       inputs side by side; placed without copies where it can be
 =================  =============================================  ====================================================
+
+Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of CONV; scale and bias of
+NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which attributes each
+kernel has is written down in `aspen_mp.planner.params`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +39,9 @@ class Tensor:
 
     ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
     for every input shape; such constants go to the model's weight segment, all others into the plan.
+
+    A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
+    weights are converted and packed once, straight into shared memory.
     """
 
     name: str
@@ -43,10 +50,28 @@ class Tensor:
     data: npt.NDArray[Any] | None = None
     producer: Node | None = None
     weight_key: str | None = None
+    pack: Callable[[npt.NDArray[Any]], None] | None = None
 
     @property
     def is_const(self) -> bool:
-        return self.data is not None
+        return self.data is not None or self.pack is not None
+
+    def value(self) -> npt.NDArray[Any]:
+        """The constant's value: a view where there is data, else computed afresh."""
+        if self.data is not None:
+            return self.data
+        if self.pack is None:
+            raise ValueError(f"{self.name} is no constant")
+        out = np.empty(self.shape, self.dtype)
+        self.pack(out)
+        return out
+
+    def write(self, out: npt.NDArray[Any]) -> None:
+        """Writes the constant into `out`, of this shape and dtype."""
+        if self.pack is not None:
+            self.pack(out)
+        else:
+            out[...] = self.value()
 
     @property
     def size(self) -> int:

@@ -1,0 +1,112 @@
+"""Kernel-level nodes → the i64 parameters of a kernel call.
+
+This table is the contract between lowering and the plan; what the parameters mean to a kernel is said in ``workers/kernels/kernel.h``.
+
+===================  ==============================================================================================================
+op                   attrs
+===================  ==============================================================================================================
+``GEMM``             ``packed_b``, ``alpha``, ``act``. Inputs A, B, bias?, residual?
+``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``.
+                     Inputs X, W (packed), bias? [OC], residual?
+``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right), ``count_include_pad``
+``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``
+``BINARY``           ``opcode`` (ASPEN_BINARY), ``act``
+``TERNARY``          ``opcode`` (ASPEN_TERNARY)
+``CAST``             ``saturate``
+``COPY``             –
+``PAD``              ``mode`` (ASPEN_PAD_MODES), ``begin`` (per axis, negative crops)
+``REDUCE``           ``opcode`` (ASPEN_REDUCE), ``axes`` (non-negative)
+``ARGREDUCE``        ``mode`` ("max", "min"), ``axis``, ``select_last``
+``SOFTMAX``          ``axis``, ``log``
+``NORM``             ``axis``, ``mode`` ("layer", "rms"), ``eps``
+``LRN``              ``size``, ``alpha``, ``beta``, ``bias``
+``GATHER``           ``axis``
+``GATHER_ELEMENTS``  ``axis``
+``RESIZE``           ``mode``, ``coordinate``, ``nearest`` (ONNX's names), ``cubic_coeff_a``, ``scales`` (per axis), ``exclude_outside``
+``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
+``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional inputs have
+                     no graph input; ``node.inputs`` holds no ``None``)
+===================  ==============================================================================================================
+
+``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from aspen_mp.planner.ir import Node
+from aspen_mp.shm.tables import BINARY, PAD_MODES, REDUCE, TERNARY, UNARY
+
+Act = tuple[str, float, float]
+NO_ACT: Act = ("IDENTITY", 0.0, 0.0)
+
+POOL_MODES = {"max": 0, "average": 1}
+NORM_MODES = {"layer": 0, "rms": 1}
+RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
+RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
+RESIZE_NEAREST = {"round_prefer_floor": 0, "round_prefer_ceil": 1, "floor": 2, "ceil": 3}
+
+
+def bits(value: float) -> int:
+    """The bits of a double as a signed 64-bit integer."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _act(act: Act) -> list[int]:
+    name, a, b = act
+    return [UNARY[name], bits(a), bits(b)]
+
+
+def _gemm(a: dict[str, Any]) -> list[int]:
+    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), 0, 0, 0]
+
+
+def _conv(a: dict[str, Any]) -> list[int]:
+    return [a["groups"], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_act(a["act"]), 0, 0, 0, 0]
+
+
+def _pool(a: dict[str, Any]) -> list[int]:
+    return [POOL_MODES[a["mode"]], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], int(a["count_include_pad"])]
+
+
+def _pad(a: dict[str, Any]) -> list[int]:
+    begin = list(a["begin"])
+    return [PAD_MODES[a["mode"]], len(begin), *begin, *[0] * (8 - len(begin))]
+
+
+def _resize(a: dict[str, Any]) -> list[int]:
+    scales = [bits(s) for s in a["scales"]] + [bits(1.0)] * (8 - len(a["scales"]))
+    head = [RESIZE_MODES[a["mode"]], RESIZE_COORDINATES[a["coordinate"]], RESIZE_NEAREST[a["nearest"]], bits(a["cubic_coeff_a"])]
+    return [*head, *scales, int(a["exclude_outside"]), *[0] * 7]
+
+
+_PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
+    "GEMM": _gemm,
+    "CONV": _conv,
+    "DWCONV": _conv,
+    "POOL": _pool,
+    "UNARY": lambda a: [UNARY[a["opcode"]], bits(a["a"]), bits(a["b"])],
+    "BINARY": lambda a: [BINARY[a["opcode"]], *_act(a["act"])],
+    "TERNARY": lambda a: [TERNARY[a["opcode"]]],
+    "CAST": lambda a: [int(a["saturate"])],
+    "COPY": lambda a: [],
+    "PAD": _pad,
+    "REDUCE": lambda a: [REDUCE[a["opcode"]], sum(1 << axis for axis in a["axes"])],
+    "ARGREDUCE": lambda a: [0 if a["mode"] == "max" else 1, a["axis"], int(a["select_last"]), 0],
+    "SOFTMAX": lambda a: [a["axis"], int(a["log"])],
+    "NORM": lambda a: [a["axis"], NORM_MODES[a["mode"]], bits(a["eps"])],
+    "LRN": lambda a: [a["size"], bits(a["alpha"]), bits(a["beta"]), bits(a["bias"])],
+    "GATHER": lambda a: [a["axis"]],
+    "GATHER_ELEMENTS": lambda a: [a["axis"]],
+    "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
+    "RESIZE": _resize,
+    "OPAQUE": lambda a: [],
+}
+
+
+def params(node: Node) -> list[int]:
+    """The parameters of a kernel-level node, as many as its kernel has."""
+    return _PARAMS[node.op](node.attrs)

@@ -1,0 +1,243 @@
+"""Region maps against what really is read: every input element is disturbed in turn, and the outputs that change must lie in boxes whose
+region holds the element. Exact where the map promises to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.regions import input_region
+
+F32 = np.dtype(np.float32)
+
+
+def onnx_function(op: str, n: int, **attrs: Any) -> Callable[..., np.ndarray]:
+    names = [f"i{k}" for k in range(n)]
+    node = helper.make_node(op, names, ["o"], **attrs)
+    infos = [helper.make_tensor_value_info(name, 1, None) for name in names]
+    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("o", 1, None)])
+    session = ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    return lambda *xs: np.asarray(session.run(None, dict(zip(names, xs, strict=True)))[0])
+
+
+def kernel_node(op: str, inputs: Sequence[np.ndarray], shape: tuple[int, ...], attrs: dict[str, Any]) -> Node:
+    tensors: list[Tensor | None] = [Tensor(f"i{k}", x.shape, x.dtype) for k, x in enumerate(inputs)]
+    return Node(op, op, tensors, [Tensor("o", shape, F32)], attrs)
+
+
+def boxes(rng: np.random.Generator, shape: tuple[int, ...], n: int) -> tuple[np.ndarray, np.ndarray]:
+    lo = np.array([[rng.integers(0, d) for d in shape] for _ in range(n)], np.int64).reshape(n, len(shape))
+    hi = np.array([[rng.integers(a + 1, d + 1) for a, d in zip(row, shape, strict=True)] for row in lo], np.int64).reshape(n, len(shape))
+    lo[0], hi[0] = 0, shape
+    return lo, hi
+
+
+def check(
+    op: str, function: Callable[..., np.ndarray], inputs: Sequence[np.ndarray], attrs: dict[str, Any], exact: bool, which: Sequence[int] = (0,)
+) -> None:
+    rng = np.random.default_rng(sum(map(ord, op + repr(attrs))))
+    base = function(*inputs)
+    node = kernel_node(op, inputs, base.shape, attrs)
+    lo, hi = boxes(rng, base.shape, 40)
+    for i in which:
+        x = inputs[i]
+        reads = np.zeros((x.size, *base.shape), bool)
+        for k in range(x.size):
+            disturbed = x.copy()
+            disturbed.reshape(-1)[k] += 1000
+            reads[k] = function(*inputs[:i], disturbed, *inputs[i + 1 :]) != base
+        got_lo, got_hi = input_region(node, i, lo, hi)
+        assert got_lo.shape == got_hi.shape == (len(lo), x.ndim)
+        assert (got_lo >= 0).all() or (got_hi <= got_lo).any()
+        assert (got_hi <= np.array(x.shape)).all()
+        for n in range(len(lo)):
+            box = tuple(slice(a, b) for a, b in zip(lo[n], hi[n], strict=True))
+            used = np.argwhere(reads[(slice(None), *box)].reshape(x.size, -1).any(axis=1).reshape(x.shape))
+            message = f"{op} {attrs} input {i} box {lo[n]}..{hi[n]} got {got_lo[n]}..{got_hi[n]}"
+            if len(used) == 0:
+                assert not exact or (got_hi[n] <= got_lo[n]).any(), message
+                continue
+            want_lo, want_hi = used.min(axis=0), used.max(axis=0) + 1
+            assert (got_lo[n] <= want_lo).all(), message
+            assert (got_hi[n] >= want_hi).all(), message
+            if exact:
+                assert (got_lo[n] == want_lo).all(), message
+                assert (got_hi[n] == want_hi).all(), message
+
+
+def values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).permutation(int(np.prod(shape))).reshape(shape).astype(F32)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "exact"),
+    [
+        ((6, 4), (2, 3, 4), True),
+        ((2, 3, 4), (6, 4), True),
+        ((2, 12), (2, 3, 4), True),
+        ((2, 3, 4), (24,), True),
+        ((24,), (2, 3, 4), True),
+        ((4, 6), (8, 3), True),
+        ((2, 3, 8), (2, 6, 2, 2), True),
+        ((4, 6), (6, 4), False),
+        ((3, 5, 2), (2, 5, 3), False),
+        ((1, 6, 1), (2, 1, 3), True),
+        ((5,), (1, 5, 1), True),
+        ((1, 1), (), True),
+        ((), (1, 1), True),
+        ((2, 2, 3, 3), (2, 2, 9), True),
+        ((12, 4), (3, 2, 8), True),
+    ],
+)
+def test_reshape(source: tuple[int, ...], target: tuple[int, ...], exact: bool) -> None:
+    check("view.reshape", lambda x: x.reshape(target), [values(*source)], {}, exact)
+
+
+def test_transpose() -> None:
+    check("view.transpose", lambda x: x.transpose(2, 0, 1), [values(2, 3, 4)], {"perm": (2, 0, 1)}, True)
+
+
+def test_slice() -> None:
+    check("view.slice", lambda x: x[1:, ::-2], [values(3, 7)], {"starts": (1, 6), "steps": (1, -2)}, True)
+
+
+def test_expand() -> None:
+    check("view.expand", lambda x: np.broadcast_to(x, (2, 3, 4)), [values(3, 1)], {}, True)
+
+
+def test_concat() -> None:
+    xs = [values(2, 3), values(2, 1), values(2, 4)]
+    check("concat", lambda *x: np.concatenate(x, 1), xs, {"axis": 1}, True, (0, 1, 2))
+
+
+def test_elementwise() -> None:
+    check("BINARY", lambda a, b: a + b, [values(2, 3, 4), values(1, 3, 1)], {"opcode": "ADD"}, True, (0, 1))
+
+
+def test_gemm() -> None:
+    xs = [np.abs(values(2, 3, 4)) + 1, np.abs(values(1, 4, 5)) + 1, values(1, 1, 5), values(2, 3, 5)]
+    check("GEMM", lambda a, b, c, d: a @ b + c + d, xs, {"packed_b": False}, True, (0, 1, 2, 3))
+
+
+def test_gemm_packed() -> None:
+    node = kernel_node("GEMM", [values(4, 8), values(3, 8, 32)], (4, 80), {"packed_b": True})
+    lo, hi = input_region(node, 1, np.array([[0, 0], [1, 33]]), np.array([[4, 32], [2, 80]]))
+    assert lo.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert hi.tolist() == [[1, 8, 32], [3, 8, 32]]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1, 1, 1)), ((2, 1), (1, 2), (0, 2, 1, 1)), ((3, 2), (1, 1), (2, 0, 0, 0))])
+def test_conv(groups: int, stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int, int, int]) -> None:
+    x, w, b = values(2, 4, 6, 5) + 1, values(4, 4 // groups, 3, 2) + 1, values(4)
+    attrs = {"groups": groups, "kernel": (3, 2), "strides": stride, "dilations": dilation, "pads": pads[:2]}
+    function = onnx_function("Conv", 3, group=groups, strides=stride, dilations=dilation, pads=pads)
+    exact = dilation == (1, 1) and stride != (3, 2)
+    check("CONV", function, [x, w, b], attrs, exact, (0,))
+    check("CONV", lambda x_, w_, b_: function(x_, w_, b_), [x, w, b], attrs, True, (2,))
+
+
+def test_conv_weights() -> None:
+    node = Node("CONV", "c", [None, Tensor("w", (2, 2, 9, 32), F32)], [Tensor("o", (1, 80, 4, 4), F32)], {"groups": 2})
+    lo, hi = input_region(node, 1, np.array([[0, 0, 0, 0], [0, 36, 0, 0], [0, 40, 0, 0]]), np.array([[1, 32, 1, 1], [1, 80, 1, 1], [1, 80, 1, 1]]))
+    assert lo[:, :2].tolist() == [[0, 0], [0, 0], [1, 0]]
+    assert hi[:, :2].tolist() == [[1, 1], [2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_pool(op: str) -> None:
+    attrs = {"kernel": (3, 2), "strides": (2, 1), "dilations": (1, 1), "pads": (1, 0, 1, 1)}
+    function = onnx_function(op, 1, kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1))
+    check("POOL", function, [values(1, 2, 7, 5)], attrs, True)
+
+
+def test_reductions() -> None:
+    x = values(3, 4, 5)
+    check("REDUCE", lambda a: a.sum(axis=(0, 2), keepdims=True), [x], {"axes": (0, 2)}, True)
+    check("SOFTMAX", lambda a: np.cumsum(a, 1) * 0 + a.sum(axis=1, keepdims=True), [x], {"axis": 1}, True)
+    check("NORM", lambda a: a * 0 + a.sum(axis=(1, 2), keepdims=True), [x], {"axis": 1}, True)
+    check("ARGREDUCE", lambda a: a.sum(axis=2, keepdims=True), [x], {"axis": 2}, True)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_lrn(size: int) -> None:
+    # Far disturbed values must show in every neighbour: linear stand-in for the sum of squares.
+    def function(x: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(x)
+        for c in range(x.shape[1]):
+            out[:, c] = x[:, max(0, c - (size - 1) // 2) : min(x.shape[1], c + size // 2 + 1)].sum(axis=1)
+        return out
+
+    check("LRN", function, [values(1, 7, 2, 1)], {"size": size}, True)
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_cumsum(exclusive: int, reverse: int) -> None:
+    function = onnx_function("CumSum", 2, exclusive=exclusive, reverse=reverse)
+    axis = np.array(1, np.int64)
+    check("CUMSUM", lambda x: function(x, axis), [values(2, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}, True)
+
+
+@pytest.mark.parametrize("index", [np.array(2), np.array([3, 1, -1]), np.array([[0, 2], [1, 1]])])
+def test_gather(index: np.ndarray) -> None:
+    node = Node("GATHER", "g", [Tensor("x", (2, 4, 3), F32), Tensor("i", index.shape, index.dtype, data=index)], [], {"axis": 1})
+    shape = (2, *index.shape, 3)
+    node.outputs.append(Tensor("o", shape, F32))
+    source = np.arange(24).reshape(2, 4, 3)
+    picked = np.take(source, index, axis=1)
+    lo, hi = boxes(np.random.default_rng(1), shape, 30)
+    got_lo, got_hi = input_region(node, 0, lo, hi)
+    for n in range(len(lo)):
+        used = np.argwhere(np.isin(source, picked[tuple(slice(a, b) for a, b in zip(lo[n], hi[n], strict=True))]))
+        assert (got_lo[n] <= used.min(axis=0)).all()
+        assert (got_hi[n] >= used.max(axis=0) + 1).all()
+        if index.ndim < 2:
+            assert (got_lo[n] == used.min(axis=0)).all()
+            assert (got_hi[n] == used.max(axis=0) + 1).all()
+    lo1, hi1 = input_region(node, 1, lo, hi)
+    assert lo1.tolist() == lo[:, 1 : 1 + index.ndim].tolist()
+    assert hi1.tolist() == hi[:, 1 : 1 + index.ndim].tolist()
+
+
+@pytest.mark.parametrize(("mode", "exact"), [("constant", True), ("edge", True), ("reflect", True), ("wrap", False)])
+@pytest.mark.parametrize("pads", [(1, 2, 2, 3), (0, -1, 3, -2), (3, 3, 3, 3), (0, 0, 1, 0)])
+def test_pad(mode: str, exact: bool, pads: tuple[int, ...]) -> None:
+    if min(pads) < 0 and mode != "constant":
+        pads = tuple(abs(p) for p in pads)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        out = np.pad(x, [(max(pads[0], 0), max(pads[2], 0)), (max(pads[1], 0), max(pads[3], 0))], mode=mode)  # type: ignore[call-overload]
+        return out[max(-pads[0], 0) :, max(-pads[1], 0) : out.shape[1] - max(-pads[3], 0)]
+
+    check("PAD", function, [values(4, 5)], {"mode": mode.upper(), "begin": pads[:2]}, exact)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinate", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric"])
+@pytest.mark.parametrize("sizes", [(8, 10), (6, 3), (1, 7)])
+def test_resize(mode: str, coordinate: str, sizes: tuple[int, int]) -> None:
+    x = values(4, 5)
+    for nearest in ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil") if mode == "nearest" else ("floor",):
+        function = onnx_function("Resize", 4, mode=mode, coordinate_transformation_mode=coordinate, nearest_mode=nearest)
+        scales = tuple(o / i for o, i in zip(sizes, x.shape, strict=True))
+        attrs = {"mode": mode, "coordinate": coordinate, "nearest": nearest, "scales": scales, "cubic_coeff_a": -0.75, "exclude_outside": 0}
+        empty = np.array([], F32)
+        check("RESIZE", lambda v, f=function: f(v, empty, empty, np.array(sizes, np.int64)), [x], attrs, False)
+
+
+def test_doubling_nearest_is_exact() -> None:
+    attrs = {"mode": "nearest", "coordinate": "asymmetric", "nearest": "floor", "scales": (2.0, 2.0), "cubic_coeff_a": -0.75, "exclude_outside": 0}
+    check("RESIZE", lambda x: x.repeat(2, 0).repeat(2, 1), [values(3, 4)], attrs, True)
+
+
+def test_opaque_reads_everything() -> None:
+    node = kernel_node("OPAQUE", [values(2, 3)], (5,), {})
+    lo, hi = input_region(node, 0, np.array([[1]]), np.array([[2]]))
+    assert lo.tolist() == [[0, 0]]
+    assert hi.tolist() == [[2, 3]]
