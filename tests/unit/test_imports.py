@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aspen_mp
 import pytest
+
+import aspen_mp
 
 PACKAGE = Path(aspen_mp.__file__).parent
 ALLOWED = {

@@ -1,0 +1,424 @@
+"""Which cores this process may use, how fast each is, what it shares with the others, and where workers go.
+
+Everything is read from `/proc` and `/sys` (no dependency, no numpy), below a `root` that tests replace by a made-up tree. A file that is
+missing or odd costs precision, never an error: the core then counts as an ordinary one that shares its caches with its package.
+
+How many cores may be used is the least of: CPUs of the affinity mask, CPUs of the cpuset, physical cores among those, and the CPU quota of
+the process's cgroup and of every cgroup above it. Which ones are used, and in which order a worker steals from the others, follows from
+core class (performance before efficiency cores), caches and NUMA nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+
+from aspen_mp.shm.errors import ResourceLimitError
+
+# A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker:
+# the kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of a tile that others wait for.
+_QUOTA_SLACK = 0.1
+# Cores belong to one class when each is nearly as fast as the next: favoured cores of a uniform machine (Turbo Boost Max, preferred cores)
+# differ by a few per cent, performance and efficiency cores by a third or more.
+_CLASS_GAP = 0.88
+_CLASS_NAMES = ("performance", "efficiency", "low-power")
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One logical CPU. `package`, `node`, `l2` and `l3` are numbers that are equal for CPUs of one package, NUMA node or cache.
+
+    `siblings` are the logical CPUs of the same physical core, this one included. `rank` is 0 for the fastest class of cores of the machine,
+    1 for the next; `core_class` its name ("uniform" where all cores are alike). `speed` is relative to the fastest core, in (0, 1].
+    """
+
+    cpu: int
+    package: int
+    node: int
+    siblings: tuple[int, ...]
+    l2: int
+    l3: int
+    rank: int
+    core_class: str
+    speed: float
+
+    def distance(self, other: Core) -> int:
+        """How far work stolen from `other` has to come: 0 same physical core … 6 another package."""
+        if self.cpu in other.siblings:
+            return 0
+        if self.l2 == other.l2:
+            return 1
+        if self.l3 == other.l3:
+            return 2 if self.rank == other.rank else 3
+        if self.node == other.node:
+            return 4
+        return 5 if self.package == other.package else 6
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The usable part of a machine: `cores` by CPU number, `quota` in CPUs (None: no limit), `online` CPUs of the whole machine."""
+
+    cores: tuple[Core, ...]
+    quota: float | None
+    online: int
+
+    @property
+    def by_cpu(self) -> dict[int, Core]:
+        return {core.cpu: core for core in self.cores}
+
+    @property
+    def physical(self) -> int:
+        """Physical cores with at least one usable CPU."""
+        return len({core.siblings for core in self.cores})
+
+    @property
+    def default_workers(self) -> int:
+        """One worker for each physical core, no more than the quota pays for, at least one."""
+        limit = self.physical
+        if self.quota is not None:
+            limit = min(limit, int(self.quota + _QUOTA_SLACK))
+        return max(1, limit)
+
+    def placement(self) -> list[int]:
+        """All usable CPUs, best first: fastest class, cores that share caches and memory side by side, second threads of a core last."""
+        first: dict[tuple[int, ...], int] = {}
+        for core in self.cores:
+            first.setdefault(core.siblings, core.cpu)
+        # The NUMA node with the most compute goes first, so that few workers share one memory.
+        power: dict[int, float] = {}
+        for core in self.cores:
+            if first[core.siblings] == core.cpu:
+                power[core.node] = power.get(core.node, 0.0) + core.speed
+
+        def key(core: Core) -> tuple[int, int, float, int, int, int]:
+            thread = [s for s in core.siblings if s in usable].index(core.cpu)
+            return thread, core.rank, -power.get(core.node, 0.0), core.node, core.l3, core.cpu
+
+        usable = {core.cpu for core in self.cores}
+        return [core.cpu for core in sorted(self.cores, key=key)]
+
+    def choose(self, n: int, explicit: Sequence[int] | None = None, taken: Iterable[int] = ()) -> list[int]:
+        """CPUs for `n` workers. With `explicit` exactly those, in that order; `taken` CPUs are used only when no other is left.
+
+        More workers than CPUs is allowed (they then share CPUs in turn); a CPU that the process may not use is a `ResourceLimitError`.
+        """
+        if explicit is not None:
+            allowed = self.by_cpu
+            refused = sorted({cpu for cpu in explicit if cpu not in allowed})
+            if refused:
+                have = format_cpus(allowed)
+                raise ResourceLimitError(
+                    f"CPU {format_cpus(refused)} cannot be used: this process may run on CPUs {have} (affinity mask and cpuset)"
+                )
+            if len(explicit) != n:
+                raise ResourceLimitError(f"{n} workers asked for, but {len(explicit)} cores named")
+            return list(explicit)
+        busy = set(taken)
+        order = self.placement()
+        order = [cpu for cpu in order if cpu not in busy] + [cpu for cpu in order if cpu in busy]
+        return [order[i % len(order)] for i in range(n)]
+
+    def steal_order(self, row: int, rows: Sequence[int | None]) -> list[int]:
+        """The other rows of the ready pool, nearest worker first. `rows[i]` is the CPU of row i's worker, None where there is none.
+
+        Equally near rows come in turn after `row`, so that thieves do not all start at row 0. Empty rows come last: what a worker that
+        left has pushed may still be there.
+        """
+        n = len(rows)
+        by_cpu = self.by_cpu
+        cpu = rows[row]
+        me = by_cpu.get(cpu) if cpu is not None else None
+
+        def key(other: int) -> tuple[int, int]:
+            there = rows[other]
+            turn = (other - row) % n
+            if there is None:
+                return 8, turn
+            core = by_cpu.get(there)
+            return (7 if me is None or core is None else me.distance(core)), turn
+
+        return sorted((i for i in range(n) if i != row), key=key)
+
+
+def parse_cpus(text: str) -> list[int]:
+    """CPU numbers of a kernel list such as ``0-3,8,10-11``; empty for an empty list. ValueError if it is none."""
+    cpus: set[int] = set()
+    for part in filter(None, (p.strip() for p in text.strip().split(","))):
+        first, dash, last = part.partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if low < 0 or high < low or high > 1 << 16:
+            raise ValueError(f"no CPU list: {text!r}")
+        cpus.update(range(low, high + 1))
+    return sorted(cpus)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """The kernel's notation: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def read(root: str | Path = "/", affinity: Iterable[int] | None = None) -> Topology:
+    """The topology as the process sees it now. `affinity` replaces the process's own mask (tests)."""
+    base = Path(root)
+    system = base / "sys/devices/system"
+    mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
+    online = set(_cpus(system / "cpu/online")) or mask
+    cgroups = _cgroups(base)
+    usable = mask
+    for limit in (online, _cpuset(cgroups)):
+        # An affinity mask that lies wholly outside is stale or faked by a sandbox: the kernel lets us run, so the mask is right.
+        usable = usable & limit or usable if limit else usable
+    return Topology(cores=_cores(base, sorted(usable), sorted(online | usable)), quota=_quota(cgroups), online=len(online))
+
+
+def cores() -> tuple[Core, ...]:
+    """The logical CPUs that this process may use."""
+    return read().cores
+
+
+def default_workers() -> int:
+    """How many workers a runtime starts when the user does not say: one for each physical core that affinity, cpuset and quota allow."""
+    return read().default_workers
+
+
+def choose_cores(n: int, explicit: Sequence[int] | None = None) -> list[int]:
+    """`Topology.choose` on the machine as it is now."""
+    return read().choose(n, explicit)
+
+
+def steal_order(row: int, rows: Sequence[int | None]) -> list[int]:
+    """`Topology.steal_order` on the machine as it is now."""
+    return read().steal_order(row, rows)
+
+
+def pin(cpu: int) -> None:
+    """Bind the calling thread to one CPU. `ResourceLimitError` where the kernel refuses (outside the cpuset, or offline)."""
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except (OSError, ValueError) as error:
+        raise ResourceLimitError(
+            f"cannot pin to CPU {cpu}: {error}; this process may run on CPUs {format_cpus(os.sched_getaffinity(0))}"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _int(path: Path) -> int | None:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None
+
+
+def _cpus(path: Path) -> list[int]:
+    try:
+        return parse_cpus(_text(path))
+    except ValueError:
+        return []
+
+
+# ------------------------------------------------------------------------------------------------ cores
+
+
+def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[Core, ...]:
+    """Describes `cpus`; classes are judged over all CPUs of the machine, so that a mask does not turn E-cores into the fastest class."""
+    system = base / "sys/devices/system"
+    node_of = {cpu: _number(entry.name, "node") for entry in _entries(system / "node", "node") for cpu in _cpus(entry / "cpulist")}
+    classes = _classes(base, everywhere)
+    found = []
+    for cpu in cpus:
+        folder = system / "cpu" / f"cpu{cpu}"
+        package = _int(folder / "topology/physical_package_id")
+        package = package if package is not None and package >= 0 else 0
+        siblings = _cpus(folder / "topology/core_cpus_list") or _cpus(folder / "topology/thread_siblings_list")
+        l2, l3 = _caches(folder)
+        rank, name, speed = classes[cpu]
+        found.append(
+            Core(
+                cpu=cpu,
+                package=package,
+                node=node_of.get(cpu, 0),
+                siblings=tuple(siblings) if cpu in siblings else (cpu,),
+                l2=l2 if l2 is not None else cpu,
+                # No L3 known (many ARM machines have none, some hypervisors hide it): cores of a package count as one group.
+                l3=l3 if l3 is not None else -1 - package,
+                rank=rank,
+                core_class=name,
+                speed=speed,
+            )
+        )
+    return tuple(found)
+
+
+def _entries(folder: Path, prefix: str) -> list[Path]:
+    try:
+        return sorted(p for p in folder.iterdir() if p.name.startswith(prefix) and p.name[len(prefix) :].isdigit())
+    except OSError:
+        return []
+
+
+def _number(name: str, prefix: str) -> int:
+    return int(name[len(prefix) :])
+
+
+def _caches(folder: Path) -> tuple[int | None, int | None]:
+    """Lowest CPU number that shares the L2 and the L3 of this CPU: the same number means the same cache."""
+    shared: dict[int, int] = {}
+    for index in _entries(folder / "cache", "index"):
+        level = _int(index / "level")
+        cpus = _cpus(index / "shared_cpu_list")
+        if level in (2, 3) and cpus and _text(index / "type") != "Instruction":
+            shared[level] = cpus[0]
+    return shared.get(2), shared.get(3)
+
+
+def _classes(base: Path, cpus: Sequence[int]) -> dict[int, tuple[int, str, float]]:
+    """(rank, name, relative speed) of every CPU.
+
+    The kernel's own verdict comes first (`cpu_core`, `cpu_atom`, `cpu_lowpower` on Intel hybrids), then measures of speed: `cpu_capacity`
+    (ARM, and x86 with asymmetric scheduling), CPPC `highest_perf`, the highest frequency. Without any, all cores are alike.
+    """
+    devices = base / "sys/devices"
+    speed = _speeds(devices / "system/cpu", cpus)
+    groups: list[set[int]] = []
+    pmus = [set(_cpus(devices / name / "cpus")) & set(cpus) for name in ("cpu_core", "cpu_atom", "cpu_lowpower")]
+    pmus = [group for group in pmus if group]
+    if len(pmus) > 1 and set().union(*pmus) == set(cpus):
+        groups = pmus
+    elif speed:
+        order = sorted(cpus, key=lambda cpu: -speed[cpu])
+        groups = [{order[0]}]
+        for before, cpu in pairwise(order):
+            if speed[cpu] < _CLASS_GAP * speed[before]:
+                groups.append(set())
+            groups[-1].add(cpu)
+    else:
+        groups = [set(cpus)]
+    table: dict[int, tuple[int, str, float]] = {}
+    top = max(speed.values(), default=1.0)
+    for rank, group in enumerate(groups):
+        name = "uniform" if len(groups) == 1 else _CLASS_NAMES[min(rank, len(_CLASS_NAMES) - 1)]
+        mean = sum(speed[cpu] for cpu in group) / len(group) / top if speed and len(groups) > 1 else 1.0
+        for cpu in group:
+            table[cpu] = (rank, name, mean)
+    return table
+
+
+def _speeds(folder: Path, cpus: Sequence[int]) -> dict[int, float]:
+    """The first measure of speed that every CPU has and that is not the same for all; empty if there is none."""
+    for name in ("cpu_capacity", "acpi_cppc/highest_perf", "cpufreq/cpuinfo_max_freq"):
+        values = {cpu: _int(folder / f"cpu{cpu}" / name) for cpu in cpus}
+        speed = {cpu: float(value) for cpu, value in values.items() if value is not None and value > 0}
+        if len(speed) == len(cpus) and len(set(speed.values())) > 1:
+            return speed
+    return {}
+
+
+# ------------------------------------------------------------------------------------------------ cgroups
+
+
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    """A cgroup folder of this process, from its own up to the root that it can see; `version` 1 or 2."""
+
+    version: int
+    controllers: frozenset[str]
+    folders: tuple[Path, ...]
+
+
+def _cgroups(base: Path) -> list[_Cgroup]:
+    paths: list[tuple[frozenset[str], str]] = []
+    for line in _text(base / "proc/self/cgroup").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            paths.append((frozenset(filter(None, parts[1].split(","))), parts[2]))
+    found = []
+    for version, options, inside, mount in _cgroup_mounts(base):
+        for controllers, path in paths:
+            if version == 2 and not controllers:
+                found.append(_Cgroup(2, frozenset({"cpu", "cpuset"}), _ancestry(base, mount, inside, path)))
+            elif version == 1 and controllers & options:
+                found.append(_Cgroup(1, controllers, _ancestry(base, mount, inside, path)))
+    return found
+
+
+def _cgroup_mounts(base: Path) -> list[tuple[int, frozenset[str], str, str]]:
+    """(version, super-block options, root inside the hierarchy, mount point) of every cgroup mount."""
+    mounts = []
+    for line in _text(base / "proc/self/mountinfo").splitlines():
+        left, dash, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if not dash or len(fields) < 5 or not tail or tail[0] not in ("cgroup", "cgroup2"):
+            continue
+        inside, mount = (f.replace("\\040", " ") for f in fields[3:5])
+        mounts.append((2 if tail[0] == "cgroup2" else 1, frozenset(tail[-1].split(",")), inside, mount))
+    return mounts
+
+
+def _ancestry(base: Path, mount: str, inside: str, path: str) -> tuple[Path, ...]:
+    """Folders from the process's cgroup up to the mount point.
+
+    In a container without its own cgroup namespace `path` names the cgroup as the host sees it, and the mount shows a part of the hierarchy
+    that begins at `inside`. What lies above the mount cannot be seen (nor can its limits).
+    """
+    top = base / mount.lstrip("/")
+    try:
+        relative = PurePosixPath(path).relative_to(inside)
+    except ValueError:
+        relative = PurePosixPath()
+    if ".." in relative.parts:  # moved out of the namespace's root: only the mount point is known to be ours
+        relative = PurePosixPath()
+    folder = top / relative
+    folders = [folder]
+    while folder != top:
+        folder = folder.parent
+        folders.append(folder)
+    return tuple(folders)
+
+
+def _quota(cgroups: Sequence[_Cgroup]) -> float | None:
+    """CPUs per wall-clock time that the strictest cgroup grants, None without a limit."""
+    limits: list[float] = []
+    for group in cgroups:
+        if "cpu" not in group.controllers:
+            continue
+        for folder in group.folders:
+            if group.version == 2:
+                quota, _, period = _text(folder / "cpu.max").partition(" ")
+            else:
+                quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def _cpuset(cgroups: Sequence[_Cgroup]) -> set[int]:
+    """CPUs of the process's cpuset, empty if it has none."""
+    for group in cgroups:
+        if "cpuset" not in group.controllers:
+            continue
+        names = ("cpuset.cpus.effective",) if group.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
+        for folder in group.folders:
+            for name in names:
+                cpus = _cpus(folder / name)
+                if cpus:
+                    return set(cpus)
+    return set()
