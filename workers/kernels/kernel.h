@@ -98,6 +98,7 @@ const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "a
 int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
 /* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
 int aspen_isa_select(const char *name);
+const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 /* Scratch bytes that a call with these arguments and box may use (monotone in the box). */
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call);
 

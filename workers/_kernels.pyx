@@ -1,0 +1,173 @@
+# cython: language_level=3
+"""Kernels called one tile at a time from Python: for tests, kernel benchmarks and constant folding. Workers call them from C."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNEL_BY_CODE, KERNELS
+
+cdef extern from "kernel.h" nogil:
+    enum:
+        ASPEN_MAX_RANK, ASPEN_N_ISA, ASPEN_N_KERNELS
+    cdef enum aspen_isa:
+        pass
+    ctypedef struct aspen_arg:
+        char *ptr
+        const int64_t *dims
+        const int64_t *strides
+        uint8_t dtype
+        uint8_t rank
+    ctypedef struct aspen_call:
+        const aspen_arg *args
+        uint32_t n_inputs
+        const int64_t *params
+        int64_t lo[8]
+        int64_t hi[8]
+        void *scratch
+        size_t scratch_bytes
+    ctypedef int (*aspen_kernel_fn)(const aspen_call *)
+    const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
+    const char *aspen_isa_name(aspen_isa)
+    int aspen_isa_supported(aspen_isa)
+    int aspen_isa_select(const char *)
+    const char *aspen_isa_from_env()
+    size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
+
+cdef enum:
+    MAX_ARGS = 5
+    MAX_PARAMS = 32
+
+cdef struct Frame:
+    aspen_call call
+    aspen_arg args[MAX_ARGS]
+    int64_t dims[MAX_ARGS][8]
+    int64_t strides[MAX_ARGS][8]
+    int64_t params[MAX_PARAMS]
+
+cdef int _selected = -1
+
+
+cdef int _isa(name) except -1:
+    encoded = name.encode() if name is not None else None
+    cdef int isa = aspen_isa_select(<const char *>encoded if encoded is not None else NULL)
+    if isa == -1:
+        known = ", ".join(aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA))
+        raise ValueError(f"unknown instruction set {name!r}: expected one of {known}")
+    if isa == -2:
+        raise NotImplementedError(f"this CPU or operating system lacks the instruction set {name!r}; it has {', '.join(isas())}")
+    return isa
+
+
+cdef int _default() except -1:
+    global _selected
+    cdef const char *env = aspen_isa_from_env()
+    if _selected < 0:
+        _selected = _isa(env.decode() if env != NULL else None)
+    return _selected
+
+
+def isas():
+    return [aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA - 1, -1, -1) if aspen_isa_supported(<aspen_isa>i)]
+
+
+def select(name=None):
+    global _selected
+    if name is None:
+        _selected = -1
+        _default()
+    else:
+        _selected = _isa(name)
+    return selected()
+
+
+def selected():
+    return aspen_isa_name(<aspen_isa>_default()).decode()
+
+
+def kernels(isa=None):
+    cdef int which = _default() if isa is None else _isa(isa)
+    return [KERNEL_BY_CODE[i].name for i in range(ASPEN_N_KERNELS) if aspen_kernels_for(<aspen_isa>which)[i] != NULL]
+
+
+cdef object _fill(Frame *f, kernel, args, params, lo, hi):
+    """Fill a frame; returns the kernel's row of the table."""
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}")
+    row = KERNELS[kernel]
+    if not row.min_inputs <= len(args) - 1 <= row.max_inputs or len(args) > MAX_ARGS:
+        raise ValueError(f"{kernel}: {len(args) - 1} inputs, expected {row.min_inputs} to {row.max_inputs}")
+    if len(params) != row.n_params:
+        raise ValueError(f"{kernel}: {len(params)} parameters, expected {row.n_params}")
+    if args[0] is None or len(lo) != args[0].ndim or len(hi) != args[0].ndim:
+        raise ValueError(f"{kernel}: the box needs one bound for each axis of the output")
+    memset(f, 0, sizeof(Frame))
+    cdef int i, k
+    cdef double d
+    cdef size_t address
+    for i in range(len(args)):
+        a = args[i]
+        f.args[i].dims = f.dims[i]
+        f.args[i].strides = f.strides[i]
+        if a is None:
+            continue
+        if a.ndim > ASPEN_MAX_RANK:
+            raise ValueError(f"{kernel}: an argument has {a.ndim} axes, at most {ASPEN_MAX_RANK} are possible")
+        if a.dtype not in CODE_BY_NUMPY:
+            raise ValueError(f"{kernel}: no kernel works on dtype {a.dtype}")
+        if any(s % a.itemsize for s in a.strides):
+            raise ValueError(f"{kernel}: strides {a.strides} are no multiples of the item size {a.itemsize}")
+        if i == 0 and not a.flags.writeable:
+            raise ValueError(f"{kernel}: the output is read-only")
+        address = a.__array_interface__["data"][0]
+        f.args[i].ptr = <char *>address
+        f.args[i].dtype = CODE_BY_NUMPY[a.dtype]
+        f.args[i].rank = a.ndim
+        for k in range(a.ndim):
+            f.dims[i][k] = a.shape[k]
+            f.strides[i][k] = a.strides[k] // a.itemsize
+    for i in range(len(params)):
+        if isinstance(params[i], float):
+            d = params[i]
+            memcpy(&f.params[i], &d, sizeof(double))
+        else:
+            f.params[i] = int(params[i])
+    for k in range(args[0].ndim):
+        if not 0 <= lo[k] <= hi[k] <= args[0].shape[k]:
+            raise ValueError(f"{kernel}: box [{lo[k]}, {hi[k]}) leaves axis {k} of length {args[0].shape[k]}")
+        f.call.lo[k] = lo[k]
+        f.call.hi[k] = hi[k]
+    f.call.args = f.args
+    f.call.n_inputs = len(args) - 1
+    f.call.params = f.params
+    return row
+
+
+def scratch(kernel, args, params, lo, hi):
+    cdef Frame f
+    row = _fill(&f, kernel, args, params, lo, hi)
+    return aspen_kernel_scratch(row.code, &f.call)
+
+
+def call(kernel, args, params, lo, hi, isa=None):
+    cdef Frame f
+    cdef int which = _default() if isa is None else _isa(isa)
+    row = _fill(&f, kernel, args, params, lo, hi)
+    cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
+    if fn == NULL:
+        raise ValueError(f"{kernel} is not a kernel that can be called")
+    cdef size_t nbytes = aspen_kernel_scratch(row.code, &f.call)
+    cdef char *memory = NULL
+    cdef int error
+    if nbytes:
+        memory = <char *>malloc(nbytes + 64)
+        if memory == NULL:
+            raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
+        f.call.scratch = memory + (64 - <size_t>memory % 64) % 64
+        f.call.scratch_bytes = nbytes
+    with nogil:
+        error = fn(&f.call)
+    free(memory)
+    return error

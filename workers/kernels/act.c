@@ -1,0 +1,46 @@
+/* Scalar functions of one f32 over an array: see act.h. */
+#include "act.h"
+
+#include "vmath.h"
+
+/* One loop a function: the switch stays outside, the tail runs through the same expression. */
+#define EACH(EXPRESSION)                                                                                                           \
+  do {                                                                                                                             \
+    int64_t i = 0;                                                                                                                 \
+    for (; i + VL <= n; i += VL) {                                                                                                 \
+      const vf x = vload(in + i);                                                                                                  \
+      vstore(out + i, EXPRESSION);                                                                                                 \
+    }                                                                                                                              \
+    if (i < n) {                                                                                                                   \
+      const vf x = vload_part(in + i, n - i);                                                                                      \
+      vstore_part(out + i, EXPRESSION, n - i);                                                                                     \
+    }                                                                                                                              \
+    return 0;                                                                                                                      \
+  } while (0)
+
+int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64_t n) {
+  const vf va = vset1(a), vb = vset1(b), zero = vzero(), one = vset1(1);
+  switch (opcode) {
+  case ASPEN_U_IDENTITY:
+    if (in != out) memmove(out, in, (size_t)n * sizeof *out);
+    return 0;
+  case ASPEN_U_ABS: EACH(vabs(x));
+  case ASPEN_U_NEG: EACH(vneg(x));
+  case ASPEN_U_EXP: EACH(vexp(x));
+  case ASPEN_U_SQRT: EACH(vsqrt(x));
+  case ASPEN_U_RECIPROCAL: EACH(one / x);
+  case ASPEN_U_SIGMOID: EACH(vsigmoid(x));
+  case ASPEN_U_TANH: EACH(vtanh(x));
+  case ASPEN_U_ERF: EACH(verf(x));
+  case ASPEN_U_RELU: EACH(vmax(zero, x));
+  case ASPEN_U_LEAKY_RELU: EACH(vsel(vlt(x, zero), va * x, x));
+  case ASPEN_U_GELU_ERF: EACH(vgelu_erf(x));
+  case ASPEN_U_GELU_TANH: EACH(vgelu_tanh(x));
+  case ASPEN_U_SWISH: EACH(x * vsigmoid(va * x));
+  case ASPEN_U_HARD_SIGMOID: EACH(vmax(zero, vmin(one, va * x + vb)));
+  case ASPEN_U_HARD_SWISH: EACH(x * vmax(zero, vmin(one, x * vset1(1.0f / 6) + vset1(0.5f))));
+  case ASPEN_U_CLIP: EACH(vmin(vb, vmax(va, x)));
+  case ASPEN_U_SQUARE: EACH(x * x);
+  default: return ASPEN_KERNEL_BAD_ARGUMENT;
+  }
+}

@@ -1,0 +1,101 @@
+/* Tables of kernels per instruction set, and the choice of one. Everything is made from kernels.def. */
+#include <stdlib.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "kernel.h"
+
+/* Declarations. */
+#define DECLARE_PORTABLE(f) int aspen_##f##_portable(const aspen_call *);
+#if defined(__x86_64__)
+#define DECLARE_ALL(f) DECLARE_PORTABLE(f) int aspen_##f##_avx2(const aspen_call *); int aspen_##f##_avx512(const aspen_call *);
+#else
+#define DECLARE_ALL(f) DECLARE_PORTABLE(f)
+#endif
+#define KERNEL(id, f, isas, scratch)                                                                                               \
+  DECLARE_##isas(f) size_t aspen_scratch_##scratch(const aspen_call *);
+#include "kernels.def"
+#undef KERNEL
+
+size_t aspen_scratch_none(const aspen_call *call) { return 0; }
+
+/* Tables. A kernel without a build for an ISA falls back to the portable one. */
+#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = aspen_##f##_portable,
+static const aspen_kernel_fn table_portable[ASPEN_N_KERNELS] = {
+#include "kernels.def"
+};
+#undef KERNEL
+
+#if defined(__x86_64__)
+#define PICK_PORTABLE(f, isa) aspen_##f##_portable
+#define PICK_ALL(f, isa) aspen_##f##_##isa
+#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = PICK_##isas(f, avx2),
+static const aspen_kernel_fn table_avx2[ASPEN_N_KERNELS] = {
+#include "kernels.def"
+};
+#undef KERNEL
+#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = PICK_##isas(f, avx512),
+static const aspen_kernel_fn table_avx512[ASPEN_N_KERNELS] = {
+#include "kernels.def"
+};
+#undef KERNEL
+#else
+#define table_avx2 table_portable
+#define table_avx512 table_portable
+#endif
+
+#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = aspen_scratch_##scratch,
+static size_t (*const table_scratch[ASPEN_N_KERNELS])(const aspen_call *) = {
+#include "kernels.def"
+};
+#undef KERNEL
+
+const aspen_kernel_fn *aspen_kernels_for(enum aspen_isa isa) {
+  switch (isa) {
+  case ASPEN_ISA_AVX512: return table_avx512;
+  case ASPEN_ISA_AVX2: return table_avx2;
+  default: return table_portable;
+  }
+}
+
+size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) {
+  return kernel < ASPEN_N_KERNELS && table_scratch[kernel] ? table_scratch[kernel](call) : 0;
+}
+
+const char *aspen_isa_name(enum aspen_isa isa) {
+  static const char *const names[ASPEN_N_ISA] = {"portable", "avx2", "avx512"};
+  return (unsigned)isa < ASPEN_N_ISA ? names[isa] : "?";
+}
+
+int aspen_isa_supported(enum aspen_isa isa) {
+  if (isa == ASPEN_ISA_PORTABLE) return 1;
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+  if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return 0;
+  unsigned xcr_lo, xcr_hi; /* which register states the operating system saves */
+  __asm__ volatile("xgetbv" : "=a"(xcr_lo), "=d"(xcr_hi) : "c"(0));
+  if ((xcr_lo & 0x6) != 0x6) return 0; /* xmm, ymm */
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & 1u << 5)) return 0;
+  if (isa == ASPEN_ISA_AVX2) return 1;
+  const unsigned f512 = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31;
+  return isa == ASPEN_ISA_AVX512 && (xcr_lo & 0xe6) == 0xe6 && (b & (f512 | dq | bw | vl)) == (f512 | dq | bw | vl);
+#else
+  return 0;
+#endif
+}
+
+int aspen_isa_select(const char *name) {
+  for (int isa = ASPEN_N_ISA - 1; isa >= 0; isa--) {
+    if (!name || !*name) {
+      if (aspen_isa_supported((enum aspen_isa)isa)) return isa;
+    } else if (!strcmp(name, aspen_isa_name((enum aspen_isa)isa))) {
+      return aspen_isa_supported((enum aspen_isa)isa) ? isa : -2;
+    }
+  }
+  return -1;
+}
+
+const char *aspen_isa_from_env(void) { return getenv("ASPEN_MP_ISA"); }
