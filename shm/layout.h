@@ -2,7 +2,8 @@
  *
  * Offsets, never pointers; fixed-size little-endian records; a cache line for each group of words that different processes write.
  * Each field says who writes it and when. Fields touched by more than one process at a time are read and written through atomics.h alone.
- * Each segment starts with aspen_magic; `layout` is a hash of this file and opcodes.h, made at build time, so builds that differ refuse each other.
+ * Each segment starts with aspen_magic; `layout` is a hash of this file and opcodes.h, made at build time, so that builds that differ
+ * refuse each other.
  * The protocol (who may do what, in which order, and why that is safe) is in shm/README.md.
  */
 #ifndef ASPEN_LAYOUT_H
@@ -23,6 +24,9 @@
 #define ASPEN_MAX_CLIENTS 256
 #define ASPEN_MAX_SEGMENTS 8192 /* segment table: every plan, weight, arena and client data segment that workers map */
 #define ASPEN_SLOTS 256         /* requests in flight a client */
+#define ASPEN_CLIENT_DATA 64    /* data segments a client */
+#define ASPEN_PLAN_INSTANCES 32 /* instances a plan */
+#define ASPEN_MESSAGE 256       /* bytes of a failed request's message */
 #define ASPEN_MAX_WEIGHTS 8     /* weight segments a plan */
 #define ASPEN_MAX_OPERANDS 255
 #define ASPEN_TILE_AXES 6       /* axes that a tile may cut; axes from 6 on are always whole */
@@ -37,7 +41,9 @@ struct aspen_magic {
   uint32_t role;    /* enum aspen_role */
   uint32_t version;
 };
-enum aspen_role { ASPEN_ROLE_CONTROL = 1, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA };
+enum aspen_role {
+  ASPEN_ROLE_CONTROL = 1, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA
+};
 
 /* ------------------------------------------------------------------------------------------------ plan segment
  * Written once by a planner child, checked by the planner process (every offset, count and index), then read-only.
@@ -107,5 +113,288 @@ _Static_assert(sizeof(struct aspen_tile) == ASPEN_LINE, "a tile is one cache lin
 _Static_assert(sizeof(struct aspen_op) == 64, "an op is one cache line");
 _Static_assert(sizeof(struct aspen_operand) == 144, "operand");
 _Static_assert(sizeof(struct aspen_plan_header) % ASPEN_LINE == 0, "plan header");
+
+/* ------------------------------------------------------------------------------------------------ control segment
+ * Mapped by the planner process ("server") and the workers only (I11: a client never writes control memory). Zero means "nothing yet"
+ * in every field.
+ * Ids of segments, plans, clients and instances are indices of the tables below; index 0 is never given out, so 0 means none. */
+
+/* Words that the server alone writes, seldom, and every DSE reads before every tile: one read-mostly cache line. */
+struct aspen_signals {
+  uint32_t epoch;      /* futex. Odd: recovery stops the world, each DSE parks here. Server: ++ at begin and end of recovery */
+  uint32_t attach_seq; /* server: ++ after a segment's descriptor was sent to every worker, before anything refers to the segment */
+  uint32_t stop;       /* server: 1 when the runtime ends; never cleared */
+  uint32_t n_rows;     /* server, at creation: rows in use (max_workers); a bound for loops over workers */
+  uint32_t spin_ns;    /* server: how long an idle DSE looks for work before it parks */
+  uint32_t steal;      /* server: 0 switches stealing off (tests) */
+  uint32_t policy;     /* server: enum aspen_policy, order of the queues (tests) */
+  uint32_t seed;       /* server: of ASPEN_POLICY_RANDOM */
+  uint64_t tick_ns_q32; /* server, at creation: nanoseconds per tick of aspen_ticks(), 32.32 fixed point */
+  uint64_t reserved[3];
+};
+enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
+
+/* Counts of idle DSEs: written by DSEs when they go idle, park and wake; read by whoever pushed tiles. Hints for waking only: a value too
+ * high costs a futile system call, and the park protocol (README, "Park") never relies on a value too low. Recovery resets both. */
+struct aspen_idle {
+  uint32_t sleepers; /* DSEs between "prepare to wait" and "awake again" */
+  uint32_t spinners; /* DSEs that look for work and will look again before they park */
+  uint32_t reserved[14];
+};
+
+/* Claiming of submitted requests: one DSE at a time (README, "Claim"). */
+struct aspen_claim {
+  uint32_t lock;       /* row + 1 of the claiming DSE; taken by try-lock only. Recovery: 0 */
+  uint32_t wanted;     /* DSEs, server: ++ whenever something may have become claimable */
+  uint32_t done;       /* claiming DSE: the value of `wanted` that its last complete scan began with */
+  uint32_t turn;       /* claiming DSE: the client after the one served last, for fairness between clients */
+  uint64_t waiting[ASPEN_MAX_CLIENTS / 64]; /* DSEs: clients whose slots have to be looked at; bits move here from the doorbell page.
+                                             * Recovery: all ones */
+  uint32_t reserved[4];
+};
+
+enum aspen_worker_state { ASPEN_WORKER_NONE = 0, ASPEN_WORKER_JOINING, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_WORKER_DEAD };
+enum aspen_command { ASPEN_COMMAND_NONE = 0, ASPEN_COMMAND_LEAVE, ASPEN_COMMAND_STOP };
+
+struct aspen_worker {
+  /* line 0: who it is. Server, before the process starts; `state` and `command` later */
+  uint32_t pid;        /* 0 until the process is known */
+  uint32_t cpu;        /* ASPEN_NONE: not pinned */
+  uint32_t core_class; /* 0 the fastest class of the machine */
+  uint32_t cache;      /* number of the last-level cache */
+  uint32_t node;       /* NUMA node */
+  uint32_t state;      /* enum aspen_worker_state. Server: JOINING, DEAD, NONE; worker: RUNNING, LEAVING */
+  uint32_t command;    /* enum aspen_command. Server */
+  uint32_t reserved0;
+  uint64_t start_time; /* of /proc/<pid>/stat: with pid it names a process for good */
+  uint64_t reserved1[3];
+  /* line 1: the DSE, at every tile */
+  uint64_t current;    /* DSE: item (see below) before its kernel starts, 0 between tiles. Read by recovery: which tile killed its worker */
+  uint64_t heartbeat;  /* DSE: ++ every turn of its loop */
+  uint32_t parked;     /* DSE: the odd epoch it has stopped at; it then touches nothing shared until the epoch is even */
+  uint32_t attached;   /* worker: the attach_seq whose segments it has all mapped */
+  uint32_t idle;       /* DSE: 0 busy, 1 looking for work, 2 parked */
+  uint32_t reserved2;
+  uint64_t reserved3[4];
+  /* line 2 and 3: statistics. DSE; monotone since the worker joined */
+  uint64_t tiles;      /* executed, JOIN and END included */
+  uint64_t steals;     /* tiles taken from other rows */
+  uint64_t pushes;     /* tiles put into the ready pool */
+  uint64_t busy_ns;    /* time in kernels and scheduling, without looking for work and sleeping */
+  uint64_t parks;      /* times it slept */
+  uint64_t opaque;     /* tiles executed by the Python side */
+  uint64_t claims;     /* requests started */
+  uint64_t ends;       /* requests completed */
+  uint64_t wakes;      /* futex wakes issued to other DSEs */
+  uint64_t follows;    /* tiles run right after a parent, without the ready pool */
+  uint64_t faults;     /* kernels that returned an error */
+  uint64_t reserved4[5];
+};
+
+/* An item of the ready pool: (instance, tile) and the low bits of the instance's generation; never 0. */
+#define ASPEN_ITEM(generation, instance, tile) \
+  (((uint64_t)((generation) & 0xffffu) << 48) | ((uint64_t)(instance) << 32) | (uint32_t)(tile))
+#define ASPEN_ITEM_TILE(item) ((uint32_t)(item))
+#define ASPEN_ITEM_INSTANCE(item) ((uint32_t)((item) >> 32) & 0xffffu)
+#define ASPEN_ITEM_GENERATION(item) ((uint32_t)((item) >> 48))
+
+/* Ready pool: a row for each worker. Everything but `lock` is written under `lock`; thieves read `mask` without it. */
+struct aspen_row {
+  uint32_t lock; /* row + 1 of the holder, 0 free */
+  uint32_t open; /* its worker runs: others may seed tiles here */
+  uint64_t mask; /* bit c: column c is not empty. Set before unlocking (sequentially consistent: README, "Park") */
+  uint64_t reserved[14];
+  struct aspen_queue { uint64_t head, tail; } column[ASPEN_COLUMNS]; /* items, linked through next[tile] of their instance's arena */
+};
+
+enum aspen_segment_state { ASPEN_SEGMENT_FREE = 0, ASPEN_SEGMENT_LIVE, ASPEN_SEGMENT_DROPPED };
+
+/* Everything that workers map. Server alone writes; workers read between an attach_seq that they saw and the next. */
+struct aspen_segment {
+  uint32_t state; /* enum aspen_segment_state */
+  uint32_t role;  /* enum aspen_role */
+  uint64_t bytes;
+  uint32_t seq;   /* attach_seq that announces its life (LIVE) or its end (DROPPED) */
+  uint32_t reserved[3];
+};
+
+enum aspen_plan_state { ASPEN_PLAN_FREE = 0, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING };
+
+/* Server alone writes: the rest, then `generation`, then `state` (release). Entries are reused only after every worker has seen the old
+ * one end. */
+struct aspen_plan {
+  uint32_t state;      /* enum aspen_plan_state */
+  uint32_t generation; /* ++ each time the entry is given out; a submission must name it */
+  uint32_t segment;    /* plan segment */
+  uint32_t n_weights;
+  uint32_t weights[ASPEN_MAX_WEIGHTS];
+  uint32_t n_instances;
+  uint32_t instance[ASPEN_PLAN_INSTANCES];
+  uint32_t reserved[19];
+};
+
+enum aspen_instance_state {
+  ASPEN_INSTANCE_NONE = 0, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_RUNNING, ASPEN_INSTANCE_DONE
+};
+#define ASPEN_STATE(generation, state) (((uint64_t)(generation) << 32) | (uint32_t)(state))
+
+/* One request in flight. `word` decides: (generation, FREE) → claiming DSE: (generation + 1, CLAIMED) → RUNNING → the DSE of END:
+ * DONE → FREE.
+ * The request's fields are the claiming DSE's between CLAIMED and RUNNING and constant until FREE. */
+struct aspen_instance {
+  /* line 0: read before every tile of the instance */
+  uint64_t word;       /* ASPEN_STATE(generation, state): compare-and-swap (I9) */
+  uint64_t fault;      /* 0, or enum aspen_error | op << 32. Set once, by compare-and-swap from 0: later tiles of the instance are no-ops */
+  uint32_t plan;       /* server */
+  uint32_t arena;      /* server: segment */
+  uint32_t data;       /* segment that holds the request's region … */
+  uint32_t class_;     /* priority class: 0 high, 1 normal, 2 low */
+  uint64_t offset;     /* … and where in it */
+  uint32_t client;
+  uint32_t slot;
+  uint32_t sequence;   /* of the slot: word (sequence, RUNNING) is this request's */
+  uint32_t reserved0[3];
+  /* line 1: request-grained */
+  uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
+  uint64_t started_ns; /* CLOCK_MONOTONIC */
+  uint64_t served;     /* requests completed */
+  uint64_t reserved1[5];
+};
+
+enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING };
+
+/* Server alone writes. */
+struct aspen_client {
+  uint32_t state;      /* enum aspen_client_state. DYING: its requests are cancelled, new ones not claimed */
+  uint32_t segment;    /* client segment */
+  uint64_t reserved[7];
+  uint32_t data[ASPEN_CLIENT_DATA]; /* data segments by the index that submissions use */
+};
+
+struct aspen_control {
+  struct aspen_magic magic;
+  uint64_t reserved[4];
+  struct aspen_signals signals;
+  struct aspen_idle idle;
+  struct aspen_claim claim;
+  struct aspen_worker worker[ASPEN_MAX_WORKERS];
+  struct aspen_row row[ASPEN_MAX_WORKERS];
+  struct aspen_instance instance[ASPEN_MAX_INSTANCES];
+  struct aspen_plan plan[ASPEN_MAX_PLANS];
+  struct aspen_client client[ASPEN_MAX_CLIENTS];
+  struct aspen_segment segment[ASPEN_MAX_SEGMENTS];
+};
+
+/* ------------------------------------------------------------------------------------------------ doorbell page
+ * The only page that every client may write. Garbage costs spurious wake-ups or a late look at a submission (its client rings again while
+ * it waits), never more. */
+struct aspen_doorbell {
+  struct aspen_magic magic;
+  uint64_t reserved[4];
+  uint32_t event;    /* futex of parked DSEs. ++ by whoever made work visible, before the wake; wraps */
+  uint32_t reserved1[7];
+  uint64_t pending[ASPEN_MAX_CLIENTS / 64]; /* bit per client. Client: set after its slot is SUBMITTED; DSE: moves it to claim.waiting */
+};
+
+/* ------------------------------------------------------------------------------------------------ client segment
+ * Written by one client and by workers. Workers believe nothing in it: they validate a private copy of a slot. */
+enum aspen_slot_state { ASPEN_SLOT_FREE = 0, ASPEN_SLOT_FILLING, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE };
+#define ASPEN_SLOT_WORD(sequence, state) (((uint32_t)(sequence) << 3) | (uint32_t)(state))
+#define ASPEN_SLOT_STATE(word) ((word) & 7u)
+#define ASPEN_SLOT_SEQUENCE(word) ((word) >> 3)
+
+struct aspen_slot {
+  /* line 0: the request. Client, while FILLING */
+  uint32_t word;     /* futex. ASPEN_SLOT_WORD(sequence, state). Client: FREE → FILLING → SUBMITTED, DONE → FREE;
+                      * DSE: SUBMITTED → RUNNING → DONE */
+  uint32_t waiters;  /* client: threads that sleep on `word` */
+  uint32_t plan;
+  uint32_t generation; /* of the plan */
+  uint32_t data;     /* index of the data segment */
+  uint32_t class_;   /* priority class */
+  uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
+  uint64_t submitted_ns; /* CLOCK_MONOTONIC */
+  uint64_t reserved0[3];
+  /* line 1: the answer. DSE, before DONE */
+  uint32_t error;    /* enum aspen_error, 0: fine */
+  uint32_t op;       /* that failed, ASPEN_NONE: none */
+  uint64_t needed;   /* bytes, with NEEDS_SPACE */
+  uint64_t started_ns;
+  uint64_t finished_ns;
+  uint32_t message_bytes;
+  uint32_t instance; /* DSE, when it starts the request: where a cancellation finds it (checked against the instance) */
+  uint64_t reserved1[3];
+  char message[ASPEN_MESSAGE]; /* UTF-8, of a failed OPAQUE op */
+};
+
+struct aspen_client_segment {
+  struct aspen_magic magic;
+  uint32_t client;   /* server, at creation */
+  uint32_t closed;   /* futex-less: server: 1 when it has dropped the client */
+  uint64_t reserved0[3];
+  uint32_t completions; /* futex. DSE: ++ after each DONE */
+  uint32_t waiters;     /* client: threads that sleep on `completions` */
+  uint64_t reserved1[7];
+  uint64_t pending[ASPEN_SLOTS / 64]; /* client: set after SUBMITTED; DSE: cleared when it takes the slot */
+  uint64_t cancel[ASPEN_SLOTS / 64];  /* client: set to cancel a slot's request; DSE: cleared when seen */
+  struct aspen_slot slot[ASPEN_SLOTS];
+};
+
+/* Data and arena segments: a line of magic, then bytes. Offset 0 of a space is the first byte of the segment. */
+#define ASPEN_DATA_FIRST ASPEN_LINE
+
+/* Why a request failed. 1 … 31 are enum aspen_kernel_error. Names and numbers for Python come from the same list. */
+#define ASPEN_ERRORS(X)                                                                                                            \
+  X(OK, 0) X(BAD_INDEX, 1) X(BAD_ARGUMENT, 2) X(SCRATCH, 3) X(INT_DIVIDE, 4)                                                       \
+  X(CANCELLED, 32)    /* by its client */                                                                                          \
+  X(CLIENT_GONE, 33)  /* its client is being dropped */                                                                            \
+  X(BAD_PLAN, 34)     /* no such plan */                                                                                           \
+  X(PLAN_GONE, 35)    /* the plan was dropped, or its entry is another plan's by now: ask for it again */                          \
+  X(BAD_DATA, 36)     /* no such data segment */                                                                                   \
+  X(BAD_REGION, 37)   /* offset misaligned, or the region reaches beyond its segment */                                            \
+  X(BAD_PRIORITY, 38)                                                                                                              \
+  X(OPAQUE_FAILED, 39) /* the slot's message says why */                                                                           \
+  X(NEEDS_SPACE, 40)  /* an OBJECT result needs `needed` bytes: submit again with a larger region */                               \
+  X(POISON, 41)       /* its kernel kills workers */                                                                               \
+  X(LOST, 42)         /* restarted too often */
+enum aspen_error {
+#define X(n, c) ASPEN_E_##n = c,
+  ASPEN_ERRORS(X)
+#undef X
+};
+
+#define ASPEN_LINE_AT(type, field) _Static_assert(offsetof(struct type, field) % ASPEN_LINE == 0, #type "." #field " starts a cache line")
+_Static_assert(sizeof(struct aspen_magic) == 32, "magic");
+_Static_assert(sizeof(struct aspen_signals) == ASPEN_LINE, "signals");
+_Static_assert(sizeof(struct aspen_idle) == ASPEN_LINE, "idle");
+_Static_assert(sizeof(struct aspen_claim) == ASPEN_LINE, "claim");
+_Static_assert(sizeof(struct aspen_worker) == 4 * ASPEN_LINE, "worker");
+_Static_assert(sizeof(struct aspen_row) == 2 * ASPEN_LINE + ASPEN_COLUMNS * 16, "row");
+_Static_assert(sizeof(struct aspen_segment) == 32, "segment");
+_Static_assert(sizeof(struct aspen_plan) == 4 * ASPEN_LINE, "plan");
+_Static_assert(sizeof(struct aspen_instance) == 2 * ASPEN_LINE, "instance");
+_Static_assert(sizeof(struct aspen_client) == ASPEN_LINE + 4 * ASPEN_CLIENT_DATA, "client");
+_Static_assert(sizeof(struct aspen_slot) == 2 * ASPEN_LINE + ASPEN_MESSAGE, "slot");
+_Static_assert(sizeof(struct aspen_doorbell) <= ASPEN_PAGE, "doorbell");
+_Static_assert(ASPEN_CLASSES * ASPEN_DEPTHS <= ASPEN_COLUMNS, "a column for each class and depth");
+_Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
+ASPEN_LINE_AT(aspen_control, signals);
+ASPEN_LINE_AT(aspen_control, idle);
+ASPEN_LINE_AT(aspen_control, claim);
+ASPEN_LINE_AT(aspen_control, worker);
+ASPEN_LINE_AT(aspen_control, row);
+ASPEN_LINE_AT(aspen_control, instance);
+ASPEN_LINE_AT(aspen_control, plan);
+ASPEN_LINE_AT(aspen_control, client);
+ASPEN_LINE_AT(aspen_control, segment);
+ASPEN_LINE_AT(aspen_worker, current);
+ASPEN_LINE_AT(aspen_worker, tiles);
+ASPEN_LINE_AT(aspen_row, column);
+ASPEN_LINE_AT(aspen_instance, needed);
+ASPEN_LINE_AT(aspen_doorbell, event);
+ASPEN_LINE_AT(aspen_client_segment, completions);
+ASPEN_LINE_AT(aspen_client_segment, pending);
+ASPEN_LINE_AT(aspen_client_segment, slot);
+ASPEN_LINE_AT(aspen_slot, error);
 
 #endif

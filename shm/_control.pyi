@@ -1,0 +1,141 @@
+"""The control segment as the planner process sees it, and a client's submission channel."""
+
+from typing import Any, NamedTuple, final
+
+from typing_extensions import Buffer
+
+CONTROL_BYTES: int
+DOORBELL_BYTES: int
+CLIENT_BYTES: int
+DATA_FIRST: int
+"""First free byte of a data, weight or arena segment (its magic lies before it)."""
+ERRORS: dict[str, int]
+"""Names and numbers of why a request failed (`Result.error`)."""
+ERROR_NAMES: dict[int, str]
+ROLES: dict[str, int]
+"""control, doorbell, client, data, plan, weights, arena"""
+PRIORITIES: dict[str, int]
+"""high 0, normal 1, low 2"""
+
+def write_magic(buf: Buffer, role: str) -> None:
+    """Stamps a new segment: magic, layout hash, size, role."""
+
+def check_magic(buf: Buffer, role: str) -> None:
+    """Raises ProtocolError unless `buf` is a segment of this role, written by a build with the same layout, of the size it claims."""
+
+class Result(NamedTuple):
+    """How a request ended. `error` is 0 or a number of ERRORS; `op` the plan's op that failed (-1: none); `needed` the bytes of the OBJECT
+    result that did not fit; times are CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
+
+    error: int
+    op: int
+    needed: int
+    message: str
+    submitted_ns: int
+    started_ns: int
+    finished_ns: int
+
+@final
+class ControlTable:
+    """The planner process's hand on the control segment and the doorbell page. One thread. Nothing here blocks.
+
+    Order of things when something new appears: create segments and send their descriptors to every worker, add_segment for each,
+    add_plan/add_client/add_data, then publish(), then tell clients. When something ends: drop_plan/drop_client/drop_data; collect()
+    returns the segments that became unused, already marked as dropped: close them and publish(), which makes the workers unmap them.
+    """
+
+    def __init__(self, control: Buffer, doorbell: Buffer, *, create: bool = False, max_workers: int = 256, spin_us: int = 100) -> None: ...
+
+    # segments, plans, clients
+    def add_segment(self, role: str, nbytes: int) -> int:
+        """A new id for a segment that workers map. ResourceLimitError when the table is full."""
+    def drop_segment(self, segment: int) -> None:
+        """Marks a segment that nothing uses any more; the next publish() tells workers to unmap it, its id is reused after all have."""
+    def segments(self) -> list[tuple[int, str, int]]:
+        """(id, role, bytes) of the live segments: what a joining worker has to be sent."""
+    def add_client(self, segment: int, buf: Buffer) -> int:
+        """Registers a client segment (writes the client's number into `buf`, the mapped segment)."""
+    def drop_client(self, client: int) -> None:
+        """Cancels its requests; its segments come back from collect() when none of them runs any more."""
+    def add_data(self, client: int, segment: int) -> int:
+        """The index that the client's submissions use for this data segment."""
+    def drop_data(self, client: int, index: int) -> None:
+        """Takes the index away; the segment comes back from collect() when no running request uses it."""
+    def add_plan(self, segment: int, weights: list[int], arenas: list[int]) -> tuple[int, int]:
+        """Makes a plan known: (plan, generation), with one instance for each arena segment."""
+    def drop_plan(self, plan: int) -> None:
+        """Refuses new submissions (PLAN_GONE), lets running ones finish; collect() then returns its plan and arena segments, not its weights."""
+    def collect(self) -> list[int]:
+        """Segments whose plan, client or data index was dropped and whose last request has ended; they are marked as by drop_segment.
+        Call it after a drop_… and when a worker reports "drained"; publish() if the list is not empty."""
+    def publish(self) -> int:
+        """Bumps attach_seq and wakes every worker: they drain their sockets, map and unmap. Returns the new attach_seq."""
+
+    # workers
+    def worker_reset(
+        self, row: int, *, pid: int = 0, start_time: int = 0, cpu: int | None = None, core_class: int = 0, cache: int = 0, node: int = 0
+    ) -> None:
+        """Prepares a row for a new process: "joining", statistics 0. Call before it starts; worker_started adds pid and start time."""
+    def worker_started(self, row: int, pid: int, start_time: int) -> None: ...
+    def worker_gone(self, row: int, *, died: bool = False) -> None:
+        """The process of this row has been reaped: the row is free again (or marked dead)."""
+    def worker_command(self, row: int, command: str) -> None:
+        """"leave" (finish the tile in hand, hand the rest over, exit), "stop" (exit at once) or "none"; wakes the worker."""
+    def stop(self) -> None:
+        """Every worker leaves its loop."""
+    def workers(self) -> list[dict[str, Any]]:
+        """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
+        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, busy_ns, parks, opaque, claims, ends, wakes,
+        faults."""
+    def all_attached(self, seq: int | None = None) -> bool:
+        """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""
+    def status(self) -> dict[str, Any]:
+        """epoch, attach_seq, max_workers, workers, sleepers, spinners, plans, instances (by state), clients, segments (bytes by role)."""
+    def set_policy(self, policy: str, seed: int = 0) -> None:
+        """Order of the ready queues: "fifo" (default), "lifo" or "random" (tests)."""
+    def set_stealing(self, on: bool) -> None: ...
+    def set_spin_us(self, spin_us: int) -> None: ...
+
+    # recovery's stop of the world
+    def epoch_begin(self) -> int:
+        """Makes the epoch odd: every DSE parks at its next look. Returns the epoch."""
+    def epoch_parked(self, row: int) -> bool: ...
+    def epoch_end(self) -> None:
+        """Makes the epoch even and lets the DSEs go on."""
+
+@final
+class ClientChannel:
+    """A client's side: publishes requests, sleeps on their completion. Any thread may call anything; waiting releases the GIL and Ctrl-C
+    ends it.
+
+    A ticket is an int that names one submission for good (slot and sequence)."""
+
+    def __init__(self, client: Buffer, doorbell: Buffer) -> None: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def capacity(self) -> int:
+        """Most requests in flight: 256."""
+    @property
+    def closed(self) -> bool:
+        """The planner process has dropped this client."""
+    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
+        """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
+    def state(self, ticket: int) -> str:
+        """"submitted", "running", "done"; RequestError for a ticket that was released."""
+    def result(self, ticket: int) -> Result | None:
+        """The result, None while it is not done."""
+    def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release()."""
+    def completions(self) -> int:
+        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
+    def wait_any(self, seen: int, timeout: float | None = None) -> int:
+        """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
+    def wake(self) -> None:
+        """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
+    def cancel(self, ticket: int) -> None:
+        """Asks for cancellation. The request still ends (CANCELLED, or as it would have): wait for it before reusing its memory."""
+    def release(self, ticket: int) -> None:
+        """Gives the slot of a finished request back."""
+    def ring(self) -> None:
+        """Rings the doorbell again for everything not yet claimed. Harmless; waits do it by themselves."""

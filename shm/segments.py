@@ -1,0 +1,197 @@
+"""Shared-memory segments: created, reserved, stamped, handed on by descriptor, mapped.
+
+A segment has a name for no longer than a moment: it is created exclusively under a random name in /dev/shm and unlinked at once, so that
+nothing can leak or be guessed, whatever is killed. From then on it is a descriptor, passed by inheritance or SCM_RIGHTS. Space is reserved
+when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store). Where /dev/shm is too small (Docker gives
+it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+from types import TracebackType
+
+import posix_ipc
+
+from aspen_mp.shm import _control
+from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
+
+__all__ = ["Segment", "format_bytes", "shm_free"]
+
+_SHM_DIR = "/dev/shm"
+_NAME_ATTEMPTS = 16
+
+
+def format_bytes(n: int) -> str:
+    """`n` bytes for people: "1.5 GiB (1610612736 bytes)"."""
+    value, unit = float(n), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{n} bytes" if unit == "bytes" else f"{value:.1f} {unit} ({n} bytes)"
+
+
+def shm_free() -> int:
+    """Bytes free in /dev/shm (0 where there is none)."""
+    try:
+        s = os.statvfs(_SHM_DIR)
+    except OSError:
+        return 0
+    return s.f_bavail * s.f_frsize
+
+
+class Segment:
+    """One shared-memory segment: a descriptor and its mapping.
+
+    `fd`: descriptor, -1 after `close_fd`. `nbytes`: size. `role`: "control", "doorbell", "client", "data", "plan", "weights" or "arena".
+    `buf`: memoryview of the mapping, writable where the segment was opened so. The first `_control.DATA_FIRST` bytes hold the magic.
+    """
+
+    def __init__(self, fd: int, role: str, nbytes: int, *, writable: bool, memfd: bool) -> None:
+        self.fd = fd
+        self.role = role
+        self.nbytes = nbytes
+        self.writable = writable
+        self.is_memfd = memfd
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._map: mmap.mmap | None = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=prot)
+
+    @classmethod
+    def create(cls, role: str, nbytes: int, *, memfd: bool | None = None) -> Segment:
+        """Reserves `nbytes` (rounded up to a page) of zeroed shared memory and stamps it. ResourceLimitError when there is not enough.
+
+        `memfd`: True or False forces the kind; None prefers /dev/shm and falls back to a memfd.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"a segment needs a positive size, not {nbytes}")
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        shm_error: OSError | None = None
+        fd, is_memfd = -1, False
+        if not memfd:
+            try:
+                fd = _create_shm(role, nbytes)
+            except OSError as e:
+                shm_error = e
+                if memfd is False:
+                    raise _no_space(role, nbytes, e) from e
+        if fd < 0:
+            try:
+                fd, is_memfd = _create_memfd(role, nbytes), True
+            except OSError as e:
+                raise _no_space(role, nbytes, shm_error or e) from e
+        try:
+            segment = cls(fd, role, nbytes, writable=True, memfd=is_memfd)
+        except OSError as e:
+            os.close(fd)
+            raise _no_space(role, nbytes, e) from e
+        _control.write_magic(segment.buf, role)
+        return segment
+
+    @classmethod
+    def from_fd(cls, fd: int, role: str, *, writable: bool) -> Segment:
+        """Maps a segment received as a descriptor, which it owns from now on. ProtocolError unless magic, role, layout and size fit."""
+        try:
+            st = os.fstat(fd)
+            if not stat.S_ISREG(st.st_mode) or st.st_size < mmap.PAGESIZE:
+                raise ProtocolError(f"descriptor {fd} is no shared-memory segment ({role}): mode {st.st_mode:#o}, {st.st_size} bytes")
+            segment = cls(fd, role, st.st_size, writable=writable, memfd=False)
+        except OSError as e:
+            os.close(fd)
+            raise ProtocolError(f"cannot map the {role} segment received as descriptor {fd}: {e}") from e
+        except ProtocolError:
+            os.close(fd)
+            raise
+        try:
+            _control.check_magic(segment.buf, role)
+        except ProtocolError:
+            segment.close()
+            raise
+        return segment
+
+    @property
+    def buf(self) -> memoryview:
+        if self._map is None:
+            raise ValueError(f"{self.role} segment is closed")
+        return memoryview(self._map)
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        if self._map is None:
+            raise ValueError(f"{self.role} segment is closed")
+        return self._map
+
+    def close_fd(self) -> None:
+        """Closes the descriptor, keeps the mapping."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def close(self) -> None:
+        """Closes the descriptor and unmaps. Where arrays still view the memory the mapping goes with the last of them."""
+        self.close_fd()
+        if self._map is not None:
+            with contextlib.suppress(BufferError):  # exported views keep it alive; without our reference the last of them frees it
+                self._map.close()
+            self._map = None
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Segment({self.role!r}, {format_bytes(self.nbytes)}, fd={self.fd}{', memfd' if self.is_memfd else ''})"
+
+
+def _create_shm(role: str, nbytes: int) -> int:
+    for _ in range(_NAME_ATTEMPTS):
+        name = f"/aspen-{os.getuid()}-{secrets.token_hex(8)}-{role}"
+        try:
+            shm = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.ExistentialError:
+            continue
+        except (posix_ipc.Error, OSError) as e:
+            raise OSError(getattr(e, "errno", None) or errno.ENOSYS, f"shm_open: {e}") from e
+        try:
+            shm.unlink()
+            os.set_inheritable(shm.fd, False)
+            os.posix_fallocate(shm.fd, 0, nbytes)
+        except OSError:
+            shm.close_fd()
+            raise
+        return int(shm.fd)
+    raise OSError(errno.EEXIST, "no free shared-memory name")
+
+
+def _create_memfd(role: str, nbytes: int) -> int:
+    fd = os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _no_space(role: str, nbytes: int, e: OSError) -> ResourceLimitError:
+    try:
+        s = os.statvfs(_SHM_DIR)
+        have = f"{_SHM_DIR} has {format_bytes(s.f_bavail * s.f_frsize)} free of {format_bytes(s.f_blocks * s.f_frsize)}"
+        advice = s.f_blocks * s.f_frsize + 2 * nbytes
+    except OSError:
+        have, advice = f"there is no {_SHM_DIR}", 2 * nbytes
+    mib = -(-advice // (1 << 20))
+    return ResourceLimitError(
+        f"not enough shared memory for the {role} segment: {format_bytes(nbytes)} needed, {have}, and anonymous memory could not be had "
+        f"either ({e.strerror or e}). Raise the limit with `mount -o remount,size={mib}m {_SHM_DIR}`, in Docker with `--shm-size={mib}m`, in "
+        f"Kubernetes with an emptyDir of medium Memory mounted there; or raise the container's memory limit."
+    )

@@ -1,0 +1,81 @@
+"""The distributed scheduling engine, and a runner of single tiles for tests."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+Array = npt.NDArray[np.generic]
+
+@final
+class Engine:
+    """One worker's DSE. The worker's Python side calls run() in a loop and does what the returned reason asks for:
+
+    ==============  ==============================================================================================================
+    ("opaque", instance, tile)    execute the tile on operands(instance, tile), then finish(instance, tile, …)
+    ("attach", seq, 0)            read every message waiting on the worker's socket, map() and unmap() what they say, then attached(seq)
+    ("drained", 0, 0)             a dropped plan's or client's last request has ended: tell the planner process to collect()
+    ("leave", 0, 0)               asked to leave: the row is closed and handed over; exit
+    ("stop", 0, 0)                the runtime ends; exit
+    ==============  ==============================================================================================================
+
+    `isa` is the name of an instruction set of `aspen_mp.workers._kernels.isas()`, None for the best.
+    """
+
+    def __init__(self, control: Buffer, doorbell: Buffer, row: int, isa: str | None = None) -> None: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    def map(self, segment: int, role: str, buf: Buffer) -> None:
+        """Makes a mapped segment known. `buf` is an mmap: writable for arena, data and client segments, read-only for plans and weights.
+        Raises ProtocolError when its magic, role or layout is not what it should be. The Engine keeps a reference until unmap()."""
+    def unmap(self, segment: int) -> None:
+        """Forgets a segment and releases the buffer. A segment that is not mapped is ignored."""
+    def mapped(self) -> list[int]: ...
+    def stale(self) -> list[int]:
+        """Mapped segments that the control table has dropped: unmap() each."""
+    def attached(self, seq: int) -> None:
+        """Everything announced up to `seq` is mapped: prepares new plans and instances. PlanError if one does not fit its segments."""
+    def join(self) -> None:
+        """The row opens (state "running"). Call after the first attached(); run() does it if it was not called."""
+    def run(self) -> tuple[str, int, int]: ...
+    def operands(self, instance: int, tile: int) -> tuple[int, memoryview, list[Array], list[Array | None]]:
+        """(op, blob, outputs, inputs) of an opaque tile: arrays are views of shared memory in ONNX order with the operands' shapes and
+        strides; OBJECT operands are uint8 arrays of their buffer; missing optional inputs are None."""
+    def name(self, instance: int, tile: int) -> str:
+        """"node name (op type)" for messages."""
+    def finish(self, instance: int, tile: int, error: int = 0, needed: int = 0, message: str = "") -> None:
+        """The opaque tile is done: marks it executed, counts its children down. `error`: a number of `_control.ERRORS` (OPAQUE_FAILED,
+        NEEDS_SPACE with `needed`), 0 when it went well."""
+    def close(self) -> None:
+        """Releases every buffer."""
+
+@final
+class PlanRunner:
+    """Executes single tiles of a plan on given buffers, without any worker: tests of tile graphs, explanations, calibration.
+
+    plan: bytes of a plan segment (read-only). weights: one buffer for each weight segment. arena: at least `arena_bytes`, request:
+    at least `request_bytes`; operands' offsets count from the first byte of each buffer. isa as in Engine.
+    """
+
+    def __init__(
+        self,
+        plan: Buffer,
+        weights: Sequence[Buffer],
+        arena: Buffer,
+        request: Buffer,
+        isa: str | None = None,
+        opaque: Callable[..., Any] | None = None,
+    ) -> None:
+        """`opaque(blob: bytes, outputs: list[Array], inputs: list[Array | None]) -> None` executes OPAQUE tiles; without it they fail."""
+    @property
+    def n_tiles(self) -> int: ...
+    def run_tile(self, tile: int) -> int:
+        """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing."""
+    def run(self, order: str = "fifo", seed: int = 0) -> int:
+        """Executes all tiles in a legal order: "fifo", "lifo" or "random". Returns the first error. PlanError: a tile never became ready."""
+    def scratch_bytes(self, tile: int) -> int:
+        """What the kernel asks for this tile."""
