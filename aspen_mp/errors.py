@@ -2,6 +2,7 @@
 
 from aspen_mp.shm.errors import (
     AspenError,
+    ConfigError,
     ExternalDataError,
     ModelInvalidError,
     ModelParseError,
@@ -18,6 +19,7 @@ from aspen_mp.shm.errors import (
 
 __all__ = [
     "AspenError",
+    "ConfigError",
     "ExternalDataError",
     "ModelInvalidError",
     "ModelParseError",

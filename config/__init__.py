@@ -1,1 +1,76 @@
+"""Profiles: what a runtime does when its caller does not say. TOML files of this folder, or the user's own.
+
+    profile = load("container")          # or a path; None gives the defaults
+    profile.workers.count, profile.models.instances, …
+
+`default.toml` documents every key. Files are read strictly: unknown keys, wrong types and values out of range are a `ConfigError` that
+names file and key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from aspen_mp.shm.errors import ConfigError
+
 assert __name__ == "aspen_mp.config", "import aspen_mp.config, not config"
+
+CoreClass = Literal["performance", "efficiency", "low-power"]
+_Cpu = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section ``[workers]``; "auto" is explained at each key of `default.toml`."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
+    cores: Annotated[list[_Cpu], msgspec.Meta(min_length=1, max_length=256)] | Literal["auto"] = "auto"
+    classes: Annotated[tuple[CoreClass, ...], msgspec.Meta(min_length=1)] = ("performance", "efficiency", "low-power")
+    smt: bool = False
+    max: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
+    spin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
+
+
+class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section ``[models]``: defaults of `Runtime.load`."""
+
+    instances: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
+    precision: Literal["f32"] = "f32"
+    winograd: bool = True
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole profile, every key set."""
+
+    workers: Workers = Workers()
+    models: Models = Models()
+
+
+def names() -> list[str]:
+    """Profiles that come with the package."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.toml"))
+
+
+def load(profile: str | Path | Profile | None = None) -> Profile:
+    """The profile of this name ("default", "container", "hybrid") or in this file; None: the defaults. A `Profile` is returned as it is."""
+    if profile is None:
+        return Profile()
+    if isinstance(profile, Profile):
+        return profile
+    path = Path(profile)
+    if isinstance(profile, str) and profile in names():
+        path = Path(__file__).parent / f"{profile}.toml"
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"no profile is called {str(profile)!r}, nor is there such a file; there are {', '.join(names())}") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path}: {error}") from None
+    try:
+        return msgspec.convert(table, Profile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"profile {path}: {error}") from None

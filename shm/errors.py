@@ -35,6 +35,10 @@ class RequestError(AspenError):
     """A request does not fit its model (names, dtypes, shapes), or its execution failed; the connection survives."""
 
 
+class ConfigError(AspenError, ValueError):
+    """A profile or a setting is wrong; the message names file and key."""
+
+
 class ProtocolError(AspenError):
     """The peer on a control socket broke the protocol or may not connect."""
 

@@ -78,10 +78,45 @@ class Topology:
     @property
     def default_workers(self) -> int:
         """One worker for each physical core, no more than the quota pays for, at least one."""
-        limit = self.physical
-        if self.quota is not None:
-            limit = min(limit, int(self.quota + _QUOTA_SLACK))
-        return max(1, limit)
+        return len(self.select())
+
+    def limited(self, classes: Sequence[str] | None = None, smt: bool = False) -> Topology:
+        """The same machine with cores of these classes only (None: all), and second threads of physical cores left out unless `smt`.
+
+        Where that would leave nothing (a machine without such classes, or a mask that holds slow cores alone) the classes do not count.
+        """
+        chosen = [
+            core for core in self.cores if classes is None or core.core_class in classes or core.core_class == "uniform"
+        ] or self.cores
+        first: dict[tuple[int, ...], int] = {}
+        for core in chosen:
+            first.setdefault(core.siblings, core.cpu)
+        if not smt:
+            chosen = [core for core in chosen if first[core.siblings] == core.cpu]
+        return Topology(cores=tuple(chosen), quota=self.quota, online=self.online)
+
+    def select(
+        self, workers: int | None = None, cores: Sequence[int] | None = None, *, classes: Sequence[str] | None = None, smt: bool = False
+    ) -> list[int]:
+        """CPUs of a runtime's workers, one each: `cores` if given, else the best `workers`, else one for each core that the quota pays for.
+
+        `classes` and `smt` (see `limited`) decide what "core" means where the caller does not name CPUs. `ResourceLimitError` for no
+        worker, for CPUs that cannot be used, and where `workers` and `cores` disagree.
+        """
+        if cores is not None:
+            return self.choose(len(cores) if workers is None else workers, cores)
+        if workers is not None and workers < 1:
+            raise ResourceLimitError(f"{workers} workers asked for; a runtime needs at least one")
+        there = self.limited(classes, smt)
+        if workers is None:
+            limit = len(there.cores)
+            if self.quota is not None:
+                limit = min(limit, max(1, int(self.quota + _QUOTA_SLACK)))
+            workers = limit
+        # More workers than such cores: the rest of the machine helps out before CPUs are shared.
+        first = there.placement()
+        order = first + [cpu for cpu in self.placement() if cpu not in set(first)]
+        return [order[i % len(order)] for i in range(workers)]
 
     def placement(self) -> list[int]:
         """All usable CPUs, best first: fastest class, cores that share caches and memory side by side, second threads of a core last."""
@@ -243,6 +278,8 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
     system = base / "sys/devices/system"
     node_of = {cpu: _number(entry.name, "node") for entry in _entries(system / "node", "node") for cpu in _cpus(entry / "cpulist")}
     classes = _classes(base, everywhere)
+    # Cores of a package without an L3 (ARM machines, low-power cores, hypervisors that hide it) count as one group.
+    without_l3: dict[int, int] = {}
     found = []
     for cpu in cpus:
         folder = system / "cpu" / f"cpu{cpu}"
@@ -258,8 +295,7 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
                 node=node_of.get(cpu, 0),
                 siblings=tuple(siblings) if cpu in siblings else (cpu,),
                 l2=l2 if l2 is not None else cpu,
-                # No L3 known (many ARM machines have none, some hypervisors hide it): cores of a package count as one group.
-                l3=l3 if l3 is not None else -1 - package,
+                l3=l3 if l3 is not None else without_l3.setdefault(package, cpu),
                 rank=rank,
                 core_class=name,
                 speed=speed,

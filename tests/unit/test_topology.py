@@ -116,6 +116,27 @@ def test_hybrid(tree: Tree, pmu: bool) -> None:
     assert found.steal_order(2, [0, 2, 4, 5, 1]) == [3, 4, 0, 1]
 
 
+def test_core_classes_and_threads_on_request(tree: Tree) -> None:
+    hybrid(tree)
+    found = topology.read(tree.root, range(8))
+    assert found.select() == [0, 2, 4, 5, 6, 7]
+    assert found.select(classes=["performance"]) == [0, 2]
+    assert found.select(classes=["performance"], smt=True) == [0, 2, 1, 3]
+    assert found.select(3, classes=["performance"]) == [0, 2, 4]
+    assert found.select(classes=["low-power"]) == [0, 2, 4, 5, 6, 7]
+    assert found.select(cores=[7, 1]) == [7, 1]
+    assert len(found.select(11)) == 11
+    with pytest.raises(ResourceLimitError, match="at least one"):
+        found.select(0)
+
+
+def test_cores_without_l3_are_a_group_of_their_own(tree: Tree) -> None:
+    tree.put("sys/devices/system/cpu/online", "0-3")
+    for cpu in range(4):
+        tree.cpu(cpu, l3="0-1" if cpu < 2 else None)
+    assert [c.l3 for c in topology.read(tree.root, range(4)).cores] == [0, 0, 2, 2]
+
+
 def test_mask_of_slow_cores_keeps_their_class(tree: Tree) -> None:
     hybrid(tree)
     assert [c.core_class for c in topology.read(tree.root, [4, 5]).cores] == ["efficiency"] * 2
