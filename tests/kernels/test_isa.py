@@ -1,0 +1,55 @@
+"""Choice of the instruction set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from aspen_mp.workers import _kernels
+
+PRINT = "from aspen_mp.workers import _kernels; print(_kernels.selected())"
+
+
+def selected_by(environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PRINT], env={**os.environ, "ASPEN_MP_ISA": environment}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("isa", _kernels.isas())
+def test_environment_forces_an_isa(isa):
+    assert selected_by(isa).stdout.strip() == isa
+
+
+def test_unknown_name_is_an_error():
+    assert "ValueError: unknown instruction set 'sse9'" in selected_by("sse9").stderr
+    with pytest.raises(ValueError, match="expected one of portable, avx2, avx512"):
+        _kernels.select("sse9")
+
+
+def test_best_comes_first_and_portable_is_everywhere():
+    assert _kernels.isas()[-1] == "portable"
+    assert selected_by("").stdout.strip() == _kernels.isas()[0]
+
+
+def test_select_changes_what_runs():
+    """A forced ISA really runs: portable rounds product and sum, the others only the sum."""
+    import numpy as np
+
+    a = np.array([[1.0, 1 + 2.0**-12]], np.float32)
+    b = np.array([[-1 - 2.0**-11], [1 + 2.0**-12]], np.float32)
+    results = {}
+    try:
+        for isa in _kernels.isas():
+            assert _kernels.select(isa) == isa == _kernels.selected()
+            out = np.empty((1, 1), np.float32)
+            assert _kernels.call("GEMM", [out, a, b], [0, 1.0, 0, 0.0, 0.0, 0, 0, 0], [0, 0], [1, 1]) == 0
+            results[isa] = float(out[0, 0])
+    finally:
+        _kernels.select()
+    assert results.pop("portable") == 0.0
+    assert all(value == 2.0**-24 for value in results.values())
+
+
+def test_every_isa_has_every_kernel():
+    assert len({tuple(_kernels.kernels(isa)) for isa in _kernels.isas()}) == 1

@@ -1,0 +1,172 @@
+/* GEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias + residual).
+ *
+ * Loops: leading axes that B depends on; panels of ASPEN_NR columns, so that a panel of weights is read from memory once a tile and then
+ * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
+ * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where rows are
+ * too few to pay for the copy.
+ */
+#include "mm.h"
+
+#define IN_PLACE_ROWS (2 * MM_ROWS) /* up to here a raw B with unit column stride is read in place */
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_gemm(const aspen_call *c) {
+  const aspen_arg *a = &c->args[1];
+  return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
+}
+#endif
+
+/* 8 x 8 elements: to[k * ASPEN_NR + column] = from[column * stride + k] */
+INLINE void transpose_8x8(const float *from, int64_t stride, float *to) {
+#if VL >= 8
+  __m256 r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from + i * stride);
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(to + i * ASPEN_NR, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * ASPEN_NR, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+#else
+  for (int k = 0; k < 8; k++)
+    for (int i = 0; i < 8; i++) to[k * ASPEN_NR + i] = from[i * stride + k];
+#endif
+}
+
+/* Copy n columns of B into a panel, zeros behind them. */
+static void pack_panel(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n) {
+  if (n_stride == 1) {
+    for (int64_t k = 0; k < k_end; k++, b += k_stride, panel += ASPEN_NR)
+      for (int64_t i = 0; i < ASPEN_NR; i += VL) vstore(panel + i, n - i <= 0 ? vzero() : vload_part(b + i, n - i));
+    return;
+  }
+  int64_t k = 0;
+  if (k_stride == 1 && n == ASPEN_NR)
+    for (; k + 8 <= k_end; k += 8)
+      for (int64_t i = 0; i < ASPEN_NR; i += 8) transpose_8x8(b + i * n_stride + k, n_stride, panel + k * ASPEN_NR + i);
+  for (; k < k_end; k++)
+    for (int64_t i = 0; i < ASPEN_NR; i++) panel[k * ASPEN_NR + i] = i < n ? b[k * k_stride + i * n_stride] : 0.0f;
+}
+
+/* The rows of a tile: a mixed-radix counter over the row axes, innermost last, with the offset of each operand in elements. */
+enum { ROW_A, ROW_OUT, ROW_BIAS, ROW_RESIDUAL, ROW_OPERANDS };
+typedef struct row_walk {
+  int axes;
+  int64_t extent[ASPEN_MAX_RANK], index[ASPEN_MAX_RANK], stride[ROW_OPERANDS][ASPEN_MAX_RANK], at[ROW_OPERANDS];
+} row_walk;
+
+INLINE void row_next(row_walk *w) {
+  for (int i = w->axes - 1; i >= 0; i--) {
+    for (int o = 0; o < ROW_OPERANDS; o++) w->at[o] += w->stride[o][i];
+    if (++w->index[i] < w->extent[i]) return;
+    for (int o = 0; o < ROW_OPERANDS; o++) w->at[o] -= w->stride[o][i] * w->extent[i];
+    w->index[i] = 0;
+  }
+}
+
+/* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. */
+static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int64_t column,
+                     int64_t first, int64_t last) {
+  const int64_t blocks = mm_blocks(rows);
+  for (int64_t i = 0; i < blocks; i++) {
+    const float *a[MM_ROWS];
+    mm_rows block = {.rows = (int)(mm_cut(rows, blocks, i + 1) - mm_cut(rows, blocks, i)), .taps = 1, .a = a};
+    for (int r = 0; r < block.rows; r++, row_next(walk)) {
+      a[r] = base[ROW_A] + walk->at[ROW_A];
+      block.out[r] = (float *)base[ROW_OUT] + walk->at[ROW_OUT];
+      block.bias[r] = base[ROW_BIAS] ? base[ROW_BIAS] + walk->at[ROW_BIAS] : NULL;
+      block.residual[r] = base[ROW_RESIDUAL] ? base[ROW_RESIDUAL] + walk->at[ROW_RESIDUAL] : NULL;
+    }
+    FN(mm_block)(job, &block, b, column, first, last);
+  }
+}
+
+int FN(gemm)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
+  const aspen_arg none = {0};
+  const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : &none;
+  const aspen_arg *residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : &none;
+  const int rank = out->rank, m_axis = rank - 2, n_axis = rank - 1;
+  const int packed = c->params[0] != 0;
+  if (rank < 2 || a->rank != rank || b->rank != (packed ? 3 : rank) || (bias->dtype && bias->rank != rank) ||
+      (residual->dtype && residual->rank != rank))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32 || b->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = 0; i < rank; i++)
+    if (c->lo[i] >= c->hi[i]) return 0;
+
+  const int64_t k_end = a->dims[n_axis];
+  mm_job job = {.k = k_end, .a_stride = a->strides[n_axis], .b_stride = ASPEN_NR, .b_panel = k_end * ASPEN_NR,
+                .out_stride = out->strides[n_axis], .bias_stride = bias->dtype ? bias->strides[n_axis] : 1,
+                .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 1)};
+  job.scaled = job.alpha != 1.0f;
+  if (FN(mm_prepare)(&job, c->params[2], aspen_param_f(c, 3), aspen_param_f(c, 4))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
+
+  /* Trailing leading axes that B does not depend on are rows. */
+  int first_row_axis = m_axis;
+  while (first_row_axis > 0 && (packed || b->strides[first_row_axis - 1] == 0)) first_row_axis--;
+  row_walk walk = {.axes = m_axis + 1 - first_row_axis};
+  const aspen_arg *operands[ROW_OPERANDS] = {a, out, bias, residual};
+  int64_t rows = 1;
+  for (int i = 0; i < walk.axes; i++) {
+    const int axis = first_row_axis + i;
+    walk.extent[i] = c->hi[axis] - c->lo[axis];
+    rows *= walk.extent[i];
+    for (int o = 0; o < ROW_OPERANDS; o++) walk.stride[o][i] = operands[o]->dtype ? operands[o]->strides[axis] : 0;
+  }
+
+  const int panels = mm_panels(rows < MM_ROWS ? rows : MM_ROWS);
+  const int64_t n_lo = c->lo[n_axis], n_hi = c->hi[n_axis];
+  int64_t batch[ASPEN_MAX_RANK] = {0};
+  for (;;) {
+    const float *base[ROW_OPERANDS];
+    for (int o = 0; o < ROW_OPERANDS; o++) {
+      const float *p = (const float *)operands[o]->ptr;
+      for (int i = 0; p && i <= m_axis; i++) p += operands[o]->strides[i] * (c->lo[i] + (i < first_row_axis ? batch[i] : 0));
+      base[o] = p;
+    }
+    const float *bp = (const float *)b->ptr;
+    if (packed) {
+      for (int64_t n = n_lo; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
+        const int64_t column = n / ASPEN_NR * ASPEN_NR, end = column + panels * ASPEN_NR, last = end < n_hi ? end : n_hi;
+        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, column, n, last);
+        n = last;
+      }
+    } else {
+      const int64_t k_stride = b->strides[m_axis], n_stride = b->strides[n_axis];
+      for (int i = 0; i < first_row_axis; i++) bp += b->strides[i] * (c->lo[i] + batch[i]);
+      int64_t n = n_lo;
+      if (n_stride == 1 && rows <= IN_PLACE_ROWS) {
+        job.b_stride = k_stride;
+        job.b_panel = ASPEN_NR;
+        for (; n + ASPEN_NR <= n_hi;) {
+          int64_t last = n + panels * ASPEN_NR;
+          if (last > n_hi) last = n + (n_hi - n) / ASPEN_NR * ASPEN_NR; /* whole panels only: nothing beyond B may be read */
+          all_rows(&job, &walk, rows, base, bp + n, n, n, last);
+          n = last;
+        }
+        job.b_stride = ASPEN_NR;
+      }
+      for (; n < n_hi; n += ASPEN_NR) {
+        const int64_t last = n + ASPEN_NR < n_hi ? n + ASPEN_NR : n_hi;
+        pack_panel(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
+        all_rows(&job, &walk, rows, base, c->scratch, n, n, last);
+      }
+    }
+    int axis = first_row_axis - 1;
+    for (; axis >= 0; axis--) {
+      if (++batch[axis] < c->hi[axis] - c->lo[axis]) break;
+      batch[axis] = 0;
+    }
+    if (axis < 0) return 0;
+  }
+}

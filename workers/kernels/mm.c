@@ -1,0 +1,162 @@
+/* Micro-kernels of the matrix product and the epilogue behind them: see mm.h. */
+#include "mm.h"
+
+#include "act.h"
+
+#define PANEL_VECTORS (ASPEN_NR / VL)
+#define WIDEST 8 /* vectors of columns in the widest micro-kernel */
+
+int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b) {
+  float probe = 0;
+  if (FN(act)(act, (float)a, (float)b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job->act = act;
+  job->act_a = (float)a;
+  job->act_b = (float)b;
+  job->clamp = act == ASPEN_U_IDENTITY || act == ASPEN_U_RELU || act == ASPEN_U_CLIP;
+  job->low = act == ASPEN_U_RELU ? 0.0f : act == ASPEN_U_CLIP ? (float)a : -__builtin_inff();
+  job->high = act == ASPEN_U_CLIP ? (float)b : __builtin_inff();
+  job->direct = job->clamp && job->out_stride == 1 && job->bias_stride == 1 && job->residual_stride == 1;
+  return 0;
+}
+
+/* t[0 … n) += p[0 … n) at a stride */
+static void add_row(float *t, const float *p, int64_t stride, int64_t n) {
+  if (stride == 1) {
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) vstore(t + i, vload(t + i) + vload(p + i));
+    if (i < n) vstore_part(t + i, vload_part(t + i, n - i) + vload_part(p + i, n - i), n - i);
+  } else {
+    for (int64_t i = 0; i < n; i++) t[i] += p[i * stride];
+  }
+}
+
+/* Epilogue for anything that `direct` does not cover: sums[rows][width] hold the block, its first column is `column`. */
+static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *rows, float *sums, int64_t width, int64_t column,
+                                             int64_t first, int64_t last) {
+  const int64_t skip = first > column ? first - column : 0;
+  const int64_t n = (last < column + width ? last - column : width) - skip;
+  column += skip;
+  for (int r = 0; r < rows->rows; r++) {
+    float *t = sums + r * width + skip;
+    if (job->scaled)
+      for (int64_t i = 0; i < n; i++) t[i] *= job->alpha;
+    if (rows->bias[0]) add_row(t, rows->bias[r] + column * job->bias_stride, job->bias_stride, n);
+    if (rows->residual[0]) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
+  }
+  FN(act)(job->act, job->act_a, job->act_b, sums, sums, rows->rows * width);
+  for (int r = 0; r < rows->rows; r++) {
+    const float *t = sums + r * width + skip;
+    float *out = rows->out[r] + column * job->out_stride;
+    if (job->out_stride == 1) {
+      int64_t i = 0;
+      for (; i + VL <= n; i += VL) vstore(out + i, vload(t + i));
+      if (i < n) vstore_part(out + i, vload_part(t + i, n - i), n - i);
+    } else {
+      for (int64_t i = 0; i < n; i++) out[i * job->out_stride] = t[i];
+    }
+  }
+}
+
+/* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. */
+INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
+                     int64_t last) {
+  vf sum[MM_ROWS][WIDEST];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sum[r][v] = vzero();
+  const int64_t k_end = job->k, a_stride = job->a_stride, b_stride = job->b_stride, b_panel = job->b_panel;
+  const float *const *a = rows->a;
+  for (int tap = rows->taps; tap > 0; tap--) {
+    const float *p[MM_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) p[r] = a[r];
+    a += R;
+    int64_t at = 0;
+    for (int64_t k = k_end; k > 0; k--) {
+      vf w[WIDEST];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+      b += b_stride;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const vf x = vset1(p[r][at]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sum[r][v] = vfma(x, w[v], sum[r][v]);
+      }
+      at += a_stride;
+    }
+  }
+  if (job->direct && first <= column && column + V * VL <= last) {
+    const vf alpha = vset1(job->alpha), low = vset1(job->low), high = vset1(job->high);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) {
+        vf y = sum[r][v];
+        if (job->scaled) y *= alpha;
+        if (rows->bias[0]) y += vload(rows->bias[r] + column + v * VL);
+        if (rows->residual[0]) y += vload(rows->residual[r] + column + v * VL);
+        vstore(rows->out[r] + column + v * VL, vmin(high, vmax(low, y)));
+      }
+  } else {
+    float sums[MM_ROWS * WIDEST * VL] __attribute__((aligned(64)));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) vstore(sums + (r * V + v) * VL, sum[r][v]);
+    finish(job, rows, sums, V * VL, column, first, last);
+  }
+}
+
+typedef void multiply_fn(const mm_job *, const mm_rows *, const float *, int64_t, int64_t, int64_t);
+#define MULTIPLY(R, V)                                                                                                             \
+  static void multiply_##R##x##V(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) { \
+    multiply(R, V, job, rows, b, column, first, last);                                                                             \
+  }
+MULTIPLY(1, 2) MULTIPLY(2, 2) MULTIPLY(3, 2) MULTIPLY(4, 2) MULTIPLY(5, 2) MULTIPLY(6, 2)
+MULTIPLY(1, 4) MULTIPLY(2, 4) MULTIPLY(3, 4)
+MULTIPLY(1, 8)
+#if VL == 16
+MULTIPLY(7, 2) MULTIPLY(8, 2)
+MULTIPLY(4, 4) MULTIPLY(5, 4) MULTIPLY(6, 4)
+MULTIPLY(2, 8) MULTIPLY(3, 8)
+static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2, multiply_7x2, multiply_8x2};
+static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4, multiply_4x4, multiply_5x4, multiply_6x4};
+static multiply_fn *const by_8[] = {multiply_1x8, multiply_2x8, multiply_3x8};
+#else
+static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2};
+static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4};
+static multiply_fn *const by_8[] = {multiply_1x8};
+#endif
+#define MOST(table) (int)(sizeof(table) / sizeof *(table))
+
+void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) {
+  const int r = rows->rows;
+  /* The last panel is padded to its full width, so a micro-kernel may read to the end of the panel that holds column last - 1. */
+  while (column < last) {
+    const int64_t readable = (last - column + ASPEN_NR - 1) / ASPEN_NR * ASPEN_NR;
+    const float *at = b;
+    int width;
+    multiply_fn *f;
+    if (r <= MOST(by_8) && 8 * VL <= readable) {
+      width = 8 * VL;
+      f = by_8[r - 1];
+    } else if (r <= MOST(by_4) && 4 * VL <= readable) {
+      width = 4 * VL;
+      f = by_4[r - 1];
+    } else {
+      width = 2 * VL;
+      f = by_2[r - 1];
+    }
+    if (width >= ASPEN_NR) {
+      if (column + width > first) f(job, rows, at, column, first, last);
+      b += width / ASPEN_NR * job->b_panel;
+      column += width;
+    } else { /* the micro-kernel is narrower than a panel: several passes over it */
+      for (int64_t end = column + ASPEN_NR; column < end; column += width, at += width)
+        if (column + width > first && column < last) f(job, rows, at, column, first, last);
+      b += job->b_panel;
+    }
+  }
+}

@@ -1,0 +1,65 @@
+/* Blocks of a matrix product: the inner loops that GEMM and CONV share.
+ *
+ * A block is up to MM_ROWS rows of A, each with its own pointer, times columns of B; B comes in panels of ASPEN_NR columns,
+ * b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B runs on through all
+ * taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies, so that a
+ * caller may cut rows and columns as it likes without changing a bit.
+ */
+#ifndef ASPEN_MM_H
+#define ASPEN_MM_H
+#include "kernel.h"
+#include "vec.h"
+
+#if VL == 16
+#define MM_ROWS 8 /* 8 x 2 accumulators; more rows run into L1 sets when rows are a multiple of 4 KiB apart */
+#else
+#define MM_ROWS 6 /* 6 x 2 accumulators in 16 registers */
+#endif
+
+/* What is the same for all blocks of a tile. Strides in elements. */
+typedef struct mm_job {
+  int64_t k;        /* terms of a tap */
+  int64_t a_stride; /* between the terms of a row */
+  int64_t b_stride; /* between the terms of a column */
+  int64_t b_panel;  /* between panels */
+  int64_t out_stride, bias_stride, residual_stride; /* between columns */
+  float alpha;
+  uint8_t scaled;   /* multiply by alpha */
+  uint8_t clamp;    /* the activation is min(max(x, low), high), for every x and bit */
+  uint8_t direct;   /* unit strides and clamp: accumulators go straight to the output */
+  float low, high;
+  int64_t act;
+  float act_a, act_b;
+} mm_job;
+
+/* The rows of one block. Pointers are those of column 0; bias and residual are NULL in all rows or in none. */
+typedef struct mm_rows {
+  int rows, taps;
+  const float *const *a; /* [taps][rows] */
+  float *out[MM_ROWS];
+  const float *bias[MM_ROWS], *residual[MM_ROWS];
+} mm_rows;
+
+/* Fill in act, clamp, direct from an ACT parameter triple and the strides set before. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b);
+
+/* How many panels one pass over a block of `rows` rows should take together: few rows need more columns to keep the multipliers busy. */
+INLINE int mm_panels(int64_t rows) {
+#if VL == 16
+  return rows <= 3 ? 4 : rows <= 6 ? 2 : 1;
+#else
+  return rows == 1 ? 2 : 1;
+#endif
+}
+
+/* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first, and [column, last) spans at most mm_panels panels. */
+void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
+
+/* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i), mm_cut(rows, n, i + 1)). */
+INLINE int64_t mm_blocks(int64_t rows) { return (rows + MM_ROWS - 1) / MM_ROWS; }
+INLINE int64_t mm_cut(int64_t rows, int64_t n, int64_t i) {
+  const int64_t extra = rows % n;
+  return rows / n * i + (i < extra ? i : extra);
+}
+
+#endif
