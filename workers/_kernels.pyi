@@ -18,9 +18,7 @@ def selected() -> str:
 def kernels(isa: str | None = None) -> list[str]:
     """Names of the kernels that exist for an instruction set."""
 
-def scratch(
-    kernel: str, args: Sequence[np.ndarray | None], params: Sequence[int | float], lo: Sequence[int], hi: Sequence[int]
-) -> int:
+def scratch(kernel: str, args: Sequence[np.ndarray | None], params: Sequence[int | float], lo: Sequence[int], hi: Sequence[int]) -> int:
     """Bytes of scratch memory that such a call asks for."""
 
 def call(
@@ -34,7 +32,7 @@ def call(
     """Run a kernel on one tile and return its `enum aspen_kernel_error` (0: success).
 
     args[0] is the output, written in place inside the box [lo, hi); args[1 + i] is input i, None where an optional one is absent.
-    Arrays may have any strides that are multiples of the item size. A float among the parameters is passed as the bits of a double, an int as it
-    is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them. ValueError: unknown kernel or
+    Arrays may have any strides that are multiples of the item size. A float among the parameters is passed as the bits of a double, an int
+    as it is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them. ValueError: unknown kernel or
     instruction set, or counts that do not fit the kernel.
     """

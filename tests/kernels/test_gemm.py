@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from aspen_mp.workers import _kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, filled, layout, pack_panels, run, same_bits
+
+from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
 
@@ -75,7 +76,8 @@ def test_against_float64(isa, seed, batch, m, k, n, packed, plain, alpha, activa
 
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     assert same_bits(whole, run("GEMM", out, inputs, p, tiles, isa))
-    relaid = [filled(rng, a), b if packed else filled(rng, b), *(None if e is None else filled(rng, e) for e in (bias_values, residual_values))]
+    extras = [None if e is None else filled(rng, e) for e in (bias_values, residual_values)]
+    relaid = [filled(rng, a), b if packed else filled(rng, b), *extras]
     assert same_bits(whole, run("GEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
 
 
@@ -113,7 +115,8 @@ def test_sum_is_ascending_from_zero(isa):
 def test_nan_and_infinity_reach_the_output(isa):
     a = np.array([[np.nan, 1], [np.inf, 1], [-np.inf, 1], [1, 1]], np.float32)
     b = np.ones((2, 33), np.float32)
-    for activation, wanted in [("RELU", [np.nan, np.inf, 0, 2]), ("IDENTITY", [np.nan, np.inf, -np.inf, 2]), ("CLIP", [np.nan, 1.5, -0.5, 1.5])]:
+    expected = {"RELU": [np.nan, np.inf, 0, 2], "IDENTITY": [np.nan, np.inf, -np.inf, 2], "CLIP": [np.nan, 1.5, -0.5, 1.5]}
+    for activation, wanted in expected.items():
         result = run("GEMM", np.empty((4, 33), np.float32), [a, b], params(False, 1.0, activation), isa=isa)
         np.testing.assert_array_equal(result, np.tile(np.array(wanted, np.float32)[:, None], (1, 33)))
 

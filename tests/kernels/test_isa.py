@@ -7,13 +7,15 @@ import subprocess
 import sys
 
 import pytest
+
 from aspen_mp.workers import _kernels
 
 PRINT = "from aspen_mp.workers import _kernels; print(_kernels.selected())"
 
 
 def selected_by(environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PRINT], env={**os.environ, "ASPEN_MP_ISA": environment}, capture_output=True, text=True, check=False)
+    env = {**os.environ, "ASPEN_MP_ISA": environment}
+    return subprocess.run([sys.executable, "-c", PRINT], env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("isa", _kernels.isas())
