@@ -1,0 +1,12 @@
+"""The zoo: well-known networks as ONNX models with random weights, built on the spot without a deep-learning framework.
+
+    model = build("resnet50", batch=3)
+    feeds = inputs(model)
+"""
+
+from __future__ import annotations
+
+from .inputs import inputs
+from .zoo import Description, build, describe, names
+
+__all__ = ["Description", "build", "describe", "inputs", "names"]

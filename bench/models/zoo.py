@@ -1,0 +1,145 @@
+"""The list of networks and the functions that build and describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from .bert import bert
+from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
+from .extra import mobilenet_v2, tcn, unet, vit
+from .gpt2 import gpt2
+from .inception import inception_v3
+from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
+from .residual import DENSENET, RESNET, densenet, resnet
+from .text import TextOptions
+from .vision import ImageOptions
+from .yolo import yolov3
+
+BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One network: its builder `(name, options, weights, **own options)`, its kind of options, and their published values."""
+
+    make: Callable[..., onnx.ModelProto]
+    options: type[ImageOptions] | type[TextOptions]
+    defaults: Mapping[str, Any]
+    extra: bool = False
+
+
+def _entries() -> dict[str, Entry]:
+    table = {"alexnet": Entry(alexnet, ImageOptions, {})}
+    table |= {name + suffix: Entry(vgg, ImageOptions, {}) for name in VGG for suffix in ("", "_bn")}
+    table |= {name: Entry(resnet, ImageOptions, {}) for name in RESNET}
+    table |= {name: Entry(squeezenet, ImageOptions, {}) for name in FIRES}
+    table |= {name: Entry(densenet, ImageOptions, {}) for name in DENSENET}
+    table["inception_v3"] = Entry(inception_v3, ImageOptions, {"image": (299, 299)})
+    table["yolov3"] = Entry(yolov3, ImageOptions, {"image": (416, 416), "classes": 80})
+    table |= {name: Entry(bert, TextOptions, {}) for name in ("bert_base", "bert_large")}
+    table["gpt2"] = Entry(gpt2, TextOptions, {})
+    table["aspen32"] = Entry(aspen, ImageOptions, {"image": (64, 64)})
+    table["mobilenet_v2"] = Entry(mobilenet_v2, ImageOptions, {}, extra=True)
+    table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True)
+    table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True)
+    table["tcn"] = Entry(tcn, TextOptions, {}, extra=True)
+    return table
+
+
+ENTRIES = _entries()
+
+
+def names(*, extra: bool = False) -> list[str]:
+    """Names of the zoo's networks; with `extra` also those that only tests use."""
+    return [name for name, entry in ENTRIES.items() if extra or not entry.extra]
+
+
+def build(
+    name: str,
+    *,
+    batch: int = 1,
+    seq: int = 128,
+    symbolic: bool = False,
+    seed: int = 0,
+    weights: Mapping[str, Array] | None = None,
+    **options: Any,
+) -> onnx.ModelProto:
+    """A network of the zoo as an ONNX model, float32.
+
+    `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and "sequence".
+    `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
+    `weights`: values by parameter name instead (a checkpoint in PyTorch's layout).
+    `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own,
+    such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is a side or
+    (height, width).
+
+    Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.
+    """
+    source: Weights = RandomWeights(seed) if weights is None else ArrayWeights(weights)
+    return _build(name, source, batch=batch, seq=seq, symbolic=symbolic, **options)
+
+
+def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, **options: Any) -> onnx.ModelProto:
+    """What `build` returns, without the parameters' values: quick, for signatures and counts only."""
+    return _build(name, NoWeights(), batch=batch, seq=seq, symbolic=symbolic, **options)
+
+
+def _build(name: str, weights: Weights, *, batch: int, seq: int, symbolic: bool, **options: Any) -> onnx.ModelProto:
+    entry = ENTRIES.get(name)
+    if entry is None:
+        raise KeyError(f"no network {name!r} in the zoo; it has {', '.join(ENTRIES)}")
+    for key, value in (("batch", batch), ("seq", seq)):
+        if value < 1:
+            raise ValueError(f"{key}={value}: must be at least 1")
+    common: dict[str, Any] = {"batch": BATCH if symbolic else batch}
+    if entry.options is TextOptions:
+        common["seq"] = SEQ if symbolic else seq
+    merged = {**entry.defaults, **options}
+    if isinstance(merged.get("image"), int):
+        merged["image"] = (merged["image"], merged["image"])
+    common |= {field.name: merged.pop(field.name) for field in fields(entry.options) if field.name in merged}
+    return entry.make(name, entry.options(**common), weights, **merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a network is: `parameters` are trainable ones, `macs` multiply-accumulates of convolutions and matrix products (None where a
+    dimension is symbolic), `inputs` and `outputs` are (name, shape, dtype)."""
+
+    name: str
+    parameters: int
+    macs: int | None
+    nodes: int
+    ops: dict[str, int]
+    inputs: list[tuple[str, tuple[Dim, ...], str]]
+    outputs: list[tuple[str, tuple[Dim, ...], str]]
+
+
+def describe(model: str | onnx.ModelProto, **options: Any) -> Description:
+    """Describes a network by name (with `build`'s options; no weights are made) or a model that `build` returned."""
+    proto = structure(model, **options) if isinstance(model, str) else model
+    notes = {prop.key: prop.value for prop in proto.metadata_props}
+    ops: dict[str, int] = {}
+    for node in proto.graph.node:
+        ops[node.op_type] = ops.get(node.op_type, 0) + 1
+    return Description(
+        name=proto.graph.name,
+        parameters=int(notes["zoo.parameters"]),
+        macs=int(notes["zoo.macs"]) if "zoo.macs" in notes else None,
+        nodes=len(proto.graph.node),
+        ops=dict(sorted(ops.items())),
+        inputs=[signature(value) for value in proto.graph.input],
+        outputs=[signature(value) for value in proto.graph.output],
+    )
+
+
+def signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[Dim, ...], str]:
+    """Name, shape and numpy dtype name of a graph input or output."""
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_param if dim.HasField("dim_param") else int(dim.dim_value) for dim in tensor.shape.dim)
+    return value.name, shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
