@@ -1,7 +1,7 @@
 """The zoo: well-known networks as ONNX models with random weights, built on the spot without a deep-learning framework.
 
-    model = build("resnet50", batch=3)
-    feeds = inputs(model)
+model = build("resnet50", batch=3)
+feeds = inputs(model)
 """
 
 from __future__ import annotations

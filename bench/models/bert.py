@@ -40,8 +40,8 @@ def bert(
     vocab: int | None = None,
     pooler: bool = True,
 ) -> onnx.ModelProto:
-    """Inputs input_ids, attention_mask, token_type_ids (int64 [batch, seq]); outputs last_hidden_state [batch, seq, hidden] and, with `pooler`,
-    pooler_output [batch, hidden]. `layers`, `hidden`, `heads`, `vocab` change the published size."""
+    """Inputs input_ids, attention_mask, token_type_ids (int64 [batch, seq]); outputs last_hidden_state [batch, seq, hidden] and, with
+    `pooler`, pooler_output [batch, hidden]. `layers`, `hidden`, `heads`, `vocab` change the published size."""
     base = SIZES[name]
     size = BertSize(layers or base.layers, hidden or base.hidden, heads or base.heads, vocab or base.vocab)
     net = BertNet(name, options, weights, size)

@@ -84,8 +84,11 @@ def squeezenet(name: str, options: ImageOptions, weights: Weights) -> onnx.Model
     return net.finish()
 
 
-def aspen(name: str, options: ImageOptions, weights: Weights, *, layers: int = 32, channels: int = 128, relu: bool = True) -> onnx.ModelProto:
-    """ASPEN's synthetic chain: `layers` 3×3 convolutions of `channels` to `channels` on `options.image` pixels, each followed by a ReLU or nothing."""
+def aspen(
+    name: str, options: ImageOptions, weights: Weights, *, layers: int = 32, channels: int = 128, relu: bool = True
+) -> onnx.ModelProto:
+    """ASPEN's synthetic chain: `layers` 3×3 convolutions of `channels` to `channels` on `options.image` pixels, each followed by a ReLU or
+    nothing."""
     net = VisionNet(name, options, weights)
     x = net.image(channels=channels)
     for layer in range(layers):

@@ -48,7 +48,9 @@ def inverted_residual(net: VisionNet, x: Map, name: str, expansion: int, channel
     return net.add(y, x) if residual else y
 
 
-def unet(name: str, options: ImageOptions, weights: Weights, *, width: int = 32, depth: int = 4, transposed: bool = False) -> onnx.ModelProto:
+def unet(
+    name: str, options: ImageOptions, weights: Weights, *, width: int = 32, depth: int = 4, transposed: bool = False
+) -> onnx.ModelProto:
     """U-Net (arXiv:1505.04597) with same-size convolutions: image → class scores of each pixel [batch, classes, H, W].
     `transposed`: decoder steps by ConvTranspose instead of Resize + convolution."""
     if options.image[0] % 2**depth or options.image[1] % 2**depth:
@@ -91,7 +93,8 @@ def vit(
     hidden: int = 768,
     heads: int = 12,
 ) -> onnx.ModelProto:
-    """Vision Transformer (arXiv:2010.11929, torchvision's vit_b_16 by default): patches, class token, pre-norm blocks with packed query/key/value."""
+    """Vision Transformer (arXiv:2010.11929, torchvision's vit_b_16 by default): patches, class token, pre-norm blocks with packed
+    query/key/value."""
     h, w = options.image
     if h % patch or w % patch:
         raise ValueError(f"{name}: image sides must be multiples of {patch}, not {h}×{w}")
@@ -142,8 +145,8 @@ class VitNet(TextNet):
 def tcn(
     name: str, options: TextOptions, weights: Weights, *, features: int = 16, channels: int = 64, levels: int = 6, kernel: int = 3
 ) -> onnx.ModelProto:
-    """Temporal convolutional network (arXiv:1803.01271): causal dilated 1-D convolutions with residuals. Input [batch, features, seq], output
-    [batch, channels, seq]; odd levels pad on the left, even ones on both sides and cut the end off, as published code does."""
+    """Temporal convolutional network (arXiv:1803.01271): causal dilated 1-D convolutions with residuals. Input [batch, features, seq],
+    output [batch, channels, seq]; odd levels pad on the left, even ones on both sides and cut the end off, as published code does."""
     net = Net(name, opset=options.opset, weights=weights)
     seq = options.seq
     x = net.input("input", TensorProto.FLOAT, [options.batch, features, seq], kind="normal")

@@ -22,7 +22,8 @@ def gpt2(
     vocab: int = 50257,
     head: bool = True,
 ) -> onnx.ModelProto:
-    """Input input_ids (int64 [batch, seq]); output logits [batch, seq, vocab] or, without `head`, last_hidden_state [batch, seq, hidden]."""
+    """Input input_ids (int64 [batch, seq]); output logits [batch, seq, vocab] or, without `head`, last_hidden_state [batch, seq,
+    hidden]."""
     net = GptNet(name, options, weights, hidden=hidden, heads=heads, eps=1e-5)
     if isinstance(options.seq, int) and options.seq > POSITIONS:
         raise ValueError(f"{name}: seq={options.seq}, but there are {POSITIONS} positions")

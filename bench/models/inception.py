@@ -38,7 +38,9 @@ def inception_v3(name: str, options: ImageOptions, weights: Weights, *, aux: boo
 class Inception(VisionNet):
     """The building blocks; every convolution is convolution, BatchNorm, ReLU."""
 
-    def basic(self, x: Map, name: str, channels: int, kernel: int | tuple[int, int], *, stride: int = 1, pad: int | tuple[int, int] = 0) -> Map:
+    def basic(
+        self, x: Map, name: str, channels: int, kernel: int | tuple[int, int], *, stride: int = 1, pad: int | tuple[int, int] = 0
+    ) -> Map:
         return self.relu(self.conv_bn(x, f"{name}.conv", f"{name}.bn", channels, kernel, stride=stride, pad=pad, eps=EPS))
 
     def row(self, x: Map, name: str, channels: int, length: int) -> Map:

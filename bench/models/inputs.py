@@ -1,4 +1,5 @@
-"""Random inputs that look like real ones: normalised images with smooth content, token ids within the vocabulary, padded masks, segments."""
+"""Random inputs that look like real ones: normalised images with smooth content, token ids within the vocabulary, padded masks,
+segments."""
 
 from __future__ import annotations
 
@@ -65,5 +66,3 @@ def _stretch(x: NDArray[np.float32], axis: int, size: int) -> NDArray[np.float32
     low = np.minimum(places.astype(np.int64), x.shape[axis] - 2)
     share = (places - low).astype(np.float32).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
     return np.asarray(np.take(x, low, axis) * (1 - share) + np.take(x, low + 1, axis) * share, np.float32)
-
-

@@ -1,8 +1,9 @@
 """What every builder of the zoo writes its graph with: parameters, nodes, inputs and outputs of one `onnx.ModelProto`.
 
-A network is written straight into the protobuf: parameters are drawn into one scratch buffer and copied once, because `onnx.helper.make_graph`
-would copy BERT-large's 1.3 GB again. Every parameter has a random stream of its own, derived from the seed and the parameter's name, so that a
-network keeps its weights when options change how the same arithmetic is written (folded BatchNorm, decomposed LayerNorm …).
+A network is written straight into the protobuf: parameters are drawn into one scratch buffer and copied once, because
+`onnx.helper.make_graph` would copy BERT-large's 1.3 GB again. Every parameter has a random stream of its own, derived from the seed and the
+parameter's name, so that a network keeps its weights when options change how the same arithmetic is written (folded BatchNorm, decomposed
+LayerNorm …).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RandomWeights(Weights):
         self._scratch = np.empty(0, np.float32)
 
     def get(self, name: str, shape: tuple[int, ...], init: Init, transposed: bool) -> bytes:
-        return memoryview(self.draw(name, shape, init).reshape(-1)).tobytes()
+        return self.draw(name, shape, init).tobytes()
 
     def draw(self, name: str, shape: tuple[int, ...], init: Init) -> NDArray[np.float32]:
         """Values of a parameter, in a buffer that the next call overwrites."""
@@ -139,7 +140,8 @@ class Net:
     # ---- values
 
     def param(self, name: str, shape: Sequence[int], init: Init, *, count: bool = True, transposed: bool = False) -> str:
-        """Adds a float32 parameter. `transposed`: the checkpoint holds its transpose. `count=False`: a buffer, not a trainable parameter."""
+        """Adds a float32 parameter. `transposed`: the checkpoint holds its transpose. `count=False`: a buffer, not a trainable
+        parameter."""
         dims = tuple(shape)
         tensor = self.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=dims)
         tensor.raw_data = self.weights.get(name, dims, init, transposed)

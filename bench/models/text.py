@@ -23,9 +23,9 @@ GELUS = ("erf", "tanh", "op")
 class TextOptions:
     """How a transformer is written.
 
-    `attention`: "eager" (scores divided by √d, as `BertSelfAttention` computes it) or "sdpa" (both factors scaled by d^¼, as the exporter writes
-    scaled_dot_product_attention). `norm`: "fused" (LayerNormalization) or "decomposed" (ReduceMean, Sub, Pow …). `gelu`: None for the network's
-    own, or "erf" | "tanh" | "op" (Gelu of opset 20).
+    `attention`: "eager" (scores divided by √d, as `BertSelfAttention` computes it) or "sdpa" (both factors scaled by d^¼, as the exporter
+    writes scaled_dot_product_attention). `norm`: "fused" (LayerNormalization) or "decomposed" (ReduceMean, Sub, Pow …). `gelu`: None for
+    the network's own, or "erf" | "tanh" | "op" (Gelu of opset 20).
     """
 
     batch: Dim = 1

@@ -1,7 +1,8 @@
 """Layers of image networks on top of `Net`: feature maps with known size, convolution with or without BatchNorm, pooling, classifier.
 
-Values keep E[x²] near 1 at the input of every convolution: weights without BatchNorm have variance 2 / fan-in (He), weights before BatchNorm
-have variance `PRE_BN` / fan-in and the running variance says so, gamma restores the scale. Activations and outputs so stay of order one.
+Values keep E[x²] near 1 at the input of every convolution: weights without BatchNorm have variance 2 / fan-in (He), weights before
+BatchNorm have variance `PRE_BN` / fan-in and the running variance says so, gamma restores the scale. Activations and outputs so stay of
+order one.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Map:
 class ImageOptions:
     """How an image network is written.
 
-    `image`: height and width in pixels. `bn`: "keep" BatchNormalization nodes, or "fold" them into the convolutions before them, as PyTorch's
-    exporter does by default. `pool`: final pooling as "global" (GlobalAveragePool + Flatten) or "mean" (ReduceMean + Reshape).
+    `image`: height and width in pixels. `bn`: "keep" BatchNormalization nodes, or "fold" them into the convolutions before them, as
+    PyTorch's exporter does by default. `pool`: final pooling as "global" (GlobalAveragePool + Flatten) or "mean" (ReduceMean + Reshape).
     """
 
     batch: Dim = 1
@@ -116,7 +117,9 @@ class VisionNet(Net):
         )
         h, w = (x.height + 2 * ph - kh) // stride + 1, (x.width + 2 * pw - kw) // stride + 1
         if h < 1 or w < 1:
-            raise ValueError(f"{self.graph.name}: an image of {self.options.image[0]}×{self.options.image[1]} is too small, {name} has nothing left")
+            raise ValueError(
+                f"{self.graph.name}: an image of {self.options.image[0]}×{self.options.image[1]} is too small, {name} has nothing left"
+            )
         self.add_macs(product(self.options.batch, math.prod(shape), h, w))
         return Map(out, channels, h, w)
 
@@ -219,12 +222,15 @@ class VisionNet(Net):
         return replace(x, height=h, width=w)
 
     def adaptive_avg_pool(self, x: Map, size: int) -> Map:
-        """Average pooling to size × size. A map that is smaller already stays as it is; one that is no multiple cannot be exported to ONNX."""
+        """Average pooling to size × size. A map that is smaller already stays as it is; one that is no multiple cannot be exported to
+        ONNX."""
         if x.height < size or x.width < size:
             return x
         kh, kw = x.height // size, x.width // size
         if x.height % size or x.width % size:
-            raise ValueError(f"{self.graph.name}: adaptive pooling of {x.height}×{x.width} to {size}×{size} has no ONNX form; choose another image size")
+            raise ValueError(
+                f"{self.graph.name}: adaptive pooling of {x.height}×{x.width} to {size}×{size} has no ONNX form; choose another image size"
+            )
         tensor = self.op("AveragePool", x.tensor, kernel_shape=[kh, kw], strides=[kh, kw])
         return replace(x, tensor=tensor, height=size, width=size)
 
@@ -237,7 +243,14 @@ class VisionNet(Net):
     def upsample(self, x: Map, factor: int = 2) -> Map:
         scales = self.const(np.array([1, 1, factor, factor], np.float32))
         tensor = self.op(
-            "Resize", x.tensor, "", scales, mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric", cubic_coeff_a=-0.75
+            "Resize",
+            x.tensor,
+            "",
+            scales,
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+            cubic_coeff_a=-0.75,
         )
         return replace(x, tensor=tensor, height=x.height * factor, width=x.width * factor)
 
@@ -265,5 +278,3 @@ def bn_inits(gamma: float, variance: float) -> dict[str, Init]:
         "running_mean": Init(0.1 * math.sqrt(variance)),
         "running_var": Init(0.1 * variance, variance),
     }
-
-

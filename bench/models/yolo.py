@@ -27,7 +27,7 @@ def yolov3(name: str, options: ImageOptions, weights: Weights, *, decode: bool =
     for channels, blocks in STAGES:
         x = net.block(x, channels, 3, stride=2)
         for _ in range(blocks):
-            y = net.block(net.block(x, channels // 2, 1), channels, 3, gamma=0.5)
+            y = net.block(net.block(x, channels // 2, 1), channels, 3, gamma=0.25)
             x = net.add(x, y)
             net.layer += 1
         routes.append(x)
@@ -42,7 +42,7 @@ def yolov3(name: str, options: ImageOptions, weights: Weights, *, decode: bool =
             x = net.block(net.block(x, width, 1), 2 * width, 3)
         x = net.block(x, width, 1)
         y = net.block(x, 2 * width, 3)
-        heads.append(net.conv(y, f"module_list.{net.layer}.conv", 3 * (5 + options.classes), 1, gain=1.0))
+        heads.append(net.conv(y, f"module_list.{net.layer}.conv", 3 * (5 + options.classes), 1, gain=0.2))
         net.layer += 2  # convolution, yolo
     if decode:
         net.decode(heads)
@@ -82,5 +82,3 @@ class Darknet(VisionNet):
         size = self.op("Mul", self.op("Exp", size), self.const(priors))
         y = self.op("Concat", centre, size, self.op("Sigmoid", score), axis=-1)
         return self.op("Reshape", y, self.ints(0, -1, fields))
-
-

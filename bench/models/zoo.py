@@ -71,12 +71,12 @@ def build(
 ) -> onnx.ModelProto:
     """A network of the zoo as an ONNX model, float32.
 
-    `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and "sequence".
-    `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
+    `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and
+    "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
     `weights`: values by parameter name instead (a checkpoint in PyTorch's layout).
-    `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own,
-    such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is a side or
-    (height, width).
+    `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
+    own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is
+    a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.
     """
