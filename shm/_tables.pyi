@@ -7,5 +7,6 @@ BINARY: dict[str, int]
 TERNARY: dict[str, int]
 REDUCE: dict[str, int]
 PAD_MODES: dict[str, int]
+ROLES: dict[str, int]
 LAYOUT_HASH: int
 LIMITS: dict[str, int]

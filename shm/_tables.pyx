@@ -61,6 +61,7 @@ cdef extern from *:
     const unsigned long long aspen_layout_hash
     enum:
         ASPEN_MAX_WORKERS, ASPEN_COLUMNS, ASPEN_CLASSES, ASPEN_DEPTHS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_CLIENTS
+        ASPEN_ROLE_CONTROL, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA
         ASPEN_SLOTS, ASPEN_MAX_WEIGHTS, ASPEN_MAX_OPERANDS, ASPEN_TILE_AXES, ASPEN_RANK, ASPEN_FANOUT
 
 
@@ -101,6 +102,8 @@ BINARY = _codes(aspen_list_binary)
 TERNARY = _codes(aspen_list_ternary)
 REDUCE = _codes(aspen_list_reduce)
 PAD_MODES = _codes(aspen_list_pad)
+ROLES = {"control": ASPEN_ROLE_CONTROL, "doorbell": ASPEN_ROLE_DOORBELL, "client": ASPEN_ROLE_CLIENT, "data": ASPEN_ROLE_DATA,
+         "plan": ASPEN_ROLE_PLAN, "weights": ASPEN_ROLE_WEIGHTS, "arena": ASPEN_ROLE_ARENA}
 LAYOUT_HASH = int(aspen_layout_hash)
 LIMITS = {"workers": ASPEN_MAX_WORKERS, "columns": ASPEN_COLUMNS, "classes": ASPEN_CLASSES, "depths": ASPEN_DEPTHS, "plans": ASPEN_MAX_PLANS,
           "instances": ASPEN_MAX_INSTANCES, "clients": ASPEN_MAX_CLIENTS, "slots": ASPEN_SLOTS, "weights": ASPEN_MAX_WEIGHTS,

@@ -10,6 +10,7 @@ from aspen_mp.shm import _tables
 
 LAYOUT_HASH: int = _tables.LAYOUT_HASH
 LIMITS: dict[str, int] = _tables.LIMITS
+ROLES: dict[str, int] = _tables.ROLES
 SPACES: dict[str, int] = _tables.SPACES
 UNARY: dict[str, int] = _tables.UNARY
 BINARY: dict[str, int] = _tables.BINARY

@@ -1,0 +1,249 @@
+"""Kernel-level graph → plan: storage, tiles, edges, memory, arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner import cost
+from aspen_mp.planner.edges import TileGraph, build_edges
+from aspen_mp.planner.explain import op_info
+from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.joins import Edges, finish
+from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
+from aspen_mp.planner.params import params as kernel_params
+from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
+from aspen_mp.planner.policy import TILE_AXES, Grid, choose_grids
+from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.shm.errors import UnsupportedModelError
+from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
+
+DEPTHS = LIMITS["depths"]
+LAST_RANK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own."""
+
+    reuse_memory: bool = True
+    grids: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None) -> Plan:
+    """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one).
+
+    Results do not depend on `workers`. UnsupportedModelError: a tensor has a dtype, rank or size that operands cannot express.
+    """
+    options = options or PlanOptions()
+    storage = assign_storage(graph)
+    grids = (options.grids or choose_grids)(storage, max(workers, 1))
+    tile_graph = build_edges(storage, grids)
+    lives = tenants(storage)
+    activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
+    parents, children = order_recycling(tile_graph, lives, len(storage.steps))
+    origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
+    edges = finish(parents, children, tile_graph.op_tiles, origin)
+    return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, options).plan()
+
+
+class _Writer:
+    def __init__(
+        self,
+        graph: Graph,
+        storage: Storage,
+        grids: Sequence[Grid],
+        tile_graph: TileGraph,
+        edges: Edges,
+        activation_bytes: int,
+        options: PlanOptions,
+    ) -> None:
+        self.graph, self.storage, self.grids, self.tile_graph, self.edges = graph, storage, grids, tile_graph, edges
+        self.activation_bytes, self.options = activation_bytes, options
+        self.consts = bytearray()
+        self.blobs = bytearray(b"\0")  # offset 0: nothing
+        self.weights: list[WeightItem] = []
+        self.weight_number: dict[str, int] = {}
+        self.weight_uses: list[tuple[int, int, int]] = []
+        self.plan_operands: list[int] = []
+        self.arena_operands: list[int] = []
+        self.operands: list[tuple[Any, ...]] = []
+        self.params: list[int] = []
+
+    def plan(self) -> Plan:
+        self._constants()
+        works = [cost.work(node) for node in self.storage.steps]
+        ops = np.zeros(len(self.storage.steps) + 2, OP)
+        for k, node in enumerate(self.storage.steps):
+            self._op(ops[k], k, node)
+            ops[k]["flops"] = works[k].flops
+            ops[k]["cost_ns"] = works[k].ns / max(self.grids[k].n, 1)
+        for k, name in ((len(ops) - 2, "JOIN"), (len(ops) - 1, "END")):
+            ops[k]["kernel"] = KERNELS[name].code
+            ops[k]["name"], ops[k]["name_bytes"] = self._blob(name.encode())
+            ops[k]["layer"] = k
+        edges = self.edges
+        counts = np.diff(edges.parent_begin)
+        operands = np.array(self.operands, OPERAND) if self.operands else np.zeros(0, OPERAND)
+        plan = Plan(
+            name=self.graph.name,
+            ops=ops,
+            operands=operands,
+            params=np.array(self.params, np.int64),
+            tiles=self._tiles([w.ns for w in works]),
+            children=edges.children.astype(np.uint32),
+            parent_counts=counts.astype(np.uint32),
+            parent_begin=edges.parent_begin.astype(np.uint32),
+            parents=edges.parents.astype(np.uint32),
+            initial=np.flatnonzero(counts == 0).astype(np.uint32),
+            consts=bytes(self.consts),
+            blobs=bytes(self.blobs),
+            activation_bytes=self.activation_bytes,
+            request_bytes=self.storage.request_bytes,
+            scratch_bytes=max((cost.scratch_bytes(node) for node in self.storage.steps), default=0),
+            inputs=[self._info(name, t) for name, t in self.storage.inputs],
+            outputs=[self._info(name, t) for name, t in self.storage.outputs],
+            weights=self.weights,
+            weight_uses=np.array(self.weight_uses, np.int64).reshape(-1, 3),
+            info=[op_info(n, g, w) for n, g, w in zip(self.storage.steps, self.grids, works, strict=True)],
+            metadata=dict(self.options.metadata),
+        )
+        plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
+        plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
+        plan.place_weights(plan.default_directory()[0])
+        return plan
+
+    # ------------------------------------------------------------------------------------------------------------ constants
+
+    def _constants(self) -> None:
+        for buffer in self.storage.constants:
+            t = buffer.const
+            assert t is not None
+            if buffer.space == WEIGHTS:
+                assert t.weight_key is not None
+                if t.weight_key not in self.weight_number:
+                    self.weight_number[t.weight_key] = len(self.weights)
+                    self.weights.append(WeightItem(t.weight_key, buffer.nbytes, partial(_write_constant, t)))
+            else:
+                buffer.offset = aligned(len(self.consts))
+                self.consts.extend(bytes(buffer.offset - len(self.consts)))
+                self.consts.extend(np.ascontiguousarray(t.value()).tobytes())
+
+    def _blob(self, data: bytes) -> tuple[int, int]:
+        at = len(self.blobs)
+        self.blobs.extend(data)
+        return at, len(data)
+
+    # ------------------------------------------------------------------------------------------------------ ops and operands
+
+    def _op(self, row: Any, k: int, node: Node) -> None:
+        row["kernel"] = KERNELS[node.op].code
+        row["operand"] = len(self.operands)
+        row["n_outputs"] = len(node.outputs)
+        row["n_inputs"] = len(node.inputs)
+        for t in node.outputs:
+            self._operand(t, t.shape, self.storage.refs[t])
+        for i, x in enumerate(node.inputs):
+            if x is None:
+                self.operands.append((SPACES["PLAN"], DTYPES["NONE"], 0, 0, 0, 0, (0,) * 8, (0,) * 8))
+            else:
+                shape, strides = _broadcast(node, i, x, self.storage.refs[x].strides)
+                self._operand(x, shape, Ref(self.storage.refs[x].buffer, self.storage.refs[x].offset, strides))
+        values = kernel_params(node)
+        row["param"], row["n_params"] = len(self.params), len(values)
+        self.params.extend(values)
+        row["name"], row["name_bytes"] = self._blob(f"{node.name} ({node.onnx_op or node.op})".encode())
+        if node.op == "OPAQUE":
+            row["blob"], row["blob_bytes"] = self._blob(node.attrs["model"])
+        row["layer"] = k
+
+    def _operand(self, t: Tensor, shape: Sequence[int], ref: Ref) -> None:
+        if len(shape) > LIMITS["rank"]:
+            raise UnsupportedModelError(f"{t.name}: rank {len(shape)}, at most {LIMITS['rank']}")
+        code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
+        if code is None:
+            raise UnsupportedModelError(f"{t.name}: no operand can have dtype {t.dtype}")
+        offset = ref.offset * item_bytes(t)
+        space = ref.buffer.space
+        number = len(self.operands)
+        if space == WEIGHTS:
+            const = ref.buffer.const
+            assert const is not None
+            assert const.weight_key is not None
+            self.weight_uses.append((number, self.weight_number[const.weight_key], offset))
+        else:
+            offset += ref.buffer.offset if ref.buffer.offset >= 0 else 0
+            if space == PLAN:
+                self.plan_operands.append(number)
+            elif space == ARENA:
+                self.arena_operands.append(number)
+        pad = (0,) * (8 - len(shape))
+        self.operands.append((SPACES[space], code, len(shape), 0, 0, offset, (*shape, *pad), (*ref.strides, *pad)))
+
+    def _info(self, name: str, t: Tensor) -> TensorInfo:
+        ref = self.storage.refs[t]
+        assert ref.buffer.space == REQUEST
+        return TensorInfo(name, "object" if t.dtype == np.dtype(object) else t.dtype.name, t.shape, ref.buffer.offset, nbytes(t))
+
+    # ---------------------------------------------------------------------------------------------------------------- tiles
+
+    def _tiles(self, step_ns: list[float]) -> npt.NDArray[Any]:
+        edges, base = self.edges, self.tile_graph.base
+        op_tiles = self.tile_graph.op_tiles
+        tiles = np.zeros(edges.n, TILE)
+        tiles["lo"], tiles["hi"] = 0, 1
+        tiles["op"] = len(self.storage.steps)  # JOIN
+        tiles["op"][-1] = len(self.storage.steps) + 1
+        depth = _depths(step_ns)
+        for k, grid in enumerate(self.grids):
+            if not grid.n:
+                continue
+            lo, hi = grid.boxes()
+            rank = min(lo.shape[1], TILE_AXES)
+            rows = slice(base[k], base[k + 1])
+            tiles["op"][rows] = k
+            tiles["lo"][rows, :rank], tiles["hi"][rows, :rank] = lo[:, :rank], hi[:, :rank]
+            tiles["depth"][rows] = depth[k]
+        tiles["children"] = edges.child_begin[:-1]
+        tiles["n_children"] = np.diff(edges.child_begin)
+        tiles["rank"][:op_tiles] = np.arange(op_tiles) + 1
+        if op_tiles:
+            tiles["depth"][op_tiles:] = tiles["depth"][edges.origin]
+        tiles["depth"][-1], tiles["rank"][-1] = DEPTHS - 1, LAST_RANK
+        return tiles
+
+
+def _depths(step_ns: list[float]) -> list[int]:
+    """Depth bin of each step: bins hold about the same predicted time and never decrease."""
+    total = sum(step_ns) or 1.0
+    out, before = [], 0.0
+    for ns in step_ns:
+        out.append(min(int(before / total * DEPTHS), DEPTHS - 1))
+        before += ns
+    return out
+
+
+_LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "DWCONV": (3,), "NORM": (1, 2)}
+"""Inputs that kernels read with the box of the output."""
+
+
+def _broadcast(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
+    """Dims and strides that a kernel sees: axes of one element that are broadcast get the output's dimension and stride 0."""
+    out = node.output.shape
+    if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
+        want: Shape = out
+    elif node.op == "GEMM" and (i == 0 or not node.attrs["packed_b"]):
+        want = (*out[:-2], *x.shape[-2:])
+    else:
+        return x.shape, strides
+    return want, tuple(0 if d == 1 and w != 1 else s for d, w, s in zip(x.shape, want, strides, strict=True))
+
+
+def _write_constant(t: Tensor, out: memoryview) -> None:
+    t.write(np.frombuffer(out, t.dtype, t.size).reshape(t.shape))

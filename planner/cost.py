@@ -1,0 +1,117 @@
+"""What a kernel-level node costs: operations, bytes, and nanoseconds on one core.
+
+The figures are of one core of a current x86 server at fp32 and only have to be right relative to each other: they size tiles, spread the
+depth bins, and make `plan --explain` readable. Results never depend on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from aspen_mp.planner.ir import Node
+from aspen_mp.planner.storage import nbytes
+
+FLOPS_PER_NS = 100.0
+"""Matrix kernels, one core."""
+DEPTHWISE_FLOPS_PER_NS = 50.0
+COLD_BYTES_PER_NS = 20.0
+"""Memory traffic that misses the caches: weights, and activations of large layers."""
+WARM_BYTES_PER_NS = 60.0
+"""Activations that another tile left in a shared cache."""
+TILE_NS = 2000.0
+"""What a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends."""
+OPAQUE_NS = 200_000.0
+
+_SLOW_UNARY = frozenset(
+    {"EXP", "LOG", "SIGMOID", "TANH", "ERF", "ELU", "SELU", "CELU", "GELU_ERF", "GELU_TANH", "SWISH", "SOFTPLUS", "MISH", "SIN", "COS"}
+    | {"TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "ASINH", "ACOSH", "ATANH"}
+)
+_ELEMENT_NS = {
+    "SOFTMAX": 0.31,
+    "NORM": 0.16,
+    "LRN": 2.0,
+    "RESIZE": 0.5,
+    "GATHER_ELEMENTS": 0.5,
+    "CUMSUM": 0.5,
+    "ARGREDUCE": 0.3,
+    "REDUCE": 0.1,
+    "CAST": 0.1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of a whole node: floating-point operations, bytes read and written (each operand once), nanoseconds on one core."""
+
+    flops: float
+    bytes: float
+    ns: float
+
+
+def _activation_ns(node: Node) -> float:
+    act = node.attrs.get("act")
+    return 0.4 if act is not None and act[0] in _SLOW_UNARY else 0.0
+
+
+def element_ns(node: Node) -> float:
+    """Arithmetic per element of the output (of the input, for reductions) of a node that is no matrix product."""
+    if node.op == "UNARY":
+        return 0.4 if node.attrs["opcode"] in _SLOW_UNARY else 0.05
+    if node.op == "BINARY":
+        return (2.0 if node.attrs["opcode"] in ("POW", "MOD", "FMOD") else 0.05) + _activation_ns(node)
+    return _ELEMENT_NS.get(node.op, 0.05)
+
+
+def flops(node: Node) -> float:
+    """Multiply-adds count two."""
+    out = node.output.size
+    a = node.inputs[0] if node.inputs else None
+    if node.op == "GEMM":
+        assert a is not None
+        return 2.0 * out * a.shape[-1]
+    if node.op in ("CONV", "DWCONV"):
+        assert a is not None
+        per_group = 1 if node.op == "DWCONV" else a.shape[1] // node.attrs["groups"]
+        return 2.0 * out * per_group * int(prod(node.attrs["kernel"]))
+    if node.op == "POOL":
+        return float(out * prod(node.attrs["kernel"]))
+    if node.op in ("REDUCE", "ARGREDUCE"):
+        assert a is not None
+        return float(a.size)
+    return float(out)
+
+
+def work(node: Node) -> Work:
+    """Estimate for a whole node on one core."""
+    inputs = [t for t in node.inputs if t is not None]
+    traffic = float(sum(min(nbytes(t), max(node.output.size, 1) * 64) if node.op == "GATHER" else nbytes(t) for t in inputs))
+    traffic += sum(nbytes(t) for t in node.outputs)
+    ops = flops(node)
+    if node.op in ("GEMM", "CONV"):
+        ns = max(ops / FLOPS_PER_NS, traffic / COLD_BYTES_PER_NS) + node.output.size * _activation_ns(node)
+    elif node.op in ("DWCONV", "POOL"):
+        ns = max(ops / DEPTHWISE_FLOPS_PER_NS, traffic / COLD_BYTES_PER_NS) + node.output.size * _activation_ns(node)
+    elif node.op == "OPAQUE":
+        ns = OPAQUE_NS + traffic / COLD_BYTES_PER_NS
+    else:
+        elements = inputs[0].size if node.op in ("REDUCE", "ARGREDUCE") else node.output.size
+        ns = elements * element_ns(node) + traffic / COLD_BYTES_PER_NS
+    return Work(ops, traffic, ns)
+
+
+@lru_cache(maxsize=1024)
+def wanted_tiles(ns: float, workers: int) -> float:
+    """How many tiles a node of `ns` should have: the overhead of more tiles, shared by all workers, against the tail of the last one.
+    With n tiles a node ends about ``n * TILE_NS / workers + ns / (2 n)`` later than ideal."""
+    return float(max(1.0, (0.5 * ns * workers / TILE_NS) ** 0.5)) if workers > 0 else 1.0
+
+
+def scratch_bytes(node: Node) -> int:
+    """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself before they run it."""
+    if node.op == "GEMM" and not node.attrs["packed_b"]:
+        a = node.inputs[0]
+        assert a is not None
+        return 128 * a.shape[-1]
+    return 0

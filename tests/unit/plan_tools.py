@@ -1,0 +1,405 @@
+"""What planner tests share: graphs by hand, numpy kernels, and an executor of plan bytes that knows nothing of how the plan was made.
+
+The executor computes whole operators in numpy and keeps a tile's box of the result, on buffers full of NaN: an element comes out NaN
+exactly if something that it depends on was not there yet. So it is an element-level check of the tile graph that shares no code with the
+region maps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.params import NO_ACT, params
+from aspen_mp.planner.plan import Plan
+from aspen_mp.shm.tables import (
+    BINARY,
+    DTYPES,
+    KERNEL_BY_CODE,
+    NUMPY_BY_CODE,
+    OP,
+    OPERAND,
+    PAD_MODES,
+    PLAN_HEADER,
+    REDUCE,
+    SPACES,
+    TILE,
+    UNARY,
+)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+F32 = np.dtype(np.float32)
+
+
+class GraphBuilder:
+    """Kernel-level graphs by hand. Methods return the output tensor; constants are small integers, so that sums are exact in fp32."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[Node] = []
+        self.inputs: list[Tensor] = []
+        self.count = 0
+
+    def input(self, *shape: int) -> Tensor:
+        t = Tensor(f"in{len(self.inputs)}", shape, F32)
+        self.inputs.append(t)
+        return t
+
+    def const(self, *shape: int, weight: bool = False) -> Tensor:
+        self.count += 1
+        data = self.rng.integers(-2, 3, shape).astype(np.float32)
+        return Tensor(f"c{self.count}", shape, F32, data=data, weight_key=f"w{self.count}" if weight else None)
+
+    def node(self, op: str, inputs: Sequence[Tensor | None], shape: Sequence[int], dtype: Any = F32, **attrs: Any) -> Tensor:
+        self.count += 1
+        out = Tensor(f"t{self.count}", tuple(int(d) for d in shape), np.dtype(dtype))
+        node = Node(op, f"n{self.count}", list(inputs), [out], attrs, op.title())
+        out.producer = node
+        self.nodes.append(node)
+        return out
+
+    def conv(self, x: Tensor, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, residual: Tensor | None = None) -> Tensor:
+        n, c, h, w = x.shape
+        pad = kernel // 2
+        size = [(d + 2 * pad - kernel) // stride + 1 for d in (h, w)]
+        per = outputs // groups
+        raw = self.rng.integers(-2, 3, (groups, kernel * kernel * (c // groups), per)).astype(np.float32)
+        panels = np.stack([pack(g) for g in raw])
+        self.count += 1
+        weight = Tensor(f"c{self.count}", panels.shape, F32, data=panels, weight_key=f"w{self.count}")
+        return self.node(
+            "CONV",
+            [x, weight, self.const(outputs, weight=True), residual],
+            (n, outputs, *size),
+            groups=groups,
+            kernel=(kernel, kernel),
+            strides=(stride, stride),
+            dilations=(1, 1),
+            pads=(pad, pad),
+            act=NO_ACT,
+        )
+
+    def dwconv(self, x: Tensor, kernel: int = 3) -> Tensor:
+        c = x.shape[1]
+        w = self.const(kernel * kernel, c, weight=True)
+        pad = kernel // 2
+        attrs = {"groups": c, "kernel": (kernel, kernel), "strides": (1, 1), "dilations": (1, 1), "pads": (pad, pad), "act": NO_ACT}
+        return self.node("DWCONV", [x, w, None, None], x.shape, **attrs)
+
+    def pool(self, x: Tensor, kernel: int = 2, stride: int = 2, mode: str = "max") -> Tensor:
+        n, c, h, w = x.shape
+        size = [(d - kernel) // stride + 1 for d in (h, w)]
+        attrs = {"kernel": (kernel,) * 2, "strides": (stride,) * 2, "dilations": (1, 1), "pads": (0,) * 4, "count_include_pad": False}
+        return self.node("POOL", [x], (n, c, *size), mode=mode, **attrs)
+
+    def linear(self, x: Tensor, outputs: int, residual: Tensor | None = None) -> Tensor:
+        panels = pack(self.rng.integers(-2, 3, (x.shape[-1], outputs)).astype(np.float32))
+        self.count += 1
+        weight = Tensor(f"c{self.count}", panels.shape, F32, data=panels, weight_key=f"w{self.count}")
+        bias = self.const(*[1] * (len(x.shape) - 1), outputs, weight=True)
+        return self.node("GEMM", [x, weight, bias, residual], (*x.shape[:-1], outputs), packed_b=True, alpha=1.0, act=NO_ACT)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return self.node("GEMM", [a, b, None, None], (*lead, a.shape[-2], b.shape[-1]), packed_b=False, alpha=1.0, act=NO_ACT)
+
+    def unary(self, x: Tensor, opcode: str = "RELU") -> Tensor:
+        return self.node("UNARY", [x], x.shape, opcode=opcode, a=0.0, b=0.0)
+
+    def binary(self, a: Tensor, b: Tensor, opcode: str = "ADD") -> Tensor:
+        return self.node("BINARY", [a, b], np.broadcast_shapes(a.shape, b.shape), opcode=opcode, act=NO_ACT)
+
+    def reduce(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        shape = [1 if i in axes else d for i, d in enumerate(x.shape)]
+        return self.node("REDUCE", [x], shape, opcode="SUM", axes=tuple(axes))
+
+    def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
+        return self.node("SOFTMAX", [x], x.shape, axis=axis % len(x.shape), log=False)
+
+    def norm(self, x: Tensor) -> Tensor:
+        scale = self.const(*[1] * (len(x.shape) - 1), x.shape[-1], weight=True)
+        return self.node("NORM", [x, scale, None], x.shape, axis=len(x.shape) - 1, mode="layer", eps=1e-5)
+
+    def pad(self, x: Tensor, begin: Sequence[int], end: Sequence[int]) -> Tensor:
+        shape = [d + b + e for d, b, e in zip(x.shape, begin, end, strict=True)]
+        return self.node("PAD", [x, None], shape, mode="CONSTANT", begin=tuple(begin))
+
+    def gather(self, x: Tensor, indices: Sequence[int], axis: int) -> Tensor:
+        self.count += 1
+        idx = Tensor(f"c{self.count}", (len(indices),), np.dtype(np.int64), data=np.array(indices, np.int64))
+        return self.node("GATHER", [x, idx], (*x.shape[:axis], len(indices), *x.shape[axis + 1 :]), axis=axis)
+
+    def cumsum(self, x: Tensor, axis: int) -> Tensor:
+        return self.node("CUMSUM", [x], x.shape, axis=axis, exclusive=False, reverse=False)
+
+    def reshape(self, x: Tensor, *shape: int) -> Tensor:
+        return self.node("view.reshape", [x], shape, x.dtype)
+
+    def transpose(self, x: Tensor, *perm: int) -> Tensor:
+        return self.node("view.transpose", [x], [x.shape[p] for p in perm], x.dtype, perm=perm)
+
+    def slice(self, x: Tensor, starts: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> Tensor:
+        return self.node("view.slice", [x], shape, x.dtype, starts=tuple(starts), steps=tuple(steps))
+
+    def expand(self, x: Tensor, *shape: int) -> Tensor:
+        return self.node("view.expand", [x], shape, x.dtype)
+
+    def concat(self, inputs: Sequence[Tensor], axis: int) -> Tensor:
+        shape = list(inputs[0].shape)
+        shape[axis] = sum(x.shape[axis] for x in inputs)
+        return self.node("concat", inputs, shape, inputs[0].dtype, axis=axis)
+
+    def graph(self, *outputs: Tensor) -> Graph:
+        return Graph("test", self.inputs, list(outputs), self.nodes)
+
+
+def pack(w: Array) -> Array:
+    """[K, N] → [ceil(N / 32), K, 32], zero-padded."""
+    k, n = w.shape
+    panels = np.zeros((-(-n // 32), k, 32), w.dtype)
+    for p in range(len(panels)):
+        panels[p, :, : min(32, n - 32 * p)] = w[:, 32 * p : 32 * p + 32]
+    return panels
+
+
+def unpack(panels: Array, n: int) -> Array:
+    return np.concatenate(list(panels), axis=1)[:, :n]
+
+
+def _double(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def _name(table: dict[str, int], code: int) -> str:
+    return next(n for n, c in table.items() if c == code)
+
+
+def _unary(opcode: int, x: Array, a: float = 0.0, b: float = 0.0) -> Array:
+    match _name(UNARY, opcode):
+        case "IDENTITY":
+            return x
+        case "RELU":
+            return np.maximum(x, 0)
+        case "NEG":
+            return -x
+        case "ABS":
+            return np.abs(x)
+        case "TANH":
+            return np.tanh(x)
+        case "CLIP":
+            return np.clip(x, a, b)
+    raise AssertionError(opcode)
+
+
+def _act(p: Sequence[int], x: Array) -> Array:
+    return _unary(p[0], x, _double(p[1]), _double(p[2]))
+
+
+def _gemm(out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    if p[0]:
+        b = unpack(b, out[-1])
+    y = np.einsum("...mk,...kn->...mn", a.astype(np.float64), b.astype(np.float64)) * _double(p[1])
+    return _act(p[2:5], y + (0 if bias is None else bias) + (0 if residual is None else residual))
+
+
+def _windows(x: Array, out: Sequence[int], p: Sequence[int], fill: float) -> list[Array]:
+    """[N, C, OH, OW] for each tap; p: KH, KW, strides, dilations, pad top, left."""
+    kh, kw, sh, sw, dh, dw, top, left = p
+    n, c, h, w = x.shape
+    oh, ow = out[2:]
+    big = np.full((n, c, top + h + (oh * sh + kh * dh), left + w + (ow * sw + kw * dw)), fill)
+    big[:, :, top : top + h, left : left + w] = x
+    return [
+        big[:, :, i * dh : i * dh + (oh - 1) * sh + 1 : sh, j * dw : j * dw + (ow - 1) * sw + 1 : sw] for i in range(kh) for j in range(kw)
+    ]
+
+
+def _conv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    groups = p[0]
+    per_in, per_out = x.shape[1] // groups, out[1] // groups
+    y = np.zeros(out)
+    for g in range(groups):
+        weights = unpack(w[g], per_out).reshape(-1, per_in, per_out)
+        for k, tap in enumerate(_windows(x[:, g * per_in : (g + 1) * per_in].astype(np.float64), out, p[1:9], 0.0)):
+            y[:, g * per_out : (g + 1) * per_out] += np.einsum("nchw,co->nohw", tap, weights[k])
+    y = y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual)
+    return _act(p[9:12], y)
+
+
+def _dwconv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    y = sum(tap * w[k][:, None, None] for k, tap in enumerate(_windows(x.astype(np.float64), out, p[1:9], 0.0)))
+    return _act(p[9:12], y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual))
+
+
+def _pool(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+    taps = _windows(x.astype(np.float64), out, p[1:9], -np.inf if p[0] == 0 else 0.0)
+    return np.maximum.reduce(taps) if p[0] == 0 else sum(taps) / len(taps)
+
+
+def _binary(out: Sequence[int], p: Sequence[int], a: Array, b: Array) -> Array:
+    f = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply, "MAX": np.maximum}[_name(BINARY, p[0])]
+    return _act(p[1:4], f(a, b))
+
+
+def _reduce(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+    assert p[0] == REDUCE["SUM"]
+    return x.sum(axis=tuple(i for i in range(x.ndim) if p[1] >> i & 1), keepdims=True)
+
+
+def _softmax(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+    e = np.exp(x - x.max(axis=p[0], keepdims=True))
+    return e / e.sum(axis=p[0], keepdims=True)
+
+
+def _norm(out: Sequence[int], p: Sequence[int], x: Array, scale: Array | None = None, bias: Array | None = None) -> Array:
+    axes = tuple(range(p[0], x.ndim))
+    x = x.astype(np.float64)
+    y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + _double(p[2]))
+    return y * (1 if scale is None else scale) + (0 if bias is None else bias)
+
+
+def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = None) -> Array:
+    assert p[0] == PAD_MODES["CONSTANT"]
+    y = np.zeros(out)
+    inner = tuple(slice(max(b, 0), min(b + d, o)) for b, d, o in zip(p[2:], x.shape, out, strict=False))
+    source = tuple(slice(s.start - b, s.stop - b) for s, b in zip(inner, p[2:], strict=False))
+    y[inner] = x[source]
+    return y
+
+
+NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
+    "GEMM": _gemm,
+    "CONV": _conv,
+    "DWCONV": _dwconv,
+    "POOL": _pool,
+    "UNARY": lambda out, p, x: _unary(p[0], x, _double(p[1]), _double(p[2])),
+    "BINARY": _binary,
+    "COPY": lambda out, p, x: x,
+    "CAST": lambda out, p, x: x,
+    "PAD": _pad,
+    "REDUCE": _reduce,
+    "SOFTMAX": _softmax,
+    "NORM": _norm,
+    "GATHER": lambda out, p, x, i: np.take(x, i, axis=p[0]),
+    "CUMSUM": lambda out, p, x: np.cumsum(x, axis=p[0]),
+}
+
+
+def _view(node: Node, x: Array) -> Array:
+    out = node.output.shape
+    match node.op:
+        case "view.reshape":
+            return x.reshape(out)
+        case "view.transpose":
+            return x.transpose(node.attrs["perm"])
+        case "view.expand":
+            return np.broadcast_to(x, out)
+    index = [s + np.arange(d) * step for s, step, d in zip(node.attrs["starts"], node.attrs["steps"], out, strict=True)]
+    return x[np.ix_(*index)]
+
+
+def evaluate(graph: Graph, feeds: Sequence[Array]) -> list[Array]:
+    """The graph's outputs, node by node."""
+    values: dict[Tensor, Array] = dict(zip(graph.inputs, feeds, strict=True))
+
+    def get(t: Tensor | None) -> Array | None:
+        if t is None:
+            return None
+        return t.value() if t.is_const else values[t]
+
+    for node in graph.nodes:
+        inputs = [get(t) for t in node.inputs]
+        if node.op.startswith("view."):
+            y = _view(node, inputs[0])
+        elif node.op == "concat":
+            y = np.concatenate(inputs, axis=node.attrs["axis"])
+        else:
+            y = NUMPY_KERNELS[node.op](node.output.shape, params(node), *inputs)
+        values[node.output] = np.asarray(y, dtype=node.output.dtype)
+    return [get(t) for t in graph.outputs]
+
+
+def _filled(nbytes: int) -> bytearray:
+    return bytearray(np.full(-(-nbytes // 4), np.nan, np.float32).tobytes())
+
+
+class PlanExecutor:
+    """Runs the bytes of a plan segment on NaN-filled memory, one tile at a time."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.segment = bytes(plan.segment())
+        self.header = np.frombuffer(self.segment, PLAN_HEADER, 1)[0]
+        h = self.header
+        self.ops = np.frombuffer(self.segment, OP, h["n_ops"], int(h["ops"]))
+        self.operands = np.frombuffer(self.segment, OPERAND, h["n_operands"], int(h["operands"]))
+        self.params = np.frombuffer(self.segment, np.int64, h["n_params"], int(h["params"]))
+        self.tiles = np.frombuffer(self.segment, TILE, h["n_tiles"], int(h["tiles"]))
+        self.children = np.frombuffer(self.segment, np.uint32, h["n_children"], int(h["children"]))
+        self.missing = np.frombuffer(self.segment, np.uint32, h["n_tiles"], int(h["parent_counts"])).copy()
+        self.initial = np.frombuffer(self.segment, np.uint32, h["n_initial"], int(h["initial"]))
+        directory, size = plan.default_directory()
+        weights = bytearray(size)
+        for item in plan.weights:
+            at = directory[item.key][1]
+            item.write(memoryview(weights)[at : at + item.nbytes])
+        arena, request = _filled(int(h["arena_bytes"])), _filled(int(h["request_bytes"]))
+        self.spaces = {SPACES["ARENA"]: arena, SPACES["REQUEST"]: request, SPACES["PLAN"]: self.segment, SPACES["WEIGHTS"]: weights}
+
+    def array(self, operand: Any) -> Array | None:
+        if operand["dtype"] == DTYPES["NONE"]:
+            return None
+        rank = int(operand["rank"])
+        dtype = NUMPY_BY_CODE[int(operand["dtype"])]
+        dims = tuple(operand["dims"][:rank].tolist())
+        strides = tuple(s * dtype.itemsize for s in operand["strides"][:rank].tolist())
+        # One flat array and as_strided: np.ndarray refuses negative strides that start inside the buffer.
+        flat = np.frombuffer(self.spaces[int(operand["space"])], np.uint8)
+        start = flat[int(operand["offset"]) :][:0].view(dtype)
+        return np.lib.stride_tricks.as_strided(start, dims, strides)
+
+    def io(self, info: Any) -> Array:
+        request = self.spaces[SPACES["REQUEST"]]
+        return np.frombuffer(request, info.dtype, int(np.prod(info.shape)), info.offset).reshape(info.shape)
+
+    def tile(self, t: int) -> None:
+        tile = self.tiles[t]
+        op = self.ops[tile["op"]]
+        kernel = KERNEL_BY_CODE[int(op["kernel"])].name
+        if kernel in ("JOIN", "END"):
+            return
+        first = int(op["operand"])
+        out = self.array(self.operands[first])
+        inputs = [self.array(self.operands[first + 1 + i]) for i in range(op["n_inputs"])]
+        p = self.params[int(op["param"]) : int(op["param"]) + int(op["n_params"])].tolist()
+        whole = np.asarray(NUMPY_KERNELS[kernel](out.shape, p, *inputs))
+        box = tuple(slice(lo, hi) for lo, hi in zip(tile["lo"].tolist(), tile["hi"].tolist(), strict=True))[: out.ndim]
+        out[box] = whole[box]
+
+    def run(self, feeds: Sequence[Array], order: str = "fifo", seed: int = 0) -> list[Array]:
+        """Executes every tile in a legal order; all must become ready, END last."""
+        for info, x in zip(self.plan.inputs, feeds, strict=True):
+            self.io(info)[...] = x
+        rng = np.random.default_rng(seed)
+        missing = self.missing.tolist()
+        ready = self.initial.tolist()
+        done: list[int] = []
+        with np.errstate(all="ignore"):
+            while ready:
+                k = {"fifo": 0, "lifo": len(ready) - 1, "random": int(rng.integers(len(ready)))}[order]
+                t = ready.pop(k)
+                self.tile(t)
+                done.append(t)
+                begin = int(self.tiles[t]["children"])
+                for c in self.children[begin : begin + int(self.tiles[t]["n_children"])].tolist():
+                    missing[c] -= 1
+                    assert missing[c] >= 0
+                    if missing[c] == 0:
+                        ready.append(c)
+        assert sorted(done) == list(range(len(self.tiles))), "a tile never became ready"
+        assert done[-1] == self.header["end_tile"]
+        return [self.io(info).copy() for info in self.plan.outputs]

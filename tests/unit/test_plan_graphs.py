@@ -1,0 +1,148 @@
+"""Plans of small graphs, executed tile by tile in many orders on NaN-filled memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plan_tools import GraphBuilder, PlanExecutor, evaluate
+
+from aspen_mp.planner import policy
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.ir import Graph
+from aspen_mp.planner.policy import TILE_AXES, Grid, split
+from aspen_mp.planner.storage import Storage
+
+
+def random_grids(seed: int, pieces: int = 3):
+    """A tile policy that cuts every axis that may be cut anywhere."""
+
+    def choose(storage: Storage, workers: int) -> list[Grid]:
+        rng = np.random.default_rng(seed)
+        grids = []
+        for node in storage.steps:
+            shape = node.output.shape
+            fixed = policy._fixed_axes(node)
+            cuts = []
+            for axis, d in enumerate(shape[:TILE_AXES]):
+                points = {0, d}
+                if axis not in fixed and d > 1 and node.op != "OPAQUE":
+                    points |= set(rng.integers(1, d, rng.integers(0, pieces)).tolist())
+                cuts.append(np.array(sorted(points), np.int64))
+            if 0 in shape:
+                cuts = [np.zeros(1, np.int64) for _ in cuts]
+            grids.append(Grid(shape, tuple(cuts), tuple(rng.permutation(len(cuts)).tolist())))
+        return grids
+
+    return choose
+
+
+def check(graph: Graph, seeds: int = 3, reuse: bool = True) -> None:
+    rng = np.random.default_rng(1)
+    feeds = [rng.integers(-3, 4, t.shape).astype(np.float32) for t in graph.inputs]
+    want = evaluate(graph, feeds)
+    for seed in range(seeds):
+        options = PlanOptions(reuse_memory=reuse, grids=None if seed == 0 else random_grids(seed))
+        plan = build_plan(graph, workers=2, options=options)
+        for order in ("fifo", "lifo", "random"):
+            got = PlanExecutor(plan).run(feeds, order, seed)
+            for info, y, w in zip(plan.outputs, got, want, strict=True):
+                np.testing.assert_allclose(y, w, rtol=1e-4, atol=1e-4, err_msg=f"{info.name}, {order}, grids {seed}")
+
+
+def residual_block(b: GraphBuilder) -> Graph:
+    x = b.input(1, 3, 12, 12)
+    y = b.conv(x, 32)
+    y = b.pool(b.unary(y))
+    z = b.conv(b.conv(y, 8, kernel=1), 32, residual=y)
+    z = b.conv(b.unary(z), 40, stride=2)
+    z = b.reduce(z, (2, 3))
+    return b.graph(b.linear(b.reshape(z, 1, 40), 10))
+
+
+def dense_block(b: GraphBuilder) -> Graph:
+    x = b.conv(b.input(2, 3, 8, 8), 16)
+    features = [x]
+    for _ in range(4):
+        cat = b.concat(features, 1) if len(features) > 1 else features[0]
+        features.append(b.conv(b.conv(b.unary(cat), 16, kernel=1), 8))
+    return b.graph(b.pool(b.concat(features, 1), mode="average"))
+
+
+def nested_concats(b: GraphBuilder) -> Graph:
+    x = b.conv(b.input(1, 3, 6, 6), 8)
+    for _ in range(3):
+        x = b.concat([x, b.conv(x, 4)], 1)
+    return b.graph(b.conv(x, 5, kernel=1))
+
+
+def attention(b: GraphBuilder) -> Graph:
+    s, h, d = 6, 3, 4
+    x = b.input(2, s, h * d)
+    q, k, v = (b.transpose(b.reshape(b.linear(x, h * d), 2, s, h, d), 0, 2, 1, 3) for _ in range(3))
+    p = b.softmax(b.matmul(q, b.transpose(k, 0, 1, 3, 2)))
+    y = b.reshape(b.transpose(b.matmul(p, v), 0, 2, 1, 3), 2, s, h * d)
+    y = b.norm(b.linear(y, h * d, residual=x))
+    return b.graph(b.linear(b.unary(b.linear(y, 48)), h * d, residual=y))
+
+
+def depthwise(b: GraphBuilder) -> Graph:
+    x = b.conv(b.input(1, 3, 9, 9), 24, stride=2)
+    y = b.conv(b.dwconv(b.conv(x, 48, kernel=1)), 24, kernel=1, residual=x)
+    gate = b.conv(b.unary(b.conv(b.reduce(y, (2, 3)), 8, kernel=1), "TANH"), 24, kernel=1)
+    y = b.binary(y, gate, "MUL")
+    return b.graph(b.transpose(b.reshape(y, 1, 24, 25), 0, 2, 1), y)
+
+
+def odd_outputs(b: GraphBuilder) -> Graph:
+    x = b.input(2, 6)
+    y = b.linear(x, 8)
+    backwards = b.slice(y, (0, 7), (1, -2), (2, 4))
+    repeated = b.expand(b.slice(x, (0, 0), (1, 1), (1, 6)), 4, 6)
+    return b.graph(x, y, y, b.const(3, 3), b.transpose(y, 1, 0), backwards, repeated)
+
+
+def concat_shapes(b: GraphBuilder) -> Graph:
+    x = b.input(1, 4, 5, 5)
+    c = b.conv(x, 8)
+    heads = [b.reshape(b.transpose(b.conv(t, 6), 0, 2, 3, 1), 1, t.shape[2] * t.shape[3] * 2, 3) for t in (c, b.pool(c))]
+    return b.graph(b.concat(heads, 1), b.concat([c, x, c, b.const(1, 2, 5, 5)], 1))
+
+
+def shuffle(b: GraphBuilder) -> Graph:
+    x = b.conv(b.input(1, 3, 6, 6), 16)
+    left, right = b.slice(x, (0,) * 4, (1,) * 4, (1, 8, 6, 6)), b.slice(x, (0, 8, 0, 0), (1,) * 4, (1, 8, 6, 6))
+    y = b.concat([left, b.conv(right, 8)], 1)
+    y = b.reshape(b.transpose(b.reshape(y, 1, 2, 8, 6, 6), 0, 2, 1, 3, 4), 1, 16, 6, 6)
+    return b.graph(b.conv(y, 4, groups=2))
+
+
+def sequence_ops(b: GraphBuilder) -> Graph:
+    x = b.input(3, 7)
+    y = b.cumsum(b.pad(b.gather(x, (6, 0, 3, 3), 1), (1, 0), (0, 2)), 0)
+    return b.graph(b.softmax(y, 0), b.concat([x, b.gather(x, (2, 0), 0)], 0))
+
+
+def scalars(b: GraphBuilder) -> Graph:
+    x = b.input()
+    return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
+
+
+def empty(b: GraphBuilder) -> Graph:
+    x, z = b.input(2, 3), b.input(0, 3)
+    return b.graph(b.unary(z), b.concat([x, z], 0), b.reduce(b.unary(z), (0,)))
+
+
+GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, odd_outputs, concat_shapes, shuffle]
+GRAPHS += [sequence_ops, scalars, empty]
+
+
+@pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "own"])
+def test_executes(make, reuse: bool) -> None:
+    check(make(GraphBuilder()), reuse=reuse)
+
+
+def test_split() -> None:
+    assert split(10, 3).tolist() == [0, 3, 6, 10]
+    assert split(100, 3, 32).tolist() == [0, 32, 64, 100]
+    assert split(5, 9).tolist() == [0, 1, 2, 3, 4, 5]
