@@ -12,9 +12,7 @@ int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b) {
   job->act = act;
   job->act_a = (float)a;
   job->act_b = (float)b;
-  job->clamp = act == ASPEN_U_IDENTITY || act == ASPEN_U_RELU || act == ASPEN_U_CLIP;
-  job->low = act == ASPEN_U_RELU ? 0.0f : act == ASPEN_U_CLIP ? (float)a : -__builtin_inff();
-  job->high = act == ASPEN_U_CLIP ? (float)b : __builtin_inff();
+  job->clamp = (uint8_t)act_clamps(act, job->act_a, job->act_b, &job->low, &job->high);
   job->direct = job->clamp && job->out_stride == 1 && job->bias_stride == 1 && job->residual_stride == 1;
   return 0;
 }

@@ -16,6 +16,8 @@
 #define MM_ROWS 6 /* 6 x 2 accumulators in 16 registers */
 #endif
 
+#define MM_MAX_ROWS 8 /* the largest MM_ROWS of any ISA */
+
 /* What is the same for all blocks of a tile. Strides in elements. */
 typedef struct mm_job {
   int64_t k;        /* terms of a tap */

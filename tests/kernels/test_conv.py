@@ -1,0 +1,171 @@
+"""CONV and DWCONV on every ISA against float64, over drawn shapes, layouts, epilogues and tilings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, filled, layout, pack_panels, run, same_bits
+
+
+@dataclass(frozen=True)
+class Geometry:
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    before: tuple[int, int] = (0, 0)
+    after: tuple[int, int] = (0, 0)
+
+    def out(self, image: tuple[int, int]) -> tuple[int, int]:
+        h, w = (
+            (n + b + a - (k - 1) * d - 1) // s + 1
+            for n, k, s, d, b, a in zip(image, self.kernel, self.stride, self.dilation, self.before, self.after, strict=True)
+        )
+        return h, w
+
+    def params(self, groups: int, activation: str) -> list[int | float]:
+        return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], 0, 0, 0, 0]
+
+
+def convolve(x: np.ndarray, w: np.ndarray, groups: int, g: Geometry) -> np.ndarray:
+    """x [N, C, H, W], w [OC, C / groups, KH, KW] → float64 [N, OC, OH, OW]: one product a tap."""
+    oh, ow = g.out(x.shape[2:])
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *zip(g.before, g.after, strict=True)))
+    n, oc, cg = x.shape[0], w.shape[0], w.shape[1]
+    out = np.zeros((n, groups, oc // groups, oh, ow))
+    w64 = w.astype(np.float64).reshape(groups, oc // groups, cg, *g.kernel)
+    for kh in range(g.kernel[0]):
+        for kw in range(g.kernel[1]):
+            top, left = kh * g.dilation[0], kw * g.dilation[1]
+            rows = slice(top, top + (oh - 1) * g.stride[0] + 1, g.stride[0])
+            columns = slice(left, left + (ow - 1) * g.stride[1] + 1, g.stride[1])
+            seen = padded[:, :, rows, columns].reshape(n, groups, cg, oh, ow)
+            out += np.einsum("ngchw,goc->ngohw", seen, w64[..., kh, kw])
+    return out.reshape(n, oc, oh, ow)
+
+
+def pack_conv(w: np.ndarray, groups: int) -> np.ndarray:
+    """[OC, Cg, KH, KW] → [G, ceil(OCg / 32), KH * KW * Cg, 32]."""
+    per_group = w.reshape(groups, -1, *w.shape[1:])
+    return np.stack([pack_panels(np.ascontiguousarray(v.transpose(2, 3, 1, 0)).reshape(-1, v.shape[0])) for v in per_group])
+
+
+def channels_last(rng: np.random.Generator, values: np.ndarray, plain: bool) -> np.ndarray:
+    """Either any layout, or contiguous with channels last: what fast paths ask for."""
+    if not plain:
+        return filled(rng, values)
+    return np.ascontiguousarray(values.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+@st.composite
+def cases(draw: st.DrawFn, depthwise: bool) -> tuple[int, int, int, int, tuple[int, int], Geometry]:
+    """batch, groups, channels of a group in and out, image, geometry with at least one output pixel."""
+    pair = lambda values: st.tuples(values, values)  # noqa: E731
+    kernel = draw(pair(st.sampled_from([1, 1, 2, 3, 3, 4, 5, 7])))
+    stride, dilation = draw(pair(st.sampled_from([1, 1, 2, 3]))), draw(pair(st.sampled_from([1, 1, 1, 2, 5])))
+    before, after = draw(pair(st.sampled_from([0, 1, 1, 2, 3, 8]))), draw(pair(st.sampled_from([0, 1, 1, 2, 3, 9])))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    sizes = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 14, 17, 20])
+    image = tuple(max(draw(sizes), r - b - a) for r, b, a in zip(reach, before, after, strict=True))
+    if depthwise:
+        groups, cg, og = draw(st.sampled_from([1, 3, 4, 7, 8, 16, 17, 31, 33, 64, 70])), 1, 1
+    else:
+        groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+        cg, og = draw(st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 33])), draw(st.sampled_from([1, 2, 5, 16, 31, 32, 33, 64, 70]))
+    return draw(st.integers(1, 2)), groups, cg, og, image, Geometry(kernel, stride, dilation, before, after)  # type: ignore[arg-type]
+
+
+def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residual):
+    batch, groups, cg, og, image, g = case
+    x_values = rng.standard_normal((batch, groups * cg, *image), dtype=np.float32)
+    w = rng.standard_normal((groups * og, cg, *g.kernel), dtype=np.float32)
+    shape = (batch, groups * og, *g.out(image))
+    x = channels_last(rng, x_values, plain)
+    packed = pack_conv(w, groups) if kernel == "CONV" else np.ascontiguousarray(w.reshape(groups, -1).T)
+    bias = filled(rng, rng.standard_normal(groups * og, dtype=np.float32), plain) if with_bias else None
+    residual = None
+    if with_residual:
+        dims = tuple(int(d if rng.random() < 0.8 else 1) for d in shape)
+        residual = broadcast(rng, rng.standard_normal(dims, dtype=np.float32), shape)
+        if plain:
+            residual = channels_last(rng, residual, True)
+    out = channels_last(rng, np.empty(shape, np.float32), True) if plain else layout(rng, shape)
+    p = g.params(groups, activation)
+    whole = run(kernel, out, [x, packed, bias, residual], p, isa=isa)
+
+    wanted, magnitude = convolve(x_values, w, groups, g), convolve(np.abs(x_values), np.abs(w), groups, g)
+    for extra in (None if bias is None else bias[:, None, None], residual):
+        if extra is not None:
+            wanted, magnitude = wanted + extra, magnitude + np.abs(extra)
+    wanted = activate(activation, wanted, *ACTIVATIONS[activation][1:])
+    terms = cg * g.kernel[0] * g.kernel[1]
+    bound = (terms + 8) * 2.0**-24 * magnitude * 1.5 + 8 * 2.0**-24 * np.abs(wanted) + 1e-7
+    assert (np.abs(whole - wanted) <= bound).all(), f"worst error {np.abs(whole - wanted).max():.3g}"
+
+    tiles = boxes(rng, shape, int(rng.integers(2, 10)))
+    assert same_bits(whole, run(kernel, out, [x, packed, bias, residual], p, tiles, isa)), "bits depend on the tile"
+    relaid = [channels_last(rng, x_values, not plain), packed, bias, None if residual is None else filled(rng, residual)]
+    assert same_bits(whole, run(kernel, layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    case=cases(depthwise=False),
+    plain=st.booleans(),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+)
+def test_convolution_against_float64(isa, seed, case, plain, activation, with_bias, with_residual):
+    rng = np.random.default_rng(seed)
+    compare("CONV", isa, rng, case, plain=plain, activation=activation, with_bias=with_bias, with_residual=with_residual)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("case", "activation"),
+    [
+        ((1, 1, 3, 64, (57, 61), Geometry((7, 7), (2, 2), (1, 1), (3, 3), (3, 3))), "RELU"),  # the first layer of a ResNet
+        ((1, 1, 64, 96, (28, 28), Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))), "RELU"),
+        ((2, 1, 128, 64, (7, 7), Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))), "HARD_SWISH"),
+        ((1, 1, 256, 70, (14, 14), Geometry((1, 1), (2, 2))), "IDENTITY"),
+        ((3, 1, 96, 24, (1, 1), Geometry((1, 1))), "SIGMOID"),  # squeeze and excite
+        ((1, 1, 40, 33, (30, 30), Geometry((3, 3), (1, 1), (12, 12), (12, 12), (12, 12))), "SWISH"),  # atrous
+        ((1, 32, 4, 4, (14, 14), Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))), "RELU"),  # grouped
+        ((1, 1, 8, 40, (1, 301), Geometry((1, 9), (1, 2), (1, 1), (0, 4), (0, 4))), "GELU_ERF"),  # lifted from 1-D
+        ((1, 1, 20, 16, (3, 3), Geometry((3, 3), (4, 4), (1, 1), (5, 6), (7, 5))), "CLIP"),  # windows without any pixel
+        ((1, 1, 130, 8, (5, 150), Geometry((5, 5), (1, 1), (2, 2), (4, 4), (4, 4))), "RELU"),  # a copy that exceeds its budget
+    ],
+)
+def test_shapes_of_networks(isa, plain, case, activation):
+    compare("CONV", isa, np.random.default_rng(1), case, plain=plain, activation=activation, with_bias=True, with_residual=True)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    case=cases(depthwise=True),
+    plain=st.booleans(),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+)
+def test_depthwise_against_float64(isa, seed, case, plain, activation, with_bias, with_residual):
+    rng = np.random.default_rng(seed)
+    compare("DWCONV", isa, rng, case, plain=plain, activation=activation, with_bias=with_bias, with_residual=with_residual)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("plain", [True, False])
+def test_depthwise_shapes_of_networks(isa, plain):
+    for stride in (1, 2):
+        for kernel, pad in ((3, 1), (5, 2)):
+            case = (1, 96, 1, 1, (23, 30), Geometry((kernel, kernel), (stride, stride), (1, 1), (pad, pad), (pad, pad)))
+            compare("DWCONV", isa, np.random.default_rng(2), case, plain=plain, activation="HARD_SWISH", with_bias=True, with_residual=True)

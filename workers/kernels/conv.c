@@ -1,0 +1,256 @@
+/* CONV: 2-D convolution with groups, strides, dilation and any pads, as a product of pixels and packed weights.
+ *
+ * There is no im2col. A pixel of the output is a row of the product, cut into taps: tap (kh, kw) points at the Cg channels of the input pixel
+ * it reads, or at a row of zeros when that lies left or right of the image. Kernel rows that lie wholly above or below the image are skipped for
+ * that row of output pixels; both rules depend on the output pixel alone. mm.h does the rest.
+ *
+ * When channels are not contiguous, or too few to be worth a tap, the part of the input that a block of pixels reads is first copied into scratch,
+ * channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation leave
+ * gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's.
+ *
+ * Loops: image, group, block of pixels (bounded so that pointers and input stay in L2), panel of weights, rows of the micro-kernel.
+ */
+#include "mm.h"
+#include "window.h"
+
+#define PIXELS 256                 /* output pixels of a block, at most */
+#define POINTER_BYTES (64 << 10)   /* tap pointers of a block, about */
+#define INPUT_BYTES (384 << 10)    /* input of a block, about */
+#define COPY_BYTES (256 << 10)     /* copied input of a block, about */
+#define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
+
+typedef struct conv {
+  const aspen_arg *out, *x, *w, *bias, *residual;
+  int64_t groups, in_channels, out_channels; /* channels of one group */
+  window rows, columns;
+  int copy;           /* input goes through scratch */
+  int64_t taps;       /* of the kernel */
+  int64_t block;      /* pixels of a block */
+} conv;
+
+/* The copy of one axis, for `n` output positions: kernel tap k of position i sits at i * step + k * tap. */
+typedef struct copied_axis {
+  int64_t size, step, tap;
+  int compact; /* one slot for each (position, tap); otherwise one for each input position from first to last */
+} copied_axis;
+
+static copied_axis copy_axis(const window *s, int64_t n) {
+  const int64_t reach = (n - 1) * s->stride + (s->kernel - 1) * s->dilation + 1;
+  if (n * s->kernel < reach) return (copied_axis){n * s->kernel, s->kernel, 1, 1};
+  return (copied_axis){reach, s->stride, s->dilation, 0};
+}
+
+static int64_t copy_bytes(const conv *v, int64_t rows, int64_t columns) {
+  return copy_axis(&v->rows, rows).size * copy_axis(&v->columns, columns).size * v->in_channels * (int64_t)sizeof(float);
+}
+
+/* Rows and columns of a block of output pixels, for a box of `height` x `width`. */
+static void block_shape(const conv *v, int64_t height, int64_t width, int64_t *rows, int64_t *columns) {
+  *columns = min64(width, v->block);
+  *rows = min64(height, v->block / *columns);
+  if (!v->copy) return;
+  while (*rows > 1 && copy_bytes(v, *rows, *columns) > COPY_BYTES) *rows = (*rows + 1) / 2;
+  while (*columns > MM_MAX_ROWS && copy_bytes(v, *rows, *columns) > COPY_BYTES) *columns = max64(MM_MAX_ROWS, (*columns + 1) / 2);
+}
+
+static int setup(conv *v, const aspen_call *c) {
+  *v = (conv){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2]};
+  v->bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;
+  v->residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
+  if (v->out->rank != 4 || v->x->rank != 4 || v->w->rank != 4 || (v->bias && v->bias->rank != 1) || (v->residual && v->residual->rank != 4))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (v->out->dtype != ASPEN_DT_F32 || v->x->dtype != ASPEN_DT_F32 || v->w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t *p = c->params;
+  v->groups = p[0];
+  v->rows = (window){v->x->dims[2], p[1], p[3], p[5], p[7]};
+  v->columns = (window){v->x->dims[3], p[2], p[4], p[6], p[8]};
+  if (v->groups < 1 || v->rows.kernel < 1 || v->columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v->in_channels = v->x->dims[1] / v->groups;
+  v->out_channels = v->out->dims[1] / v->groups;
+  v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1);
+  v->taps = v->rows.kernel * v->columns.kernel;
+  const int64_t pixel_bytes = v->in_channels * min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel) * (int64_t)sizeof(float);
+  v->block = min64(PIXELS, max64(INPUT_BYTES / max64(pixel_bytes, 1), 4 * MM_MAX_ROWS));
+  v->block = max64(min64(v->block, POINTER_BYTES / (v->taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
+  return 0;
+}
+
+/* What a block keeps in scratch. */
+typedef struct block_run { /* consecutive pixels with the same taps */
+  int32_t pixel, rows, taps;
+  int32_t pointers; /* index of the first pointer */
+  int64_t skipped;  /* weights of each panel, in floats, that belong to kernel rows above the image */
+} block_run;
+typedef struct workspace {
+  float *zeros;              /* Cg */
+  int64_t *out_at, *residual_at; /* element offsets of each pixel */
+  block_run *runs;
+  const float **pointers;
+  float *input;
+} workspace;
+
+static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+/* Lay the workspace out from `base`; returns its size in bytes. */
+static size_t lay_out(const conv *v, workspace *s, char *base) {
+  size_t at = 0, pixels = (size_t)v->block;
+#define PART(field, type, count) (s->field = (type *)(base + at), at += round64((size_t)(count) * sizeof(type)))
+  PART(zeros, float, v->in_channels);
+  PART(out_at, int64_t, pixels);
+  PART(residual_at, int64_t, pixels);
+  PART(runs, block_run, pixels);
+  PART(pointers, const float *, pixels * (size_t)v->taps);
+  if (v->copy) PART(input, float, max64(COPY_BYTES, copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3]))) / (int64_t)sizeof(float));
+#undef PART
+  return at;
+}
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_conv(const aspen_call *c) {
+  conv v;
+  workspace s;
+  return setup(&v, c) ? 0 : lay_out(&v, &s, (char *)64);
+}
+#endif
+
+/* Channels of one input pixel for each of n columns first, first + step …, into to[column][channel]; zeros outside the image. */
+static void copy_columns(const conv *v, float *to, const float *row, int64_t first, int64_t step, int64_t n) {
+  const int64_t channels = v->in_channels, channel_stride = v->x->strides[1], column_stride = v->x->strides[3], width = v->columns.in;
+  int64_t lo = 0, hi = n; /* columns inside the image */
+  while (lo < n && (first + lo * step < 0 || first + lo * step >= width)) lo++;
+  while (hi > lo && (first + (hi - 1) * step < 0 || first + (hi - 1) * step >= width)) hi--;
+  memset(to, 0, (size_t)(lo * channels) * sizeof *to);
+  memset(to + hi * channels, 0, (size_t)((n - hi) * channels) * sizeof *to);
+  if (lo >= hi) return;
+  to += lo * channels;
+  row += (first + lo * step) * column_stride;
+  const int64_t count = hi - lo, from_step = step * column_stride;
+  if (channel_stride == 1 && from_step == channels) {
+    memcpy(to, row, (size_t)(count * channels) * sizeof *to);
+  } else if (channel_stride == 1) {
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t c = 0; c < channels; c++) to[j * channels + c] = row[j * from_step + c];
+  } else {
+    enum { TOGETHER = 16 }; /* columns, so that the lines written stay in L1 while channels go by */
+    for (int64_t j0 = 0; j0 < count; j0 += TOGETHER)
+      for (int64_t c = 0; c < channels; c++) {
+        const float *from = row + c * channel_stride;
+        for (int64_t j = j0; j < min64(j0 + TOGETHER, count); j++) to[j * channels + c] = from[j * from_step];
+      }
+  }
+}
+
+static void copy_input(const conv *v, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+  const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
+  const int64_t first_row = oh * v->rows.stride - v->rows.pad, first_column = ow * v->columns.stride - v->columns.pad;
+  for (int64_t i = 0; i < vertical.size; i++) {
+    const int64_t ih = first_row + (vertical.compact ? i / v->rows.kernel * v->rows.stride + i % v->rows.kernel * v->rows.dilation : i);
+    float *line = to + i * horizontal.size * v->in_channels;
+    if (ih < 0 || ih >= v->rows.in) continue; /* a kernel row outside the image is skipped, so this is never read */
+    const float *from = x + ih * v->x->strides[2];
+    if (!horizontal.compact) {
+      copy_columns(v, line, from, first_column, 1, horizontal.size);
+    } else {
+      for (int64_t q = 0; q < columns; q++)
+        copy_columns(v, line + q * v->columns.kernel * v->in_channels, from, first_column + q * v->columns.stride, v->columns.dilation, v->columns.kernel);
+    }
+  }
+}
+
+/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows. Returns the number of runs. */
+static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, int64_t oh0, int64_t rows, int64_t ow0, int64_t columns) {
+  const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
+  const int joined = v->copy && horizontal.tap == 1;
+  const int64_t across = joined ? 1 : v->columns.kernel; /* taps of a kernel row */
+  job->k = joined ? v->columns.kernel * v->in_channels : v->in_channels;
+  int64_t runs = 0, pointers = 0;
+  for (int64_t i = 0; i < rows;) {
+    int64_t from, to, next = i + 1, a, b;
+    window_taps(&v->rows, oh0 + i, &from, &to);
+    for (; next < rows; next++) {
+      window_taps(&v->rows, oh0 + next, &a, &b);
+      if (a != from || b != to) break;
+    }
+    const int64_t skipped = from * v->columns.kernel * v->in_channels * ASPEN_NR;
+    const int64_t pixels = (next - i) * columns, pieces = mm_blocks(pixels);
+    for (int64_t piece = 0; piece < pieces; piece++) {
+      const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
+      s->runs[runs++] = (block_run){(int32_t)(i * columns + first), (int32_t)n, (int32_t)((to - from) * across), (int32_t)pointers, skipped};
+      for (int64_t r = 0; r < n; r++) {
+        const int64_t row = i + (first + r) / columns, column = (first + r) % columns, pixel = row * columns + column;
+        const int64_t oh = oh0 + row, ow = ow0 + column;
+        s->out_at[pixel] = oh * v->out->strides[2] + ow * v->out->strides[3];
+        s->residual_at[pixel] = v->residual ? oh * v->residual->strides[2] + ow * v->residual->strides[3] : 0;
+        const float **p = s->pointers + pointers + r;
+        for (int64_t kh = from; kh < to; kh++) {
+          if (v->copy) {
+            const float *line = s->input + ((row * vertical.step + kh * vertical.tap) * horizontal.size + column * horizontal.step) * v->in_channels;
+            for (int64_t kw = 0; kw < across; kw++, p += n) *p = line + kw * horizontal.tap * v->in_channels;
+          } else {
+            const float *line = x + (oh * v->rows.stride - v->rows.pad + kh * v->rows.dilation) * v->x->strides[2];
+            int64_t iw = ow * v->columns.stride - v->columns.pad;
+            for (int64_t kw = 0; kw < across; kw++, p += n, iw += v->columns.dilation)
+              *p = iw < 0 || iw >= v->columns.in ? s->zeros : line + iw * v->x->strides[3];
+          }
+        }
+      }
+      pointers += n * (to - from) * across;
+    }
+    i = next;
+  }
+  return runs;
+}
+
+/* All panels times all pixels of a block. out, bias and residual point at column 0 of the group, in the image. */
+static void multiply_block(const conv *v, const workspace *s, const mm_job *job, int64_t runs, const float *w, float *out, const float *bias,
+                           const float *residual, int64_t oc_lo, int64_t oc_hi) {
+  const int panels = mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS);
+  for (int64_t oc = oc_lo; oc < oc_hi;) {
+    const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
+    const float *panel = w + column / ASPEN_NR * v->w->strides[1];
+    for (int64_t i = 0; i < runs; i++) {
+      const block_run *run = &s->runs[i];
+      mm_rows block = {.rows = run->rows, .taps = run->taps, .a = s->pointers + run->pointers};
+      for (int r = 0; r < run->rows; r++) {
+        block.out[r] = out + s->out_at[run->pixel + r];
+        block.bias[r] = bias;
+        block.residual[r] = residual ? residual + s->residual_at[run->pixel + r] : NULL;
+      }
+      FN(mm_block)(job, &block, panel + run->skipped, column, oc, last);
+    }
+    oc = last;
+  }
+}
+
+int FN(conv)(const aspen_call *c) {
+  conv v;
+  workspace s;
+  if (setup(&v, c)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = 0; i < 4; i++)
+    if (c->lo[i] >= c->hi[i]) return 0;
+  mm_job job = {.a_stride = 1, .b_stride = ASPEN_NR, .b_panel = v.w->strides[1], .out_stride = v.out->strides[1],
+                .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1};
+  if (FN(mm_prepare)(&job, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));
+
+  int64_t rows, columns;
+  block_shape(&v, c->hi[2] - c->lo[2], c->hi[3] - c->lo[3], &rows, &columns);
+  for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
+    for (int64_t g = c->lo[1] / v.out_channels; g * v.out_channels < c->hi[1]; g++) {
+      const int64_t oc0 = g * v.out_channels, oc_lo = max64(c->lo[1] - oc0, 0), oc_hi = min64(c->hi[1] - oc0, v.out_channels);
+      const float *x = (const float *)v.x->ptr + n * v.x->strides[0] + g * v.in_channels * v.x->strides[1];
+      const float *w = (const float *)v.w->ptr + g * v.w->strides[0];
+      const float *bias = v.bias ? (const float *)v.bias->ptr + oc0 * v.bias->strides[0] : NULL;
+      const float *residual = v.residual ? (const float *)v.residual->ptr + n * v.residual->strides[0] + oc0 * v.residual->strides[1] : NULL;
+      float *out = (float *)v.out->ptr + n * v.out->strides[0] + oc0 * v.out->strides[1];
+      for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
+        for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
+          const int64_t height = min64(rows, c->hi[2] - oh), width = min64(columns, c->hi[3] - ow);
+          if (v.copy) copy_input(&v, s.input, x, oh, height, ow, width);
+          const int64_t runs = point(&v, &s, &job, x, oh, height, ow, width);
+          multiply_block(&v, &s, &job, runs, w, out, bias, residual, oc_lo, oc_hi);
+        }
+    }
+  return 0;
+}
