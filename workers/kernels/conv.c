@@ -224,7 +224,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
 
 int FN(conv)(const aspen_call *c) {
   conv v;
-  workspace s;
+  workspace s = {0};
   if (setup(&v, c)) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;

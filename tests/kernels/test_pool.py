@@ -1,0 +1,105 @@
+"""POOL on every ISA against a direct float64 definition, over drawn windows, pads, layouts and tilings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_tools import ISAS, boxes, filled, layout, run, same_bits
+
+pair = lambda values: st.tuples(values, values)  # noqa: E731
+
+
+def define(x: np.ndarray, out: tuple[int, int], p: list[int]) -> np.ndarray:
+    """Window by window, as the contract says it."""
+    average, kh, kw, sh, sw, dh, dw, top, left, bottom, right, count_pads = p
+    h, w = x.shape[2:]
+    x64 = x.astype(np.float64)
+    result = np.empty((*x.shape[:2], *out))
+    for oh, ow in itertools.product(range(out[0]), range(out[1])):
+        taps = [(oh * sh - top + i * dh, ow * sw - left + j * dw) for i in range(kh) for j in range(kw)]
+        inside = [t for t in taps if 0 <= t[0] < h and 0 <= t[1] < w]
+        padded = [t for t in taps if -top <= t[0] < h + bottom and -left <= t[1] < w + right]
+        values = np.array([x64[:, :, i, j] for i, j in inside]).reshape(len(inside), *x.shape[:2])
+        if average:
+            count = len(padded) if count_pads else len(inside)
+            result[:, :, oh, ow] = values.sum(0) / count if count else 0
+        else:
+            lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+            result[:, :, oh, ow] = values.max(0, initial=lowest)
+    return result
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, int], list[int]]:
+    """Input shape, output image, parameters; ceil mode lets the last window reach beyond the padding."""
+    kernel = draw(pair(st.sampled_from([1, 2, 2, 3, 3, 5, 7])))
+    stride, dilation = draw(pair(st.sampled_from([1, 2, 3]))), draw(pair(st.sampled_from([1, 1, 2])))
+    before, after = draw(pair(st.integers(0, 3))), draw(pair(st.integers(0, 4)))
+    ceil = draw(st.booleans())
+    image, out = [], []
+    for k, s, d, b, a in zip(kernel, stride, dilation, before, after, strict=True):
+        reach = (k - 1) * d + 1
+        n = max(draw(st.sampled_from([1, 2, 4, 7, 8, 13])), reach - b - a)
+        image.append(n)
+        out.append((n + b + a - reach + (s - 1 if ceil else 0)) // s + 1)
+    channels = draw(st.sampled_from([1, 2, 5, 8, 15, 16, 17, 32, 63, 64, 65, 130]))
+    p = [0, *kernel, *stride, *dilation, *before, *after, int(draw(st.booleans()))]
+    return (draw(st.integers(1, 2)), channels, *image), (out[0], out[1]), p
+
+
+def check(isa: str, seed: int, case: Any, average: bool, dtype: str, plain: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shape, image, p = case
+    p = [int(average), *p[1:]]
+    if dtype.startswith("float"):
+        values = rng.standard_normal(shape).astype(dtype)
+        if seed % 4 == 0:
+            values.reshape(-1)[rng.integers(0, values.size, 3)] = [np.nan, np.inf, -np.inf]
+    else:
+        info = np.iinfo(dtype)
+        values = rng.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+
+    def place(v: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(v.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if plain else filled(rng, v)
+
+    x = place(values)
+    out = place(np.empty((*shape[:2], *image), dtype))
+    whole = run("POOL", out, [x], p, isa=isa)
+    with np.errstate(invalid="ignore"):
+        wanted = define(values, image, p)
+    if average:
+        np.testing.assert_allclose(whole, wanted, rtol=1e-5, atol=2e-6)
+    else:
+        np.testing.assert_array_equal(whole.astype(np.float64), wanted)
+    tiles = boxes(rng, out.shape, int(rng.integers(2, 9)))
+    assert same_bits(whole, run("POOL", out, [x], p, tiles, isa))
+    assert same_bits(whole, run("POOL", layout(rng, out.shape, dtype), [filled(rng, values)], p, tiles, isa)), "bits depend on the layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("average", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), case=cases(), plain=st.booleans())
+def test_f32_against_definition(isa, average, seed, case, plain):
+    check(isa, seed, case, average, "float32", plain)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float64", "int8", "uint8"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), case=cases(), plain=st.booleans())
+def test_maximum_of_other_types(isa, dtype, seed, case, plain):
+    check(isa, seed, case, False, dtype, plain)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_global_average(isa):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 70, 40, 50), dtype=np.float32)
+    result = run("POOL", np.empty((2, 70, 1, 1), np.float32), [x], [1, 40, 50, 1, 1, 1, 1, 0, 0, 0, 0, 0], isa=isa)
+    np.testing.assert_allclose(result[:, :, 0, 0], x.mean((2, 3), dtype=np.float64), rtol=1e-6, atol=1e-7)
