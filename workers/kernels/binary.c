@@ -1,0 +1,333 @@
+/* BINARY and TERNARY: one contiguous loop per operation and type, over staged blocks of the box (nd.h). */
+#include <math.h>
+
+#include "elementwise.h"
+#include "half.h"
+#include "nd.h"
+
+/* Every loop sees T x, y and writes R. */
+#define LOOP(R, E)                                     \
+  do {                                                 \
+    R *restrict o = (R *)out;                          \
+    for (int64_t i = 0; i < n; i++) {                  \
+      T x = a[i], y = b[i];                            \
+      o[i] = (R)(E);                                   \
+    }                                                  \
+    return ASPEN_KERNEL_OK;                            \
+  } while (0)
+
+#define COMPARISONS                                          \
+  case ASPEN_B_EQUAL: LOOP(uint8_t, x == y);                 \
+  case ASPEN_B_LESS: LOOP(uint8_t, x < y);                   \
+  case ASPEN_B_LESS_EQUAL: LOOP(uint8_t, x <= y);            \
+  case ASPEN_B_GREATER: LOOP(uint8_t, x > y);                \
+  case ASPEN_B_GREATER_EQUAL: LOOP(uint8_t, x >= y);
+
+/* ---- floating point ---- */
+
+/* numpy's mod: the result has the divisor's sign. */
+static inline float mod_f32(float x, float y) {
+  float r = fmodf(x, y);
+  if (r == 0) return copysignf(0, y);
+  return (r < 0) != (y < 0) ? r + y : r;
+}
+static inline double mod_f64(double x, double y) {
+  double r = fmod(x, y);
+  if (r == 0) return copysign(0, y);
+  return (r < 0) != (y < 0) ? r + y : r;
+}
+
+/* Small integer exponents by multiplication: what models use (variance, GELU), a hundred times faster, and within an ulp or two. */
+static inline float pow_f32(float x, float y) { return y == 2 ? x * x : y == 3 ? x * x * x : y == 1 ? x : powf(x, y); }
+static inline double pow_f64(double x, double y) { return y == 2 ? x * x : y == 3 ? x * x * x : y == 1 ? x : pow(x, y); }
+
+/* A NaN in either place wins, as in numpy and ONNX. */
+#define MIN_NAN(x, y) (((x) < (y)) | ((x) != (x)) ? (x) : (y))
+#define MAX_NAN(x, y) (((x) > (y)) | ((x) != (x)) ? (x) : (y))
+
+#define FLOATS(S, TYPE, POW, FMOD, MOD)                                                                            \
+  static void pow_row_##S(int64_t n, TYPE *restrict o, const TYPE *restrict a, const TYPE *restrict b) {           \
+    int two = 1, three = 1;                                                                                        \
+    for (int64_t i = 0; i < n; i++) two &= b[i] == 2, three &= b[i] == 3;                                          \
+    if (two)                                                                                                       \
+      for (int64_t i = 0; i < n; i++) o[i] = a[i] * a[i];                                                          \
+    else if (three)                                                                                                \
+      for (int64_t i = 0; i < n; i++) o[i] = a[i] * a[i] * a[i];                                                   \
+    else                                                                                                           \
+      for (int64_t i = 0; i < n; i++) o[i] = POW(a[i], b[i]);                                                      \
+  }                                                                                                                \
+  static int binary_##S(int op, int64_t n, void *out, const void *in0, const void *in1) {                          \
+    typedef TYPE T;                                                                                                \
+    const T *restrict a = in0, *restrict b = in1;                                                                  \
+    switch (op) {                                                                                                  \
+      case ASPEN_B_ADD: LOOP(T, x + y);                                                                            \
+      case ASPEN_B_SUB: LOOP(T, x - y);                                                                            \
+      case ASPEN_B_MUL: LOOP(T, x * y);                                                                            \
+      case ASPEN_B_DIV: LOOP(T, x / y);                                                                            \
+      case ASPEN_B_POW: pow_row_##S(n, out, a, b); return ASPEN_KERNEL_OK;                                         \
+      case ASPEN_B_MIN: LOOP(T, MIN_NAN(x, y));                                                                    \
+      case ASPEN_B_MAX: LOOP(T, MAX_NAN(x, y));                                                                    \
+      case ASPEN_B_MOD: LOOP(T, MOD(x, y));                                                                        \
+      case ASPEN_B_FMOD: LOOP(T, FMOD(x, y));                                                                      \
+      case ASPEN_B_PRELU: LOOP(T, x < 0 ? x * y : x);                                                              \
+      COMPARISONS                                                                                                  \
+    }                                                                                                              \
+    return ASPEN_KERNEL_BAD_ARGUMENT;                                                                              \
+  }
+
+FLOATS(f32, float, pow_f32, fmodf, mod_f32)
+FLOATS(f64, double, pow_f64, fmod, mod_f64)
+
+/* ---- integers ---- */
+
+/* Division and its relatives: the C result except where C leaves it open. Zero divisors are reported, the smallest integer by -1 wraps. */
+#define DIVISION(E)                                    \
+  do {                                                 \
+    T *restrict o = (T *)out;                          \
+    int zero = 0;                                      \
+    for (int64_t i = 0; i < n; i++) {                  \
+      T x = a[i], y = b[i];                            \
+      zero |= y == 0;                                  \
+      if (y == 0) y = 1;                               \
+      o[i] = (T)(E);                                   \
+    }                                                  \
+    return zero ? ASPEN_KERNEL_INT_DIVIDE : ASPEN_KERNEL_OK; \
+  } while (0)
+
+/* x^y modulo 2^width; a negative exponent gives the truncated real result, and 0 to a negative power is a division by zero. */
+#define INTEGERS(S, TYPE, UNSIGNED, SIGNED)                                                                        \
+  static inline int pow_##S(TYPE x, TYPE y, TYPE *out) {                                                           \
+    if (SIGNED && y < 0) {                                                                                         \
+      int odd = (int)(y & 1);                                                                                      \
+      *out = x == 1 ? 1 : x == (TYPE)-1 ? (odd ? (TYPE)-1 : 1) : 0;                                                \
+      return x == 0;                                                                                               \
+    }                                                                                                              \
+    uint64_t r = 1, p = (uint64_t)x, e = (uint64_t)y;                                                              \
+    for (; e; e >>= 1, p *= p)                                                                                     \
+      if (e & 1) r *= p;                                                                                           \
+    *out = (TYPE)r;                                                                                                \
+    return 0;                                                                                                      \
+  }                                                                                                                \
+  static int binary_##S(int op, int64_t n, void *out, const void *in0, const void *in1) {                          \
+    typedef TYPE T;                                                                                                \
+    typedef UNSIGNED U; /* at least 32 bits wide: no promotion to a signed type, so everything wraps */            \
+    const int width = (int)(8 * sizeof(T));                                                                        \
+    const T *restrict a = in0, *restrict b = in1;                                                                  \
+    switch (op) {                                                                                                  \
+      case ASPEN_B_ADD: LOOP(T, (U)x + (U)y);                                                                      \
+      case ASPEN_B_SUB: LOOP(T, (U)x - (U)y);                                                                      \
+      case ASPEN_B_MUL: LOOP(T, (U)x * (U)y);                                                                      \
+      case ASPEN_B_DIV: DIVISION(SIGNED && y == (T)-1 ? (T)(0 - (U)x) : x / y);                                    \
+      case ASPEN_B_FMOD: DIVISION(SIGNED && y == (T)-1 ? 0 : x % y);                                               \
+      case ASPEN_B_MOD: DIVISION(SIGNED && y == (T)-1 ? 0 : x % y + (x % y != 0 && (x % y < 0) != (y < 0) ? y : 0)); \
+      case ASPEN_B_POW: {                                                                                          \
+        T *o = out;                                                                                                \
+        int zero = 0;                                                                                              \
+        for (int64_t i = 0; i < n; i++) zero |= pow_##S(a[i], b[i], &o[i]);                                        \
+        return zero ? ASPEN_KERNEL_INT_DIVIDE : ASPEN_KERNEL_OK;                                                   \
+      }                                                                                                            \
+      case ASPEN_B_MIN: LOOP(T, x < y ? x : y);                                                                    \
+      case ASPEN_B_MAX: LOOP(T, x > y ? x : y);                                                                    \
+      case ASPEN_B_PRELU: LOOP(T, x < 0 ? (T)((U)x * (U)y) : x);                                                   \
+      case ASPEN_B_BIT_AND: LOOP(T, x & y);                                                                        \
+      case ASPEN_B_BIT_OR: LOOP(T, x | y);                                                                         \
+      case ASPEN_B_BIT_XOR: LOOP(T, x ^ y);                                                                        \
+      /* A shift by the width or more, or by a negative count, moves every bit out. */                             \
+      case ASPEN_B_SHIFT_LEFT: LOOP(T, y >= 0 && y < width ? (U)x << (y & (width - 1)) : 0);                       \
+      case ASPEN_B_SHIFT_RIGHT: LOOP(T, y >= 0 && y < width ? x >> (y & (width - 1)) : SIGNED && x < 0 ? (T)-1 : 0); \
+      COMPARISONS                                                                                                  \
+    }                                                                                                              \
+    return ASPEN_KERNEL_BAD_ARGUMENT;                                                                              \
+  }
+
+#pragma GCC diagnostic ignored "-Wtype-limits"
+#pragma GCC diagnostic ignored "-Wsign-compare"
+INTEGERS(i8, int8_t, uint32_t, 1)
+INTEGERS(u8, uint8_t, uint32_t, 0)
+INTEGERS(i16, int16_t, uint32_t, 1)
+INTEGERS(u16, uint16_t, uint32_t, 0)
+INTEGERS(i32, int32_t, uint32_t, 1)
+INTEGERS(u32, uint32_t, uint32_t, 0)
+INTEGERS(i64, int64_t, uint64_t, 1)
+INTEGERS(u64, uint64_t, uint64_t, 0)
+
+static int binary_bool(int op, int64_t n, void *out, const void *in0, const void *in1) {
+  typedef uint8_t T;
+  const T *restrict a = in0, *restrict b = in1;
+  switch (op) {
+    case ASPEN_B_AND: case ASPEN_B_BIT_AND: case ASPEN_B_MUL: case ASPEN_B_MIN: LOOP(T, (x != 0) & (y != 0));
+    case ASPEN_B_OR: case ASPEN_B_BIT_OR: case ASPEN_B_ADD: case ASPEN_B_MAX: LOOP(T, (x != 0) | (y != 0));
+    case ASPEN_B_XOR: case ASPEN_B_BIT_XOR: LOOP(T, (x != 0) != (y != 0));
+    case ASPEN_B_EQUAL: LOOP(T, (x != 0) == (y != 0));
+    case ASPEN_B_LESS: LOOP(T, (x != 0) < (y != 0));
+    case ASPEN_B_LESS_EQUAL: LOOP(T, (x != 0) <= (y != 0));
+    case ASPEN_B_GREATER: LOOP(T, (x != 0) > (y != 0));
+    case ASPEN_B_GREATER_EQUAL: LOOP(T, (x != 0) >= (y != 0));
+  }
+  return ASPEN_KERNEL_BAD_ARGUMENT;
+}
+
+typedef int (*binary_fn)(int, int64_t, void *, const void *, const void *);
+
+static binary_fn binary_for(uint8_t dtype) {
+  switch (dtype) {
+    case ASPEN_DT_F16: case ASPEN_DT_BF16: case ASPEN_DT_F32: return binary_f32;
+    case ASPEN_DT_F64: return binary_f64;
+    case ASPEN_DT_I8: return binary_i8;
+    case ASPEN_DT_U8: return binary_u8;
+    case ASPEN_DT_I16: return binary_i16;
+    case ASPEN_DT_U16: return binary_u16;
+    case ASPEN_DT_I32: return binary_i32;
+    case ASPEN_DT_U32: return binary_u32;
+    case ASPEN_DT_I64: return binary_i64;
+    case ASPEN_DT_U64: return binary_u64;
+    case ASPEN_DT_BOOL: return binary_bool;
+  }
+  return NULL;
+}
+
+static int is_comparison(int op) { return op >= ASPEN_B_EQUAL && op <= ASPEN_B_GREATER_EQUAL; }
+
+int FN(binary)(const aspen_call *c) {
+  const int op = (int)c->params[0], act = (int)c->params[1];
+  const double act_a = aspen_param_f(c, 2), act_b = aspen_param_f(c, 3);
+  const uint8_t dtype = c->args[1].dtype, out_dtype = is_comparison(op) ? ASPEN_DT_BOOL : dtype;
+  const binary_fn fn = binary_for(dtype);
+  const int is_float = dtype == ASPEN_DT_F32 || dtype == ASPEN_DT_F64 || elt_is_half(dtype);
+  if (!fn || c->args[2].dtype != dtype || c->args[0].dtype != out_dtype) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (act != ASPEN_U_IDENTITY && (!is_float || is_comparison(op))) return ASPEN_KERNEL_BAD_ARGUMENT;
+
+  elt_buffer ba, bb, bo;
+  nd it;
+  if (!nd_open(&it, c, 2)) return ASPEN_KERNEL_OK;
+  int error = ASPEN_KERNEL_OK;
+  const int64_t n = nd_row(&it), so = nd_step(&it, 0), sa = nd_step(&it, 1), sb = nd_step(&it, 2);
+  do {
+    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
+      const int64_t m = nd_min(ND_BLOCK, n - i);
+      char *o = it.ptr[0] + i * so;
+      /* A broadcast element fills its buffer once a row. */
+      const void *a = sa == 0 && i > 0 ? ba.bytes : elt_load(dtype, it.ptr[1] + i * sa, sa, m, &ba);
+      const void *b = sb == 0 && i > 0 ? bb.bytes : elt_load(dtype, it.ptr[2] + i * sb, sb, m, &bb);
+      void *t = elt_target(out_dtype, o, so, &bo);
+      error = fn(op, m, t, a, b);
+      if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(dtype == ASPEN_DT_F64 ? dtype : ASPEN_DT_F32, act, act_a, act_b, m, t, t);
+      if (!error) elt_store(out_dtype, o, so, m, &bo);
+    }
+  } while (!error && nd_next(&it));
+  return error;
+}
+
+/* ---- TERNARY ---- */
+
+#if defined(__FMA__)
+#define FMA_F32(x, y, z) __builtin_fmaf(x, y, z)
+#define FMA_F64(x, y, z) __builtin_fma(x, y, z)
+#else
+#define FMA_F32(x, y, z) ((x) * (y) + (z))
+#define FMA_F64(x, y, z) ((x) * (y) + (z))
+#endif
+
+#define CLAMP_LOOP(T, MIN, MAX)                                                                                    \
+  do {                                                                                                             \
+    T *restrict o = out;                                                                                           \
+    const T *restrict x = a, *restrict y = b, *restrict z = d;                                                     \
+    for (int64_t i = 0; i < n; i++) {                                                                              \
+      T v = MAX(x[i], y[i]);                                                                                       \
+      o[i] = MIN(v, z[i]);                                                                                         \
+    }                                                                                                              \
+    return ASPEN_KERNEL_OK;                                                                                        \
+  } while (0)
+#define FMA_LOOP(T, F)                                                                                             \
+  do {                                                                                                             \
+    T *restrict o = out;                                                                                           \
+    const T *restrict x = a, *restrict y = b, *restrict z = d;                                                     \
+    for (int64_t i = 0; i < n; i++) o[i] = F(x[i], y[i], z[i]);                                                    \
+    return ASPEN_KERNEL_OK;                                                                                        \
+  } while (0)
+#define MIN_INT(x, y) ((x) < (y) ? (x) : (y))
+#define MAX_INT(x, y) ((x) > (y) ? (x) : (y))
+
+static int clamp_row(uint8_t dtype, int64_t n, void *out, const void *a, const void *b, const void *d) {
+  switch (dtype) {
+    case ASPEN_DT_F16: case ASPEN_DT_BF16: case ASPEN_DT_F32: CLAMP_LOOP(float, MIN_NAN, MAX_NAN);
+    case ASPEN_DT_F64: CLAMP_LOOP(double, MIN_NAN, MAX_NAN);
+    case ASPEN_DT_I8: CLAMP_LOOP(int8_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_U8: CLAMP_LOOP(uint8_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_I16: CLAMP_LOOP(int16_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_U16: CLAMP_LOOP(uint16_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_I32: CLAMP_LOOP(int32_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_U32: CLAMP_LOOP(uint32_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_I64: CLAMP_LOOP(int64_t, MIN_INT, MAX_INT);
+    case ASPEN_DT_U64: CLAMP_LOOP(uint64_t, MIN_INT, MAX_INT);
+  }
+  return ASPEN_KERNEL_BAD_ARGUMENT;
+}
+
+static int fma_row(uint8_t dtype, int64_t n, void *out, const void *a, const void *b, const void *d) {
+  switch (dtype) {
+    case ASPEN_DT_F16: case ASPEN_DT_BF16: case ASPEN_DT_F32: FMA_LOOP(float, FMA_F32);
+    case ASPEN_DT_F64: FMA_LOOP(double, FMA_F64);
+  }
+  return ASPEN_KERNEL_BAD_ARGUMENT;
+}
+
+#define WHERE_LOOP(T)                                                                                              \
+  do {                                                                                                             \
+    T *restrict o = out;                                                                                           \
+    const T *restrict x = a, *restrict y = b;                                                                      \
+    for (int64_t i = 0; i < n; i++) {                                                                              \
+      T p = x[i], q = y[i];                                                                                        \
+      o[i] = condition[i] ? p : q;                                                                                 \
+    }                                                                                                              \
+  } while (0)
+
+static void where_row(size_t size, int64_t n, void *out, const uint8_t *condition, const void *a, const void *b) {
+  switch (size) {
+    case 1: WHERE_LOOP(nd_u8); break;
+    case 2: WHERE_LOOP(nd_u16); break;
+    case 4: WHERE_LOOP(nd_u32); break;
+    case 8: WHERE_LOOP(nd_u64); break;
+    case 16: WHERE_LOOP(nd_u128); break;
+  }
+}
+
+int FN(ternary)(const aspen_call *c) {
+  const int op = (int)c->params[0];
+  const uint8_t dtype = c->args[0].dtype;
+  const int where = op == ASPEN_T_WHERE;
+  if (c->args[2].dtype != dtype || c->args[3].dtype != dtype) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->args[1].dtype != (where ? ASPEN_DT_BOOL : dtype) || dtype == ASPEN_DT_NONE || dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
+  elt_buffer buffers[3], bo;
+  nd it;
+  if (!nd_open(&it, c, 3)) return ASPEN_KERNEL_OK;
+  const int64_t n = nd_row(&it), so = nd_step(&it, 0);
+  const size_t size = nd_size(dtype);
+  int error = ASPEN_KERNEL_OK;
+  do {
+    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
+      const int64_t m = nd_min(ND_BLOCK, n - i);
+      char *o = it.ptr[0] + i * so;
+      const void *in[3];
+      for (int k = 0; k < 3; k++) {
+        const int64_t step = nd_step(&it, 1 + k);
+        const char *p = it.ptr[1 + k] + i * step;
+        if (step == 0 && i > 0) in[k] = buffers[k].bytes;
+        else if (where) in[k] = nd_stage(p, step, m, k == 0 ? 1 : size, buffers[k].bytes);
+        else in[k] = elt_load(dtype, p, step, m, &buffers[k]);
+      }
+      if (where) {
+        void *t = nd_target(o, so, size, bo.bytes);
+        where_row(size, m, t, in[0], in[1], in[2]);
+        nd_commit(o, so, m, size, bo.bytes);
+      } else {
+        void *t = elt_target(dtype, o, so, &bo);
+        error = op == ASPEN_T_FMA     ? fma_row(dtype, m, t, in[0], in[1], in[2])
+                : op == ASPEN_T_CLAMP ? clamp_row(dtype, m, t, in[0], in[1], in[2])
+                                      : ASPEN_KERNEL_BAD_ARGUMENT;
+        if (!error) elt_store(dtype, o, so, m, &bo);
+      }
+    }
+  } while (!error && nd_next(&it));
+  return error;
+}

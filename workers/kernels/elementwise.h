@@ -1,0 +1,43 @@
+/* What UNARY, BINARY and TERNARY share: staging of blocks in the type they compute in (float16 and bfloat16 compute in float32). */
+#ifndef ASPEN_ELEMENTWISE_H
+#define ASPEN_ELEMENTWISE_H
+#include "half.h"
+#include "nd.h"
+#include "vec.h"
+
+typedef struct {
+  _Alignas(64) char bytes[ND_BLOCK * 16];
+} elt_buffer;
+
+static inline int elt_is_half(uint8_t dtype) { return dtype == ASPEN_DT_F16 || dtype == ASPEN_DT_BF16; }
+
+/* n ≤ ND_BLOCK elements of a row (step: bytes) as a contiguous array of the computing type: the row itself or a copy in buf. */
+static inline const void *elt_load(uint8_t dtype, const char *p, int64_t step, int64_t n, elt_buffer *buf) {
+  if (!elt_is_half(dtype)) return nd_stage(p, step, n, nd_size(dtype), buf->bytes);
+  char *narrow = buf->bytes + ND_BLOCK * 4;
+  const uint16_t *h = (const uint16_t *)nd_stage(p, step, n, 2, narrow);
+  if (dtype == ASPEN_DT_F16) f16_widen(n, (float *)buf->bytes, h);
+  else bf16_widen(n, (float *)buf->bytes, h);
+  return buf->bytes;
+}
+
+/* Where to compute a block of the output row at p; elt_store takes it home. */
+static inline void *elt_target(uint8_t dtype, char *p, int64_t step, elt_buffer *buf) {
+  return elt_is_half(dtype) ? (void *)buf->bytes : nd_target(p, step, nd_size(dtype), buf->bytes);
+}
+
+static inline void elt_store(uint8_t dtype, char *p, int64_t step, int64_t n, elt_buffer *buf) {
+  if (!elt_is_half(dtype)) {
+    nd_commit(p, step, n, nd_size(dtype), buf->bytes);
+    return;
+  }
+  uint16_t *narrow = step == 2 ? (uint16_t *)p : (uint16_t *)(buf->bytes + ND_BLOCK * 4);
+  if (dtype == ASPEN_DT_F16) f16_narrow(n, narrow, (const float *)buf->bytes);
+  else bf16_narrow(n, narrow, (const float *)buf->bytes);
+  nd_commit(p, step, n, 2, narrow);
+}
+
+/* out[i] = op(in[i]) for n contiguous elements; in may be out. Not for the half types. Returns an enum aspen_kernel_error. */
+int FN(unary_row)(uint8_t dtype, int op, double a, double b, int64_t n, void *out, const void *in);
+
+#endif
