@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 
 ISAS = _kernels.isas()
-SENTINEL = {"f": -7.125e33, "i": 77, "u": 77, "b": True}
+SENTINEL = {"f": -7.125e33, "i": 77, "u": 77, "b": True, "c": -7.125e33, "V": -7.125e33}  # "V": bfloat16
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -83,7 +84,8 @@ def run(
 ) -> Array:
     """Run a kernel over tiles (default: one whole tile), check that it wrote nothing else, and return a copy of the output."""
     memory = base(out)
-    sentinel = np.array(SENTINEL[out.dtype.kind]).astype(out.dtype)
+    with np.errstate(over="ignore"):  # float16: minus infinity
+        sentinel = np.array(SENTINEL[out.dtype.kind]).astype(out.dtype)
     memory[:] = sentinel
     before = [None if a is None else a.tobytes() for a in inputs]
     for lo, hi in tiles or [([0] * out.ndim, out.shape)]:
@@ -97,6 +99,52 @@ def run(
 
 def same_bits(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+SHAPES = st.one_of(
+    st.lists(st.integers(1, 7), max_size=5),
+    st.lists(st.one_of(st.integers(1, 9), st.sampled_from([15, 16, 17, 33])), min_size=1, max_size=3),
+    st.tuples(st.integers(1, 3), st.sampled_from([63, 64, 65, 130, 511, 512, 513, 1100])).map(list),
+)
+
+
+def stretched(rng: np.random.Generator, shape: Sequence[int], p: float = 0.3) -> list[int]:
+    """A shape that broadcasts to the given one."""
+    return [1 if rng.random() < p else int(n) for n in shape]
+
+
+def check_tiles(
+    rng: np.random.Generator, whole: Array, kernel: str, out: Array, inputs: Sequence[Array | None], params: Sequence[int | float], isa: str | None
+) -> None:
+    """The same bits come out of a random tiling."""
+    tiles = boxes(rng, whole.shape, int(rng.integers(2, 8)))
+    assert same_bits(whole, run(kernel, out, inputs, params, tiles, isa)), f"tiles {tiles}"
+
+
+def check_equal(result: Array, wanted: Array) -> None:
+    """Equal values (zeros of either sign are equal), NaN where the other has NaN, and the same dtype."""
+    assert result.dtype == wanted.dtype
+    if result.dtype.kind == "V":  # bfloat16, of which numpy does not know that it has NaNs
+        result, wanted = result.astype(np.float32), wanted.astype(np.float32)
+    np.testing.assert_array_equal(result, wanted)
+
+
+def check_ulps(result: Array, wanted: Array, ulps: float, absolute: float = 0.0) -> None:
+    """`result` (floating) is within `ulps` units in the last place of the float64 `wanted`; NaN and infinity where it has them."""
+    dtype = result.dtype
+    with np.errstate(over="ignore"):
+        rounded = wanted.astype(dtype)
+    finite = np.isfinite(rounded)
+    r64 = result.astype(np.float64)
+    same = (result == rounded) | (np.isnan(result) & np.isnan(rounded))
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(r64 - wanted)
+        spacing = np.spacing(np.abs(np.where(finite, rounded, 1)).astype(dtype)).astype(np.float64)
+    bad = ~same & ~(finite & (error <= ulps * spacing + absolute))
+    # One step below overflow counts as close to infinity.
+    near = np.isinf(rounded) & (np.abs(r64) >= np.finfo(dtype).max * (1 - ulps * np.finfo(dtype).eps)) & (np.sign(r64) == np.sign(rounded))
+    bad &= ~near
+    assert not bad.any(), f"{result[bad][:5]} instead of {wanted[bad][:5]}: {(error / spacing)[bad][:5]} ulp"
 
 
 def pack_panels(w: Array) -> Array:

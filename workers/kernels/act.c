@@ -1,6 +1,8 @@
 /* Scalar functions of one f32 over an array: see act.h. */
 #include "act.h"
 
+#include "functions.h"
+#include "vlog.h"
 #include "vmath.h"
 
 /* One loop a function: the switch stays outside, the tail runs through the same expression. */
@@ -41,6 +43,19 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_HARD_SWISH: EACH(x * vmax(zero, vmin(one, x * vset1(1.0f / 6) + vset1(0.5f))));
   case ASPEN_U_CLIP: EACH(vmin(vb, vmax(va, x)));
   case ASPEN_U_SQUARE: EACH(x * x);
-  default: return ASPEN_KERNEL_BAD_ARGUMENT;
+  case ASPEN_U_LOG: EACH(vlog(x));
+  case ASPEN_U_ELU: EACH(vsel(vlt(x, zero), va * vexpm1(x), x));
+  case ASPEN_U_SELU: EACH(vb * vsel(vlt(x, zero), va * vexpm1(x), x));
+  case ASPEN_U_CELU: EACH(vsel(vlt(x, zero), va * vexpm1(x / va), x));
+  case ASPEN_U_SOFTPLUS: EACH(vsoftplus(x));
+  case ASPEN_U_SOFTSIGN: EACH(x / (one + vabs(x)));
+  case ASPEN_U_MISH: EACH(vmish(x));
+  case ASPEN_U_THRESHOLDED_RELU: EACH(vsel(vle(x, va), zero, x));
+  case ASPEN_U_SHRINK: EACH(vsel(vlt(x, vneg(va)), x + vb, vsel(vgt(x, va), x - vb, vsel(visnan(x), x, zero))));
+  case ASPEN_U_CEIL: EACH(vceil(x));
+  case ASPEN_U_FLOOR: EACH(vfloor(x));
+  case ASPEN_U_ROUND: EACH(vround(x));
+  case ASPEN_U_SIGN: EACH(vsel(vlt(x, zero), -one, vsel(vgt(x, zero), one, x)));
+  default: return FN(functions)(opcode, in, out, n);
   }
 }
