@@ -1,0 +1,118 @@
+"""The runtimes that are compared, each as a function that loads a model and returns a way to run it.
+
+Every engine gets the same ONNX file, the same inputs, the same number of threads and the same cores. Settings are those its documentation
+recommends for the lowest latency of one request; what differs from the defaults is in `settings`, which the report prints.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """An engine with a model: `run` computes all outputs of the inputs it was given, in the model's order."""
+
+    run: Callable[[], list[Array]]
+    settings: str
+    close: Callable[[], None] = lambda: None
+
+
+Load = Callable[[str, Mapping[str, Array], list[int]], Loaded]  # model file, inputs, cores
+
+
+def load_aspen(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    import aspen_mp
+
+    runtime = aspen_mp.Runtime(workers=len(cores), cores=cores)
+    try:
+        model = runtime.load(path)
+        names = [output.name for output in model.outputs]
+
+        def run() -> list[Array]:
+            found = model.run(dict(feeds))
+            return [found[name] for name in names]
+
+        return Loaded(run, f"{len(cores)} workers pinned", runtime.close)
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """All graph optimisations, sequential execution, spinning as by default (the other engines wait until it has ended), threads pinned."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = len(cores)
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if len(cores) > 1:  # the calling thread is one of them; its own core is set below
+        options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(core + 1) for core in cores[1:]))
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    os.sched_setaffinity(0, cores[:1])
+    inputs = dict(feeds)
+    return Loaded(lambda: [np.asarray(y) for y in session.run(None, inputs)], "all optimisations, sequential, spinning on, threads pinned")
+
+
+def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """Latency hint and float32 arithmetic (its default is bfloat16 where the processor has it)."""
+    import openvino
+
+    config = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": len(cores),
+        "NUM_STREAMS": 1,
+        "ENABLE_CPU_PINNING": True,
+    }
+    compiled = openvino.Core().compile_model(path, "CPU", config)
+    request = compiled.create_infer_request()
+    inputs = dict(feeds)
+    count = len(compiled.outputs)
+
+    def run() -> list[Array]:
+        request.infer(inputs, share_inputs=True)
+        return [np.asarray(request.get_output_tensor(i).data) for i in range(count)]
+
+    return Loaded(run, "latency hint, float32, threads pinned")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`module`: what must be importable; `package`: whose version is reported."""
+
+    name: str
+    module: str
+    package: str
+    load: Load
+
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    @property
+    def version(self) -> str:
+        return importlib.metadata.version(self.package)
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen),
+        Engine("onnxruntime", "onnxruntime", "onnxruntime", load_onnxruntime),
+        Engine("openvino", "openvino", "openvino", load_openvino),
+    )
+}

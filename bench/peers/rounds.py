@@ -1,0 +1,176 @@
+"""Rounds in which every engine has one turn, in rotating order, and what they add up to."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from aspen_mp.bench import models
+
+from .seat import Seat, SeatError, Turn
+
+FOREIGN_LIMIT = 0.1  # of a core: a round in which other processes used more is not counted
+OURS = "aspen-mp"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network of the zoo with its sizes."""
+
+    network: str
+    batch: int = 1
+    seq: int = 128
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        sizes = [f"b{self.batch}"] if self.batch != 1 else []
+        if any(name == "input_ids" for name, _, _ in models.describe(self.network, **self.options).inputs):
+            sizes.append(f"s{self.seq}")
+        return " ".join([self.network, *sizes])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to measure: rounds that must count, how many may be lost to other load, seconds and runs of a turn."""
+
+    rounds: int = 7
+    spare: int = 14
+    seconds: float = 0.3
+    runs: int = 3
+
+
+@dataclass(slots=True)
+class EngineResult:
+    """Milliseconds: `median` over rounds of the turn's median, `min` over all runs. Ratios are aspen-mp's time divided by this engine's,
+    from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude."""
+
+    engine: str
+    version: str
+    settings: str
+    load_s: float
+    first_s: float
+    median: float
+    min: float
+    runs: int
+    ratio_median: float | None = None
+    ratio_min: float | None = None
+    difference: float | None = None
+
+
+@dataclass(slots=True)
+class CaseResult:
+    case: str
+    macs: int | None
+    threads: int
+    cores: list[int]
+    rounds: int
+    rejected: int
+    disturbed: int  # rounds that count although other processes ran: too few were quiet
+    engines: list[EngineResult]
+    failed: dict[str, str]
+
+
+def measure(
+    case: Case, engines: Sequence[str], cores: list[int], plan: Plan, advance: Callable[[str], None] = lambda _: None
+) -> CaseResult:
+    """Measures a case. An engine that fails is reported and left out; the others go on."""
+    with tempfile.TemporaryDirectory(prefix="aspen-mp-peers-") as folder:
+        here = Path(folder)
+        model = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+        description = models.describe(model)
+        onnx.save(model, here / "model.onnx")
+        np.savez(here / "feeds.npz", allow_pickle=False, **models.inputs(model))
+        del model
+        seats: list[Seat] = []
+        failed: dict[str, str] = {}
+        try:
+            for engine in engines:
+                advance(f"{case.label}: loading {engine}")
+                try:
+                    seats.append(Seat.start(engine, here / "model.onnx", here / "feeds.npz", here / f"{engine}.npz", cores))
+                except SeatError as error:
+                    failed[engine] = str(error)
+            turns, rejected, disturbed = take_turns(case, seats, failed, plan, advance)
+            results = [result(seat, [r[seat.engine] for r in turns]) for seat in seats if turns and seat.engine in turns[0]]
+            compare(results, turns, here)
+        finally:
+            for seat in seats:
+                seat.close()
+    return CaseResult(case.label, description.macs, len(cores), cores, len(turns), rejected, disturbed, results, failed)
+
+
+def take_turns(
+    case: Case, seats: list[Seat], failed: dict[str, str], plan: Plan, advance: Callable[[str], None]
+) -> tuple[list[dict[str, Turn]], int, int]:
+    """Turns by engine of each round that counts; how many rounds do not; how many count although they were disturbed."""
+    counted: list[dict[str, Turn]] = []
+    noisy: list[tuple[float, dict[str, Turn]]] = []
+    alive = list(seats)
+    while alive and len(counted) < plan.rounds and len(noisy) < plan.spare:
+        shift = (len(counted) + len(noisy)) % len(alive)
+        turns: dict[str, Turn] = {}
+        for seat in alive[shift:] + alive[:shift]:
+            try:
+                turns[seat.engine] = seat.turn(plan.seconds, plan.runs)
+            except SeatError as error:
+                failed[seat.engine] = str(error)
+        if len(turns) < len(alive):  # rounds are compared engine by engine: all must have the same
+            alive = [seat for seat in alive if seat.engine in turns]
+            counted, noisy = [], []
+            continue
+        foreign = max(turn.foreign for turn in turns.values())
+        if foreign > FOREIGN_LIMIT:
+            noisy.append((foreign, turns))
+        else:
+            counted.append(turns)
+        advance(f"{case.label}: round {len(counted)} of {plan.rounds}" + (f", {len(noisy)} disturbed" if noisy else ""))
+    disturbed = 0
+    if len(counted) < plan.rounds and noisy:  # a busy machine: the least disturbed rounds, and the report says so
+        noisy.sort(key=lambda item: item[0])
+        disturbed = min(len(noisy), plan.rounds - len(counted))
+        counted += [turns for _, turns in noisy[:disturbed]]
+    return counted, len(noisy) - disturbed, disturbed
+
+
+def result(seat: Seat, turns: Sequence[Turn]) -> EngineResult:
+    return EngineResult(
+        engine=seat.engine,
+        version=seat.info["version"],
+        settings=seat.info["settings"],
+        load_s=seat.info["load_s"],
+        first_s=seat.info["first_s"],
+        median=1e3 * statistics.median(statistics.median(turn.seconds) for turn in turns),
+        min=1e3 * min(min(turn.seconds) for turn in turns),
+        runs=sum(len(turn.seconds) for turn in turns),
+    )
+
+
+def compare(results: list[EngineResult], turns: list[dict[str, Turn]], folder: Path) -> None:
+    """Fills in ratios and differences where aspen-mp was measured too."""
+    ours = next((r for r in results if r.engine == OURS), None)
+    if ours is None:
+        return
+    for other in results:
+        if other is ours:
+            continue
+        pairs = [(statistics.median(t[OURS].seconds), statistics.median(t[other.engine].seconds)) for t in turns]
+        other.ratio_median = statistics.median(a / b for a, b in pairs)
+        other.ratio_min = ours.min / other.min
+        other.difference = difference(folder / f"{OURS}.npz", folder / f"{other.engine}.npz")
+
+
+def difference(ours: Path, theirs: Path) -> float:
+    worst = 0.0
+    with np.load(ours) as a, np.load(theirs) as b:
+        for name in b.files:
+            x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+            worst = max(worst, float(np.abs(x - y).max() / max(float(np.abs(y).max()), np.finfo(np.float32).tiny)))
+    return worst
