@@ -229,7 +229,7 @@ int FN(conv)(const aspen_call *c) {
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   mm_job job = {.a_stride = 1, .b_stride = ASPEN_NR, .b_panel = v.w->strides[1], .out_stride = v.out->strides[1],
-                .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1};
+                .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11))) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));

@@ -106,7 +106,7 @@ int FN(gemm)(const aspen_call *c) {
   const int64_t k_end = a->dims[n_axis];
   mm_job job = {.k = k_end, .a_stride = a->strides[n_axis], .b_stride = ASPEN_NR, .b_panel = k_end * ASPEN_NR,
                 .out_stride = out->strides[n_axis], .bias_stride = bias->dtype ? bias->strides[n_axis] : 1,
-                .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 1)};
+                .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 1), .one_bias = 1};
   job.scaled = job.alpha != 1.0f;
   if (FN(mm_prepare)(&job, c->params[2], aspen_param_f(c, 3), aspen_param_f(c, 4))) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
@@ -121,6 +121,7 @@ int FN(gemm)(const aspen_call *c) {
     const int axis = first_row_axis + i;
     walk.extent[i] = c->hi[axis] - c->lo[axis];
     rows *= walk.extent[i];
+    job.one_bias &= walk.extent[i] == 1 || !bias->dtype || bias->strides[axis] == 0;
     for (int o = 0; o < ROW_OPERANDS; o++) walk.stride[o][i] = operands[o]->dtype ? operands[o]->strides[axis] : 0;
   }
 

@@ -5,6 +5,8 @@
 
 #define PANEL_VECTORS (ASPEN_NR / VL)
 #define WIDEST 8 /* vectors of columns in the widest micro-kernel */
+#define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
+#define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
 
 int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b) {
   float probe = 0;
@@ -55,6 +57,8 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
   }
 }
 
+INLINE vf vload_tail(const float *p, int64_t n) { return n > 0 ? vload_part(p, n) : vzero(); }
+
 /* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. */
 INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
                      int64_t last) {
@@ -64,6 +68,8 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) sum[r][v] = vzero();
   const int64_t k_end = job->k, a_stride = job->a_stride, b_stride = job->b_stride, b_panel = job->b_panel;
+  const int far_rows = b_stride != ASPEN_NR; /* B is read in place */
+  const int64_t ahead = far_rows ? PREFETCH_ROWS * b_stride : PREFETCH_PACKED * b_stride;
   const float *const *a = rows->a;
   for (int tap = rows->taps; tap > 0; tap--) {
     const float *p[MM_ROWS];
@@ -75,6 +81,14 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
       vf w[WIDEST];
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+      /* The stream of B runs ahead of what the hardware follows, above all when a narrow micro-kernel reads half of each line pair. */
+      if (V <= PANEL_VECTORS) {
+        __builtin_prefetch(b + ahead);
+        __builtin_prefetch(b + ahead + ASPEN_NR / 2);
+      } else if (far_rows) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v += 16 / VL) __builtin_prefetch(b + ahead + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+      }
       b += b_stride;
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
@@ -85,18 +99,30 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
       at += a_stride;
     }
   }
-  if (job->direct && first <= column && column + V * VL <= last) {
+  if (job->direct && first <= column) {
     const vf alpha = vset1(job->alpha), low = vset1(job->low), high = vset1(job->high);
+    const int whole = column + V * VL <= last;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) {
+      const int64_t at = column + v * VL, left = last - at; /* may be none */
+      vf bias = vzero();
+      if (rows->bias[0] && job->one_bias) bias = whole ? vload(rows->bias[0] + at) : vload_tail(rows->bias[0] + at, left);
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) {
+      for (int r = 0; r < R; r++) {
         vf y = sum[r][v];
         if (job->scaled) y *= alpha;
-        if (rows->bias[0]) y += vload(rows->bias[r] + column + v * VL);
-        if (rows->residual[0]) y += vload(rows->residual[r] + column + v * VL);
-        vstore(rows->out[r] + column + v * VL, vmin(high, vmax(low, y)));
+        if (rows->bias[0]) {
+          if (!job->one_bias) bias = whole ? vload(rows->bias[r] + at) : vload_tail(rows->bias[r] + at, left);
+          y += bias;
+        }
+        if (rows->residual[0]) y += whole ? vload(rows->residual[r] + at) : vload_tail(rows->residual[r] + at, left);
+        y = vmin(high, vmax(low, y));
+        if (whole)
+          vstore(rows->out[r] + at, y);
+        else if (left > 0)
+          vstore_part(rows->out[r] + at, y, left);
       }
+    }
   } else {
     float sums[MM_ROWS * WIDEST * VL] __attribute__((aligned(64)));
 #pragma GCC unroll 8
@@ -112,17 +138,20 @@ typedef void multiply_fn(const mm_job *, const mm_rows *, const float *, int64_t
   static void multiply_##R##x##V(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) { \
     multiply(R, V, job, rows, b, column, first, last);                                                                             \
   }
+MULTIPLY(1, 1) MULTIPLY(2, 1) MULTIPLY(3, 1) MULTIPLY(4, 1) MULTIPLY(5, 1) MULTIPLY(6, 1)
 MULTIPLY(1, 2) MULTIPLY(2, 2) MULTIPLY(3, 2) MULTIPLY(4, 2) MULTIPLY(5, 2) MULTIPLY(6, 2)
 MULTIPLY(1, 4) MULTIPLY(2, 4) MULTIPLY(3, 4)
 MULTIPLY(1, 8)
 #if VL == 16
-MULTIPLY(7, 2) MULTIPLY(8, 2)
+MULTIPLY(7, 1) MULTIPLY(8, 1) MULTIPLY(7, 2) MULTIPLY(8, 2)
 MULTIPLY(4, 4) MULTIPLY(5, 4) MULTIPLY(6, 4)
 MULTIPLY(2, 8) MULTIPLY(3, 8)
+static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1, multiply_7x1, multiply_8x1};
 static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2, multiply_7x2, multiply_8x2};
 static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4, multiply_4x4, multiply_5x4, multiply_6x4};
 static multiply_fn *const by_8[] = {multiply_1x8, multiply_2x8, multiply_3x8};
 #else
+static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1};
 static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2};
 static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4};
 static multiply_fn *const by_8[] = {multiply_1x8};
@@ -146,6 +175,10 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
     } else {
       width = 2 * VL;
       f = by_2[r - 1];
+    }
+    if (last - column <= VL) { /* a narrow last panel */
+      if (column + VL > first) by_1[r - 1](job, rows, b, column, first, last);
+      return;
     }
     if (width >= ASPEN_NR) {
       if (column + width > first) f(job, rows, at, column, first, last);

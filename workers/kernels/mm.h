@@ -26,6 +26,7 @@ typedef struct mm_job {
   int64_t b_panel;  /* between panels */
   int64_t out_stride, bias_stride, residual_stride; /* between columns */
   float alpha;
+  uint8_t one_bias; /* all rows have the same bias */
   uint8_t scaled;   /* multiply by alpha */
   uint8_t clamp;    /* the activation is min(max(x, low), high), for every x and bit */
   uint8_t direct;   /* unit strides and clamp: accumulators go straight to the output */
