@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 MARGIN = 2
 """Layers between the last reader of a buffer and the first writer of the next one in its place, where memory allows it at all times."""
-EXACT_TILES = 60_000
+EXACT_TILES = 32_000
 """Above so many tiles, ancestor sets are not kept: every recycled buffer gets its anti-dependencies, and no edge is dropped."""
 
 
@@ -187,12 +187,11 @@ class _Ordering:
                 if not late:
                     continue
                 join = self._join(old)
-                over = need
+                before = self.above[join] or 0
                 for t in late:
                     self.parents[t].append(join)
                     if self.exact:
-                        over = self.above[join] or need
-                        above[t - tiles.start] |= over
+                        above[t - tiles.start] |= before
                         self.above[t] = above[t - tiles.start]
 
     def _join(self, old: Tenant) -> int:

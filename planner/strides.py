@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 Strides = tuple[int, ...]
+MARKED_BYTES = 1 << 26
+"""Most memory that `overlap` marks byte by byte."""
 
 
 def dense(shape: Sequence[int], order: Sequence[int] | None = None) -> Strides:
@@ -86,3 +94,66 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
     low = sum((d - 1) * s for d, s in zip(shape, strides, strict=True) if s < 0)
     high = sum((d - 1) * s for d, s in zip(shape, strides, strict=True) if s > 0)
     return low, high
+
+
+def overlap(a: Run, b: Run) -> bool | None:
+    """Do two operands of one space share a byte? None: it cannot be told cheaply."""
+    if a.low > b.high or b.low > a.high:
+        return False
+    exact = _overlap_by_digits(a, b)
+    return exact if exact is not None else _overlap_by_marking(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The bytes of an operand: from `low` on, an axis for each (length, stride in bytes > 0), bytes within an element included; `high` is
+    the last one."""
+
+    low: int
+    high: int
+    axes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, offset: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Run | None:
+        """`offset` in bytes, `strides` in elements. None if there are no elements."""
+        if 0 in shape:
+            return None
+        low = offset + itemsize * sum((d - 1) * s for d, s in zip(shape, strides, strict=True) if s < 0)
+        axes = [(d, abs(s) * itemsize) for d, s in zip(shape, strides, strict=True) if d > 1 and s != 0]
+        axes.append((itemsize, 1))
+        return cls(low, low + sum((d - 1) * s for d, s in axes), tuple(axes))
+
+
+def _overlap_by_digits(a: Run, b: Run) -> bool | None:
+    """Writes addresses as digits to the bases that the strides make: when every stride divides the next larger one and no sum of digits
+    carries, both operands are boxes of digits."""
+    units = sorted({s for _, s in (*a.axes, *b.axes)}, reverse=True)
+    if any(x % y for x, y in pairwise(units)):
+        return None
+    origin = min(a.low, b.low)
+    boxes = []
+    for run in (a, b):
+        rest, above, box = run.low - origin, 0, []
+        for unit in units:
+            digit, rest = divmod(rest, unit)
+            length = 1 + sum(d - 1 for d, s in run.axes if s == unit)
+            if above and digit + length > above // unit:
+                return None
+            box.append((digit, digit + length))
+            above = unit
+        boxes.append(box)
+    return all(x[0] < y[1] and y[0] < x[1] for x, y in zip(*boxes, strict=True))
+
+
+def _overlap_by_marking(a: Run, b: Run) -> bool | None:
+    low, high = max(a.low, b.low), min(a.high, b.high)
+    if max(a.high, b.high) - min(a.low, b.low) > MARKED_BYTES or low > high:
+        return None if low <= high else False
+    origin = min(a.low, b.low)
+    mark = np.zeros(max(a.high, b.high) - origin + 1, np.bool_)
+
+    def view(run: Run) -> npt.NDArray[np.bool_]:
+        return as_strided(mark[run.low - origin :], [d for d, _ in run.axes], [s for _, s in run.axes])
+
+    view(a)[...] = True
+    return bool(view(b).any())

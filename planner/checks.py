@@ -1,0 +1,288 @@
+"""Do the operands and parameters of an op fit its kernel? Kernels trust a plan in this: what passes here cannot make one leave its
+operands.
+
+Each rule sees the shapes and dtypes of output and inputs and the i64 parameters, as written down in ``workers/kernels/kernel.h``, and
+raises `Misfit` naming what does not fit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+
+from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
+
+Shape = tuple[int, ...]
+F32, I32, I64 = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"]
+LIMIT = 1 << 31
+"""Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
+
+
+class Misfit(Exception):
+    """(what, value, bound): the part of an op that its kernel does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """An operand as a kernel sees it."""
+
+    dtype: int
+    shape: Shape
+    dense: bool
+    """Contiguous and row-major."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op. ``inputs`` has an entry for each input, None where it is absent."""
+
+    out: Arg
+    inputs: Sequence[Arg | None]
+    params: Sequence[int]
+
+    def input(self, i: int) -> Arg:
+        x = self.inputs[i] if i < len(self.inputs) else None
+        if x is None:
+            raise Misfit(f"input {i}", "absent", "required")
+        return x
+
+    def optional(self, i: int) -> Arg | None:
+        return self.inputs[i] if i < len(self.inputs) else None
+
+
+def check_call(kernel: str, call: Call) -> None:
+    """Raises `Misfit` unless a call of `kernel` with these operands stays within them."""
+    rule = _RULES.get(kernel)
+    if rule is not None:
+        rule(call)
+
+
+def _need(ok: bool, what: str, value: object, bound: object) -> None:
+    if not ok:
+        raise Misfit(what, value, bound)
+
+
+def _range(call: Call, i: int, name: str, lo: int, hi: int) -> int:
+    value = call.params[i]
+    _need(lo <= value < hi, name, value, f"{lo} … {hi - 1}")
+    return value
+
+
+def _shape(arg: Arg | None, shape: Sequence[int], what: str) -> None:
+    if arg is not None:
+        _need(arg.shape == tuple(shape), what, arg.shape, tuple(shape))
+
+
+def _all_f32(call: Call) -> None:
+    for k, arg in enumerate([call.out, *call.inputs]):
+        _need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
+
+
+def _act(call: Call, i: int) -> None:
+    _range(call, i, "activation", 0, len(UNARY))
+
+
+def _rank(arg: Arg, rank: int, what: str) -> None:
+    _need(len(arg.shape) == rank, f"rank of {what}", len(arg.shape), rank)
+
+
+def _elementwise(n: int, opcodes: int | None) -> Callable[[Call], None]:
+    def rule(call: Call) -> None:
+        if opcodes is not None:
+            _range(call, 0, "opcode", 0, opcodes)
+        for i in range(n):
+            _shape(call.input(i), call.out.shape, f"shape of input {i}")
+
+    return rule
+
+
+def _binary(call: Call) -> None:
+    _elementwise(2, len(BINARY))(call)
+    _act(call, 1)
+
+
+def _same_dtype(call: Call) -> None:
+    _elementwise(1, None)(call)
+    _need(call.input(0).dtype == call.out.dtype, "dtype of input 0", call.input(0).dtype, call.out.dtype)
+
+
+def _gemm(call: Call) -> None:
+    _all_f32(call)
+    out, a, b = call.out.shape, call.input(0), call.input(1)
+    packed = _range(call, 0, "packed_b", 0, 2)
+    _act(call, 2)
+    _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    _need(len(a.shape) == len(out), "rank of input 0", len(a.shape), len(out))
+    depth = a.shape[-1]
+    _shape(a, (*out[:-1], depth), "shape of input 0")
+    if packed:
+        _shape(b, (-(-out[-1] // 32), depth, 32), "shape of input 1")
+        _need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
+    else:
+        _shape(b, (*out[:-2], depth, out[-1]), "shape of input 1")
+    _shape(call.optional(2), out, "shape of input 2")
+    _shape(call.optional(3), out, "shape of input 3")
+
+
+def _window(call: Call, first: int, pads: int) -> tuple[int, int]:
+    for k in range(6):
+        _range(call, first + k, ("kernel", "kernel", "stride", "stride", "dilation", "dilation")[k], 1, LIMIT)
+    for k in range(pads):
+        _range(call, first + 6 + k, "pad", 0, LIMIT)
+    return call.params[first], call.params[first + 1]
+
+
+def _conv(call: Call) -> None:
+    _all_f32(call)
+    out, x, w = call.out, call.input(0), call.input(1)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    groups = _range(call, 0, "groups", 1, LIMIT)
+    kh, kw = _window(call, 1, 2)
+    _act(call, 9)
+    _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
+    _need(x.shape[1] % groups == 0 and out.shape[1] % groups == 0, "groups", groups, (x.shape[1], out.shape[1]))
+    _shape(w, (groups, -(-(out.shape[1] // groups) // 32), kh * kw * (x.shape[1] // groups), 32), "shape of input 1")
+    _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
+    _shape(call.optional(2), out.shape[1:2], "shape of input 2")
+    _shape(call.optional(3), out.shape, "shape of input 3")
+
+
+def _dwconv(call: Call) -> None:
+    _all_f32(call)
+    out, x, w = call.out, call.input(0), call.input(1)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    kh, kw = _window(call, 1, 2)
+    _act(call, 9)
+    _need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
+    _need(call.params[0] == out.shape[1], "groups", call.params[0], out.shape[1])
+    _shape(w, (kh * kw, out.shape[1]), "shape of input 1")
+    _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
+    _shape(call.optional(2), out.shape[1:2], "shape of input 2")
+    _shape(call.optional(3), out.shape, "shape of input 3")
+
+
+def _pool(call: Call) -> None:
+    out, x = call.out, call.input(0)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    _range(call, 0, "mode", 0, 2)
+    _window(call, 1, 4)
+    _need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
+    _need(x.dtype == out.dtype, "dtype of input 0", x.dtype, out.dtype)
+
+
+def _pad(call: Call) -> None:
+    out, x, value = call.out.shape, call.input(0), call.optional(1)
+    mode = _range(call, 0, "mode", 0, len(PAD_MODES))
+    _need(len(x.shape) == len(out), "rank of input 0", len(x.shape), len(out))
+    _range(call, 1, "rank", len(out), len(out) + 1)
+    for k in range(len(out)):
+        _range(call, 2 + k, "begin", -LIMIT, LIMIT)
+    _need(x.dtype == call.out.dtype, "dtype of input 0", x.dtype, call.out.dtype)
+    if value is not None:
+        _need(prod(value.shape) >= 1, "shape of input 1", value.shape, "one element")
+        _need(value.dtype == call.out.dtype, "dtype of input 1", value.dtype, call.out.dtype)
+    _need(mode == PAD_MODES["CONSTANT"] or 0 not in x.shape or 0 in out, "shape of input 0", x.shape, "not empty")
+
+
+def _reduce(call: Call) -> None:
+    out, x = call.out.shape, call.input(0).shape
+    _range(call, 0, "opcode", 0, len(REDUCE))
+    mask = _range(call, 1, "axes", 0, 1 << len(out))
+    _shape(call.out, [1 if mask >> k & 1 else d for k, d in enumerate(x)], "shape of the output")
+    _need(len(x) == len(out), "rank of input 0", len(x), len(out))
+
+
+def _argreduce(call: Call) -> None:
+    x = call.input(0).shape
+    axis = _range(call, 1, "axis", 0, max(len(x), 1))
+    _range(call, 0, "mode", 0, 2)
+    _need(call.out.dtype == I64, "dtype of the output", call.out.dtype, I64)
+    _shape(call.out, [1 if k == axis else d for k, d in enumerate(x)], "shape of the output")
+
+
+def _along(axis_param: int) -> Callable[[Call], None]:
+    def rule(call: Call) -> None:
+        _shape(call.input(0), call.out.shape, "shape of input 0")
+        _range(call, axis_param, "axis", 0, max(len(call.out.shape), 1))
+
+    return rule
+
+
+def _softmax(call: Call) -> None:
+    _all_f32(call)
+    _along(0)(call)
+
+
+def _norm(call: Call) -> None:
+    _all_f32(call)
+    _along(0)(call)
+    _range(call, 1, "mode", 0, 2)
+    _shape(call.optional(1), call.out.shape, "shape of input 1")
+    _shape(call.optional(2), call.out.shape, "shape of input 2")
+
+
+def _lrn(call: Call) -> None:
+    _all_f32(call)
+    _shape(call.input(0), call.out.shape, "shape of input 0")
+    _need(len(call.out.shape) >= 2, "rank of the output", len(call.out.shape), "at least 2")
+    _range(call, 0, "size", 1, LIMIT)
+
+
+def _gather(call: Call) -> None:
+    x, index = call.input(0), call.input(1)
+    axis = _range(call, 0, "axis", 0, max(len(x.shape), 1))
+    _need(len(x.shape) >= 1, "rank of input 0", 0, "at least 1")
+    _need(index.dtype in (I32, I64), "dtype of input 1", index.dtype, (I32, I64))
+    _need(x.dtype == call.out.dtype, "dtype of input 0", x.dtype, call.out.dtype)
+    _shape(call.out, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), "shape of the output")
+
+
+def _gather_elements(call: Call) -> None:
+    x, index = call.input(0), call.input(1)
+    axis = _range(call, 0, "axis", 0, max(len(x.shape), 1))
+    _need(index.dtype in (I32, I64), "dtype of input 1", index.dtype, (I32, I64))
+    _need(x.dtype == call.out.dtype, "dtype of input 0", x.dtype, call.out.dtype)
+    _need(len(x.shape) == len(index.shape) and len(x.shape) >= 1, "rank of input 1", len(index.shape), len(x.shape))
+    _shape(call.out, index.shape, "shape of the output")
+    fits = all(i <= d for k, (i, d) in enumerate(zip(index.shape, x.shape, strict=True)) if k != axis)
+    _need(fits, "shape of input 1", index.shape, x.shape)
+
+
+def _resize(call: Call) -> None:
+    out, x = call.out, call.input(0)
+    _need(len(x.shape) == len(out.shape), "rank of input 0", len(x.shape), len(out.shape))
+    _need(x.dtype == out.dtype, "dtype of input 0", x.dtype, out.dtype)
+    _need(0 not in x.shape or 0 in out.shape, "shape of input 0", x.shape, "not empty")
+    for k, n in ((0, 3), (1, 5), (2, 4)):
+        _range(call, k, "mode", 0, n)
+    for k in range(len(out.shape)):
+        scale = struct.unpack("<d", struct.pack("<q", call.params[4 + k]))[0]
+        _need(isfinite(scale) and scale > 0, "scale", scale, "positive and finite")
+
+
+_RULES: dict[str, Callable[[Call], None]] = {
+    "GEMM": _gemm,
+    "CONV": _conv,
+    "DWCONV": _dwconv,
+    "POOL": _pool,
+    "UNARY": _elementwise(1, len(UNARY)),
+    "BINARY": _binary,
+    "TERNARY": _elementwise(3, len(TERNARY)),
+    "CAST": _elementwise(1, None),
+    "COPY": _same_dtype,
+    "PAD": _pad,
+    "REDUCE": _reduce,
+    "ARGREDUCE": _argreduce,
+    "SOFTMAX": _softmax,
+    "NORM": _norm,
+    "LRN": _lrn,
+    "GATHER": _gather,
+    "GATHER_ELEMENTS": _gather_elements,
+    "RESIZE": _resize,
+    "CUMSUM": _along(0),
+}

@@ -1,0 +1,470 @@
+"""Is a plan segment fit to be executed? Everything a worker would dereference, and the invariants that recovery relies on.
+
+Checked in this order, each step trusting only what the ones before have shown: header and arrays; operands (within their space) and ops
+(operands fit the kernel); tiles (a grid over each output); edges (parents the inverse of children, acyclic, END after everything); memory
+(no op overwrites what it reads, recycled bytes have their anti-dependencies). `PlanError` names field, value and bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
+from aspen_mp.planner.memory import EXACT_TILES
+from aspen_mp.planner.plan import MAGIC, SEGMENT_FIRST, VERSION
+from aspen_mp.planner.strides import Run, dense, overlap, same
+from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.tables import (
+    DTYPE_BYTES,
+    DTYPES,
+    KERNEL_BY_CODE,
+    KERNELS,
+    LAYOUT_HASH,
+    LIMITS,
+    OP,
+    OPERAND,
+    PLAN_HEADER,
+    ROLES,
+    SPACES,
+    TILE,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Array = npt.NDArray[Any]
+ALIGN = 64
+U32 = np.dtype("<u4")
+I64 = np.dtype("<i8")
+MAX_SEGMENT = 1 << 46
+"""No space is larger than what a process can map."""
+NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
+JOIN, END, OPAQUE = (KERNELS[k].code for k in ("JOIN", "END", "OPAQUE"))
+
+
+def refuse(field: str, value: object, bound: object) -> NoReturn:
+    raise PlanError(f"plan {field}: {value}, but {bound}")
+
+
+def validate(segment: Buffer) -> None:
+    """Raises PlanError unless `segment` (a plan segment, possibly followed by unused bytes) may be published to workers."""
+    view = _Segment.open(segment)
+    _check_operands(view)
+    _check_ops(view)
+    _check_tiles(view)
+    order = _check_edges(view)
+    _check_memory(view, order)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """The arrays of a plan segment, in bounds."""
+
+    header: Any
+    ops: Array
+    operands: Array
+    params: Array
+    tiles: Array
+    children: Array
+    parent_counts: Array
+    parent_begin: Array
+    parents: Array
+    initial: Array
+    op_kernel: list[str]
+    op_operands: list[tuple[int, int, int]]
+    """(first operand, outputs, inputs) of each op."""
+
+    @classmethod
+    def open(cls, segment: Buffer) -> _Segment:
+        raw = memoryview(segment).cast("B")
+        if raw.nbytes < PLAN_HEADER.itemsize:
+            refuse("bytes", raw.nbytes, f"the header alone has {PLAN_HEADER.itemsize}")
+        header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+        h = {name: header[name].tolist() for name in PLAN_HEADER.names or ()}
+        for name, want in (("magic", MAGIC), ("layout", LAYOUT_HASH), ("role", ROLES["plan"]), ("version", VERSION)):
+            if h[name] != want:
+                refuse(f"header.{name}", h[name], f"this build has {want}")
+        if not PLAN_HEADER.itemsize <= h["bytes"] <= raw.nbytes:
+            refuse("header.bytes", h["bytes"], f"there are {raw.nbytes}")
+        if h["n_tiles"] < 1:
+            refuse("header.n_tiles", h["n_tiles"], "there is at least the END tile")
+        if h["n_weights"] > LIMITS["weights"]:
+            refuse("header.n_weights", h["n_weights"], f"at most {LIMITS['weights']}")
+        if any(h["reserved"]):
+            refuse("header.reserved", h["reserved"], "must be 0")
+        _check_spaces(h)
+        n = h["n_tiles"]
+        sizes = {
+            "ops": (OP, h["n_ops"]),
+            "operands": (OPERAND, h["n_operands"]),
+            "params": (I64, h["n_params"]),
+            "tiles": (TILE, n),
+            "children": (U32, h["n_children"]),
+            "parent_counts": (U32, n),
+            "parent_begin": (U32, n + 1),
+            "parents": (U32, h["n_children"]),
+            "initial": (U32, h["n_initial"]),
+            "consts": (np.dtype("u1"), h["consts_bytes"]),
+            "blobs": (np.dtype("u1"), h["blobs_bytes"]),
+        }
+        arrays, spans = {}, []
+        for name, (dtype, count) in sizes.items():
+            begin, end = h[name], h[name] + count * dtype.itemsize
+            if begin % ALIGN:
+                refuse(f"header.{name}", begin, f"must be a multiple of {ALIGN}")
+            if begin < PLAN_HEADER.itemsize or end > h["bytes"]:
+                refuse(f"header.{name}", f"{begin} … {end}", f"the segment ends at {h['bytes']}")
+            arrays[name] = np.frombuffer(raw, dtype, count, begin)
+            if count:
+                spans.append((begin, end, name))
+        spans.sort()
+        for (_, end, first), (begin, _, second) in pairwise(spans):
+            if begin < end:
+                refuse(f"header.{second}", begin, f"{first} ends at {end}")
+        del arrays["consts"], arrays["blobs"]
+        return cls(header=h, op_kernel=[], op_operands=[], **arrays)
+
+
+def _check_spaces(h: dict[str, Any]) -> None:
+    n = h["n_tiles"]
+    at = SEGMENT_FIRST
+    for name, size in (("arena_counters", 4 * n), ("arena_executed", 4 * n), ("arena_next", 8 * n), ("arena_data", 0)):
+        if h[name] % ALIGN or h[name] < at:
+            refuse(f"header.{name}", h[name], f"a multiple of {ALIGN} from {at} on")
+        at = h[name] + size
+    for name in ("arena_bytes", "request_bytes", "scratch_bytes"):
+        if h[name] > MAX_SEGMENT:
+            refuse(f"header.{name}", h[name], f"at most {MAX_SEGMENT}")
+    if h["arena_bytes"] < at:
+        refuse("header.arena_bytes", h["arena_bytes"], f"its parts end at {at}")
+    for k, size in enumerate(h["weights_bytes"]):
+        if size > (MAX_SEGMENT if k < h["n_weights"] else 0):
+            refuse(f"header.weights_bytes[{k}]", size, f"{h['n_weights']} weight segments of at most {MAX_SEGMENT} bytes")
+
+
+def _first(mask: npt.NDArray[np.bool_]) -> int | None:
+    """Where a check fails first."""
+    return int(np.argmax(mask)) if mask.any() else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- operands
+
+
+def _check_operands(s: _Segment) -> None:
+    o, h = s.operands, s.header
+    weights = SPACES["WEIGHTS"]
+    spaces = [(h["arena_data"], h["arena_bytes"]), (0, h["request_bytes"]), (h["consts"], h["consts"] + h["consts_bytes"])]
+    spaces += [(SEGMENT_FIRST, h["weights_bytes"][k]) for k in range(h["n_weights"])]
+    assert [SPACES[k] for k in ("ARENA", "REQUEST", "PLAN")] == [0, 1, 2]
+    assert weights == 3
+    for name, bound in (("space", len(spaces) - 1), ("dtype", max(DTYPE_BYTES)), ("rank", LIMITS["rank"])):
+        if (k := _first(o[name] > bound)) is not None:
+            refuse(f"operands[{k}].{name}", o[name][k], f"at most {bound}")
+    if (k := _first((o["flags"] != 0) | (o["reserved"] != 0))) is not None:
+        refuse(f"operands[{k}].flags", o["flags"][k], "must be 0")
+    present = o["dtype"] != NONE
+    axis = np.arange(LIMITS["rank"]) < o["rank"][:, None]
+    dims, strides = np.where(axis, o["dims"], 1), np.where(axis, o["strides"], 0)
+    if (k := _first(((dims < 0) | (dims >= 1 << 40)).any(axis=1))) is not None:
+        refuse(f"operands[{k}].dims", dims[k].tolist(), f"between 0 and {1 << 40}")
+    items = np.array([DTYPE_BYTES.get(c, 1) for c in range(max(DTYPE_BYTES) + 1)], np.int64)[o["dtype"]]
+    # In floating point first: what passes that cannot wrap in 64 bits.
+    reach = (np.maximum(dims - 1, 0).astype(float) * np.abs(strides.astype(float))).sum(axis=1) * items + np.abs(o["offset"].astype(float))
+    elements = np.prod(np.maximum(dims, 1).astype(float), axis=1) * items
+    for what, size in (("offset", reach), ("dims", elements)):
+        if (k := _first(present & np.asarray(size > MAX_SEGMENT))) is not None:
+            refuse(f"operands[{k}].{what}", o[what][k].tolist(), f"reaches beyond {MAX_SEGMENT} bytes")
+    steps = (dims - 1) * strides
+    low = o["offset"] + np.where(steps < 0, steps, 0).sum(axis=1) * items
+    high = o["offset"] + np.where(steps > 0, steps, 0).sum(axis=1) * items + items
+    some = present & (dims > 0).all(axis=1)
+    bounds = np.array(spaces, np.int64)[o["space"]]
+    if (k := _first(some & ((low < bounds[:, 0]) | (high > bounds[:, 1])))) is not None:
+        refuse(f"operands[{k}].offset", f"bytes {low[k]} … {high[k]}", f"its space has {bounds[k, 0]} … {bounds[k, 1]}")
+    if (k := _first(some & (o["offset"] % np.maximum(items, 1) != 0) & (o["dtype"] != OBJECT))) is not None:
+        refuse(f"operands[{k}].offset", o["offset"][k], f"must be a multiple of {items[k]}")
+    plain = (o["dtype"] == OBJECT) & ((o["rank"] != 1) | ((strides[:, 0] != 1) & (dims[:, 0] > 1)))
+    if (k := _first(plain)) is not None:
+        refuse(f"operands[{k}].rank", o["rank"][k], "an OBJECT operand is one run of bytes")
+
+
+# --------------------------------------------------------------------------------------------------------------------- ops
+
+
+def _check_ops(s: _Segment) -> None:
+    o, h = s.ops, s.header
+    blobs = h["blobs_bytes"]
+    for k, row in enumerate(o.tolist()):
+        op = dict(zip(OP.names or (), row, strict=True))
+        kernel = KERNEL_BY_CODE.get(op["kernel"])
+        if kernel is None:
+            refuse(f"ops[{k}].kernel", op["kernel"], f"the last one is {max(KERNEL_BY_CODE)}")
+        outputs = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}.get(kernel.code, (1, 1))
+        if not outputs[0] <= op["n_outputs"] <= outputs[1]:
+            refuse(f"ops[{k}].n_outputs", op["n_outputs"], f"{kernel.name} has {outputs[0]} … {outputs[1]}")
+        if not kernel.min_inputs <= op["n_inputs"] <= kernel.max_inputs:
+            refuse(f"ops[{k}].n_inputs", op["n_inputs"], f"{kernel.name} has {kernel.min_inputs} … {kernel.max_inputs}")
+        total = op["n_outputs"] + op["n_inputs"]
+        if total > LIMITS["operands"] or op["operand"] + total > h["n_operands"]:
+            refuse(
+                f"ops[{k}].operand", f"{op['operand']} + {total}", f"there are {h['n_operands']}, at most {LIMITS['operands']} for an op"
+            )
+        if op["n_params"] != kernel.n_params or op["param"] + op["n_params"] > h["n_params"]:
+            refuse(f"ops[{k}].n_params", op["n_params"], f"{kernel.name} has {kernel.n_params}, in an array of {h['n_params']}")
+        for what in ("name", "blob"):
+            if op[what] + op[f"{what}_bytes"] > blobs:
+                refuse(f"ops[{k}].{what}", f"{op[what]} + {op[f'{what}_bytes']}", f"there are {blobs} bytes")
+        if (kernel.code == OPAQUE) != (op["blob_bytes"] > 0):
+            refuse(f"ops[{k}].blob_bytes", op["blob_bytes"], "OPAQUE ops, and only they, have a sub-graph")
+        for what in ("cost_ns", "flops"):
+            if not 0 <= op[what] < float("inf"):
+                refuse(f"ops[{k}].{what}", op[what], "finite and not negative")
+        s.op_kernel.append(kernel.name)
+        s.op_operands.append((op["operand"], op["n_outputs"], op["n_inputs"]))
+    used = np.concatenate([np.arange(f, f + n + m) for f, n, m in s.op_operands] or [np.zeros(0, np.int64)])
+    if len(used) != h["n_operands"] or (np.sort(used) != np.arange(len(used))).any():
+        refuse("ops[].operand", f"{len(used)} uses", f"each of the {h['n_operands']} operands belongs to one op")
+    _check_calls(s)
+
+
+def _check_calls(s: _Segment) -> None:
+    rank, dtype, space = s.operands["rank"].tolist(), s.operands["dtype"].tolist(), s.operands["space"].tolist()
+    dims, strides = s.operands["dims"].tolist(), s.operands["strides"].tolist()
+    writable = (SPACES["ARENA"], SPACES["REQUEST"])
+
+    def arg(i: int) -> Arg | None:
+        if dtype[i] == NONE:
+            return None
+        shape = tuple(dims[i][: rank[i]])
+        return Arg(dtype[i], shape, same(shape, strides[i][: rank[i]], dense(shape)))
+
+    for k, (first, n_outputs, n_inputs) in enumerate(s.op_operands):
+        for i in range(first, first + n_outputs):
+            if dtype[i] == NONE or space[i] not in writable:
+                refuse(f"operands[{i}].space", space[i], "an output lies in the arena or the request")
+            if not _injective(dims[i][: rank[i]], strides[i][: rank[i]]):
+                refuse(f"operands[{i}].strides", strides[i][: rank[i]], "an output's elements must lie apart")
+        args = [arg(i) for i in range(first, first + n_outputs + n_inputs)]
+        kernel = s.op_kernel[k]
+        if kernel == "OPAQUE":
+            continue
+        if any(a is not None and a.dtype == OBJECT for a in args):
+            refuse(f"ops[{k}].operand", "OBJECT", f"{kernel} has tensors")
+        if not args:
+            continue
+        out = args[0]
+        assert out is not None
+        row = s.ops[k]
+        params = s.params[int(row["param"]) : int(row["param"]) + int(row["n_params"])].tolist()
+        try:
+            check_call(kernel, Call(out, args[1:], params))
+        except Misfit as misfit:
+            what, value, bound = misfit.args
+            raise PlanError(f"plan ops[{k}] ({kernel}) {what}: {value}, but {bound}") from None
+
+
+def _injective(shape: list[int], strides: list[int]) -> bool:
+    if 0 in shape:
+        return True
+    reach = 0
+    for stride, dim in sorted((abs(x), d) for x, d in zip(strides, shape, strict=True) if d > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (dim - 1)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------------- tiles
+
+
+def _check_tiles(s: _Segment) -> None:
+    t, h = s.tiles, s.header
+    n = len(t)
+    for name, bound in (("op", h["n_ops"] - 1), ("depth", LIMITS["depths"] - 1), ("flags", 0), ("n_children", LIMITS["fanout"])):
+        if (k := _first(t[name] > bound)) is not None:
+            refuse(f"tiles[{k}].{name}", t[name][k], f"at most {bound}")
+    ends = t["children"].astype(np.int64) + t["n_children"]
+    if (k := _first(ends > h["n_children"])) is not None:
+        refuse(f"tiles[{k}].children", ends[k], f"there are {h['n_children']}")
+    if (k := _first(np.diff(t["op"].astype(np.int64)) < 0)) is not None:
+        refuse(f"tiles[{k + 1}].op", t["op"][k + 1], f"tiles are ordered by op, the one before has {t['op'][k]}")
+    kernel = s.ops["kernel"][t["op"]]
+    if h["end_tile"] != n - 1 or kernel[-1] != END or (kernel[:-1] == END).any():
+        refuse("header.end_tile", h["end_tile"], f"tile {n - 1} and no other is the END tile")
+    begin = np.searchsorted(t["op"], np.arange(h["n_ops"] + 1))
+    for k in range(h["n_ops"]):
+        if s.op_kernel[k] not in ("JOIN", "END"):
+            _check_grid(s, k, t[begin[k] : begin[k + 1]])
+    join = (kernel == JOIN) | (kernel == END)
+    if (k := _first(join & ((t["lo"] != 0) | (t["hi"] != 1)).any(axis=1))) is not None:
+        refuse(f"tiles[{k}].hi", t["hi"][k].tolist(), "a tile without work has the box 0 … 1")
+
+
+def _check_grid(s: _Segment, k: int, tiles: Array) -> None:
+    """The tiles of an op are all cells of a grid over its output."""
+    first = s.op_operands[k][0]
+    rank = int(s.operands["rank"][first])
+    dims = s.operands["dims"][first][:rank].tolist()
+    lo, hi = tiles["lo"].astype(np.int64), tiles["hi"].astype(np.int64)
+    if s.op_kernel[k] == "OPAQUE":
+        if len(tiles) != 1:
+            refuse(f"ops[{k}]", f"{len(tiles)} tiles", "an OPAQUE op has one")
+    elif 0 in dims:
+        if len(tiles):
+            refuse(f"ops[{k}]", f"{len(tiles)} tiles", "its output is empty")
+        return
+    box = np.ones(LIMITS["tile_axes"], np.int64)
+    box[: min(rank, len(box))] = dims[: len(box)]
+    number = np.zeros(len(tiles), np.int64)
+    count = 1
+    for axis, dim in enumerate(box.tolist()):
+        if len(tiles) == 1:
+            cuts = np.array([0, dim])
+            good = lo[0, axis] == 0 and hi[0, axis] == dim
+        else:
+            cuts = np.concatenate([np.unique(lo[:, axis]), [dim]])
+            cell = np.searchsorted(cuts, lo[:, axis])
+            good = cuts[0] == 0 and bool((np.diff(cuts) > 0).all()) and bool((hi[:, axis] == cuts[cell + 1]).all())
+            number = number * (len(cuts) - 1) + cell
+        if not good:
+            refuse(f"ops[{k}]", f"boxes on axis {axis}", f"its tiles must be a grid over 0 … {dim}")
+        count *= len(cuts) - 1
+    if count != len(tiles) or (count > 1 and len(np.unique(number)) != count):
+        refuse(f"ops[{k}]", f"{len(tiles)} tiles", f"its grid has {count} cells")
+
+
+# ------------------------------------------------------------------------------------------------------------------- edges
+
+
+def _check_edges(s: _Segment) -> list[int]:
+    """Returns the tiles in an order of execution."""
+    n = len(s.tiles)
+    counts = s.tiles["n_children"].astype(np.int64)
+    for name, array in (("children", s.children), ("parents", s.parents), ("initial", s.initial)):
+        if (k := _first(array >= n)) is not None:
+            refuse(f"{name}[{k}]", array[k], f"there are {n} tiles")
+    begin = np.cumsum(counts) - counts
+    if int(counts.sum()) != len(s.children) or (s.tiles["children"] != begin).any():
+        refuse("tiles[].children", int(counts.sum()), f"the {len(s.children)} children in the order of tiles")
+    if counts[-1] != 0:
+        refuse("END", f"{counts[-1]} children", "it is the last tile")
+    if (k := _first(counts[:-1] == 0)) is not None:
+        refuse(f"tiles[{k}].n_children", 0, "every tile but END has children")
+    parent_of = np.repeat(np.arange(n), counts)
+    pb = s.parent_begin.astype(np.int64)
+    if pb[0] != 0 or pb[-1] != len(s.parents) or (np.diff(pb) < 0).any():
+        refuse("parent_begin", [int(pb[0]), int(pb[-1])], f"it rises from 0 to {len(s.parents)}")
+    if (k := _first(np.diff(pb) != s.parent_counts)) is not None:
+        refuse(f"parent_counts[{k}]", s.parent_counts[k], f"{pb[k + 1] - pb[k]} parents are listed")
+    child_of = np.repeat(np.arange(n), np.diff(pb))
+    down = np.sort(parent_of * n + s.children)
+    up = np.sort(s.parents.astype(np.int64) * n + child_of)
+    if (k := _first(down != up)) is not None:
+        refuse("parents", f"edge {down[k] // n} → {down[k] % n}", "parents are the exact inverse of children")
+    if (k := _first(np.diff(down) == 0)) is not None:
+        refuse("children", f"edge {down[k] // n} → {down[k] % n} twice", "an edge is listed once")
+    initial = np.sort(s.initial)
+    want = np.flatnonzero(s.parent_counts == 0)
+    if len(initial) != len(want) or (initial != want).any():
+        refuse("initial", len(initial), f"the {len(want)} tiles without parents, each once")
+    return _execution_order(s)
+
+
+def _execution_order(s: _Segment) -> list[int]:
+    begin, count, children = s.tiles["children"].tolist(), s.tiles["n_children"].tolist(), s.children.tolist()
+    missing = s.parent_counts.tolist()
+    order: list[int] = s.initial.tolist()
+    for t in order:
+        for c in children[begin[t] : begin[t] + count[t]]:
+            missing[c] -= 1
+            if not missing[c]:
+                order.append(c)
+    if len(order) != len(s.tiles):
+        refuse("children", f"{len(s.tiles) - len(order)} tiles wait for each other", "the graph has no cycle")
+    depth = s.tiles["depth"].astype(np.int64)
+    parent_of = np.repeat(np.arange(len(s.tiles)), count)
+    if (k := _first(depth[parent_of] > depth[s.children])) is not None:
+        refuse(f"tiles[{s.children[k]}].depth", depth[s.children[k]], f"a parent has {depth[parent_of[k]]}")
+    return order
+
+
+# ------------------------------------------------------------------------------------------------------------------ memory
+
+
+@dataclass(slots=True)
+class _Access:
+    op: int
+    operand: int
+    writes: bool
+    run: Run
+
+
+def _check_memory(s: _Segment, order: list[int]) -> None:
+    """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
+
+    "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here."""
+    accesses: dict[int, list[_Access]] = {SPACES["ARENA"]: [], SPACES["REQUEST"]: []}
+    space, dtype, rank = s.operands["space"].tolist(), s.operands["dtype"].tolist(), s.operands["rank"].tolist()
+    offset, dims, strides = s.operands["offset"].tolist(), s.operands["dims"].tolist(), s.operands["strides"].tolist()
+    for op, (first, outputs, inputs) in enumerate(s.op_operands):
+        for i in range(first, first + outputs + inputs):
+            if dtype[i] == NONE or space[i] not in accesses:
+                continue
+            run = Run.of(offset[i], dims[i][: rank[i]], strides[i][: rank[i]], DTYPE_BYTES[dtype[i]])
+            if run is not None:
+                accesses[space[i]].append(_Access(op, i, i < first + outputs, run))
+    above = _common_ancestors(s, order)
+    begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
+    for rows in accesses.values():
+        low, high = np.array([a.run.low for a in rows], np.int64), np.array([a.run.high for a in rows], np.int64)
+        ops = np.array([a.op for a in rows], np.int64)
+        for k, a in enumerate(rows):
+            if not a.writes:
+                continue
+            near = np.flatnonzero((low <= a.run.high) & (high >= a.run.low) & (ops <= a.op))
+            for j in reversed(near.tolist()):  # the own op first
+                b = rows[j]
+                if j == k or (b.op == a.op and b.writes and j > k):
+                    continue
+                if b.op == a.op:
+                    if overlap(a.run, b.run):
+                        refuse(f"operands[{a.operand}].offset", f"ops[{a.op}] writes what it reads", "outputs lie apart from inputs")
+                elif above is not None:
+                    tiles = ((1 << (begin[b.op + 1] - begin[b.op])) - 1) << begin[b.op]
+                    if tiles & ~above[a.op] and overlap(a.run, b.run):
+                        what = f"ops[{a.op}] may overwrite what ops[{b.op}] still uses"
+                        refuse(f"operands[{a.operand}].offset", what, "recycled memory needs anti-dependencies")
+
+
+def _common_ancestors(s: _Segment, order: list[int]) -> list[int] | None:
+    """For each op, the set of the tiles that precede all of its own (a bit each); all tiles for an op without tiles. None: too many tiles.
+
+    Also makes sure that no tile waits for a later op."""
+    n = len(s.tiles)
+    if n > EXACT_TILES:
+        return None
+    op = s.tiles["op"].tolist()
+    begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
+    first, parents = s.parent_begin.tolist(), s.parents.tolist()
+    silent = [k in ("JOIN", "END") for k in s.op_kernel]
+    everything = (1 << n) - 1
+    common = [everything] * len(s.ops)
+    above = [0] * n
+    for t in order:
+        mine = 0
+        for p in parents[first[t] : first[t + 1]]:
+            mine |= above[p]
+            if not silent[op[p]]:
+                mine |= 1 << p
+        above[t] = mine
+        k = op[t]
+        if not silent[k]:
+            if mine.bit_length() > begin[k]:
+                refuse(f"tiles[{t}]", f"waits for tile {mine.bit_length() - 1}", f"its op begins at tile {begin[k]}, and ops are in order")
+            common[k] &= mine
+    return common

@@ -1,0 +1,114 @@
+"""Random graphs, random tilings, random orders: the executed plan gives what node-by-node evaluation gives."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as hs
+from plan_tools import GraphBuilder, PlanExecutor, evaluate
+from test_plan_graphs import random_grids
+
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.validate import validate
+
+
+def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
+    x = pick(hs.sampled_from(pool))
+    same = [t for t in pool if t.shape == x.shape]
+    sized = [t for t in pool if t.shape[0] == x.shape[0] and t.shape[2:] == x.shape[2:]]
+    kind = pick(
+        hs.sampled_from(["conv", "conv1", "residual", "grouped", "dw", "pool", "relu", "add", "concat", "concat", "slice", "gate", "pad"])
+    )
+    match kind:
+        case "conv":
+            return b.conv(x, pick(hs.sampled_from([2, 3, 33])), stride=pick(hs.sampled_from([1, 2])))
+        case "conv1":
+            return b.conv(x, pick(hs.integers(1, 5)), kernel=1)
+        case "residual":
+            return b.conv(pick(hs.sampled_from(sized)), x.shape[1], residual=x)
+        case "grouped" if x.shape[1] % 2 == 0:
+            return b.conv(x, 4, groups=2)
+        case "dw":
+            return b.dwconv(x)
+        case "pool" if min(x.shape[2:]) >= 2:
+            return b.pool(x, mode=pick(hs.sampled_from(["max", "average"])))
+        case "add":
+            return b.binary(x, pick(hs.sampled_from(same)))
+        case "concat":
+            return b.concat([x, *pick(hs.lists(hs.sampled_from(sized), min_size=1, max_size=3))], 1)
+        case "slice" if x.shape[1] >= 2:
+            half = x.shape[1] // 2
+            return b.slice(x, (0, pick(hs.sampled_from([0, half])), 0, 0), (1,) * 4, (x.shape[0], half, *x.shape[2:]))
+        case "gate":
+            return b.binary(x, b.reduce(x, (2, 3)), "MUL")
+        case "pad":
+            return b.pad(x, (0, 0, 1, 0), (0, 0, 0, 1))
+    return b.unary(x)
+
+
+def _tokens(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
+    x = pick(hs.sampled_from(pool))
+    same = [t for t in pool if t.shape == x.shape]
+    n, s, d = x.shape
+    kind = pick(
+        hs.sampled_from(["linear", "add", "softmax", "norm", "heads", "concat", "swap", "split", "gather", "cumsum", "self", "flip"])
+    )
+    match kind:
+        case "linear":
+            return b.linear(x, pick(hs.sampled_from([2, 4, 36])))
+        case "add":
+            return b.binary(x, pick(hs.sampled_from(same)), "SUB")
+        case "softmax":
+            return b.softmax(x, pick(hs.integers(0, 2)))
+        case "norm":
+            return b.norm(x)
+        case "heads" if d % 2 == 0:
+            heads = b.transpose(b.reshape(x, n, s, 2, d // 2), 0, 2, 1, 3)
+            scores = b.softmax(b.matmul(heads, b.transpose(heads, 0, 1, 3, 2)))
+            return b.reshape(b.transpose(b.matmul(scores, heads), 0, 2, 1, 3), n, s, d)
+        case "concat":
+            return b.concat([x, pick(hs.sampled_from(same))], pick(hs.integers(1, 2)))
+        case "swap":
+            return b.transpose(x, 0, 2, 1)
+        case "split" if s % 2 == 0:
+            return b.reshape(x, n, s // 2, d * 2)
+        case "gather":
+            return b.gather(x, pick(hs.lists(hs.integers(-s, s - 1), min_size=1, max_size=4)), 1)
+        case "cumsum":
+            return b.cumsum(x, 1)
+        case "self":
+            return b.matmul(x, b.transpose(x, 0, 2, 1))
+        case "flip":
+            return b.slice(x, (0, s - 1, 0), (1, -1, 1), (n, s, d))
+    return b.unary(x, "TANH")
+
+
+@hs.composite
+def graphs(draw: hs.DrawFn) -> Graph:
+    b = GraphBuilder(draw(hs.integers(0, 100)))
+    images = draw(hs.booleans())
+    shape = (draw(hs.integers(1, 2)), draw(hs.integers(1, 4)), draw(hs.integers(2, 7)), draw(hs.integers(2, 7)))
+    pool = [b.input(*(shape if images else shape[:3]))]
+    for _ in range(draw(hs.integers(1, 9))):
+        y = (_images if images else _tokens)(b, draw, pool)
+        if y.size <= 6000:
+            pool.append(y)
+    outputs = draw(hs.lists(hs.sampled_from(pool), min_size=1, max_size=3))
+    if draw(hs.booleans()):
+        t = outputs[0]
+        outputs[0] = b.reshape(t, t.shape[0], t.size // t.shape[0])
+    return b.graph(*outputs)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(graphs(), hs.integers(0, 1000), hs.sampled_from(["fifo", "lifo", "random"]), hs.booleans())
+def test_random_graphs(graph: Graph, seed: int, order: str, reuse: bool) -> None:
+    rng = np.random.default_rng(seed)
+    feeds = [rng.integers(-2, 3, t.shape).astype(np.float32) for t in graph.inputs]
+    plan = build_plan(graph, workers=2, options=PlanOptions(reuse_memory=reuse, grids=random_grids(seed) if seed % 4 else None))
+    validate(plan.segment())
+    with np.errstate(all="ignore"):
+        want = evaluate(graph, feeds)
+    for y, w in zip(PlanExecutor(plan).run(feeds, order, seed), want, strict=True):
+        np.testing.assert_allclose(y, w, rtol=1e-3, atol=1e-3)

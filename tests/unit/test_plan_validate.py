@@ -1,0 +1,380 @@
+"""Damaged plans are refused with a PlanError, and planted faults of the planner are noticed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from plan_tools import GraphBuilder, PlanExecutor, evaluate
+from test_plan_graphs import attention, dense_block, odd_outputs, random_grids, residual_block
+
+from aspen_mp.planner import build, memory, planfile
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.validate import validate
+from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SPACES, TILE
+
+
+def make(graph: Callable[[GraphBuilder], Any] = residual_block, seed: int = 1, **options: Any) -> Plan:
+    return build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(seed), **options))
+
+
+@dataclass
+class Bytes:
+    """A plan segment that can be written to."""
+
+    raw: bytearray
+
+    def __post_init__(self) -> None:
+        h = self.header = np.frombuffer(self.raw, PLAN_HEADER, 1)
+        u32 = np.dtype(np.uint32)
+        self.ops = self.array("ops", OP, h["n_ops"][0])
+        self.operands = self.array("operands", OPERAND, h["n_operands"][0])
+        self.params = self.array("params", np.dtype(np.int64), h["n_params"][0])
+        self.tiles = self.array("tiles", TILE, h["n_tiles"][0])
+        self.children = self.array("children", u32, h["n_children"][0])
+        self.parents = self.array("parents", u32, h["n_children"][0])
+        self.parent_counts = self.array("parent_counts", u32, h["n_tiles"][0])
+        self.parent_begin = self.array("parent_begin", u32, h["n_tiles"][0] + 1)
+        self.initial = self.array("initial", u32, h["n_initial"][0])
+
+    def array(self, name: str, dtype: Any, count: Any) -> Any:
+        return np.frombuffer(self.raw, dtype, int(count), int(self.header[name][0]))
+
+    def op(self, kernel: str) -> int:
+        return int(np.flatnonzero(self.ops["kernel"] == KERNELS[kernel].code)[0])
+
+    def operand(self, kernel: str, i: int) -> Any:
+        return self.operands[int(self.ops["operand"][self.op(kernel)]) + i :][:1]
+
+    def edge(self) -> tuple[int, int]:
+        """Two tiles, the second a child of the first, that have other parents, and whose child has too."""
+        for t in range(len(self.tiles)):
+            child = int(self.children[self.tiles["children"][t]])
+            if self.tiles["n_children"][child] and self.parent_counts[t]:
+                grandchild = int(self.children[self.tiles["children"][child]])
+                if self.parent_counts[grandchild] > 1:
+                    return t, child
+        raise AssertionError("no such edge")
+
+
+def set_header(name: str, value: Any) -> Callable[[Bytes], None]:
+    def damage(b: Bytes) -> None:
+        b.header[name] = value
+
+    return damage
+
+
+def field(array: str, name: str, value: Any, at: int = 0) -> Callable[[Bytes], None]:
+    def damage(b: Bytes) -> None:
+        getattr(b, array)[name][at] = value
+
+    return damage
+
+
+def operand(kernel: str, i: int, name: str, value: Any) -> Callable[[Bytes], None]:
+    def damage(b: Bytes) -> None:
+        b.operand(kernel, i)[name] = value
+
+    return damage
+
+
+def param(kernel: str, i: int, value: int) -> Callable[[Bytes], None]:
+    def damage(b: Bytes) -> None:
+        b.params[int(b.ops["param"][b.op(kernel)]) + i] = value
+
+    return damage
+
+
+def cycle(b: Bytes) -> None:
+    """The last tile of a path gets the first one as its child, in both lists."""
+    up, down = b.edge()
+    b.children[b.tiles["children"][down]] = up
+    order = np.repeat(np.arange(len(b.tiles)), b.tiles["n_children"])
+    by_child = np.lexsort((order, b.children))
+    b.parents[:] = order[by_child]
+    counts = np.bincount(b.children, minlength=len(b.tiles))
+    b.parent_counts[:], b.parent_begin[1:] = counts, np.cumsum(counts)
+
+
+def moved(b: Bytes) -> None:
+    """An output lies on the op's own input."""
+    k = b.op("UNARY")
+    first = int(b.ops["operand"][k])
+    b.operands["offset"][first] = b.operands["offset"][first + 1]
+
+
+def swapped_boxes(b: Bytes) -> None:
+    b.tiles["hi"][1], b.tiles["lo"][1] = b.tiles["hi"][0].copy(), b.tiles["lo"][0].copy()
+
+
+DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
+    ("magic", set_header("magic", 1)),
+    ("layout", set_header("layout", 7)),
+    ("role", set_header("role", 1)),
+    ("version", set_header("version", 2)),
+    ("bytes", set_header("bytes", 1 << 40)),
+    ("n_tiles", set_header("n_tiles", 0)),
+    ("header.", set_header("n_tiles", 0xFFFFFFFF)),
+    ("header.", set_header("n_children", 0xFFFFFFFF)),
+    ("header.", set_header("n_ops", 0xFFFFFFFF)),
+    ("header.ops", set_header("ops", 8)),
+    ("header.ops", set_header("ops", 0xFFFFFFFFFFFFFFC0)),
+    ("header.tiles", set_header("tiles", 3)),
+    ("header.blobs", set_header("blobs_bytes", 0xFFFFFFFFFFFFFFFF)),
+    ("header.", set_header("operands", 320)),
+    ("n_weights", set_header("n_weights", 9)),
+    ("weights_bytes", set_header("n_weights", 0)),
+    ("end_tile", set_header("end_tile", 0)),
+    ("arena_counters", set_header("arena_counters", 0)),
+    ("arena_next", set_header("arena_next", 64)),
+    ("arena_bytes", set_header("arena_bytes", 128)),
+    ("arena_bytes", set_header("arena_bytes", 1 << 60)),
+    ("operands", set_header("request_bytes", 0)),
+    ("reserved", set_header("reserved", 1)),
+    ("space", field("operands", "space", 77)),
+    ("dtype", field("operands", "dtype", 200)),
+    ("rank", field("operands", "rank", 9)),
+    ("flags", field("operands", "flags", 1)),
+    ("dims", field("operands", "dims", -1)),
+    ("operands[0]", field("operands", "dims", 1 << 39)),
+    ("strides", field("operands", "strides", 0)),
+    ("operands[0]", field("operands", "strides", 1 << 62)),
+    ("operands[0].offset", field("operands", "offset", -64)),
+    ("operands[0].offset", field("operands", "offset", (1 << 63) - 64)),
+    ("must be a multiple", operand("CONV", 0, "offset", 833)),
+    ("lies in the arena", operand("CONV", 0, "space", SPACES["WEIGHTS"])),
+    ("kernel", field("ops", "kernel", 99)),
+    ("ops[0].n_outputs", field("ops", "n_outputs", 2)),
+    ("n_inputs", field("ops", "n_inputs", 200)),
+    ("n_params", field("ops", "n_params", 1)),
+    ("ops[0].operand", field("ops", "operand", 0xFFFFFFFF)),
+    ("ops[].operand", field("ops", "operand", 1)),
+    ("param", field("ops", "param", 0xFFFFFFF0)),
+    ("name", field("ops", "name", 0xFFFFFFFF)),
+    ("blob", field("ops", "blob_bytes", 5)),
+    ("cost_ns", field("ops", "cost_ns", np.nan)),
+    ("groups", param("CONV", 0, 0)),
+    ("kernel", param("CONV", 1, 1 << 40)),
+    ("stride", param("CONV", 3, 0)),
+    ("activation", param("CONV", 9, 1000)),
+    ("shape of input 1", param("CONV", 1, 5)),
+    ("packed_b", param("GEMM", 0, 2)),
+    ("axes", param("REDUCE", 1, 1 << 20)),
+    ("opcode", param("UNARY", 0, -1)),
+    ("required", operand("CONV", 2, "dtype", 0)),
+    ("writes what it reads", moved),
+    ("tiles[0].op", field("tiles", "op", 0xFFFF)),
+    ("depth", field("tiles", "depth", 21)),
+    ("depth", field("tiles", "depth", 20)),
+    ("flags", field("tiles", "flags", 1)),
+    ("children", field("tiles", "children", 0xFFFFFFFF)),
+    ("n_children", field("tiles", "n_children", 17)),
+    ("grid", field("tiles", "hi", 9999)),
+    ("grid", field("tiles", "lo", 9999)),
+    ("grid", swapped_boxes),
+    ("ordered by op", field("tiles", "op", 0, at=-1)),
+    ("children[0]", field("children", slice(None), 0xFFFFFFFF)),
+    ("parents", field("parents", slice(None), 0)),
+    ("parent_counts", field("parent_counts", slice(None), 3)),
+    ("parent_begin", field("parent_begin", slice(None), 3)),
+    ("initial", field("initial", slice(None), 5)),
+    ("cycle", cycle),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE, ids=[f"{k}-{n}" for k, (n, _) in enumerate(DAMAGE)])
+def test_damage_is_refused(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make().segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=r"^plan ") as error:
+        validate(b.raw)
+    assert name in str(error.value)
+
+
+def test_cut_short() -> None:
+    raw = bytes(make().segment())
+    for n in [0, 1, 100, PLAN_HEADER.itemsize, len(raw) - 1]:
+        with pytest.raises(PlanError):
+            validate(raw[:n])
+    validate(raw + bytes(4096))
+
+
+@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs])
+def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
+    """Whatever is written anywhere, validate() returns or raises PlanError."""
+    raw = make(graph).segment()
+    rng = np.random.default_rng(7)
+    refused = 0
+    for _ in range(400):
+        bad = bytearray(raw)
+        at = int(rng.integers(len(bad)))
+        width = int(rng.choice([1, 4, 8]))
+        bad[at : at + width] = rng.choice([b"\xff", b"\0", b"\x80", rng.bytes(1)]) * len(bad[at : at + width])
+        if bad == raw:
+            continue
+        try:
+            validate(bad)
+        except PlanError:
+            refused += 1
+    assert refused > 40
+
+
+@pytest.mark.parametrize("graph", [residual_block, attention, dense_block])
+def test_missing_anti_dependencies_are_refused(graph: Callable[[GraphBuilder], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_previous", lambda lives: {id(life): [] for life in lives})
+    monkeypatch.setattr(memory, "MARGIN", 0)
+    found: list[list[memory.Tenant]] = []
+    monkeypatch.setattr(build, "tenants", lambda storage: found.append(memory.tenants(storage)) or found[-1])
+    for seed in range(1, 6):
+        plan = make(graph, seed)
+        recycled = any(a.buffer.offset < b.end and b.buffer.offset < a.end for a, b in combinations(found[-1], 2))
+        if recycled:
+            with pytest.raises(PlanError, match="may overwrite"):
+                validate(plan.segment())
+
+
+def test_missing_anti_dependencies_give_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor's orders are hard enough to show it."""
+    monkeypatch.setattr(memory, "_previous", lambda lives: {id(life): [] for life in lives})
+    monkeypatch.setattr(memory, "MARGIN", 0)
+    assert _some_run_differs()
+
+
+def test_missing_edges_give_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = build.build_edges
+
+    def forgetful(*args: Any) -> Any:
+        graph = original(*args)
+        parents, children = graph.edges()
+        keep = np.arange(len(parents)) % 3 > 0
+        graph.parents, graph.children = [parents[keep]], [children[keep]]
+        return graph
+
+    monkeypatch.setattr(build, "build_edges", forgetful)
+    assert _some_run_differs()
+
+
+def _some_run_differs() -> bool:
+    graph = residual_block(GraphBuilder())
+    feeds = [np.random.default_rng(0).integers(-3, 4, t.shape).astype(np.float32) for t in graph.inputs]
+    want = evaluate(graph, feeds)
+    for seed in range(1, 6):
+        plan = build_plan(graph, workers=2, options=PlanOptions(grids=random_grids(seed)))
+        for order in ("lifo", "random"):
+            got = PlanExecutor(plan).run(feeds, order, seed)
+            if not all(np.allclose(y, w, rtol=1e-4, atol=1e-4) for y, w in zip(got, want, strict=True)):
+                return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------ .aspen files
+
+
+def test_file_round_trip(tmp_path: Any) -> None:
+    plan = make(odd_outputs, metadata={"model": "abc", "shapes": {"in0": [2, 6]}})
+    planfile.save(plan, tmp_path / "p.aspen")
+    again = planfile.load((tmp_path / "p.aspen").read_bytes(), {w.key: w.write for w in plan.weights})
+    assert bytes(again.segment()) == bytes(plan.segment())
+    assert again.metadata == plan.metadata
+    assert (again.inputs, again.outputs, again.info) == (plan.inputs, plan.outputs, plan.info)
+    again.place_weights({w.key: (2, 64 + 64 * k) for k, w in enumerate(again.weights)})
+    assert again.header()["n_weights"] == 3
+    lonely = planfile.load(planfile.dump(plan))
+    with pytest.raises(PlanError, match="not given"):
+        lonely.weights[0].write(memoryview(bytearray(lonely.weights[0].nbytes)))
+
+
+def test_every_flipped_byte_of_a_file_is_refused() -> None:
+    data = planfile.dump(make(odd_outputs))
+    rng = np.random.default_rng(3)
+    for at in [*range(64), *rng.integers(0, len(data), 200).tolist()]:
+        bad = bytearray(data)
+        bad[at] ^= 1 << int(rng.integers(8))
+        with pytest.raises(PlanError):
+            planfile.load(bad)
+    for n in (0, 7, 48, 100, len(data) - 1):
+        with pytest.raises(PlanError):
+            planfile.load(data[:n])
+    with pytest.raises(PlanError):
+        planfile.load(data + b"\0")
+
+
+def resealed(data: bytes, header: Any, body: bytes | None = None) -> bytes:
+    """A file with another header and a checksum that fits."""
+    size = struct.unpack_from("<I", data, 12)[0]
+    packed = header if isinstance(header, bytes) else msgpack.packb(header)
+    begin = planfile.PREFIX.size + len(packed)
+    rest = packed + bytes(-begin % 64) + (data[-(-(planfile.PREFIX.size + size) // 64) * 64 :] if body is None else body)
+    return planfile.PREFIX.pack(planfile.MAGIC, planfile.VERSION, len(packed), planfile._digest(rest)) + rest
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    size = struct.unpack_from("<I", data, 12)[0]
+    return msgpack.unpackb(data[planfile.PREFIX.size : planfile.PREFIX.size + size])
+
+
+def test_forged_headers_are_refused() -> None:
+    data = planfile.dump(make(odd_outputs))
+    good = header_of(data)
+    planfile.load(resealed(data, good))
+    nested: Any = []
+    for _ in range(2000):
+        nested = [nested]
+    forged: list[Any] = [
+        [],
+        {},
+        good | {"extra": 1},
+        good | {"layout": 1},
+        good | {"name": 5},
+        good | {"segment_bytes": -1},
+        good | {"segment_bytes": 1 << 60},
+        good | {"weight_uses": -1},
+        good | {"weight_uses": good["weight_uses"] + 1},
+        good | {"inputs": [["x", "float32", [2, -6], 0, 48]]},
+        good | {"inputs": [["x", "float32", [2, 6], 1 << 40, 48]]},
+        good | {"inputs": [["x", "float32", [2, 6], 0, 47]]},
+        good | {"inputs": [["x", "no", [2, 6], 0, 48]]},
+        good | {"inputs": [[1]]},
+        good | {"weights": [["a", 1]]},
+        good | {"weights": [*good["weights"][:-1], good["weights"][0]]},
+        good | {"weights": [[k, 1] for k, _ in good["weights"]]},
+        good | {"info": [1]},
+        good | {"activation_bytes": 1 << 50},
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc1",
+        b"\x82\xa1a\x01\xa1a\x02",
+        b"\x81" * 5000,
+        msgpack.packb(good) + b"\0",
+    ]
+    for header in forged:
+        with pytest.raises(PlanError):
+            planfile.load(resealed(data, header))
+
+
+def test_weights_stay_in_their_items() -> None:
+    plan = make(residual_block)
+    plan.weight_uses[0, 2] = 1 << 30
+    with pytest.raises(PlanError, match="weight_uses"):
+        planfile.load(planfile.dump(plan))
+    plan = make(residual_block)
+    plan.weight_uses = plan.weight_uses[1:]
+    with pytest.raises(PlanError, match="weight_uses"):
+        planfile.load(planfile.dump(plan))
+
+
+def test_placing_weights() -> None:
+    plan = make(residual_block)
+    with pytest.raises(PlanError, match="no place"):
+        plan.place_weights({})
+    directory = dict.fromkeys((w.key for w in plan.weights), (9, 64))
+    with pytest.raises(PlanError, match="segment"):
+        plan.place_weights(directory)
