@@ -85,6 +85,20 @@ class Tensor:
         return self.size * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an ONNX-level node comes from: its NodeProto, the opset versions in force, and the names that its inputs have there. Values
+    that sub-graphs capture follow the declared inputs, in ``names`` as in ``Node.inputs``."""
+
+    proto: Any
+    opsets: dict[str, int]
+    names: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        return self.opsets.get(self.proto.domain if self.proto.domain != "ai.onnx" else "", 1)
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show."""
@@ -95,6 +109,7 @@ class Node:
     outputs: list[Tensor]
     attrs: dict[str, Any] = field(default_factory=dict)
     onnx_op: str = ""
+    source: Source | None = None
 
     @property
     def output(self) -> Tensor:

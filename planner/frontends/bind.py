@@ -1,0 +1,470 @@
+"""Binding a model to input shapes: constant propagation and shape inference in one forward pass over the nodes.
+
+Every value is either known (shape and dtype, perhaps the value itself) or not known yet. A node whose inputs are known is given to ONNX's
+shape inference together with the values of its small constant inputs; nodes with constant inputs alone are computed, so that chains of
+Shape, Gather, Concat … that exporters write end as constants before Reshape asks for them. Functions and branches with a known condition are
+inlined on the way. A node whose output shapes stay unknown is *blocked*: the stages (`aspen_mp.planner.stages`) decide what that means.
+
+Constants carry a ``weight_key`` if and only if they follow from the model alone, whatever the input shapes are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
+
+from aspen_mp.planner.frontends import functions, tensors
+from aspen_mp.planner.frontends.check import domain_of, name_of, schema
+from aspen_mp.planner.frontends.evaluate import RANDOM, VIEWS, attributes, evaluate
+from aspen_mp.planner.frontends.onnx import FunctionKey, Model
+from aspen_mp.planner.ir import Node, Shape, Source, Tensor
+from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
+
+SMALL = 64 * 1024
+"""Constants of up to so many bytes are computed at once."""
+
+PLAN_CONSTANT = 1 << 20
+"""Larger values that depend on the input shapes are computed by the plan, not stored in it."""
+
+_HINT = 8192  # values of more bytes never decide shapes
+_MAX_INLINE = 64  # functions in functions
+_OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
+
+VALUE_INPUTS: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Pad": (1, 3),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    "ConstantOfShape": (0,),
+    "Range": (0, 1, 2),
+    "OneHot": (1,),
+    "TopK": (1,),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "CenterCropPad": (1,),
+    "AffineGrid": (1,),
+    "Col2Im": (1, 2),
+    "DFT": (1, 2),
+    "STFT": (1, 3),
+    "BlackmanWindow": (0,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "MaxUnpool": (2,),
+    "If": (0,),
+    **{f"Reduce{kind}": (1,) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")},
+}
+"""Inputs whose values decide output shapes (or, for If, which nodes there are)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What is known of a value: dtype (object for strings, sequences, optionals), shape (None for such), and the value where it is given."""
+
+    dtype: np.dtype[Any]
+    shape: Shape | None
+    value: npt.NDArray[Any] | None = None
+
+
+@dataclass(slots=True)
+class Item:
+    """A node of the flattened model. `names`: its inputs in order, "" where missing, then the outer values that its sub-graphs read."""
+
+    proto: NodeProto
+    opsets: dict[str, int]
+    names: tuple[str, ...]
+    nested: bool = False
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> list[str]:
+        return [name for name in self.proto.output if name]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a node cannot be planned yet: values that would decide it, or none if only running it can tell."""
+
+    values: tuple[str, ...] = ()
+
+
+def item(proto: NodeProto, opsets: dict[str, int]) -> Item:
+    names = tuple(proto.input)
+    nested = any(a.HasField("g") or a.graphs for a in proto.attribute)
+    if nested:
+        names += tuple(functions.captured(proto))
+    return Item(proto, opsets, names, nested)
+
+
+class Binder:
+    """Walks a model's nodes as far as they can be known. `lowered` says which operators are to be kept although ONNX defines them by functions."""
+
+    def __init__(self, model: Model, lowered: Callable[[str, str], bool]) -> None:
+        self.model = model
+        self.lowered = lowered
+        self.env: dict[str, Tensor] = {}
+        self.constants: dict[str, TensorProto | SparseTensorProto] = dict(model.initializers)
+        self.constants.update({t.values.name: t for t in model.graph.sparse_initializer})
+        self.outputs = [o.name for o in model.graph.output]
+        self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
+        self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
+        self._count = 0
+        self._used = set(self.outputs)
+        for entry in self.pending:
+            self._used.update(entry.names)
+
+    # ------------------------------------------------------------------------------------------------------ preparation
+
+    def _flatten(self, nodes: Iterable[NodeProto], opsets: dict[str, int], depth: int) -> Iterator[Item]:
+        for node in nodes:
+            key: FunctionKey = (domain_of(node), node.op_type, node.overload)
+            function = self.model.functions.get(key)
+            if function is None:
+                yield item(node, opsets)
+                continue
+            if depth > _MAX_INLINE:
+                raise ModelInvalidError(f"{name_of(node)}: functions call each other more than {_MAX_INLINE} deep")
+            yield from self._flatten(self._call(function, node), self._versions(function, opsets), depth + 1)
+
+    def _call(self, function: FunctionProto, node: NodeProto) -> list[NodeProto]:
+        self._count += 1
+        return functions.call(function, node, f"{node.name or node.op_type}.{self._count}")
+
+    def _versions(self, function: FunctionProto, opsets: dict[str, int]) -> dict[str, int]:
+        own = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+        return {**opsets, **own}
+
+    def _live(self, items: list[Item]) -> list[Item]:
+        """Without the nodes that no output needs."""
+        needed = set(self.outputs)
+        kept = []
+        for entry in reversed(items):
+            if not needed.isdisjoint(entry.proto.output):
+                needed.update(entry.names)
+                kept.append(entry)
+        kept.reverse()
+        return kept
+
+    # -------------------------------------------------------------------------------------------------------- the walk
+
+    def known(self, name: str) -> Tensor | None:
+        """The tensor of that name, if it is known yet."""
+        tensor = self.env.get(name)
+        if tensor is None and (proto := self.constants.get(name)) is not None:
+            tensor = self.env[name] = self._constant(name, proto, name)
+        return tensor
+
+    def _constant(self, name: str, proto: TensorProto | SparseTensorProto, key: str) -> Tensor:
+        if isinstance(proto, SparseTensorProto):
+            value: npt.NDArray[Any] = _dense(self.model, proto)
+        else:
+            value = self.model.constant(proto)
+        return Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
+
+    def ready(self, entry: Item) -> bool:
+        return all(not name or self.known(name) is not None for name in entry.names)
+
+    def advance(self) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
+        """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`."""
+        nodes: list[Node] = []
+        blocked: list[tuple[Item, Blocked]] = []
+        rest: list[Item] = []
+        queue = deque(self.pending)
+        while queue:
+            entry = queue.popleft()
+            if not self.ready(entry):
+                rest.append(entry)
+                continue
+            result = self._visit(entry)
+            if isinstance(result, Blocked):
+                blocked.append((entry, result))
+                rest.append(entry)
+            elif isinstance(result, Node):
+                nodes.append(result)
+            else:
+                queue.extendleft(reversed(result))
+        self.pending = rest
+        return nodes, blocked
+
+    def _visit(self, entry: Item) -> Node | list[Item] | Blocked:
+        """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
+        proto = entry.proto
+        op, domain = proto.op_type, domain_of(proto)
+        inputs = [self.env[name] if name else None for name in entry.names]
+        entry.attrs = attrs = attributes(proto)
+        if domain == "":
+            if op == "Constant":
+                return self._constant_node(entry, attrs)
+            if op in {"Shape", "Size"} and inputs[0] is not None and tensors.is_plain(inputs[0].dtype):
+                return self._shape(entry, inputs[0], attrs)
+            if op == "If":
+                branch = self._branch(entry, inputs[0])
+                if branch is not None:
+                    return branch
+        expanded = self._expand(entry, inputs)
+        if expanded is not None:
+            return expanded
+        types = self._infer(entry, inputs)
+        if types is None:
+            return self._why(entry, inputs)
+        self._check_sizes(entry, types)
+        if all(tensors.is_plain(dtype) and 0 in shape for dtype, shape in types.values()):
+            for name, (dtype, shape) in types.items():  # nothing to compute
+                self.env[name] = Tensor(name, shape, dtype, data=np.empty(shape, dtype))
+            return []
+        if not entry.nested and op not in RANDOM and all(t is None or t.is_const for t in inputs) and self._fold(entry, inputs, types):
+            return []
+        if any(t is not None and not t.is_const and not tensors.is_plain(t.dtype) for t in inputs):
+            return Blocked()
+        if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
+            return Blocked()
+        return self._node(entry, inputs, types)
+
+    def _node(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> Node:
+        proto = entry.proto
+        op = proto.op_type if domain_of(proto) == "" else f"{proto.domain}.{proto.op_type}"
+        outputs = []
+        for name in proto.output:
+            dtype, shape = types.get(name, (np.dtype(np.float32), ()))
+            outputs.append(Tensor(name if name in types else "", shape, dtype))
+        node = Node(op, proto.name or proto.output[0], inputs, outputs, entry.attrs, op, Source(proto, entry.opsets, entry.names))
+        for tensor in outputs:
+            tensor.producer = node
+            if tensor.name:
+                self.env[tensor.name] = tensor
+        return node
+
+    def _constant_node(self, entry: Item, attrs: dict[str, Any]) -> list[Item]:
+        name = entry.proto.output[0]
+        value: Any = None
+        if "value" in attrs:
+            value = self.model.constant(attrs["value"])
+        elif "sparse_value" in attrs:
+            value = _dense(self.model, attrs["sparse_value"])
+        elif "value_float" in attrs or "value_floats" in attrs:
+            value = np.array(attrs.get("value_float", attrs.get("value_floats")), np.float32)
+        elif "value_int" in attrs or "value_ints" in attrs:
+            value = np.array(attrs.get("value_int", attrs.get("value_ints")), np.int64)
+        elif "value_string" in attrs:
+            value = np.array(attrs["value_string"], object)
+        else:
+            value = np.array([v.decode() for v in attrs["value_strings"]], object)
+        self.env[name] = Tensor(name, value.shape, value.dtype, data=value, weight_key=f"constant:{name}")
+        return []
+
+    def _shape(self, entry: Item, tensor: Tensor, attrs: dict[str, Any]) -> list[Item]:
+        name = entry.proto.output[0]
+        if entry.proto.op_type == "Size":
+            value = np.array(tensor.size, np.int64)
+        else:
+            start, end = attrs.get("start", 0), attrs.get("end", len(tensor.shape))
+            value = np.array(tensor.shape[start:end] if end != 0 or "end" in attrs else tensor.shape[start:], np.int64)
+        self.env[name] = Tensor(name, value.shape, value.dtype, data=value)
+        return []
+
+    def _branch(self, entry: Item, condition: Tensor | None) -> list[Item] | None:
+        if condition is None or not condition.is_const or condition.size != 1:
+            return None
+        which = "then_branch" if bool(condition.value().reshape(())) else "else_branch"
+        self._count += 1
+        nodes, constants = functions.branch(entry.attrs[which], entry.proto, f"{entry.proto.name or 'If'}.{self._count}")
+        self.constants.update(constants)
+        return self._inlined(nodes, entry.opsets)
+
+    def _inlined(self, nodes: list[NodeProto], opsets: dict[str, int]) -> list[Item]:
+        items = list(self._flatten(nodes, opsets, 0))
+        for entry in items:
+            self._used.update(entry.names)
+        return items
+
+    def _expand(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | None:
+        """The body of an operator that ONNX defines by a function and that has no kernel, else None."""
+        proto, domain = entry.proto, domain_of(entry.proto)
+        if entry.nested or proto.op_type in _OPAQUE_FUNCTIONS or self.lowered(domain, proto.op_type):
+            return None
+        version = entry.opsets.get(domain, 1)
+        found = schema(proto.op_type, version, domain)
+        if found is None or not (found.has_function or found.has_context_dependent_function):
+            return None
+        if any(t is not None and not tensors.is_plain(t.dtype) for t in inputs):
+            return None
+        try:
+            if found.has_function:
+                body = found.get_function_with_opset_version(version)
+            else:
+                types = [_type(t.dtype, t.shape).SerializeToString() if t is not None else b"" for t in inputs]
+                body = found.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        if not body:
+            return None
+        function = body if isinstance(body, FunctionProto) else FunctionProto.FromString(body)
+        defaults = [a.default_value for a in found.attributes.values() if a.default_value.name and not any(b.name == a.name for b in proto.attribute)]
+        if defaults:
+            copy = NodeProto()
+            copy.CopyFrom(proto)
+            copy.attribute.extend(defaults)
+            proto = copy
+        return self._inlined(self._call(function, proto), self._versions(function, entry.opsets))
+
+    # ---------------------------------------------------------------------------------------------------- what is known
+
+    def _infer(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """Dtype and shape of each output, or None where any is unknown."""
+        proto, domain = entry.proto, domain_of(entry.proto)
+        version = entry.opsets.get(domain, 1)
+        found = schema(proto.op_type, version, domain)
+        if found is None:
+            raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
+        types, hints = {}, {}
+        for name, tensor in zip(entry.names, inputs, strict=True):
+            if tensor is not None:
+                if tensor.shape is None:
+                    return None
+                types[name] = _type(tensor.dtype, tensor.shape)
+                if tensor.data is not None and tensor.dtype != tensors.OBJECT and tensor.nbytes <= _HINT and tensor.size < 1024:
+                    hints[name] = self._hint(name, tensor)
+        opsets = [tensors.opset_id(d, v) for d, v in entry.opsets.items()]
+        try:
+            result = shape_inference.infer_node_outputs(found, proto, types, hints, {}, opsets, self.model.proto.ir_version)
+        except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError) as error:
+            if not found.has_type_and_shape_inference_function or entry.nested:
+                return None
+            shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
+            raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
+        return self._outputs(entry, result)
+
+    def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        out = {}
+        for name in entry.proto.output:
+            if name not in self._used:
+                continue
+            proto = result.get(name)
+            if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+                return None
+            shape = []
+            for dim in proto.tensor_type.shape.dim:
+                if not dim.HasField("dim_value"):
+                    return None
+                if dim.dim_value < 0:
+                    raise ModelInvalidError(f"{name_of(entry.proto)}: output {name!r} would have the negative dimension {dim.dim_value}")
+                shape.append(dim.dim_value)
+            out[name] = (tensors.numpy_dtype(proto.tensor_type.elem_type), tuple(shape))
+        return out
+
+    def _hint(self, name: str, tensor: Tensor) -> TensorProto:
+        cached = self._hints.get(id(tensor))
+        if cached is None:
+            cached = self._hints[id(tensor)] = (tensor, numpy_helper.from_array(np.ascontiguousarray(tensor.value()).reshape(tensor.shape), name))
+        return cached[1]
+
+    def _why(self, entry: Item, inputs: list[Tensor | None]) -> Blocked:
+        positions = VALUE_INPUTS.get(entry.proto.op_type, ()) if domain_of(entry.proto) == "" else ()
+        values = []
+        for k in positions:
+            tensor = inputs[k] if k < len(entry.proto.input) else None
+            if tensor is not None and not tensor.is_const and tensors.is_plain(tensor.dtype) and tensor.nbytes <= _HINT:
+                values.append(entry.names[k])
+        return Blocked(tuple(dict.fromkeys(values)))
+
+    def _check_sizes(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> None:
+        for name, (dtype, shape) in types.items():
+            nbytes = prod(shape) * max(dtype.itemsize, 1)
+            if nbytes > self._limit:
+                raise ResourceLimitError(
+                    f"{name_of(entry.proto)}: output {name!r} of shape {list(shape)} needs {nbytes} bytes; four times this machine's memory is {self._limit}"
+                )
+
+    # ---------------------------------------------------------------------------------------------------- constants
+
+    def _fold(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> bool:
+        """Turns the outputs of a node with constant inputs into constants, at once or (large weights) on demand. False: leave it a node."""
+        present = [t for t in inputs if t is not None]
+        of_model = all(t.weight_key is not None for t in present)
+        large = max(prod(shape) * dtype.itemsize for dtype, shape in types.values()) if types else 0
+        sources = max((t.nbytes for t in present), default=0)
+        plain = all(tensors.is_plain(dtype) for dtype, _ in types.values())
+        view = entry.proto.op_type in VIEWS and domain_of(entry.proto) == "" and present[0].data is not None
+        key = self._key(entry, present) if of_model else None
+        if large <= SMALL and sources <= SMALL:
+            pass
+        elif not plain:
+            return False
+        elif of_model:
+            if not view:
+                self._fold_later(entry, inputs, types, key)
+                return True
+        elif large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
+            return False
+        values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
+        if any(not isinstance(v, np.ndarray | np.generic) for n, v in zip(entry.proto.output, values, strict=False) if n in types):
+            return False
+        for k, (name, value) in enumerate(zip(entry.proto.output, values, strict=False)):
+            if name in types:
+                dtype, shape = types[name]
+                array = np.asarray(value)
+                if array.shape != shape:
+                    raise ModelInvalidError(f"{name_of(entry.proto)}: constant {name!r} has shape {list(array.shape)}, not {list(shape)}")
+                array = array if array.dtype == dtype or dtype == tensors.OBJECT else array.astype(dtype)
+                self.env[name] = Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}")
+        return True
+
+    def _fold_later(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]], key: str | None) -> None:
+        for k, name in enumerate(entry.proto.output):
+            if name in types:
+                dtype, shape = types[name]
+                pack = partial(_compute, entry, inputs, k)
+                self.env[name] = Tensor(name, shape, dtype, weight_key=f"{key}.{k}", pack=pack)
+
+    def _key(self, entry: Item, inputs: list[Tensor]) -> str:
+        digest = hashlib.sha256()
+        digest.update(f"{entry.proto.domain}.{entry.proto.op_type}.{entry.opsets}.{list(entry.proto.input)}".encode())
+        for attribute in sorted(entry.proto.attribute, key=lambda a: a.name):
+            digest.update(attribute.SerializeToString(deterministic=True))
+        for tensor in inputs:
+            digest.update(f"\0{tensor.weight_key}".encode())
+        return f"folded:{digest.hexdigest()[:32]}"
+
+
+def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:
+    values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
+    out[...] = values[position]
+
+
+def _dense(model: Model, sparse: SparseTensorProto) -> npt.NDArray[Any]:
+    """A sparse constant, dense."""
+    shape = tuple(sparse.dims)
+    values, indices = model.constant(sparse.values), model.constant(sparse.indices)
+    if prod(shape) > 2**31:
+        raise ResourceLimitError(f"sparse tensor {sparse.values.name!r} of shape {list(shape)} has too many elements")
+    out = np.zeros(shape, values.dtype)
+    try:
+        if indices.ndim == 1:
+            out.reshape(-1)[indices] = values
+        else:
+            out[tuple(indices.T)] = values
+    except IndexError as error:
+        raise ModelInvalidError(f"sparse tensor {sparse.values.name!r}: {error}") from None
+    return out
+
+
+@lru_cache(maxsize=8192)
+def _type(dtype: np.dtype[Any], shape: Shape) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(tensors.elem_type(dtype), shape)

@@ -1,0 +1,195 @@
+"""What must hold of a model before anything is planned. ONNX's own checker and shape inference do most of it; what they let pass (negative
+dimensions, raw data of the wrong length, strides of 0, permutations that are none …) is checked here first, with messages that name node and
+tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
+
+from aspen_mp.planner.frontends import tensors
+from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
+
+_MAX_EXTENT = 2**31 - 1
+_WINDOWED = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "ConvInteger", "QLinearConv", "DeformConv", "MaxUnpool", "MaxRoiPool"}
+
+
+@lru_cache(maxsize=4096)
+def schema(op: str, version: int, domain: str) -> defs.OpSchema | None:
+    """The definition of an operator at an opset version, or None."""
+    try:
+        found = defs.get_schema(op, version, domain)
+    except defs.SchemaError:
+        return None
+    return None if found.deprecated else found
+
+
+def domain_of(node: NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def name_of(node: NodeProto) -> str:
+    """How messages call a node."""
+    return f"node {node.name!r} ({node.op_type})" if node.name else f"node {node.op_type} → {', '.join(map(repr, node.output))}"
+
+
+def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
+    """Opsets, operators, constants and attributes. Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError."""
+    _opsets(proto)
+    unknown: list[str] = []
+    scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
+    scopes += [(f.node, f.opset_import or proto.opset_import) for f in proto.functions]
+    for nodes, imports in scopes:
+        versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+        for node in all_nodes(nodes):
+            domain = domain_of(node)
+            if (domain, node.op_type, node.overload) not in functions:
+                if domain not in versions or schema(node.op_type, versions[domain], domain) is None:
+                    where = f"{domain}." if domain else ""
+                    unknown.append(f"{name_of(node)}: no operator {where}{node.op_type} in opset {versions.get(domain, 'none')}")
+            _attributes(node, store)
+    if unknown:
+        more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
+        raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
+    _graph(proto.graph, store, "graph")
+
+
+def _opsets(proto: ModelProto) -> None:
+    if proto.ir_version > onnx.IR_VERSION:
+        raise UnsupportedModelError(f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest known to onnx {onnx.__version__}")
+    for entry in proto.opset_import:
+        if entry.domain in {"", "ai.onnx"} and entry.version > defs.onnx_opset_version():
+            raise UnsupportedModelError(f"opset {entry.version} is newer than {defs.onnx_opset_version()}, the latest known to onnx {onnx.__version__}")
+
+
+def all_nodes(nodes: Any) -> Iterator[NodeProto]:
+    """Nodes of a list and of the sub-graphs in them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g.node)
+            for graph in attribute.graphs:
+                yield from all_nodes(graph.node)
+
+
+def _graph(graph: GraphProto, store: tensors.Store, what: str) -> None:
+    """The graph's own lists: constants, inputs, outputs."""
+    for tensor in graph.initializer:
+        constant(tensor, store)
+    defined = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    defined.update(name for node in graph.node for name in node.output)
+    for output in graph.output:
+        if output.name not in defined:
+            raise ModelInvalidError(f"{what} output {output.name!r} is computed by no node")
+    for value in (*graph.input, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value < -1:
+                raise ModelInvalidError(f"tensor {value.name!r}: negative dimension {dim.dim_value}")
+
+
+def constant(tensor: TensorProto, store: tensors.Store) -> None:
+    """Shape, element type and length of the data of a constant, without reading them."""
+    shape, need = tensors.shape_of(tensor), 0
+    dtype = tensors.dtype_of(tensor)
+    if dtype == tensors.OBJECT:
+        return
+    need = tensors.stored_bytes(tensor)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        entries = tensors.entries_of(tensor)
+        if entries.get("location") != tensors.REFERENCE:
+            store.array(tensor)  # a view: opens the file and compares lengths
+            return
+        span = store.span(tensor, entries)
+        have = need if isinstance(span, TensorProto) else len(span)
+    elif tensor.HasField("raw_data"):
+        have = len(tensor.raw_data)
+    else:
+        return
+    if have != need:
+        raise ModelInvalidError(f"{tensors.describe(tensor)}: {have} bytes of data, but shape {list(shape)} of {dtype} needs {need}")
+
+
+def _attributes(node: NodeProto, store: tensors.Store) -> None:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            try:
+                constant(attribute.t, store)
+            except ModelInvalidError as error:
+                raise ModelInvalidError(f"{name_of(node)}: {error}") from None
+        if attribute.HasField("g"):
+            _graph(attribute.g, store, f"{name_of(node)}: sub-graph {attribute.name!r}")
+    if node.op_type in _WINDOWED:
+        _window(node)
+    elif node.op_type == "Transpose":
+        perm = _ints(node, "perm")
+        if perm is not None and sorted(perm) != list(range(len(perm))):
+            raise ModelInvalidError(f"{name_of(node)}: perm {perm} of tensor {node.input[0]!r} is no permutation")
+
+
+def _ints(node: NodeProto, name: str) -> list[int] | None:
+    for attribute in node.attribute:
+        if attribute.name == name and not attribute.ref_attr_name:
+            if attribute.type not in {AttributeProto.INTS, AttributeProto.INT}:
+                raise ModelInvalidError(f"{name_of(node)}: attribute {name!r} has type {AttributeProto.AttributeType.Name(attribute.type)}, not INTS")
+            return list(attribute.ints) if attribute.type == AttributeProto.INTS else [attribute.i]
+    return None
+
+
+def _window(node: NodeProto) -> None:
+    """Sliding windows: extents, strides and dilations are positive, pads are not negative, groups divide."""
+    bounds: dict[str, Callable[[int], bool]] = {
+        "strides": lambda v: 0 < v <= _MAX_EXTENT,
+        "dilations": lambda v: 0 < v <= _MAX_EXTENT,
+        "kernel_shape": lambda v: 0 < v <= _MAX_EXTENT,
+        "pads": lambda v: 0 <= v <= _MAX_EXTENT,
+        "output_padding": lambda v: 0 <= v <= _MAX_EXTENT,
+        "group": lambda v: 0 < v <= _MAX_EXTENT,
+    }
+    for name, good in bounds.items():
+        values = _ints(node, name)
+        if values is not None and not all(map(good, values)):
+            raise ModelInvalidError(f"{name_of(node)}: {name} = {values if name != 'group' else values[0]} on tensor {node.input[0]!r} is out of range")
+
+
+def onnx_rules(light: ModelProto) -> None:
+    """ONNX's checker. Raises ModelInvalidError."""
+    try:
+        onnx.checker.check_model(light)
+    except onnx.checker.ValidationError as error:
+        raise ModelInvalidError(_shorten(str(error))) from None
+
+
+def infer(light: ModelProto) -> ModelProto:
+    """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
+    try:
+        return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        if _in_function_body(light, str(error)):
+            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+        raise ModelInvalidError(_shorten(str(error))) from None
+    except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
+        raise ModelInvalidError(f"shape inference fails: {_shorten(str(error))}") from None
+
+
+def _in_function_body(light: ModelProto, message: str) -> bool:
+    """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass (MeanVarianceNormalization
+    with its axes left out); binding to shapes finds real errors there."""
+    match = re.search(r"\(op_type: ?(\w+)", message)
+    version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
+    found = schema(match.group(1), version, "") if match else None
+    return found is not None and not found.has_type_and_shape_inference_function
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) < 2000 else text[:2000] + " …"
+
+
+def make_type(dtype: Any, shape: tuple[int, ...]) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(tensors.elem_type(dtype), shape)

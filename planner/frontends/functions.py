@@ -1,0 +1,136 @@
+"""Inlining: bodies of functions (the model's own and those by which ONNX defines operators) and of branches whose condition is known, with
+every name inside made unique."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def captured(node: NodeProto) -> list[str]:
+    """Names of outer values that the node's sub-graphs read, each once, in order of first use."""
+    found: dict[str, None] = {}
+    for graph in subgraphs(node):
+        _free(graph, set(), found)
+    return list(found)
+
+
+def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:
+    bound = bound | {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in bound:
+                found.setdefault(name)
+        for inner in subgraphs(node):
+            _free(inner, bound, found)
+        bound.update(node.output)
+    for output in graph.output:
+        if output.name not in bound:
+            found.setdefault(output.name)
+
+
+def _rename_graph(graph: GraphProto, names: dict[str, str], attributes: dict[str, AttributeProto]) -> None:
+    """Renames outer values inside a sub-graph; what the sub-graph defines itself keeps its name."""
+    own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        own.update(node.output)
+    outer = {old: new for old, new in names.items() if old not in own}
+    for node in graph.node:
+        _rename(node, outer, attributes)
+    for output in graph.output:
+        output.name = outer.get(output.name, output.name)
+
+
+def _rename(node: NodeProto, names: dict[str, str], attributes: dict[str, AttributeProto]) -> None:
+    for k, name in enumerate(node.input):
+        node.input[k] = names.get(name, name)
+    for k, name in enumerate(node.output):
+        node.output[k] = names.get(name, name)
+    resolved: list[AttributeProto] = []
+    changed = False
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            changed = True
+            actual = attributes.get(attribute.ref_attr_name)
+            if actual is not None:
+                copy = AttributeProto()
+                copy.CopyFrom(actual)
+                copy.name = attribute.name
+                resolved.append(copy)
+        else:
+            resolved.append(attribute)
+    if changed:
+        copies = []
+        for attribute in resolved:
+            copy = AttributeProto()
+            copy.CopyFrom(attribute)
+            copies.append(copy)
+        del node.attribute[:]
+        node.attribute.extend(copies)
+    for graph in subgraphs(node):
+        _rename_graph(graph, names, attributes)
+
+
+def _copies(nodes: Iterable[NodeProto], names: dict[str, str], attributes: dict[str, AttributeProto], prefix: str) -> list[NodeProto]:
+    nodes = list(nodes)
+    for node in nodes:
+        for name in node.output:
+            if name:
+                names.setdefault(name, f"{prefix}/{name}")
+    out = []
+    for node in nodes:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"{prefix}/{node.name or node.op_type}"
+        _rename(copy, names, attributes)
+        out.append(copy)
+    return out
+
+
+def call(function: FunctionProto, node: NodeProto, prefix: str) -> list[NodeProto]:
+    """The body of `function` as `node` calls it. The body's opset versions are the function's own."""
+    names: dict[str, str] = {}
+    for k, formal in enumerate(function.input):
+        names[formal] = node.input[k] if k < len(node.input) else ""
+    given: dict[str, Any] = {a.name: a for a in function.attribute_proto}
+    given.update({a.name: a for a in node.attribute})
+    forwarded: list[NodeProto] = []
+    for k, formal in enumerate(function.output):
+        actual = node.output[k] if k < len(node.output) and node.output[k] else f"{prefix}/{formal}"
+        if formal in names:  # an input handed on unchanged
+            forwarded.append(NodeProto(op_type="Identity", name=f"{prefix}/{formal}", input=[names[formal]], output=[actual]))
+        else:
+            names[formal] = actual
+    return [*_copies(function.node, names, given, prefix), *forwarded]
+
+
+def branch(graph: GraphProto, node: NodeProto, prefix: str) -> tuple[list[NodeProto], dict[str, Any]]:
+    """The nodes of a branch of `node` (an If), and its constants by their new names."""
+    names: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for tensor in graph.initializer:
+        names[tensor.name] = f"{prefix}/{tensor.name}"
+        constants[names[tensor.name]] = tensor
+    for sparse in graph.sparse_initializer:
+        names[sparse.values.name] = f"{prefix}/{sparse.values.name}"
+        constants[names[sparse.values.name]] = sparse
+    forwarded: list[NodeProto] = []
+    produced = {name for inner in graph.node for name in inner.output if name}
+    for k, output in enumerate(graph.output):
+        actual = node.output[k] if k < len(node.output) and node.output[k] else f"{prefix}/{output.name}.{k}"
+        if output.name in produced and output.name not in names:
+            names[output.name] = actual
+        else:
+            source = names.get(output.name, output.name)
+            forwarded.append(NodeProto(op_type="Identity", name=f"{prefix}/{output.name}", input=[source], output=[actual]))
+    return [*_copies(graph.node, names, {}, prefix), *forwarded], constants

@@ -1,0 +1,291 @@
+"""The ONNX front-end: file, bytes or ModelProto → a checked `Model` and its signature.
+
+A `Model` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that a model
+of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
+ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from aspen_mp.planner.frontends import check, tensors
+from aspen_mp.planner.frontends.external import Folder
+from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
+from aspen_mp.shm.errors import ModelParseError, ResourceLimitError, UnsupportedModelError
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
+FunctionKey = tuple[str, str, str]
+
+MAX_FILE = 2**31 - 1
+MAX_NODES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """One input or output of a model. `shape`: a number or a symbol per axis, None where even the rank is unknown. `dtype`: object for
+    strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other")."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...] | None
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model takes and gives, in the model's order."""
+
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+
+
+class Model:
+    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes."""
+
+    def __init__(self, proto: ModelProto, store: tensors.Store) -> None:
+        self.proto = proto
+        self.store = store
+        self.opsets: dict[str, int] = {_domain(o.domain): o.version for o in proto.opset_import}
+        self.functions: dict[FunctionKey, FunctionProto] = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
+
+    @property
+    def graph(self) -> GraphProto:
+        return self.proto.graph
+
+    @cached_property
+    def initializers(self) -> dict[str, TensorProto]:
+        return {t.name: t for t in self.graph.initializer}
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Inputs and outputs; symbols name unknown dimensions, made up from name and axis where the model has none."""
+        inferred = check.infer(self.light)
+        constants = set(self.initializers) | {t.values.name for t in self.graph.sparse_initializer}
+        inputs = [i for i in self.graph.input if i.name not in constants]
+        types = {o.name: o.type for o in inferred.graph.output}
+        outputs = [(o.name, types.get(o.name, o.type)) for o in self.graph.output]
+        return Signature(
+            tuple(value_info(i.name, i.type) for i in inputs),
+            tuple(value_info(name, kind) for name, kind in outputs),
+        )
+
+    @cached_property
+    def light(self) -> ModelProto:
+        """A model for ONNX's checker and shape inference: long tensors are graph inputs, or of known shape and all zero."""
+        light = ModelProto()
+        light.CopyFrom(self.proto)
+        graph = light.graph
+        known = {i.name for i in graph.input}
+        kept = []
+        for tensor in graph.initializer:
+            if tensor.data_location != TensorProto.EXTERNAL:
+                kept.append(tensor)
+            elif tensor.name not in known:
+                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        kept = [_copy(t) for t in kept]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        for nodes in _node_lists(light):
+            _lighten(nodes)
+        return light
+
+    def constant(self, tensor: TensorProto) -> np.ndarray[Any, Any]:
+        """The value of a constant of this model."""
+        return self.store.array(tensor)
+
+
+def load(source: Source, *, folder: str | None = None) -> Model:
+    """Opens and checks a model given as path, bytes or ModelProto. `folder`: where external data lie when `source` is no path.
+
+    A file is mapped, not read; it must not change while the Model is in use.
+    """
+    try:
+        model = _open(source, folder)
+        check.structure(model.proto, model.store, model.functions)
+        check.onnx_rules(model.light)
+        _ = model.signature
+    except UnicodeDecodeError as error:
+        raise ModelParseError(f"not an ONNX model: a name is not valid UTF-8 ({error})") from None
+    return model
+
+
+def _open(source: Source, folder: str | None) -> Model:
+    if isinstance(source, ModelProto):
+        proto, spans = _strip_proto(source)
+        return Model(proto, tensors.Store(list(spans), Folder(folder)))
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        folder = str(path.parent) if folder is None else folder
+        buffer = _map(path)
+    else:
+        buffer = memoryview(source)
+    if buffer.nbytes == 0:
+        raise ModelParseError("not an ONNX model: empty")
+    if buffer.nbytes > MAX_FILE:
+        raise ModelParseError(f"not an ONNX model: {buffer.nbytes} bytes; ONNX files end at 2 GiB, larger models keep tensors as external data")
+    buffer = buffer.cast("B")
+    stripped = strip(buffer, MAX_NODES)
+    try:
+        proto = ModelProto.FromString(stripped.model)
+    except DecodeError as error:
+        raise ModelParseError(f"not an ONNX model: {error}") from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelParseError("not an ONNX model: it has no graph or no opset")
+    return Model(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)))
+
+
+def _map(path: Path) -> memoryview:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise ModelParseError(f"cannot read {str(path)!r}: {error}") from None
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _copy(tensor: TensorProto) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    return copy
+
+
+def _strip_proto(source: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
+    """The same as wire.strip for a model that is parsed already: long tensors are referred to, not copied."""
+    if len(source.graph.node) > MAX_NODES:
+        raise ResourceLimitError(f"the model has {len(source.graph.node)} nodes, more than {MAX_NODES}")
+    spans: list[TensorProto] = []
+    proto = ModelProto(ir_version=source.ir_version, opset_import=source.opset_import, functions=source.functions)
+    graph, old = proto.graph, source.graph
+    graph.name = old.name
+    for field in ("input", "output", "value_info", "sparse_initializer", "quantization_annotation"):
+        getattr(graph, field).extend(getattr(old, field))
+    for tensor in old.initializer:
+        _reference_or_copy(tensor, graph.initializer.add(), spans)
+    for node in old.node:
+        new = graph.node.add()
+        if node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].HasField("t"):
+            new.op_type, new.name, new.domain = node.op_type, node.name, node.domain
+            new.input.extend(node.input)
+            new.output.extend(node.output)
+            attribute = new.attribute.add(name=node.attribute[0].name, type=node.attribute[0].type)
+            _reference_or_copy(node.attribute[0].t, attribute.t, spans)
+        else:
+            new.CopyFrom(node)
+    return proto, spans
+
+
+def _reference_or_copy(tensor: TensorProto, new: TensorProto, spans: list[TensorProto]) -> None:
+    if tensor.HasField("raw_data") and prod(tensor.dims) > INLINE_LIMIT:
+        new.MergeFromString(reference(len(spans)))
+        new.name, new.data_type = tensor.name, tensor.data_type
+        new.dims.extend(tensor.dims)
+        spans.append(tensor)
+    else:
+        new.CopyFrom(tensor)
+
+
+def _node_lists(proto: ModelProto) -> Iterator[Any]:
+    """The node lists of a model: main graph and functions."""
+    yield proto.graph.node
+    for function in proto.functions:
+        yield function.node
+
+
+def _lighten(nodes: Any) -> None:
+    """Replaces constants that are references, at any depth, by zeros of the same shape."""
+    position = 0
+    while position < len(nodes):
+        node = nodes[position]
+        for attribute in node.attribute:
+            for graph in _graphs(attribute):
+                _lighten(graph.node)
+                _lighten_initializers(graph)
+        tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None) if node.op_type == "Constant" else None
+        if tensor is not None and tensor.data_location == TensorProto.EXTERNAL:
+            zeros = _zeros(tensor, node.output[0])
+            rest = [_copy_node(n) for n in nodes[position + 1 :]]
+            del nodes[position:]
+            nodes.extend([*zeros, *rest])
+            position += len(zeros)
+        else:
+            position += 1
+
+
+def _lighten_initializers(graph: GraphProto) -> None:
+    kept, zeros = [], []
+    for tensor in graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            zeros.extend(_zeros(tensor, tensor.name))
+        else:
+            kept.append(_copy(tensor))
+    if zeros:
+        nodes = [_copy_node(n) for n in graph.node]
+        del graph.node[:]
+        del graph.initializer[:]
+        graph.node.extend([*zeros, *nodes])
+        graph.initializer.extend(kept)
+
+
+def _zeros(tensor: TensorProto, name: str) -> list[NodeProto]:
+    shape = f"{name}\0shape"
+    zero = helper.make_tensor("", tensor.data_type, [1], b"\0" * tensors.dtype_of(tensor).itemsize, raw=True)
+    return [
+        helper.make_node("Constant", [], [shape], value_ints=list(tensor.dims) or None) if tensor.dims else _empty_shape(shape),
+        helper.make_node("ConstantOfShape", [shape], [name], value=zero),
+    ]
+
+
+def _empty_shape(name: str) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor("", TensorProto.INT64, [0], []))
+
+
+def _copy_node(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _graphs(attribute: AttributeProto) -> Iterable[GraphProto]:
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
+    """A ValueInfo from ONNX's type; unknown dimensions get the symbol of the model, else ``name.axis``."""
+    kind = proto.WhichOneof("value")
+    if kind != "tensor_type":
+        label = {"sequence_type": "sequence", "optional_type": "optional"}.get(kind or "", "other")
+        return ValueInfo(name, tensors.OBJECT, None, label)
+    try:
+        dtype = tensors.numpy_dtype(proto.tensor_type.elem_type)
+    except (KeyError, TypeError, ValueError):
+        raise UnsupportedModelError(f"tensor {name!r}: unknown element type {proto.tensor_type.elem_type}") from None
+    shape: tuple[int | str, ...] | None = None
+    if proto.tensor_type.HasField("shape"):
+        shape = tuple(
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or f"{name}.{axis}"
+            for axis, d in enumerate(proto.tensor_type.shape.dim)
+        )
+    return ValueInfo(name, dtype, shape, "string" if proto.tensor_type.elem_type == TensorProto.STRING else "tensor")
+
+

@@ -1,0 +1,69 @@
+"""Lowering: ONNX-level nodes → kernel-level nodes and views. One rule an operator (`registry`), found in the files by family; what has no
+rule, or a dtype, rank or option that no kernel serves, becomes an OPAQUE node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from aspen_mp.planner.frontends.onnx import Model
+from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.lower import elementwise, movement, products, reductions
+from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel
+from aspen_mp.planner.lower.opaque import lower_opaque
+from aspen_mp.planner.lower.registry import RULES, WIDENED
+
+_FAMILIES = (elementwise, movement, products, reductions)  # importing them registers their rules
+_HALVES = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+
+
+def has_rule(domain: str, op: str) -> bool:
+    """Whether an operator is lowered by a rule of its own."""
+    return domain == "" and op in RULES
+
+
+def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None) -> Graph:
+    """The kernel-level graph. `report` is told of every node that becomes opaque, and why."""
+    builder = Builder()
+    table: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        inputs = [None if t is None else table.get(t, t) for t in node.inputs]
+        builder.start(node)
+        mark = len(builder.nodes)
+        try:
+            results = _apply(builder, node, inputs)
+        except NoKernel as reason:
+            del builder.nodes[mark:]
+            if report is not None:
+                report(node, str(reason))
+            opaque = lower_opaque(node, inputs, model.proto.functions, model.store)
+            builder.nodes.append(opaque)
+            made = iter(opaque.outputs)
+            results = [next(made) if t.name else t for t in node.outputs]
+        for old, new in zip(node.outputs, results, strict=False):
+            table[old] = new
+            if new.producer is not None and len(builder.nodes) > mark and new.producer in builder.nodes[mark:]:
+                new.name = old.name
+    return Graph(graph.name, graph.inputs, [table.get(t, t) for t in graph.outputs], builder.nodes)
+
+
+def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Tensor]:
+    rule = RULES.get(node.op)
+    if rule is None:
+        raise NoKernel("no rule")
+    if any(t is not None and len(t.shape) > MAX_RANK for t in (*inputs, *node.outputs)):
+        raise NoKernel(f"more than {MAX_RANK} axes")
+    wide = node.op in WIDENED and any(t is not None and t.dtype in _HALVES for t in inputs)
+    if wide:
+        inputs = [builder.cast(t, F32) if t is not None and t.dtype in _HALVES else t for t in inputs]
+    stand_in = Node(node.op, node.name, inputs, node.outputs, node.attrs, node.onnx_op, node.source)
+    result = rule(builder, stand_in)
+    results = result if isinstance(result, list) else [result]
+    if wide:
+        results = [builder.cast(r, t.dtype) if t.dtype in _HALVES else r for r, t in zip(results, node.outputs, strict=False)]
+    for got, want in zip(results, node.outputs, strict=False):
+        if want.name and (got.shape != want.shape or got.dtype != want.dtype):
+            raise NoKernel(f"lowered to {list(got.shape)} {got.dtype}, not {list(want.shape)} {want.dtype}")
+    return results

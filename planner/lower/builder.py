@@ -1,0 +1,287 @@
+"""What lowering rules are written with: emits kernel-level nodes and views, folds views of constants, packs weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.ir import Node, Shape, Tensor
+from aspen_mp.planner.params import NO_ACT, Act
+
+F32 = np.dtype(np.float32)
+BOOL = np.dtype(np.bool_)
+I64 = np.dtype(np.int64)
+MAX_RANK = 8
+_SMALL = 1 << 16
+
+
+class NoKernel(Exception):
+    """No kernel serves this node (dtype, rank, options …): it runs as an opaque one. The text says why, for messages."""
+
+
+class Builder:
+    """Emits nodes into `nodes` under the name of the ONNX node being lowered."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.name = ""
+        self.onnx_op = ""
+        self._packed: dict[str, Tensor] = {}
+        self._serial = 0
+
+    def start(self, node: Node) -> None:
+        self.name, self.onnx_op = node.name, node.onnx_op or node.op
+
+    def emit(self, op: str, inputs: Sequence[Tensor | None], shape: Shape, dtype: np.dtype[Any], **attrs: Any) -> Tensor:
+        """A new node and its output."""
+        if len(shape) > MAX_RANK:
+            raise NoKernel(f"rank {len(shape)} is more than {MAX_RANK}")
+        self._serial += 1
+        out = Tensor(f"{self.name}#{self._serial}", tuple(shape), dtype)
+        trimmed = list(inputs)
+        while trimmed and trimmed[-1] is None:
+            trimmed.pop()
+        node = Node(op, self.name, trimmed, [out], attrs, self.onnx_op)
+        out.producer = node
+        self.nodes.append(node)
+        return out
+
+    # ------------------------------------------------------------------------------------------------------ constants
+
+    def constant(self, value: npt.ArrayLike, dtype: np.dtype[Any] | None = None) -> Tensor:
+        """A constant of the plan."""
+        array = np.asarray(value, dtype)
+        self._serial += 1
+        return Tensor(f"{self.name}#{self._serial}", array.shape, array.dtype, data=array)
+
+    def derived(self, source: Tensor, tag: str, shape: Shape, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], view: bool = False) -> Tensor:
+        """A constant computed from another: at once where that is small or a numpy view, else when it is written. `tag` names the function
+        and all its parameters."""
+        key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
+        if key is not None and key in self._packed:
+            return self._packed[key]
+        name = f"{source.name}|{tag}"
+        if source.data is not None and (view or source.nbytes <= _SMALL):
+            tensor = Tensor(name, shape, source.dtype, data=function(source.data).reshape(shape), weight_key=key)
+        else:
+            tensor = Tensor(name, shape, source.dtype, weight_key=key, pack=partial(_write, source, function))
+        if key is not None:
+            self._packed[key] = tensor
+        return tensor
+
+    # ---------------------------------------------------------------------------------------------------------- views
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        shape = tuple(int(d) for d in shape)
+        if shape == tensor.shape:
+            return tensor
+        if prod(shape) != tensor.size:
+            raise NoKernel(f"cannot reshape {list(tensor.shape)} to {list(shape)}")
+        if tensor.is_const:
+            return self.derived(tensor, f"reshape{list(shape)}", shape, lambda x: x.reshape(shape), view=_contiguous(tensor))
+        if len(shape) > MAX_RANK:
+            raise NoKernel(f"rank {len(shape)} is more than {MAX_RANK}")
+        if tensor.producer is not None and tensor.producer.op == "view.reshape":
+            source = tensor.producer.inputs[0]
+            assert source is not None
+            return self.reshape(source, shape)
+        return self.emit("view.reshape", [tensor], shape, tensor.dtype)
+
+    def transpose(self, tensor: Tensor, perm: Sequence[int]) -> Tensor:
+        perm = tuple(int(p) for p in perm)
+        shape = tuple(tensor.shape[p] for p in perm)
+        if perm == tuple(range(len(perm))):
+            return tensor
+        if tensor.is_const:
+            return self.derived(tensor, f"transpose{list(perm)}", shape, lambda x: x.transpose(perm), view=True)
+        moved = [p for p in perm if tensor.shape[p] != 1]
+        if moved == sorted(moved):  # only axes of dimension 1 move
+            return self.reshape(tensor, shape)
+        return self.emit("view.transpose", [tensor], shape, tensor.dtype, perm=perm)
+
+    def slice(self, tensor: Tensor, starts: Sequence[int], steps: Sequence[int], shape: Sequence[int]) -> Tensor:
+        starts, steps, shape = tuple(starts), tuple(steps), tuple(shape)
+        if shape == tensor.shape and all(s == 0 and (t == 1 or d == 1) for s, t, d in zip(starts, steps, shape, strict=True)):
+            return tensor
+        if tensor.is_const:
+            index = tuple(_slice(s, t, d) for s, t, d in zip(starts, steps, shape, strict=True))
+            if tensor.data is not None and tensor.weight_key is None:
+                return self.derived(tensor, "slice", shape, lambda x: x[index], view=True)
+        return self.emit("view.slice", [tensor], shape, tensor.dtype, starts=starts, steps=steps)
+
+    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        shape = tuple(int(d) for d in shape)
+        if shape == tensor.shape:
+            return tensor
+        return self.emit("view.expand", [tensor], shape, tensor.dtype)
+
+    def align(self, tensor: Tensor, rank: int) -> Tensor:
+        """Leading axes of dimension 1 up to `rank`."""
+        return self.reshape(tensor, (1,) * (rank - len(tensor.shape)) + tensor.shape)
+
+    def insert_axes(self, tensor: Tensor, axes: Sequence[int], rank: int) -> Tensor:
+        """The tensor's axes put at `axes` of a tensor of `rank` axes, 1 elsewhere (a vector of channels beside an image, say)."""
+        shape = [1] * rank
+        for axis, dim in zip(axes, tensor.shape, strict=True):
+            shape[axis] = dim
+        return self.reshape(tensor, shape)
+
+    def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        parts = [p for p in parts if p.shape[axis] != 0]
+        if len(parts) == 1:
+            return parts[0]
+        shape = list(parts[0].shape)
+        shape[axis] = sum(p.shape[axis] for p in parts)
+        return self.emit("concat", parts, tuple(shape), parts[0].dtype, axis=axis)
+
+    # -------------------------------------------------------------------------------------------------------- kernels
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return self.emit("COPY", [tensor], tensor.shape, tensor.dtype)
+
+    def unary(self, opcode: str, x: Tensor, a: float = 0.0, b: float = 0.0, dtype: np.dtype[Any] | None = None) -> Tensor:
+        return self.emit("UNARY", [x], x.shape, x.dtype if dtype is None else dtype, opcode=opcode, a=a, b=b)
+
+    def binary(self, opcode: str, x: Tensor, y: Tensor, dtype: np.dtype[Any] | None = None, act: Act = NO_ACT) -> Tensor:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        x, y = self.align(x, len(shape)), self.align(y, len(shape))
+        return self.emit("BINARY", [x, y], shape, x.dtype if dtype is None else dtype, opcode=opcode, act=act)
+
+    def ternary(self, opcode: str, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        shape = np.broadcast_shapes(x.shape, y.shape, z.shape)
+        x, y, z = (self.align(t, len(shape)) for t in (x, y, z))
+        return self.emit("TERNARY", [x, y, z], shape, z.dtype, opcode=opcode)
+
+    def cast(self, x: Tensor, dtype: np.dtype[Any], saturate: bool = True) -> Tensor:
+        if x.dtype == dtype:
+            return x
+        if x.dtype.kind == "c" or dtype.kind == "c":
+            raise NoKernel("complex numbers")
+        if x.is_const and x.nbytes <= _SMALL and x.data is not None:
+            key = None if x.weight_key is None else f"{x.weight_key}|{dtype}"
+            return Tensor(f"{x.name}|{dtype}", x.shape, dtype, data=x.data.astype(dtype), weight_key=key)
+        return self.emit("CAST", [x], x.shape, dtype, saturate=saturate)
+
+    def reduce(self, opcode: str, x: Tensor, axes: Sequence[int], keepdims: bool = True) -> Tensor:
+        kept = tuple(1 if k in axes else d for k, d in enumerate(x.shape))
+        out = self.emit("REDUCE", [x], kept, x.dtype, opcode=opcode, axes=tuple(sorted(axes)))
+        return out if keepdims else self.reshape(out, [d for k, d in enumerate(x.shape) if k not in axes])
+
+    def softmax(self, x: Tensor, axis: int, log: bool = False) -> Tensor:
+        return self.emit("SOFTMAX", [x], x.shape, x.dtype, axis=axis, log=log)
+
+    def gemm(
+        self, a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, alpha: float = 1.0, act: Act = NO_ACT
+    ) -> Tensor:
+        """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed."""
+        require_f32(a, b)
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        shape = (*batch, a.shape[-2], b.shape[-1])
+        a = self.align(a, len(shape))
+        packed = b.is_const and prod(b.shape[:-2]) == 1
+        b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
+        bias = None if bias is None else self.align(bias, len(shape))
+        residual = None if residual is None else self.align(residual, len(shape))
+        return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act)
+
+    # -------------------------------------------------------------------------------------------------------- weights
+
+    def packed_panels(self, b: Tensor) -> Tensor:
+        """[K, N] → [ceil(N / 32), K, 32], zero-padded."""
+        k, n = b.shape
+        panels = -(-n // 32)
+        return self._pack(b, "panels", (panels, k, 32), _pack_panels)
+
+    def packed_conv(self, w: Tensor, groups: int) -> Tensor:
+        """[OC, C/G, KH, KW] → [G, ceil(OC/G / 32), KH*KW*C/G, 32], zero-padded."""
+        oc, c, kh, kw = w.shape
+        panels = -(-(oc // groups) // 32)
+        return self._pack(w, f"conv{groups}", (groups, panels, kh * kw * c, 32), partial(_pack_conv, groups))
+
+    def packed_depthwise(self, w: Tensor) -> Tensor:
+        """[C, 1, KH, KW] → [KH*KW, C]."""
+        c, _, kh, kw = w.shape
+        return self._pack(w, "depthwise", (kh * kw, c), _pack_depthwise)
+
+    def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
+        key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
+        found = self._packed.get(key) if key is not None else None
+        if found is None:
+            found = Tensor(f"{source.name}|{tag}", shape, F32, weight_key=key, pack=partial(_write_packed, source, write))
+            if key is not None:
+                self._packed[key] = found
+        return found
+
+
+def _slice(start: int, step: int, dim: int) -> slice:
+    stop = start + step * dim
+    return slice(start, None if stop < 0 else stop, step)
+
+
+def _contiguous(tensor: Tensor) -> bool:
+    return tensor.data is not None and bool(tensor.data.flags.c_contiguous)
+
+
+def _write(source: Tensor, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    out[...] = function(source.value()).reshape(out.shape)
+
+
+def _write_packed(source: Tensor, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None], out: npt.NDArray[Any]) -> None:
+    write(source.value(), out)
+
+
+def _pack_panels(b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    k, n = b.shape
+    full = n // 32
+    out[:full] = b[:, : full * 32].reshape(k, full, 32).transpose(1, 0, 2)
+    if n % 32:
+        out[full, :, : n % 32] = b[:, full * 32 :]
+        out[full, :, n % 32 :] = 0
+
+
+def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    oc, c, kh, kw = w.shape
+    n = oc // groups
+    rows = w.reshape(groups, n, c, kh * kw).transpose(0, 3, 2, 1)  # group, tap, channel, output channel
+    full = n // 32
+    shaped = out.reshape(groups, out.shape[1], kh * kw, c, 32)
+    for panel in range(full):
+        shaped[:, panel] = rows[..., panel * 32 : panel * 32 + 32]
+    if n % 32:
+        shaped[:, full, ..., : n % 32] = rows[..., full * 32 :]
+        shaped[:, full, ..., n % 32 :] = 0
+
+
+def _pack_depthwise(w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    out[...] = w.reshape(w.shape[0], -1).T
+
+
+def require_f32(*tensors: Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype != F32:
+            raise NoKernel(f"no kernel for {tensor.dtype}")
+
+
+def axis_of(axis: int, rank: int) -> int:
+    if not -rank <= axis < max(rank, 1):
+        raise NoKernel(f"axis {axis} of rank {rank}")
+    return axis + rank if axis < 0 else axis
+
+
+def scalar(tensor: Tensor | None) -> float | None:
+    """The value of a constant of one element, else None."""
+    if tensor is None or not tensor.is_const or tensor.size != 1:
+        return None
+    return float(tensor.value().reshape(()))
+
+
+def ints(tensor: Tensor | None) -> list[int]:
+    """The values of a constant vector of integers."""
+    if tensor is None or not tensor.is_const:
+        raise NoKernel("the value of an input is not known")
+    return [int(v) for v in tensor.value().reshape(-1)]

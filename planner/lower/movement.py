@@ -1,0 +1,233 @@
+"""Operators that move elements: views wherever strides can say it, else copies, gathers, pads and resizes."""
+
+from __future__ import annotations
+
+
+import numpy as np
+
+from aspen_mp.planner.frontends.evaluate import slices
+from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.lower.builder import MAX_RANK, Builder, NoKernel, axis_of, ints
+from aspen_mp.planner.lower.elementwise import data, optional
+from aspen_mp.planner.lower.registry import rule
+from aspen_mp.planner.params import RESIZE_COORDINATES
+
+
+@rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def _reshape(b: Builder, node: Node) -> Tensor:
+    return b.reshape(data(node), node.output.shape)
+
+
+@rule("Transpose")
+def _transpose(b: Builder, node: Node) -> Tensor:
+    x = data(node)
+    return b.transpose(x, node.attrs.get("perm") or tuple(reversed(range(len(x.shape)))))
+
+
+@rule("Expand")
+def _expand(b: Builder, node: Node) -> Tensor:
+    return b.expand(b.align(data(node), len(node.output.shape)), node.output.shape)
+
+
+@rule("ConstantOfShape")
+def _constant_of_shape(b: Builder, node: Node) -> Tensor:
+    value = node.attrs.get("value")
+    import onnx
+
+    fill = np.zeros((), np.float32) if value is None else onnx.numpy_helper.to_array(value).reshape(())
+    shape = node.output.shape
+    return b.expand(b.constant(fill.reshape((1,) * len(shape))), shape)
+
+
+@rule("Slice")
+def _slice(b: Builder, node: Node) -> Tensor:
+    x = data(node)
+    for k in range(1, len(node.inputs)):
+        ints(node.inputs[k]) if node.inputs[k] is not None else None
+    given = [None if t is None else t.value() for t in node.inputs[1:]]
+    spans = [s.indices(d) for s, d in zip(slices(node.attrs, x.shape, given), x.shape, strict=True)]
+    return b.slice(x, [s[0] for s in spans], [s[2] for s in spans], node.output.shape)
+
+
+@rule("Split")
+def _split(b: Builder, node: Node) -> list[Tensor]:
+    x = data(node)
+    axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
+    at, out = 0, []
+    given = optional(node, 1)
+    sizes = ints(given) if given is not None else node.attrs.get("split")
+    if sizes is None:
+        n = len(node.outputs)
+        step = -(-x.shape[axis] // n)
+        sizes = [step] * (n - 1) + [x.shape[axis] - step * (n - 1)]
+    for size in sizes:
+        starts = [at if k == axis else 0 for k in range(len(x.shape))]
+        shape = [size if k == axis else d for k, d in enumerate(x.shape)]
+        out.append(b.slice(x, starts, [1] * len(shape), shape))
+        at += size
+    return out
+
+
+@rule("Concat")
+def _concat(b: Builder, node: Node) -> Tensor:
+    parts = [data(node, k) for k in range(len(node.inputs))]
+    return b.concat(parts, axis_of(node.attrs.get("axis", 1), len(node.output.shape)))
+
+
+@rule("Tile")
+def _tile(b: Builder, node: Node) -> Tensor:
+    """Repeats are new axes of stride 0: [d] → [1, d] → [r, d] → [r * d]."""
+    x = data(node)
+    if node.source is not None and node.source.version < 6:
+        raise NoKernel("tiles given one by one")
+    repeats = ints(node.inputs[1])
+    before: list[int] = []
+    after: list[int] = []
+    for r, d in zip(repeats, x.shape, strict=True):
+        if r == 1 or d == 1:
+            before.append(d)
+            after.append(r * d)
+        else:
+            before += [1, d]
+            after += [r, d]
+    if len(before) > MAX_RANK:
+        for axis, r in enumerate(repeats):
+            x = b.concat([x] * r, axis) if r > 1 else x
+        return x
+    return b.reshape(b.expand(b.reshape(x, before), after), node.output.shape)
+
+
+@rule("Pad")
+def _pad(b: Builder, node: Node) -> Tensor:
+    x, rank = data(node), len(data(node).shape)
+    mode = node.attrs.get("mode", "constant").upper()
+    value: Tensor | None = None
+    if node.source is not None and node.source.version < 11:
+        pads = list(node.attrs.get("pads") or node.attrs.get("paddings") or [])
+        if node.attrs.get("value", 0.0):
+            value = b.constant(np.asarray(node.attrs["value"]).astype(x.dtype))
+    else:
+        pads, value = ints(node.inputs[1]), optional(node, 2)
+    axes = list(range(rank))
+    if optional(node, 3) is not None:
+        axes = [axis_of(a, rank) for a in ints(node.inputs[3])]
+    if x.size == 0 or rank == 0 or len(pads) != 2 * len(axes):
+        raise NoKernel("nothing to pad")
+    begin = [0] * rank
+    for k, axis in enumerate(axes):
+        begin[axis] = pads[k]
+    if min(pads) < 0 and mode != "CONSTANT":
+        raise NoKernel("cropping and reflecting at once")
+    if all(p <= 0 for p in pads):  # a crop
+        return b.slice(x, [-p for p in begin], [1] * rank, node.output.shape)
+    value = None if value is None else b.reshape(value, ())
+    return b.emit("PAD", [x, value], node.output.shape, x.dtype, mode=mode, begin=tuple(begin))
+
+
+@rule("Gather")
+def _gather(b: Builder, node: Node) -> Tensor:
+    x, indices = data(node), data(node, 1)
+    axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
+    dim = x.shape[axis]
+    if indices.is_const and indices.data is not None and len(indices.shape) <= 1 and indices.size > 0:
+        values = [int(v) for v in indices.data.reshape(-1)]
+        values = [v + dim if v < 0 else v for v in values]
+        steps = {second - first for first, second in zip(values, values[1:], strict=False)} or {1}
+        if all(0 <= v < dim for v in values) and len(steps) == 1 and steps != {0}:  # evenly spaced: a slice
+            starts = [values[0] if k == axis else 0 for k in range(len(x.shape))]
+            strides = [min(steps) if k == axis else 1 for k in range(len(x.shape))]
+            shape = [len(values) if k == axis else d for k, d in enumerate(x.shape)]
+            return b.reshape(b.slice(x, starts, strides, shape), node.output.shape)
+    return b.emit("GATHER", [x, indices], node.output.shape, x.dtype, axis=axis)
+
+
+@rule("GatherElements")
+def _gather_elements(b: Builder, node: Node) -> Tensor:
+    x, indices = data(node), data(node, 1)
+    return b.emit("GATHER_ELEMENTS", [x, indices], node.output.shape, x.dtype, axis=axis_of(node.attrs.get("axis", 0), len(x.shape)))
+
+
+@rule("DepthToSpace")
+def _depth_to_space(b: Builder, node: Node) -> Tensor:
+    x, r = data(node), int(node.attrs["blocksize"])
+    n, c, h, w = x.shape
+    if node.attrs.get("mode", "DCR") == "CRD":
+        split, perm = (n, c // r**2, r, r, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        split, perm = (n, r, r, c // r**2, h, w), (0, 3, 4, 1, 5, 2)
+    return b.reshape(b.transpose(b.reshape(x, split), perm), (n, c // r**2, h * r, w * r))
+
+
+@rule("SpaceToDepth")
+def _space_to_depth(b: Builder, node: Node) -> Tensor:
+    x, r = data(node), int(node.attrs["blocksize"])
+    n, c, h, w = x.shape
+    split = b.reshape(x, (n, c, h // r, r, w // r, r))
+    if node.attrs.get("mode", "DCR") == "CRD":
+        perm = (0, 1, 3, 5, 2, 4)
+    else:
+        perm = (0, 3, 5, 1, 2, 4)
+    return b.reshape(b.transpose(split, perm), (n, c * r * r, h // r, w // r))
+
+
+@rule("Resize", "Upsample", widened=True)
+def _resize(b: Builder, node: Node) -> Tensor:
+    x, a = data(node), node.attrs
+    version = node.source.version if node.source is not None else 19
+    mode = a.get("mode", "nearest")
+    mode = "linear" if mode == "bilinear" else mode
+    old = node.op == "Upsample" or version < 11
+    coordinate = "asymmetric" if old else a.get("coordinate_transformation_mode", "half_pixel")
+    nearest = "floor" if old else a.get("nearest_mode", "round_prefer_floor")
+    if mode not in {"nearest", "linear", "cubic"} or coordinate not in RESIZE_COORDINATES or a.get("antialias", 0):
+        raise NoKernel(f"mode {mode}, coordinates {coordinate}")
+    if x.size == 0 or (mode != "nearest" and x.dtype != np.float32):
+        raise NoKernel(f"no kernel for {x.dtype}")
+    shape = node.output.shape
+    if shape == x.shape and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"} and _is_identity(node, old):
+        return x
+    return b.emit(
+        "RESIZE",
+        [x],
+        shape,
+        x.dtype,
+        mode=mode,
+        coordinate=coordinate,
+        nearest=nearest,
+        cubic_coeff_a=float(a.get("cubic_coeff_a", -0.75)),
+        scales=resize_scales(node, x.shape, old),
+        exclude_outside=bool(a.get("exclude_outside", 0)),
+    )
+
+
+def _is_identity(node: Node, old: bool) -> bool:
+    return all(s == 1.0 for s in resize_scales(node, data(node).shape, old))
+
+
+def resize_scales(node: Node, source: tuple[int, ...], old: bool) -> tuple[float, ...]:
+    """Scale per axis: as given, else output by input (sizes)."""
+    given = node.attrs.get("scales")
+    if given is None:
+        tensor = optional(node, 1 if old else 2)
+        if tensor is not None and tensor.size > 0:
+            if not tensor.is_const:
+                raise NoKernel("scales are not known")
+            given = tensor.value().reshape(-1)
+    axes = [axis_of(k, len(source)) for k in node.attrs.get("axes") or range(len(source))]
+    scales = [1.0] * len(source)
+    if given is not None and len(given) == len(axes):
+        for axis, scale in zip(axes, given, strict=True):
+            scales[axis] = float(scale)
+        return tuple(scales)
+    policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
+    sizes = optional(node, 3)
+    if sizes is None:
+        raise NoKernel("neither scales nor sizes")
+    ratios = [size / source[axis] for axis, size in zip(axes, ints(sizes), strict=True)]
+    if policy != "stretch":
+        ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
+    for axis, ratio in zip(axes, ratios, strict=True):
+        scales[axis] = ratio
+    return tuple(scales)
+
+

@@ -1,0 +1,186 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
+from aspen_mp.planner.lower.elementwise import data, optional
+from aspen_mp.planner.lower.registry import rule
+from aspen_mp.planner.params import NO_ACT
+
+_FEW_ROWS = 32  # products of fewer rows each are stacked
+
+
+@rule("Gemm", widened=True)
+def _gemm(b: Builder, node: Node) -> Tensor:
+    x, w, c = data(node), data(node, 1), optional(node, 2)
+    require_f32(x, w, c)
+    x = b.transpose(x, (1, 0)) if node.attrs.get("transA", 0) else x
+    w = b.transpose(w, (1, 0)) if node.attrs.get("transB", 0) else w
+    beta = float(node.attrs.get("beta", 1.0))
+    if c is not None and beta == 0.0:
+        c = None
+    if c is not None and beta != 1.0:
+        c = b.derived(c, f"*{beta}", c.shape, lambda v: v * np.float32(beta)) if c.is_const else b.binary("MUL", c, b.constant(beta, F32))
+    return b.gemm(x, w, c, alpha=float(node.attrs.get("alpha", 1.0)))
+
+
+@rule("MatMul", widened=True)
+def _matmul(b: Builder, node: Node) -> Tensor:
+    return matmul(b, data(node), data(node, 1))
+
+
+def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    """numpy.matmul: vectors are rows on the left and columns on the right."""
+    require_f32(x, y)
+    if x.size == 0 or y.size == 0:
+        raise NoKernel("empty")
+    shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
+    x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
+    y = b.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
+    if len(x.shape) > 2 and x.shape[-2] < _FEW_ROWS and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1:
+        x = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
+        y = b.reshape(y, y.shape[-2:])
+    return b.reshape(b.gemm(x, y), shape)
+
+
+def window(node: Node, kernel: Sequence[int], spatial: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations, pads at the beginning and at the end of a sliding window, auto_pad resolved."""
+    n = len(kernel)
+    strides = list(node.attrs.get("strides") or [1] * n)
+    dilations = list(node.attrs.get("dilations") or [1] * n)
+    pads = list(node.attrs.get("pads") or [0] * 2 * n)
+    auto = node.attrs.get("auto_pad", "NOTSET")
+    if len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
+        raise NoKernel("attributes of another rank")
+    if auto == "VALID":
+        return strides, dilations, [0] * n, [0] * n
+    if auto in {"SAME_UPPER", "SAME_LOWER"}:
+        begin, end = [], []
+        for k in range(n):
+            out = -(-spatial[k] // strides[k])
+            total = max((out - 1) * strides[k] + (kernel[k] - 1) * dilations[k] + 1 - spatial[k], 0)
+            small, large = total // 2, total - total // 2
+            begin.append(small if auto == "SAME_UPPER" else large)
+            end.append(large if auto == "SAME_UPPER" else small)
+        return strides, dilations, begin, end
+    return strides, dilations, pads[:n], pads[n:]
+
+
+@rule("Conv", widened=True)
+def _conv(b: Builder, node: Node) -> Tensor:
+    x, w, bias = data(node), data(node, 1), optional(node, 2)
+    require_f32(x, w, bias)
+    if x.size == 0:
+        raise NoKernel("empty")
+    spatial, kernel = x.shape[2:], w.shape[2:]
+    strides, dilations, begin, _ = window(node, kernel, spatial)
+    if len(spatial) == 1:  # a row of an image
+        x, w = b.reshape(x, (*x.shape[:2], 1, *spatial)), b.reshape(w, (*w.shape[:2], 1, *kernel))
+        strides, dilations, begin = [1, *strides], [1, *dilations], [0, *begin]
+        shape = (*node.output.shape[:2], 1, node.output.shape[2])
+    elif len(spatial) == 2:
+        shape = node.output.shape
+    else:
+        raise NoKernel(f"convolution over {len(spatial)} axes")
+    groups, channels = int(node.attrs.get("group", 1)), x.shape[1]
+    depthwise = groups == channels == w.shape[0] and groups > 1
+    kernel = w.shape[2:]
+    if w.is_const:
+        w = b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)
+    else:
+        w = _pack_at_run_time(b, w, groups, depthwise)
+    out = b.emit(
+        "DWCONV" if depthwise else "CONV",
+        [x, w, bias],
+        shape,
+        F32,
+        groups=groups,
+        kernel=tuple(kernel),
+        strides=tuple(strides),
+        dilations=tuple(dilations),
+        pads=tuple(begin),
+        act=NO_ACT,
+    )
+    return b.reshape(out, node.output.shape)
+
+
+def _pack_at_run_time(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
+    """The layout of packed weights for weights that are computed: pads and moves by kernels."""
+    oc, c, kh, kw = w.shape
+    if depthwise:
+        return b.copy(b.transpose(b.reshape(w, (oc, kh * kw)), (1, 0)))
+    n = oc // groups
+    panels = -(-n // 32)
+    w = b.reshape(w, (groups, n, c, kh * kw))
+    if panels * 32 != n:
+        w = b.emit("PAD", [w, b.constant(0.0, F32)], (groups, panels * 32, c, kh * kw), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
+    w = b.reshape(w, (groups, panels, 32, c, kh * kw))
+    return b.reshape(b.copy(b.transpose(w, (0, 1, 4, 3, 2))), (groups, panels, kh * kw * c, 32))
+
+
+@rule("MaxPool", widened=True)
+def _max_pool(b: Builder, node: Node) -> Tensor:
+    if len(node.outputs) > 1 and node.outputs[1].name:
+        raise NoKernel("indices of the maxima")
+    x = data(node)
+    if x.dtype.name not in {"float32", "float64", "int8", "uint8"}:
+        raise NoKernel(f"no kernel for {x.dtype}")
+    return _pool(b, node, "max", False)
+
+
+@rule("AveragePool", widened=True)
+def _average_pool(b: Builder, node: Node) -> Tensor:
+    require_f32(data(node))
+    return _pool(b, node, "average", bool(node.attrs.get("count_include_pad", 0)))
+
+
+def _pool(b: Builder, node: Node, mode: str, count_include_pad: bool) -> Tensor:
+    x = data(node)
+    spatial, kernel = x.shape[2:], list(node.attrs["kernel_shape"])
+    strides, dilations, begin, end = window(node, kernel, spatial)
+    if len(spatial) == 1:
+        x = b.reshape(x, (*x.shape[:2], 1, *spatial))
+        kernel, strides, dilations, begin, end = [1, *kernel], [1, *strides], [1, *dilations], [0, *begin], [0, *end]
+    elif len(spatial) != 2:
+        raise NoKernel(f"pooling over {len(spatial)} axes")
+    shape = (*node.output.shape[:2], 1, *node.output.shape[2:]) if len(spatial) == 1 else node.output.shape
+    out = b.emit(
+        "POOL",
+        [x],
+        shape,
+        x.dtype,
+        mode=mode,
+        kernel=tuple(kernel),
+        strides=tuple(strides),
+        dilations=tuple(dilations),
+        pads=(*begin, *end),
+        count_include_pad=count_include_pad,
+    )
+    return b.reshape(out, node.output.shape)
+
+
+@rule("GlobalAveragePool", "GlobalMaxPool", widened=True)
+def _global_pool(b: Builder, node: Node) -> Tensor:
+    x = data(node)
+    mode = "average" if node.op == "GlobalAveragePool" else "max"
+    if len(x.shape) != 4 or x.dtype != F32:
+        return b.reduce("MEAN" if mode == "average" else "MAX", x, range(2, len(x.shape)))
+    ones = (1, 1)
+    return b.emit(
+        "POOL",
+        [x],
+        (*x.shape[:2], 1, 1),
+        x.dtype,
+        mode=mode,
+        kernel=x.shape[2:],
+        strides=ones,
+        dilations=ones,
+        pads=(0, 0, 0, 0),
+        count_include_pad=False,
+    )

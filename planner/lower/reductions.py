@@ -1,0 +1,202 @@
+"""Reductions, softmax and normalisations."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel, axis_of, ints, require_f32
+from aspen_mp.planner.lower.elementwise import data, optional
+from aspen_mp.planner.lower.registry import rule
+
+_REDUCE = {
+    "ReduceSum": "SUM",
+    "ReduceMean": "MEAN",
+    "ReduceMax": "MAX",
+    "ReduceMin": "MIN",
+    "ReduceProd": "PROD",
+    "ReduceL1": "L1",
+    "ReduceL2": "L2",
+    "ReduceSumSquare": "SUM_SQUARE",
+    "ReduceLogSum": "LOG_SUM",
+    "ReduceLogSumExp": "LOG_SUM_EXP",
+}
+_REDUCED = {"float32", "float64", "int32", "int64"}
+
+
+@rule(*_REDUCE, widened=True)
+def _reduce(b: Builder, node: Node) -> Tensor:
+    x, rank = data(node), len(data(node).shape)
+    if optional(node, 1) is not None:
+        axes = ints(node.inputs[1])
+    else:
+        axes = list(node.attrs.get("axes") or [])
+    if not axes:
+        if node.attrs.get("noop_with_empty_axes", 0):
+            return x
+        axes = list(range(rank))
+    axes = sorted({axis_of(a, rank) for a in axes})
+    if x.size == 0:
+        raise NoKernel("empty")
+    if rank == 0 or all(x.shape[a] == 1 for a in axes):
+        axes = [a for a in axes if a < rank]
+        if node.op in {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}:
+            return b.reshape(x, node.output.shape)
+        if rank == 0:
+            raise NoKernel("scalar")
+    dtype = x.dtype
+    if dtype.name not in _REDUCED:
+        if node.op not in {"ReduceMax", "ReduceMin"} or dtype.itemsize > 2 or dtype.kind not in "iub":
+            raise NoKernel(f"no kernel for {dtype}")
+        x = b.cast(x, np.dtype(np.int32))
+    out = b.reduce(_REDUCE[node.op], x, axes)
+    return b.reshape(b.cast(out, dtype), node.output.shape)
+
+
+@rule("ArgMax", "ArgMin", widened=True)
+def _arg(b: Builder, node: Node) -> Tensor:
+    x = data(node)
+    axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
+    if x.dtype.name not in {"float32", "float64", "int32", "int64", "int8", "uint8"}:
+        raise NoKernel(f"no kernel for {x.dtype}")
+    kept = tuple(1 if k == axis else d for k, d in enumerate(x.shape))
+    mode = "max" if node.op == "ArgMax" else "min"
+    out = b.emit("ARGREDUCE", [x], kept, I64, mode=mode, axis=axis, select_last=bool(node.attrs.get("select_last_index", 0)))
+    return b.reshape(out, node.output.shape)
+
+
+@rule("Softmax", "LogSoftmax", widened=True)
+def _softmax(b: Builder, node: Node) -> Tensor:
+    x, log = data(node), node.op == "LogSoftmax"
+    require_f32(x)
+    rank = len(x.shape)
+    if rank == 0 or x.size == 0:
+        raise NoKernel("scalar or empty")
+    if node.source is not None and node.source.version < 13:  # over all axes from `axis` on
+        axis = axis_of(node.attrs.get("axis", 1), rank) if rank > 1 else node.attrs.get("axis", 1) % 2 if rank == 1 else 0
+        if prod(x.shape[axis + 1 :]) == 1 and axis < rank:
+            return b.softmax(x, axis, log)
+        flat = b.reshape(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+        return b.reshape(b.softmax(flat, 1, log), x.shape)
+    return b.softmax(x, axis_of(node.attrs.get("axis", -1), rank), log)
+
+
+def _norm(b: Builder, x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, mode: str, eps: float) -> Tensor:
+    require_f32(x, scale, bias)
+    if x.size == 0:
+        raise NoKernel("empty")
+    rank = len(x.shape)
+    scale = None if scale is None else b.align(scale, rank)
+    bias = None if bias is None else b.align(bias, rank)
+    return b.emit("NORM", [x, scale, bias], x.shape, F32, axis=axis, mode=mode, eps=eps)
+
+
+@rule("LayerNormalization", "RMSNormalization", widened=True)
+def _layer_norm(b: Builder, node: Node) -> Tensor:
+    if any(t.name for t in node.outputs[1:]):
+        raise NoKernel("mean and deviation as outputs")
+    x = data(node)
+    axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
+    mode = "layer" if node.op == "LayerNormalization" else "rms"
+    return _norm(b, x, optional(node, 1), optional(node, 2), axis, mode, float(node.attrs.get("epsilon", 1e-5)))
+
+
+@rule("InstanceNormalization", widened=True)
+def _instance_norm(b: Builder, node: Node) -> Tensor:
+    x, rank = data(node), len(data(node).shape)
+    if rank < 3:
+        raise NoKernel("no axes to normalise")
+    scale, bias = (b.insert_axes(data(node, k), [1], rank) for k in (1, 2))
+    return _norm(b, x, scale, bias, 2, "layer", float(node.attrs.get("epsilon", 1e-5)))
+
+
+@rule("GroupNormalization", widened=True)
+def _group_norm(b: Builder, node: Node) -> Tensor:
+    x, rank = data(node), len(data(node).shape)
+    scale, bias = data(node, 1), data(node, 2)
+    groups, channels = int(node.attrs["num_groups"]), x.shape[1]
+    if channels % groups:
+        raise NoKernel("groups do not divide the channels")
+    grouped = b.reshape(x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
+    eps = float(node.attrs.get("epsilon", 1e-5))
+    if scale.shape == (groups,) and groups != channels:  # up to opset 20
+        scale, bias = (b.insert_axes(t, [1], rank + 1) for t in (scale, bias))
+        return b.reshape(_norm(b, grouped, scale, bias, 2, "layer", eps), x.shape)
+    scale, bias = (b.insert_axes(b.reshape(t, (groups, channels // groups)), [1, 2], rank + 1) for t in (scale, bias))
+    return b.reshape(_norm(b, grouped, scale, bias, 2, "layer", eps), x.shape)
+
+
+@rule("BatchNormalization", widened=True)
+def _batch_norm(b: Builder, node: Node) -> Tensor:
+    """y = x * (scale / sqrt(var + eps)) + (bias - mean * scale / sqrt(var + eps)), per channel."""
+    version = node.source.version if node.source is not None else 15
+    if node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1) or (version < 7 and not node.attrs.get("is_test", 0)):
+        raise NoKernel("batch normalisation in training")
+    if any(t.name for t in node.outputs[1:]):
+        raise NoKernel("statistics as outputs")
+    x = data(node)
+    scale, bias, mean, var = (data(node, k) for k in range(1, 5))
+    require_f32(x, scale, bias, mean, var)
+    eps = float(node.attrs.get("epsilon", 1e-5))
+    rank = len(x.shape)
+    if all(t.is_const for t in (scale, bias, mean, var)):
+        factor, offset = batch_norm_constants(b, scale, bias, mean, var, eps)
+    else:
+        deviation = b.unary("SQRT", b.binary("ADD", var, b.constant(eps, F32)))
+        factor = b.binary("DIV", scale, deviation)
+        offset = b.binary("SUB", bias, b.binary("MUL", mean, factor))
+    axes = [1] if rank > 1 else [0]
+    return b.ternary("FMA", x, b.insert_axes(factor, axes, rank), b.insert_axes(offset, axes, rank))
+
+
+def batch_norm_constants(b: Builder, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Per-channel factor and offset, computed in double precision."""
+    s, o, m, v = (t.value().astype(np.float64) for t in (scale, bias, mean, var))
+    factor = s / np.sqrt(v + eps)
+    keys = [t.weight_key for t in (scale, bias, mean, var)]
+    key = None if None in keys else f"batchnorm:{keys}:{eps}"
+    parts = (("factor", factor), ("offset", o - m * factor))
+    first, second = (
+        Tensor(f"{b.name}|{tag}", value.shape, F32, data=value.astype(np.float32), weight_key=None if key is None else f"{key}|{tag}")
+        for tag, value in parts
+    )
+    return first, second
+
+
+@rule("LRN", widened=True)
+def _lrn(b: Builder, node: Node) -> Tensor:
+    x, a = data(node), node.attrs
+    require_f32(x)
+    return b.emit(
+        "LRN",
+        [x],
+        x.shape,
+        F32,
+        size=int(a["size"]),
+        alpha=float(a.get("alpha", 1e-4)),
+        beta=float(a.get("beta", 0.75)),
+        bias=float(a.get("bias", 1.0)),
+    )
+
+
+@rule("LpNormalization", widened=True)
+def _lp_norm(b: Builder, node: Node) -> Tensor:
+    """x / norm, and 0 where the norm is 0."""
+    x = data(node)
+    require_f32(x)
+    axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
+    norm = b.reduce("L1" if node.attrs.get("p", 2) == 1 else "L2", x, [axis])
+    zero = b.constant(0.0, F32)
+    return b.ternary("WHERE", b.binary("EQUAL", norm, zero, BOOL), zero, b.binary("DIV", x, norm))
+
+
+@rule("CumSum", widened=True)
+def _cumsum(b: Builder, node: Node) -> Tensor:
+    x = data(node)
+    if x.dtype.name not in _REDUCED:
+        raise NoKernel(f"no kernel for {x.dtype}")
+    axis = axis_of(ints(node.inputs[1])[0], len(x.shape))
+    exclusive, reverse = bool(node.attrs.get("exclusive", 0)), bool(node.attrs.get("reverse", 0))
+    return b.emit("CUMSUM", [x], x.shape, x.dtype, axis=axis, exclusive=exclusive, reverse=reverse)
