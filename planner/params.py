@@ -8,7 +8,8 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``alpha``, ``act``. Inputs A, B, bias?, residual?
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``.
                      Inputs X, W (packed), bias? [OC], residual?
-``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right), ``count_include_pad``
+``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
+                     ``count_include_pad``
 ``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``
 ``BINARY``           ``opcode`` (ASPEN_BINARY), ``act``
 ``TERNARY``          ``opcode`` (ASPEN_TERNARY)
@@ -24,8 +25,8 @@ op                   attrs
 ``GATHER_ELEMENTS``  ``axis``
 ``RESIZE``           ``mode``, ``coordinate``, ``nearest`` (ONNX's names), ``cubic_coeff_a``, ``scales`` (per axis), ``exclude_outside``
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
-``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional inputs have
-                     no graph input; ``node.inputs`` holds no ``None``)
+``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional
+                     inputs have no graph input; ``node.inputs`` holds no ``None``)
 ===================  ==============================================================================================================
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative.

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +99,7 @@ def _reshape_groups(source: Shape, target: Shape) -> tuple[tuple[range, range, t
                 b *= target[j]
         src, dst = range(i, i_end), range(j, j_end)
         marks = sorted({1, a, *_strides(source[i:i_end]), *_strides(target[j:j_end])})
-        chain = all(y % x == 0 for x, y in zip(marks, marks[1:], strict=False))
+        chain = all(y % x == 0 for x, y in pairwise(marks))
         groups.append((src, dst, tuple(reversed(marks)) if chain else None))
     return tuple(reversed(groups))
 
@@ -399,7 +401,7 @@ def _resize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return lo, hi
 
 
-def _source(x: Boxes, scale: float, dim: int, target: int, coordinate: str) -> npt.NDArray[np.float64]:
+def _source(x: Boxes, scale: float, dim: int, target: int, coordinate: str) -> npt.NDArray[Any]:
     """Where output position x lies on the input axis (ONNX Resize, coordinate_transformation_mode)."""
     if coordinate == "asymmetric":
         return x / scale
@@ -412,12 +414,13 @@ def _source(x: Boxes, scale: float, dim: int, target: int, coordinate: str) -> n
     return (x + 0.5) / scale - 0.5
 
 
-def _nearest(x: npt.NDArray[np.float64], rounding: str) -> npt.NDArray[np.float64]:
+def _nearest(x: npt.NDArray[Any], rounding: str) -> npt.NDArray[Any]:
     if rounding == "round_prefer_floor":
         return np.ceil(x - 0.5)
     if rounding == "round_prefer_ceil":
         return np.floor(x + 0.5)
-    return np.floor(x) if rounding == "floor" else np.ceil(x)
+    out: npt.NDArray[Any] = np.floor(x) if rounding == "floor" else np.ceil(x)
+    return out
 
 
 def _opaque(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:

@@ -2,8 +2,8 @@
 
 Every value is either known (shape and dtype, perhaps the value itself) or not known yet. A node whose inputs are known is given to ONNX's
 shape inference together with the values of its small constant inputs; nodes with constant inputs alone are computed, so that chains of
-Shape, Gather, Concat … that exporters write end as constants before Reshape asks for them. Functions and branches with a known condition are
-inlined on the way. A node whose output shapes stay unknown is *blocked*: the stages (`aspen_mp.planner.stages`) decide what that means.
+Shape, Gather, Concat … that exporters write end as constants before Reshape asks for them. Functions and branches with a known condition
+are inlined on the way. A node whose output shapes stay unknown is *blocked*: the stages (`aspen_mp.planner.stages`) decide what that means.
 
 Constants carry a ``weight_key`` if and only if they follow from the model alone, whatever the input shapes are.
 """
@@ -75,7 +75,8 @@ VALUE_INPUTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What is known of a value: dtype (object for strings, sequences, optionals), shape (None for such), and the value where it is given."""
+    """What is known of a value: dtype (object for strings, sequences, optionals; then the shape is None, or the number of bytes that the
+    serialised value has), shape, and the value where it is given."""
 
     dtype: np.dtype[Any]
     shape: Shape | None
@@ -113,7 +114,8 @@ def item(proto: NodeProto, opsets: dict[str, int]) -> Item:
 
 
 class Binder:
-    """Walks a model's nodes as far as they can be known. `lowered` says which operators are to be kept although ONNX defines them by functions."""
+    """Walks a model's nodes as far as they can be known. `lowered(domain, op)` says which operators are to be kept although ONNX defines
+    them by functions."""
 
     def __init__(self, model: Model, lowered: Callable[[str, str], bool]) -> None:
         self.model = model
@@ -221,6 +223,8 @@ class Binder:
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
+        if any(t is not None and not t.is_const and not tensors.is_plain(t.dtype) for t in inputs):
+            return Blocked()
         types = self._infer(entry, inputs)
         if types is None:
             return self._why(entry, inputs)
@@ -231,8 +235,6 @@ class Binder:
             return []
         if not entry.nested and op not in RANDOM and all(t is None or t.is_const for t in inputs) and self._fold(entry, inputs, types):
             return []
-        if any(t is not None and not t.is_const and not tensors.is_plain(t.dtype) for t in inputs):
-            return Blocked()
         if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
             return Blocked()
         return self._node(entry, inputs, types)
@@ -300,7 +302,7 @@ class Binder:
         if entry.nested or proto.op_type in _OPAQUE_FUNCTIONS or self.lowered(domain, proto.op_type):
             return None
         version = entry.opsets.get(domain, 1)
-        found = schema(proto.op_type, version, domain)
+        found: Any = schema(proto.op_type, version, domain)
         if found is None or not (found.has_function or found.has_context_dependent_function):
             return None
         if any(t is not None and not tensors.is_plain(t.dtype) for t in inputs):
@@ -316,7 +318,8 @@ class Binder:
         if not body:
             return None
         function = body if isinstance(body, FunctionProto) else FunctionProto.FromString(body)
-        defaults = [a.default_value for a in found.attributes.values() if a.default_value.name and not any(b.name == a.name for b in proto.attribute)]
+        given = {a.name for a in proto.attribute}
+        defaults = [a.default_value for a in found.attributes.values() if a.default_value.name and a.name not in given]
         if defaults:
             copy = NodeProto()
             copy.CopyFrom(proto)
@@ -347,9 +350,15 @@ class Binder:
         except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError) as error:
             if not found.has_type_and_shape_inference_function or entry.nested:
                 return None
+            if proto.op_type == "Range" and all(t is not None and t.is_const and t.size == 1 for t in inputs):
+                return self._range(entry, inputs)  # ONNX's own function bodies pass vectors of one element
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
         return self._outputs(entry, result)
+
+    def _range(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]]:
+        value = evaluate(entry.proto, entry.opsets, [t.value() for t in inputs if t is not None])[0]
+        return {entry.proto.output[0]: (value.dtype, value.shape)}
 
     def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
         out = {}
@@ -372,7 +381,8 @@ class Binder:
     def _hint(self, name: str, tensor: Tensor) -> TensorProto:
         cached = self._hints.get(id(tensor))
         if cached is None:
-            cached = self._hints[id(tensor)] = (tensor, numpy_helper.from_array(np.ascontiguousarray(tensor.value()).reshape(tensor.shape), name))
+            value = np.ascontiguousarray(tensor.value()).reshape(tensor.shape)
+            cached = self._hints[id(tensor)] = (tensor, numpy_helper.from_array(value, name))
         return cached[1]
 
     def _why(self, entry: Item, inputs: list[Tensor | None]) -> Blocked:
@@ -389,7 +399,8 @@ class Binder:
             nbytes = prod(shape) * max(dtype.itemsize, 1)
             if nbytes > self._limit:
                 raise ResourceLimitError(
-                    f"{name_of(entry.proto)}: output {name!r} of shape {list(shape)} needs {nbytes} bytes; four times this machine's memory is {self._limit}"
+                    f"{name_of(entry.proto)}: output {name!r} of shape {list(shape)} needs {nbytes} bytes; "
+                    f"four times this machine's memory is {self._limit}"
                 )
 
     # ---------------------------------------------------------------------------------------------------- constants
@@ -422,7 +433,7 @@ class Binder:
                 array = np.asarray(value)
                 if array.shape != shape:
                     raise ModelInvalidError(f"{name_of(entry.proto)}: constant {name!r} has shape {list(array.shape)}, not {list(shape)}")
-                array = array if array.dtype == dtype or dtype == tensors.OBJECT else array.astype(dtype)
+                array = array if dtype in {array.dtype, tensors.OBJECT} else array.astype(dtype)
                 self.env[name] = Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}")
         return True
 

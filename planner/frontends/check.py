@@ -1,6 +1,6 @@
-"""What must hold of a model before anything is planned. ONNX's own checker and shape inference do most of it; what they let pass (negative
-dimensions, raw data of the wrong length, strides of 0, permutations that are none …) is checked here first, with messages that name node and
-tensor."""
+"""What must hold of a model before anything is planned. ONNX's own checker and shape inference do most of it; what they let pass
+(negative dimensions, raw data of the wrong length, strides of 0, permutations that are none …) is checked here first, with messages that
+name node and tensor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
 from aspen_mp.planner.frontends import tensors
+from aspen_mp.planner.frontends.wire import REFERENCE
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
 _MAX_EXTENT = 2**31 - 1
-_WINDOWED = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "ConvInteger", "QLinearConv", "DeformConv", "MaxUnpool", "MaxRoiPool"}
+_WINDOWED = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
+_WINDOWED |= {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "MaxRoiPool"}
 
 
 @lru_cache(maxsize=4096)
@@ -39,7 +41,10 @@ def name_of(node: NodeProto) -> str:
 
 
 def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
-    """Opsets, operators, constants and attributes. Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError."""
+    """Opsets, operators, constants and attributes.
+
+    Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError.
+    """
     _opsets(proto)
     unknown: list[str] = []
     scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
@@ -48,10 +53,10 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
         versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
         for node in all_nodes(nodes):
             domain = domain_of(node)
-            if (domain, node.op_type, node.overload) not in functions:
-                if domain not in versions or schema(node.op_type, versions[domain], domain) is None:
-                    where = f"{domain}." if domain else ""
-                    unknown.append(f"{name_of(node)}: no operator {where}{node.op_type} in opset {versions.get(domain, 'none')}")
+            known = (domain, node.op_type, node.overload) in functions
+            if not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
+                where = f"{domain}." if domain else ""
+                unknown.append(f"{name_of(node)}: no operator {where}{node.op_type} in opset {versions.get(domain, 'none')}")
             _attributes(node, store)
     if unknown:
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
@@ -61,10 +66,14 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
 
 def _opsets(proto: ModelProto) -> None:
     if proto.ir_version > onnx.IR_VERSION:
-        raise UnsupportedModelError(f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest known to onnx {onnx.__version__}")
+        raise UnsupportedModelError(
+            f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest known to onnx {onnx.__version__}"
+        )
     for entry in proto.opset_import:
         if entry.domain in {"", "ai.onnx"} and entry.version > defs.onnx_opset_version():
-            raise UnsupportedModelError(f"opset {entry.version} is newer than {defs.onnx_opset_version()}, the latest known to onnx {onnx.__version__}")
+            raise UnsupportedModelError(
+                f"opset {entry.version} is newer than {defs.onnx_opset_version()}, the latest known to onnx {onnx.__version__}"
+            )
 
 
 def all_nodes(nodes: Any) -> Iterator[NodeProto]:
@@ -102,7 +111,7 @@ def constant(tensor: TensorProto, store: tensors.Store) -> None:
     need = tensors.stored_bytes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
         entries = tensors.entries_of(tensor)
-        if entries.get("location") != tensors.REFERENCE:
+        if entries.get("location") != REFERENCE:
             store.array(tensor)  # a view: opens the file and compares lengths
             return
         span = store.span(tensor, entries)
@@ -136,7 +145,9 @@ def _ints(node: NodeProto, name: str) -> list[int] | None:
     for attribute in node.attribute:
         if attribute.name == name and not attribute.ref_attr_name:
             if attribute.type not in {AttributeProto.INTS, AttributeProto.INT}:
-                raise ModelInvalidError(f"{name_of(node)}: attribute {name!r} has type {AttributeProto.AttributeType.Name(attribute.type)}, not INTS")
+                raise ModelInvalidError(
+                    f"{name_of(node)}: attribute {name!r} has type {AttributeProto.AttributeType.Name(attribute.type)}, not INTS"
+                )
             return list(attribute.ints) if attribute.type == AttributeProto.INTS else [attribute.i]
     return None
 
@@ -154,7 +165,9 @@ def _window(node: NodeProto) -> None:
     for name, good in bounds.items():
         values = _ints(node, name)
         if values is not None and not all(map(good, values)):
-            raise ModelInvalidError(f"{name_of(node)}: {name} = {values if name != 'group' else values[0]} on tensor {node.input[0]!r} is out of range")
+            raise ModelInvalidError(
+                f"{name_of(node)}: {name} = {values if name != 'group' else values[0]} on tensor {node.input[0]!r} is out of range"
+            )
 
 
 def onnx_rules(light: ModelProto) -> None:
@@ -178,8 +191,8 @@ def infer(light: ModelProto) -> ModelProto:
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:
-    """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass (MeanVarianceNormalization
-    with its axes left out); binding to shapes finds real errors there."""
+    """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass
+    (MeanVarianceNormalization with its axes left out); binding to shapes finds real errors there."""
     match = re.search(r"\(op_type: ?(\w+)", message)
     version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
     found = schema(match.group(1), version, "") if match else None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, helper
 
-from aspen_mp.planner.frontends.tensors import numpy_dtype
+from aspen_mp.planner.frontends.tensors import is_plain, numpy_dtype
 from aspen_mp.shm.errors import ModelInvalidError
 
 Array = npt.NDArray[Any]
@@ -60,11 +60,10 @@ def slices(a: Attrs, shape: Sequence[int], inputs: Sequence[Array | None]) -> tu
     steps = [1] * len(starts) if given[3] is None else given[3]
     axes = range(len(starts)) if axes is None else axes
     out = [slice(None)] * len(shape)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        dim, step = shape[int(axis)], int(step)
-        start, end = int(start), int(end)
-        start = start + dim if start < 0 else start
-        end = end + dim if end < 0 else end
+    for first, last, axis, by in zip(starts, ends, axes, steps, strict=True):
+        dim, step = shape[int(axis)], int(by)
+        start = int(first) + dim if first < 0 else int(first)
+        end = int(last) + dim if last < 0 else int(last)
         if step > 0:
             out[int(axis)] = slice(min(max(start, 0), dim), min(max(end, 0), dim), step)
         else:
@@ -98,7 +97,7 @@ def _cast(a: Attrs, x: Array) -> Array | None:
     if "to" not in a:
         return None
     to = numpy_dtype(a["to"])
-    if x.dtype == object or to == object or to.kind == "V" or x.dtype.kind == "V" or to.name.startswith(("float8", "float4", "int4", "uint4", "int2", "uint2")):
+    if to.kind in "VO" or x.dtype.kind in "VO" or not is_plain(to):
         return None
     return x.astype(to)
 
@@ -150,7 +149,7 @@ _TABLE: dict[str, Callable[..., Array | None]] = {
     "Expand": _expand,
     "ConstantOfShape": _constant_of_shape,
     "Range": lambda a, start, limit, delta: np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype),
-    "Where": lambda a, c, x, y: np.where(c, x, y),
+    "Where": lambda a, c, x, y: np.asarray(np.where(c, x, y)),
     "Div": _divide,
     "Add": _binary(np.add),
     "Sub": _binary(np.subtract),

@@ -30,7 +30,9 @@ class Folder:
         offset = _number(tensor, entries, "offset", 0)
         length = _number(tensor, entries, "length", len(data) - offset)
         if offset > len(data) or offset + length > len(data):
-            raise ExternalDataError(f"tensor {tensor!r}: bytes {offset}..{offset + length} are past the end of {location!r} ({len(data)} bytes)")
+            raise ExternalDataError(
+                f"tensor {tensor!r}: bytes {offset}..{offset + length} are past the end of {location!r} ({len(data)} bytes)"
+            )
         return data[offset : offset + length]
 
     def _open(self, tensor: str, location: str) -> memoryview:

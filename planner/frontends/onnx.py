@@ -1,7 +1,7 @@
 """The ONNX front-end: file, bytes or ModelProto → a checked `Model` and its signature.
 
-A `Model` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that a model
-of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
+A `Model` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that a
+model of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
 ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from aspen_mp.planner.frontends import check, tensors
@@ -135,7 +135,9 @@ def _open(source: Source, folder: str | None) -> Model:
     if buffer.nbytes == 0:
         raise ModelParseError("not an ONNX model: empty")
     if buffer.nbytes > MAX_FILE:
-        raise ModelParseError(f"not an ONNX model: {buffer.nbytes} bytes; ONNX files end at 2 GiB, larger models keep tensors as external data")
+        raise ModelParseError(
+            f"not an ONNX model: {buffer.nbytes} bytes; ONNX files end at 2 GiB, larger models keep tensors as external data"
+        )
     buffer = buffer.cast("B")
     stripped = strip(buffer, MAX_NODES)
     try:
@@ -287,5 +289,3 @@ def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
             for axis, d in enumerate(proto.tensor_type.shape.dim)
         )
     return ValueInfo(name, dtype, shape, "string" if proto.tensor_type.elem_type == TensorProto.STRING else "tensor")
-
-

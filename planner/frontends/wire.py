@@ -52,7 +52,9 @@ def strip(buffer: memoryview, max_nodes: int) -> Stripped:
 
 def reference(index: int) -> bytes:
     """TensorProto fields, serialised, that stand for the data of span `index`."""
-    entries = b"".join(_field(13, _field(1, key) + _field(2, value)) for key, value in ((b"location", REFERENCE.encode()), (b"span", b"%d" % index)))
+    entries = b"".join(
+        _field(13, _field(1, key) + _field(2, value)) for key, value in ((b"location", REFERENCE.encode()), (b"span", b"%d" % index))
+    )
     return entries + b"\x70\x01"  # data_location (14) = EXTERNAL
 
 

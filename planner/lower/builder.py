@@ -59,7 +59,9 @@ class Builder:
         self._serial += 1
         return Tensor(f"{self.name}#{self._serial}", array.shape, array.dtype, data=array)
 
-    def derived(self, source: Tensor, tag: str, shape: Shape, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], view: bool = False) -> Tensor:
+    def derived(
+        self, source: Tensor, tag: str, shape: Shape, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], view: bool = False
+    ) -> Tensor:
         """A constant computed from another: at once where that is small or a numpy view, else when it is written. `tag` names the function
         and all its parameters."""
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"

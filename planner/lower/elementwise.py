@@ -123,7 +123,9 @@ def _is_nan(b: Builder, node: Node) -> Tensor:
 
 @rule("IsInf")
 def _is_inf(b: Builder, node: Node) -> Tensor:
-    return b.unary("ISINF", data(node), float(node.attrs.get("detect_negative", 1)), float(node.attrs.get("detect_positive", 1)), dtype=BOOL)
+    return b.unary(
+        "ISINF", data(node), float(node.attrs.get("detect_negative", 1)), float(node.attrs.get("detect_positive", 1)), dtype=BOOL
+    )
 
 
 @rule("Gelu")
@@ -143,7 +145,7 @@ def _dropout(b: Builder, node: Node) -> list[Tensor]:
         raise NoKernel("dropout in training")
     x = data(node)
     mask = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    return [x, b.expand(b.constant(np.ones((), node.outputs[1].dtype)), x.shape)] if mask else [x]
+    return [x, b.expand(b.constant(np.ones((1,) * len(x.shape), node.outputs[1].dtype)), x.shape)] if mask else [x]
 
 
 @rule("Clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def _gather(b: Builder, node: Node) -> Tensor:
     if indices.is_const and indices.data is not None and len(indices.shape) <= 1 and indices.size > 0:
         values = [int(v) for v in indices.data.reshape(-1)]
         values = [v + dim if v < 0 else v for v in values]
-        steps = {second - first for first, second in zip(values, values[1:], strict=False)} or {1}
+        steps = {second - first for first, second in pairwise(values)} or {1}
         if all(0 <= v < dim for v in values) and len(steps) == 1 and steps != {0}:  # evenly spaced: a slice
             starts = [values[0] if k == axis else 0 for k in range(len(x.shape))]
             strides = [min(steps) if k == axis else 1 for k in range(len(x.shape))]
@@ -163,10 +164,7 @@ def _space_to_depth(b: Builder, node: Node) -> Tensor:
     x, r = data(node), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     split = b.reshape(x, (n, c, h // r, r, w // r, r))
-    if node.attrs.get("mode", "DCR") == "CRD":
-        perm = (0, 1, 3, 5, 2, 4)
-    else:
-        perm = (0, 3, 5, 1, 2, 4)
+    perm = (0, 1, 3, 5, 2, 4) if node.attrs.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
     return b.reshape(b.transpose(split, perm), (n, c * r * r, h // r, w // r))
 
 
@@ -229,5 +227,3 @@ def resize_scales(node: Node, source: tuple[int, ...], old: bool) -> tuple[float
     for axis, ratio in zip(axes, ratios, strict=True):
         scales[axis] = ratio
     return tuple(scales)
-
-

@@ -20,10 +20,7 @@ def lower_opaque(node: Node, inputs: Sequence[Tensor | None], functions: Iterabl
     """The OPAQUE node for an ONNX node whose inputs are lowered already. Its outputs are the ONNX node's used ones, new tensors."""
     assert node.source is not None
     outputs = [t for t in node.outputs if t.name]
-    feeds: dict[str, Tensor] = {}
-    for name, tensor in zip(node.source.names, inputs, strict=False):
-        if name and tensor is not None:
-            feeds[name] = tensor
+    feeds = {name: tensor for name, tensor in zip(node.source.names, inputs, strict=False) if name and tensor is not None}
     wanted = {name: t for name, t in zip(node.source.proto.output, node.outputs, strict=True) if t.name}
     model, operands = build([node.source.proto], feeds, wanted, node.source.opsets, functions, store)
     results = [Tensor(t.name, t.shape, t.dtype) for t in outputs]
@@ -52,6 +49,8 @@ def build(
             operands.append(tensor)
     outputs = [_info(name, tensor) for name, tensor in wanted.items()]
     graph = helper.make_graph([_whole(n, store) for n in nodes], "opaque", infos, outputs, initializers)
+    if any(n.op_type == "Scatter" for n in nodes):
+        opsets = {**opsets, "": max(opsets.get("", 1), 11)}
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports, functions=list(functions))
     return model.SerializeToString(), operands
@@ -69,6 +68,8 @@ def _plain(tensor: Tensor) -> Any:
 
 def _whole(node: NodeProto, store: Store) -> NodeProto:
     """The node with the data of its constants inside."""
+    if node.op_type == "Scatter" and not node.domain:  # the old name of ScatterElements, which is all that onnx.reference knows
+        node = NodeProto(op_type="ScatterElements", name=node.name, input=node.input, output=node.output, attribute=node.attribute)
     if not any(a.HasField("t") or a.HasField("g") or a.tensors or a.graphs for a in node.attribute):
         return node
     copy = NodeProto()

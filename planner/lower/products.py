@@ -91,10 +91,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
     groups, channels = int(node.attrs.get("group", 1)), x.shape[1]
     depthwise = groups == channels == w.shape[0] and groups > 1
     kernel = w.shape[2:]
-    if w.is_const:
-        w = b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)
-    else:
-        w = _pack_at_run_time(b, w, groups, depthwise)
+    w = _packed(b, w, groups, depthwise)
     out = b.emit(
         "DWCONV" if depthwise else "CONV",
         [x, w, bias],
@@ -110,8 +107,10 @@ def _conv(b: Builder, node: Node) -> Tensor:
     return b.reshape(out, node.output.shape)
 
 
-def _pack_at_run_time(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
-    """The layout of packed weights for weights that are computed: pads and moves by kernels."""
+def _packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
+    """Weights as CONV or DWCONV wants them: packed once where they are constant, else padded and moved by kernels."""
+    if w.is_const:
+        return b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)
     oc, c, kh, kw = w.shape
     if depthwise:
         return b.copy(b.transpose(b.reshape(w, (oc, kh * kw)), (1, 0)))

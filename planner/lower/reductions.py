@@ -29,10 +29,8 @@ _REDUCED = {"float32", "float64", "int32", "int64"}
 @rule(*_REDUCE, widened=True)
 def _reduce(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
-    if optional(node, 1) is not None:
-        axes = ints(node.inputs[1])
-    else:
-        axes = list(node.attrs.get("axes") or [])
+    given = optional(node, 1)
+    axes = list(node.attrs.get("axes") or []) if given is None else ints(given)
     if not axes:
         if node.attrs.get("noop_with_empty_axes", 0):
             return x

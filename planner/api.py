@@ -1,0 +1,104 @@
+"""The planner's face: what a model takes and gives, and plans for its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aspen_mp.planner import stages, verify
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
+from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.lower import lower
+from aspen_mp.planner.passes import cleanup, pipeline
+from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.stages import Value
+
+__all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "ValueInfo", "inspect", "load", "lowered", "plan_stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan. `fuse`: False leaves operators as they are. `capacities`: bytes for serialised results of dynamic stages, by name, where
+    a worker reported that the guess was too small. `build`: see `aspen_mp.planner.build`."""
+
+    fuse: bool = True
+    capacities: Mapping[str, int] = field(default_factory=dict)
+    build: PlanOptions | None = None
+
+
+@dataclass(slots=True)
+class StageResult:
+    """A stage of a model.
+
+    `kind`: "static" (tiles) or "dynamic" (one opaque tile; its results are serialised values, see `aspen_mp.shm.values`).
+    `needs`: names of stage inputs whose values must be bound before the stage can be planned; then there is no plan yet.
+    `inputs`: what the plan reads (values that were bound by value, or are not read, are missing). `outputs`: what it gives;
+    `Value.final` marks outputs of the model, the others feed later stages. `more`: stages follow.
+    `opaque`: nodes that run through onnx.reference, and why.
+    """
+
+    kind: str
+    inputs: list[Value]
+    outputs: list[Value]
+    needs: list[str]
+    more: bool
+    plan: Plan | None
+    opaque: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def inspect(model: Source | Model, *, folder: str | None = None) -> Signature:
+    """Checks a model (path, bytes, ModelProto, or an opened one) and returns its inputs and outputs.
+
+    Raises ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
+    """
+    return _open(model, folder).signature
+
+
+def plan_stage(
+    model: Source | Model,
+    bindings: Sequence[Mapping[str, Binding]],
+    *,
+    workers: int,
+    options: Options | None = None,
+    folder: str | None = None,
+) -> StageResult:
+    """Plans stage ``len(bindings) - 1`` of a model.
+
+    `bindings[k]` binds the inputs of stage k by name: `bindings[0]` every input of the model, later ones the results of the stages before
+    (shapes of results of static stages are known and may be left out). A Binding with a value makes that input a constant of the plan.
+    Raises what `inspect` raises, and RequestError where bindings do not fit.
+    """
+    options = options or Options()
+    opened = _open(model, folder)
+    stage = stages.derive(opened, bindings, options.capacities)
+    if stage.needs:
+        return StageResult(stage.kind, [], [], stage.needs, True, None)
+    opaque: list[tuple[str, str, str]] = []
+    graph = stage.graph
+    if stage.kind == "static":
+        graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
+    else:
+        opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
+    plan = build_plan(graph, workers=workers, options=options.build)
+    inputs = [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
+    return StageResult(stage.kind, inputs, stage.outputs, [], stage.more, plan, opaque)
+
+
+def lowered(graph: Graph, model: Model, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:
+    """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs."""
+    if options.fuse:
+        pipeline.onnx_level(graph)
+    kernels = lower(graph, model, report)
+    verify.check(kernels, "lowering", kernel_level=True)
+    cleanup.own_outputs(kernels, names)
+    cleanup.remove_dead(kernels)
+    verify.check(kernels, "clean-up", kernel_level=True)
+    if options.fuse:
+        pipeline.kernel_level(kernels)
+    return kernels
+
+
+def _open(model: Source | Model, folder: str | None) -> Model:
+    return model if isinstance(model, Model) else load(model, folder=folder)

@@ -1,0 +1,94 @@
+"""What must hold of a graph after every pass. Off by default for speed; tests switch it on (`ENABLED`, or ASPEN_MP_VERIFY=1)."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import numpy as np
+
+from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.params import params
+from aspen_mp.planner.regions import input_region
+from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
+
+ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
+
+
+class GraphError(AssertionError):
+    """A pass has broken the graph: a defect of the planner, never of the model."""
+
+
+def check(graph: Graph, after: str, *, kernel_level: bool) -> None:
+    """Verifies `graph` when checks are on. `after` names the pass in messages."""
+    if ENABLED:
+        verify(graph, after, kernel_level=kernel_level)
+
+
+def verify(graph: Graph, after: str, *, kernel_level: bool) -> None:
+    """Topological order, one producer a tensor, consistent shapes and dtypes. Raises GraphError."""
+    known: set[Tensor] = set(graph.inputs)
+    for node in graph.nodes:
+        where = f"after {after}: {node.op} {node.name!r}"
+        for tensor in node.inputs:
+            if tensor is not None and tensor not in known and not tensor.is_const:
+                raise GraphError(f"{where} reads {tensor.name!r}, which nothing before it computes")
+        for tensor in node.outputs:
+            if tensor in known:
+                raise GraphError(f"{where} computes {tensor.name!r} again")
+            if tensor.producer is not node:
+                raise GraphError(f"{where}: {tensor.name!r} names another producer")
+            if tensor.is_const:
+                raise GraphError(f"{where}: result {tensor.name!r} is a constant")
+            known.add(tensor)
+        for tensor in (*node.inputs, *node.outputs):
+            if tensor is not None and tensor.data is not None and (tensor.data.shape != tensor.shape or tensor.data.dtype != tensor.dtype):
+                raise GraphError(
+                    f"{where}: constant {tensor.name!r} is {tensor.data.shape} {tensor.data.dtype}, not {tensor.shape} {tensor.dtype}"
+                )
+        if kernel_level:
+            _kernel(node, where)
+    for tensor in graph.outputs:
+        if tensor not in known and not tensor.is_const:
+            raise GraphError(f"after {after}: nothing computes output {tensor.name!r}")
+
+
+def _kernel(node: Node, where: str) -> None:
+    if node.op == "OPAQUE":
+        if not isinstance(node.attrs.get("model"), bytes) or any(t is None for t in node.inputs):
+            raise GraphError(f"{where}: incomplete")
+        return
+    shape = node.output.shape
+    if len(node.outputs) != 1:
+        raise GraphError(f"{where}: {len(node.outputs)} outputs")
+    for tensor in (*node.inputs, node.output):
+        if tensor is not None and (tensor.dtype not in CODE_BY_NUMPY or len(tensor.shape) > 8):
+            raise GraphError(f"{where}: {tensor.name!r} is {list(tensor.shape)} {tensor.dtype}")
+    if node.op in KERNELS:
+        kernel = KERNELS[node.op]
+        if len(params(node)) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
+            raise GraphError(f"{where}: {len(params(node))} parameters, {len(node.inputs)} inputs")
+    if node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY", "view.expand"}:
+        for tensor in node.inputs:
+            if tensor is not None and (
+                len(tensor.shape) != len(shape) or any(a not in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
+            ):
+                raise GraphError(f"{where}: {list(tensor.shape)} does not broadcast to {list(shape)}")
+    elif node.op == "view.reshape":
+        source = node.inputs[0]
+        if source is None or prod(source.shape) != prod(shape):
+            raise GraphError(f"{where}: changes the number of elements")
+    elif node.op == "concat" and any(t is None or len(t.shape) != len(shape) for t in node.inputs):
+        raise GraphError(f"{where}: ranks differ")
+    if prod(shape):
+        _regions(node, where)
+
+
+def _regions(node: Node, where: str) -> None:
+    """The whole output's region of every input lies within the input, which is how wrong attributes show."""
+    hi = np.array([node.output.shape], np.int64)
+    for i, tensor in enumerate(node.inputs):
+        if tensor is not None:
+            low, high = input_region(node, i, np.zeros_like(hi), hi)
+            if (low < 0).any() or (high > np.array(tensor.shape, np.int64)).any():
+                raise GraphError(f"{where}: region of input {i} leaves {list(tensor.shape)}: {low[0]}..{high[0]}")

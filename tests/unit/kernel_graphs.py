@@ -1,0 +1,117 @@
+"""Runs kernel-level graphs without plans or workers: every node over its whole output with the real kernels, views in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aspen_mp.planner import api, stages, verify
+from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.onnx import Model
+from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.params import params
+from aspen_mp.workers import _kernels, fallback
+
+Array = np.ndarray[Any, np.dtype[Any]]
+verify.ENABLED = True
+
+
+def run_graph(graph: Graph, feeds: Mapping[str, Any]) -> list[Any]:
+    """The graph's outputs, in order."""
+    known: dict[Tensor, Any] = {t: feeds[t.name] for t in graph.inputs}
+
+    def value(t: Tensor | None) -> Any:
+        if t is None:
+            return None
+        if t not in known:
+            known[t] = t.value()
+        return known[t]
+
+    for node in graph.nodes:
+        known.update(zip(node.outputs, run_node(node, [value(t) for t in node.inputs]), strict=True))
+    return [value(t) for t in graph.outputs]
+
+
+def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    if node.op == "OPAQUE":
+        return list(fallback.Opaque(node.attrs["model"], node.name).run(inputs))
+    shape, x, a = node.output.shape, inputs[0], node.attrs
+    if node.op == "view.reshape":
+        return [x.reshape(shape)]
+    if node.op == "view.transpose":
+        return [x.transpose(a["perm"])]
+    if node.op == "view.expand":
+        return [np.broadcast_to(x, shape)]
+    if node.op == "view.slice":
+        index = [s + t * np.arange(d) for s, t, d in zip(a["starts"], a["steps"], shape, strict=True)]
+        return [x[np.ix_(*index)]]
+    if node.op == "concat":
+        return [np.concatenate(inputs, a["axis"])]
+    out = np.full(shape, 99, node.output.dtype)
+    args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
+    error = _kernels.call(node.op, [out, *args], params(node), [0] * len(shape), shape)
+    assert error == 0, (
+        f"{node.op} {node.name!r} of {node.onnx_op}: kernel error {error}; {[(v.shape, v.dtype) for v in args if v is not None]} → {shape}"
+    )
+    return [out]
+
+
+def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions that the operand has in a plan: axes of 1 that are broadcast have the output's."""
+    out = node.output.shape
+    if node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY"} or (node.op == "CONV" and i == 3) or (node.op == "NORM" and i > 0):
+        return out
+    if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
+        return (*out[:-2], *shape[-2:])
+    if node.op == "GEMM" and i in {2, 3}:
+        return out
+    return shape
+
+
+def bind(feeds: Mapping[str, Any], by_value: Sequence[str] = ()) -> dict[str, Binding]:
+    """Bindings of the shapes (and some values) of `feeds`."""
+    out = {}
+    for name, x in feeds.items():
+        if isinstance(x, np.ndarray) and x.dtype.kind not in "OUS":
+            out[name] = Binding(x.dtype, x.shape, x if name in by_value else None)
+        else:
+            out[name] = Binding(np.dtype(object), None)
+    return out
+
+
+def run_model(
+    model: Model, feeds: Mapping[str, Any], options: api.Options | None = None, counts: dict[str, int] | None = None
+) -> list[Any]:
+    """All stages of a model, the way a client drives them. `counts` collects how often each kernel occurs."""
+    options = options or api.Options()
+    held: dict[str, Any] = dict(feeds)
+    bindings = [bind(held)]
+    final: dict[str, Any] = {}
+    for _ in range(20):
+        stage = stages.derive(model, bindings)
+        if stage.needs:
+            known = bindings[-1]
+            assert any(n not in known or known[n].value is None for n in stage.needs), f"asks again for {stage.needs}"
+            for name in stage.needs:
+                known[name] = Binding(held[name].dtype, held[name].shape, held[name])
+            continue
+        names = [v.name for v in stage.outputs]
+        if stage.kind == "static":
+            graph = api.lowered(stage.graph, model, names, options)
+            results = run_graph(graph, held)
+        else:
+            graph = stage.graph
+            results = run_graph(graph, {t.name: held[t.name] for t in graph.inputs})
+        if counts is not None:
+            for node in graph.nodes:
+                counts[node.op] = counts.get(node.op, 0) + 1
+        for v, result in zip(stage.outputs, results, strict=True):
+            held[v.name] = result
+            if v.final:
+                final[v.name] = result
+        if not stage.more:
+            return [final[o.name] for o in model.graph.output]
+        bindings.append(bind({n: held[n] for n in names}))
+    raise AssertionError("too many stages")
