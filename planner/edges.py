@@ -7,14 +7,14 @@ tiles, a JOIN tile stands between: n + m edges instead of n · m.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir import VIEW_OPS, Node, Tensor
-from aspen_mp.planner.policy import Grid
+from aspen_mp.planner.policy import TILE_AXES, Grid
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import Storage
 
@@ -66,127 +66,176 @@ def build_edges(storage: Storage, grids: Sequence[Grid]) -> TileGraph:
     return _Builder(storage, grids, TileGraph(base)).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """For some tiles of a node, the cells [first, last] of the grid of `step` that they read: arrays [tiles, axes]."""
+
+    step: int
+    tiles: Ints
+    first: Ints
+    last: Ints
+
+
 class _Builder:
     def __init__(self, storage: Storage, grids: Sequence[Grid], graph: TileGraph) -> None:
         self.storage, self.grids, self.graph = storage, grids, graph
         self.step = {id(node): k for k, node in enumerate(storage.steps)}
         self.joins: dict[tuple[int, int], int] = {}
+        self.leaves: dict[int, list[tuple[Tensor, int]]] = {}
 
     def run(self) -> TileGraph:
         for k, node in enumerate(self.storage.steps):
             if self.grids[k].n:
-                self._step(k, node)
+                found = self._read(node, *self.grids[k].boxes())
+                if found:
+                    self._connect(found, int(self.graph.base[k]))
         return self.graph
 
-    def _step(self, k: int, node: Node) -> None:
-        lo, hi = self.grids[k].boxes()
+    def _read(self, node: Node, lo: Ints, hi: Ints) -> list[_Cells]:
+        """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""
         tiles = np.arange(len(lo))
-        found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
-        for i, t in enumerate(node.inputs):
-            if t is None or t.is_const:
+        out: list[_Cells] = []
+        todo: list[tuple[Tensor, Ints, Ints, Ints]] = []
+        for i, x in enumerate(node.inputs):
+            if x is None or x not in self.storage.producer:
                 continue
             if node.op == "OPAQUE":
-                box = np.zeros((1, len(t.shape)), np.int64), np.array([t.shape], np.int64).reshape(1, -1)
+                todo.append((x, tiles, np.zeros((1, len(x.shape)), np.int64), np.array([x.shape], np.int64).reshape(1, -1)))
             else:
-                box = input_region(node, i, lo, hi)
-            for step, *cells in self._sources(t, tiles, *box):
-                found.setdefault(step, []).append((cells[0], cells[1], cells[2]))
-        for step, parts in found.items():
-            tile, first, last = (np.concatenate(p) for p in zip(*parts, strict=True))
-            self._connect(step, int(self.graph.base[k]), tile, first, last)
-
-    def _sources(self, t: Tensor, tiles: Ints, lo: Ints, hi: Ints) -> Iterator[tuple[int, Ints, Ints, Ints]]:
-        """(step, tiles, first cell, last cell [n, axes]) for everything that computes part of boxes of `t`."""
-        node = self.storage.producer.get(t)
-        if node is None:
-            return
-        some = (hi > lo).all(axis=1)
-        if not some.all():
-            tiles, lo, hi = tiles[some], lo[some], hi[some]
-        if not len(tiles):
-            return
-        if node.op in VIEW_OPS or node.op == "concat":
-            for i, x in enumerate(node.inputs):
+                todo.append((x, tiles, *input_region(node, i, lo, hi)))
+        while todo:
+            t, tiles, lo, hi = todo.pop()
+            some = (hi > lo).all(axis=1)
+            if not some.all():
+                tiles, lo, hi = tiles[some], lo[some], hi[some]
+            if not len(tiles):
+                continue
+            source = self.storage.producer[t]
+            if source.op == "concat":
+                axis = source.attrs["axis"]
+                for x, offset in self._leaves(source):
+                    part_lo, part_hi = lo.copy(), hi.copy()
+                    np.maximum(lo[:, axis] - offset, 0, out=part_lo[:, axis])
+                    np.minimum(hi[:, axis] - offset, x.shape[axis], out=part_hi[:, axis])
+                    todo.append((x, tiles, part_lo, part_hi))
+            elif source.op in VIEW_OPS:
+                x = source.inputs[0]
                 assert x is not None
-                if not x.is_const:
-                    yield from self._sources(x, tiles, *input_region(node, i, lo, hi))
-            return
-        step = self.step[id(node)]
-        grid = self.grids[step]
-        if not grid.n:
-            return
-        if node.op == "OPAQUE":
-            zero = np.zeros((len(tiles), len(grid.cuts)), np.int64)
-            yield step, tiles, zero, zero
-            return
-        first = np.empty((len(tiles), len(grid.cuts)), np.int64)
-        last = np.empty_like(first)
-        for axis, cuts in enumerate(grid.cuts):
-            if len(cuts) == 2:
-                first[:, axis] = last[:, axis] = 0
-            else:
-                first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
-                last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
-        yield step, tiles, first, last
+                if x in self.storage.producer:
+                    todo.append((x, tiles, *input_region(source, 0, lo, hi)))
+            elif self.grids[self.step[id(source)]].n:
+                out.append(self._cells(self.step[id(source)], tiles, lo, hi))
+        return out
 
-    def _connect(self, step: int, base: int, tiles: Ints, first: Ints, last: Ints) -> None:
-        """Edges from the cells [first, last] of `step` to tiles `base + tiles`."""
+    def _leaves(self, node: Node) -> list[tuple[Tensor, int]]:
+        """Computed inputs of a concat, those of nested concats in their place, with their offsets along the axis."""
+        found = self.leaves.get(id(node))
+        if found is None:
+            found = []
+            offset = 0
+            for x in node.inputs:
+                assert x is not None
+                inner = self.storage.producer.get(x)
+                if inner is not None and inner.op == "concat" and inner.attrs["axis"] == node.attrs["axis"]:
+                    found += [(t, offset + at) for t, at in self._leaves(inner)]
+                elif inner is not None:
+                    found.append((x, offset))
+                offset += x.shape[node.attrs["axis"]]
+            self.leaves[id(node)] = found
+        return found
+
+    def _cells(self, step: int, tiles: Ints, lo: Ints, hi: Ints) -> _Cells:
         grid = self.grids[step]
-        steps = np.array(grid.steps(), np.int64)
-        exact = first, last
+        first = np.zeros((len(tiles), len(grid.cuts)), np.int64)
+        last = np.zeros_like(first)
+        if self.storage.steps[step].op != "OPAQUE":  # its only tile gives every output
+            for axis, cuts in enumerate(grid.cuts):
+                if len(cuts) > 2:
+                    first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
+                    last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
+        return _Cells(step, tiles, first, last)
+
+    def _connect(self, found: list[_Cells], base: int) -> None:
+        """Edges from all these cells to tiles `base + tiles`."""
         unit = 1
+        limit = WIDEN * sum(self.grids[c.step].n + len(c.tiles) for c in found)
+        tiles = base + np.concatenate([c.tiles for c in found])
         while True:
-            cells = np.prod(last - first + 1, axis=1)
-            codes = (first @ steps) * grid.n + last @ steps
-            _, index, inverse, readers = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-            size = cells[index]
+            ranges = _Ranges.of([_widen(c, self.grids[c.step], unit) for c in found], self.grids, self.graph.base)
+            codes = ranges.begin * self.graph.op_tiles + ranges.end
+            unique, index, inverse, readers = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+            size = ranges.sizes[index]
             direct = size * readers <= size + readers + 2
-            edges = int(np.where(direct, size * readers, size + readers).sum())
-            if edges <= WIDEN * (grid.n + len(tiles)):
+            if int(np.where(direct, size * readers, size + readers).sum()) <= limit:
                 break
             unit *= 2
-            first, last = self._widen(grid, *exact, unit)
         keep = direct[inverse]
-        parents, which = _expand(first[keep], last[keep], steps)
-        start = int(self.graph.base[step])
-        self.graph.add(start + parents, base + tiles[keep][which])
-        if not direct.all():
-            self._joined(step, codes, first, last, base + tiles, ~keep)
-
-    def _joined(self, step: int, codes: Ints, first: Ints, last: Ints, tiles: Ints, mask: npt.NDArray[np.bool_]) -> None:
-        unique, index, inverse = np.unique(codes[mask], return_index=True, return_inverse=True)
-        steps = np.array(self.grids[step].steps(), np.int64)
-        ids = np.empty(len(unique), np.int64)
+        parents, which = ranges.expand(np.flatnonzero(keep))
+        self.graph.add(parents, tiles[keep][which])
+        if direct.all():
+            return
+        # A JOIN for each range that several tiles read, the same for all nodes that read it.
+        ids = np.full(len(unique), -1, np.int64)
         fresh = []
-        for j, code in enumerate(unique.tolist()):
-            join = self.joins.get((step, code))
-            if join is None:
-                join = self.joins[step, code] = self.graph.join(step)
+        for j in np.flatnonzero(~direct).tolist():
+            key = (int(ranges.begin[index[j]]), int(ranges.end[index[j]]))
+            if key not in self.joins:
+                step = int(np.searchsorted(self.graph.base, key[0], "right")) - 1
+                self.joins[key] = self.graph.join(step)
                 fresh.append(j)
-            ids[j] = join
-        if fresh:
-            rows = index[fresh]
-            parents, which = _expand(first[mask][rows], last[mask][rows], steps)
-            self.graph.add(int(self.graph.base[step]) + parents, ids[fresh][which])
-        self.graph.add(ids[inverse], tiles[mask])
-
-    @staticmethod
-    def _widen(grid: Grid, first: Ints, last: Ints, unit: int) -> tuple[Ints, Ints]:
-        """Rounds ranges outwards to multiples of `unit` cells on each axis. More edges than needed are harmless: a node's tiles only ever
-        wait for those of earlier nodes. At the latest when all ranges are whole, one JOIN tile takes them all."""
-        counts = np.array(grid.counts, np.int64)
-        return first // unit * unit, np.minimum(last // unit * unit + unit, counts) - 1
+            ids[j] = self.joins[key]
+        parents, which = ranges.expand(index[fresh])
+        self.graph.add(parents, ids[fresh][which])
+        self.graph.add(ids[inverse[~keep]], tiles[~keep])
 
 
-def _expand(first: Ints, last: Ints, steps: Ints) -> tuple[Ints, Ints]:
-    """Numbers of all cells of ranges [first, last], and the range each belongs to."""
-    lengths = last - first + 1
-    sizes = np.prod(lengths, axis=1)
-    which = np.repeat(np.arange(len(sizes)), sizes)
-    at = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    cells = (first @ steps)[which]
-    for axis in range(first.shape[1] - 1, -1, -1):
-        n = lengths[which, axis]
-        cells += at % n * steps[axis]
-        at //= n
-    return cells, which
+def _widen(cells: _Cells, grid: Grid, unit: int) -> _Cells:
+    """Rounds ranges outwards to multiples of `unit` cells on each axis. More edges than needed are harmless: a node's tiles only ever wait
+    for those of earlier nodes. At the latest when all ranges are whole, one JOIN tile takes them all."""
+    if unit == 1:
+        return cells
+    last = np.minimum(cells.last // unit * unit + unit, np.array(grid.counts, np.int64)) - 1
+    return _Cells(cells.step, cells.tiles, cells.first // unit * unit, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """Boxes of cells of any grids as tile numbers: from `begin` to `end`, `lengths` cells in steps of `steps` on each axis."""
+
+    begin: Ints
+    end: Ints
+    lengths: Ints
+    steps: Ints
+
+    @classmethod
+    def of(cls, found: list[_Cells], grids: Sequence[Grid], base: Ints) -> _Ranges:
+        total = sum(len(c.tiles) for c in found)
+        begin = np.empty(total, np.int64)
+        lengths = np.ones((total, TILE_AXES), np.int64)
+        steps = np.zeros((total, TILE_AXES), np.int64)
+        at = 0
+        for c in found:
+            rows = slice(at, at + len(c.tiles))
+            axes = c.first.shape[1]
+            lengths[rows, :axes] = c.last - c.first + 1
+            steps[rows, :axes] = grids[c.step].steps
+            begin[rows] = base[c.step] + (c.first * steps[rows, :axes]).sum(axis=1)
+            at = rows.stop
+        return cls(begin, begin + ((lengths - 1) * steps).sum(axis=1), lengths, steps)
+
+    @property
+    def sizes(self) -> Ints:
+        return np.asarray(np.prod(self.lengths, axis=1))
+
+    def expand(self, rows: Ints | list[int]) -> tuple[Ints, Ints]:
+        """Numbers of all tiles of these ranges, and for each the position in `rows` that it belongs to."""
+        lengths, steps = self.lengths[rows], self.steps[rows]
+        sizes = np.prod(lengths, axis=1)
+        which = np.repeat(np.arange(len(sizes)), sizes)
+        at = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        tiles = self.begin[rows][which]
+        for axis in np.flatnonzero((lengths > 1).any(axis=0)).tolist():
+            n = lengths[which, axis]
+            tiles += at % n * steps[which, axis]
+            at //= n
+        return tiles, which

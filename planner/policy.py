@@ -9,7 +9,7 @@ axes of their physical layout, so that a tile is a few long runs of memory. Axes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
@@ -26,7 +26,9 @@ TILE_AXES = LIMITS["tile_axes"]
 PANEL = 32
 """Width of a weight panel: cuts of output channels are multiples of it."""
 ROWS = 8
-"""Rows that the matrix kernels take at a time, roughly."""
+"""Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
+ROWS_LOST = 0.6
+"""What a block of rows costs besides its rows, in rows."""
 MAX_TILES = 4096
 """Tiles a node."""
 
@@ -36,23 +38,20 @@ Cuts = tuple[npt.NDArray[np.int64], ...]
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
     """The tiles of a node: cut points per axis (the first `TILE_AXES` axes of output 0) and the axes from slowest to fastest varying tile
-    number."""
+    number. ``counts``: cells per axis, ``n``: tiles, ``steps``: how far the tile number moves per cell along each axis."""
 
     shape: tuple[int, ...]
     cuts: Cuts
     order: tuple[int, ...]
+    counts: tuple[int, ...] = field(init=False)
+    n: int = field(init=False)
+    steps: tuple[int, ...] = field(init=False)
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(len(c) - 1 for c in self.cuts)
-
-    @property
-    def n(self) -> int:
-        return prod(self.counts)
-
-    def steps(self) -> tuple[int, ...]:
-        """How far the tile number moves per step along each axis."""
-        return st.dense(self.counts, self.order)
+    def __post_init__(self) -> None:
+        counts = tuple(len(c) - 1 for c in self.cuts)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "n", prod(counts))
+        object.__setattr__(self, "steps", st.dense(counts, self.order))
 
     def boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """lo, hi [n, rank] of every tile, in the order of tile numbers; axes that cannot be cut are whole."""
@@ -61,10 +60,12 @@ class Grid:
         hi = np.empty((n, rank), np.int64)
         hi[:] = self.shape
         number = np.arange(n)
-        counts = self.counts
         for axis in reversed(self.order):
-            k = number % counts[axis]
-            number //= counts[axis]
+            if self.counts[axis] == 1:
+                lo[:, axis], hi[:, axis] = self.cuts[axis]
+                continue
+            k = number % self.counts[axis]
+            number //= self.counts[axis]
             lo[:, axis], hi[:, axis] = self.cuts[axis][k], self.cuts[axis][k + 1]
         return lo, hi
 
@@ -176,10 +177,10 @@ class _Product(_Evaluate):
         *rows, n = sides
         batches = np.prod(rows[: self.lead], axis=0) if self.lead else np.ones_like(n)
         m = np.prod(rows[self.lead :], axis=0)
-        full = batches * (-(-m // ROWS) * ROWS) * (-(-n // PANEL) * PANEL)
+        full = batches * (m + ROWS_LOST * -(-m // ROWS)) * (-(-n // PANEL) * PANEL)
         weights = batches * 4.0 * n * self.depth
         others = batches * 4.0 * m * (self.depth + n)
-        ns = 2.0 * full * self.depth / cost.FLOPS_PER_NS + weights / cost.COLD_BYTES_PER_NS + others / cost.WARM_BYTES_PER_NS
+        ns = 2.0 * full * self.depth / cost.FLOPS_PER_NS + (weights + others) / cost.WARM_BYTES_PER_NS
         return np.asarray(ns + self.element_ns * batches * m * n)
 
 
@@ -200,10 +201,10 @@ class _Convolution(_Evaluate):
         pixels = batch * height * width
         read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
         groups = -(-n // self.group_outputs)
-        full = (-(-pixels // ROWS) * ROWS) * groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
+        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
         weights = 4.0 * n * depth
         others = 4.0 * (read * self.channels * groups + pixels * n)
-        ns = 2.0 * full * depth / cost.FLOPS_PER_NS + weights / cost.COLD_BYTES_PER_NS + others / cost.WARM_BYTES_PER_NS
+        ns = 2.0 * full * depth / cost.FLOPS_PER_NS + (weights + others) / cost.WARM_BYTES_PER_NS
         return np.asarray(ns + self.element_ns * pixels * n)
 
 

@@ -27,6 +27,8 @@ from aspen_mp.planner.ir import VIEW_OPS, Graph, Node, Tensor
 ARENA, REQUEST, PLAN, WEIGHTS = "ARENA", "REQUEST", "PLAN", "WEIGHTS"
 ALIGN = 64
 
+FEW_CHANNELS = 16
+"""Below so many input channels a group, CONV gathers its input in scratch memory."""
 CONVOLUTIONS = frozenset({"CONV", "DWCONV", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS"}
@@ -134,6 +136,11 @@ def _topological(nodes: list[Node]) -> list[Node]:
                 done.add(id(node))
                 out.append(node)
     return out
+
+
+def _gathers(node: Node, x: Tensor) -> bool:
+    """Does the kernel copy its input anyway, whatever the strides?"""
+    return node.op == "CONV" and x.shape[1] // int(node.attrs["groups"]) < FEW_CHANNELS
 
 
 class _Assignment:
@@ -363,7 +370,7 @@ class _Assignment:
             if x is None:
                 continue
             ref = self._source(x)
-            if i == 0 and node.op in CONVOLUTIONS and x.shape[1] > 1 and ref.strides[1] != 1:
+            if i == 0 and node.op in CONVOLUTIONS and x.shape[1] > 1 and ref.strides[1] != 1 and not _gathers(node, x):
                 node.inputs[i] = self._ordered(x, (0, 2, 3, 1), "channels-last")
         for t in node.outputs:
             self.refs[t] = self.placed[t] if t in self.placed else self._fresh(t, self.natural[t])

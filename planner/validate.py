@@ -170,7 +170,7 @@ def _check_operands(s: _Segment) -> None:
     present = o["dtype"] != NONE
     axis = np.arange(LIMITS["rank"]) < o["rank"][:, None]
     dims, strides = np.where(axis, o["dims"], 1), np.where(axis, o["strides"], 0)
-    if (k := _first(((dims < 0) | (dims >= 1 << 40)).any(axis=1))) is not None:
+    if (k := _first(np.asarray(((dims < 0) | (dims >= 1 << 40)).any(axis=1)))) is not None:
         refuse(f"operands[{k}].dims", dims[k].tolist(), f"between 0 and {1 << 40}")
     items = np.array([DTYPE_BYTES.get(c, 1) for c in range(max(DTYPE_BYTES) + 1)], np.int64)[o["dtype"]]
     # In floating point first: what passes that cannot wrap in 64 bits.
