@@ -80,7 +80,7 @@ class ControlTable:
     def worker_gone(self, row: int, *, died: bool = False) -> None:
         """The process of this row has been reaped: the row is free again (or marked dead)."""
     def worker_command(self, row: int, command: str) -> None:
-        """"leave" (finish the tile in hand, hand the rest over, exit), "stop" (exit at once) or "none"; wakes the worker."""
+        """ "leave" (finish the tile in hand, hand the rest over, exit), "stop" (exit at once) or "none"; wakes the worker."""
     def stop(self) -> None:
         """Every worker leaves its loop."""
     def workers(self) -> list[dict[str, Any]]:
@@ -112,6 +112,9 @@ class ClientChannel:
 
     def __init__(self, client: Buffer, doorbell: Buffer) -> None: ...
     @property
+    def client(self) -> int:
+        """The client's number in the control table."""
+    @property
     def in_flight(self) -> int: ...
     @property
     def capacity(self) -> int:
@@ -122,15 +125,17 @@ class ClientChannel:
     def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
         """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
     def state(self, ticket: int) -> str:
-        """"submitted", "running", "done"; RequestError for a ticket that was released."""
+        """ "submitted", "running", "done"; RequestError for a ticket that was released."""
     def result(self, ticket: int) -> Result | None:
         """The result, None while it is not done."""
     def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
-        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release()."""
+        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
     def completions(self) -> int:
         """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
     def wait_any(self, seen: int, timeout: float | None = None) -> int:
         """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
+    def lost(self) -> None:
+        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (wait_any)."""
     def wake(self) -> None:
         """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
     def cancel(self, ticket: int) -> None:

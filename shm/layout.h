@@ -130,7 +130,9 @@ struct aspen_signals {
   uint32_t policy;     /* server: enum aspen_policy, order of the queues (tests) */
   uint32_t seed;       /* server: of ASPEN_POLICY_RANDOM */
   uint64_t tick_ns_q32; /* server, at creation: nanoseconds per tick of aspen_ticks(), 32.32 fixed point */
-  uint64_t reserved[3];
+  uint32_t roster;     /* server: ++ when a row gets another worker: DSEs work out anew which rows are near */
+  uint32_t reserved0;
+  uint64_t reserved[2];
 };
 enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
 
@@ -230,7 +232,8 @@ struct aspen_plan {
   uint32_t weights[ASPEN_MAX_WEIGHTS];
   uint32_t n_instances;
   uint32_t instance[ASPEN_PLAN_INSTANCES];
-  uint32_t reserved[19];
+  uint32_t seq;        /* FREE: attach_seq that announced its end; the entry is not reused before every worker is there */
+  uint32_t reserved[18];
 };
 
 enum aspen_instance_state {
@@ -253,7 +256,8 @@ struct aspen_instance {
   uint32_t client;
   uint32_t slot;
   uint32_t sequence;   /* of the slot: word (sequence, RUNNING) is this request's */
-  uint32_t reserved0[3];
+  uint32_t seq;        /* server: as in aspen_plan */
+  uint32_t reserved0[2];
   /* line 1: request-grained */
   uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
   uint64_t started_ns; /* CLOCK_MONOTONIC */
@@ -267,7 +271,8 @@ enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT
 struct aspen_client {
   uint32_t state;      /* enum aspen_client_state. DYING: its requests are cancelled, new ones not claimed */
   uint32_t segment;    /* client segment */
-  uint64_t reserved[7];
+  uint32_t seq;        /* as in aspen_plan */
+  uint32_t reserved[13];
   uint32_t data[ASPEN_CLIENT_DATA]; /* data segments by the index that submissions use */
 };
 
@@ -314,7 +319,8 @@ struct aspen_slot {
   uint32_t class_;   /* priority class */
   uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
-  uint64_t reserved0[3];
+  uint32_t cancel;   /* client, before it sets the slot's bit in `cancel`: the sequence number it means */
+  uint32_t reserved0[5];
   /* line 1: the answer. DSE, before DONE */
   uint32_t error;    /* enum aspen_error, 0: fine */
   uint32_t op;       /* that failed, ASPEN_NONE: none */
@@ -330,7 +336,7 @@ struct aspen_slot {
 struct aspen_client_segment {
   struct aspen_magic magic;
   uint32_t client;   /* server, at creation */
-  uint32_t closed;   /* futex-less: server: 1 when it has dropped the client */
+  uint32_t closed;   /* server: 1 when it has dropped the client */
   uint64_t reserved0[3];
   uint32_t completions; /* futex. DSE: ++ after each DONE */
   uint32_t waiters;     /* client: threads that sleep on `completions` */

@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 import stat
+import sys
 from types import TracebackType
 
 import posix_ipc
@@ -22,7 +23,7 @@ import posix_ipc
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["Segment", "format_bytes", "shm_free"]
+__all__ = ["Segment", "format_bytes", "memory_available", "shm_free"]
 
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
@@ -45,6 +46,47 @@ def shm_free() -> int:
     except OSError:
         return 0
     return s.f_bavail * s.f_frsize
+
+
+def memory_available() -> int:
+    """Bytes that this process could still allocate: the machine's available memory, or less where a control group's limit is nearer.
+
+    Asked before memory is reserved: reserving more than there is does not fail, it makes the kernel kill a process.
+    """
+    available = _first_int(_read("/proc/meminfo"), "MemAvailable:") * 1024 or sys.maxsize
+    for line in _read("/proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, limit, used, cache = "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            root, limit, used, cache = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        parts = [p for p in path.split("/") if p]
+        for depth in range(len(parts) + 1):  # a limit of any group above counts; in a container the path may not be visible, the root is
+            group = "/".join([root, *parts[:depth]])
+            most = _read(f"{group}/{limit}").strip()
+            if most.isdigit():
+                reclaimable = _first_int(_read(f"{group}/memory.stat"), cache)
+                now = _read(f"{group}/{used}").strip()
+                available = min(available, int(most) - (int(now) if now.isdigit() else 0) + reclaimable)
+    return max(available, 0)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as f:
+            return f.read()
+    except OSError:
+        return ""
+
+
+def _first_int(text: str, key: str) -> int:
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == key:
+            return int(words[1])
+    return 0
 
 
 class Segment:
@@ -72,6 +114,8 @@ class Segment:
         if nbytes <= 0:
             raise ValueError(f"a segment needs a positive size, not {nbytes}")
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if nbytes > memory_available():
+            raise _no_space(role, nbytes, OSError(errno.ENOMEM, f"{format_bytes(memory_available())} of memory are available"))
         shm_error: OSError | None = None
         fd, is_memfd = -1, False
         if not memfd:
@@ -152,6 +196,8 @@ class Segment:
 
 
 def _create_shm(role: str, nbytes: int) -> int:
+    if nbytes > shm_free():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for _ in range(_NAME_ATTEMPTS):
         name = f"/aspen-{os.getuid()}-{secrets.token_hex(8)}-{role}"
         try:

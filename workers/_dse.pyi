@@ -15,7 +15,8 @@ class Engine:
 
     ==============  ==============================================================================================================
     ("opaque", instance, tile)    execute the tile on operands(instance, tile), then finish(instance, tile, …)
-    ("attach", seq, 0)            read every message waiting on the worker's socket, map() and unmap() what they say, then attached(seq)
+    ("attach", seq, 0)            read every message waiting on the worker's socket and map() what it brings; wait for more while
+                                  missing(seq) is not empty (a worker that just joined); attached(seq)
     ("drained", 0, 0)             a dropped plan's or client's last request has ended: tell the planner process to collect()
     ("leave", 0, 0)               asked to leave: the row is closed and handed over; exit
     ("stop", 0, 0)                the runtime ends; exit
@@ -36,9 +37,14 @@ class Engine:
         """Forgets a segment and releases the buffer. A segment that is not mapped is ignored."""
     def mapped(self) -> list[int]: ...
     def stale(self) -> list[int]:
-        """Mapped segments that the control table has dropped: unmap() each."""
+        """Mapped segments that the control table has dropped: attached() unmaps them."""
+    def missing(self, seq: int) -> list[int]:
+        """Segments announced by publish() number `seq` or before that are not mapped yet: their descriptors are on the way."""
     def attached(self, seq: int) -> None:
-        """Everything announced up to `seq` is mapped: prepares new plans and instances. PlanError if one does not fit its segments."""
+        """Everything announced up to `seq` is mapped: forgets what was dropped (unmaps stale()), prepares new plans and instances.
+
+        ProtocolError while missing(seq) is not empty. PlanError if a plan does not fit its segments.
+        """
     def join(self) -> None:
         """The row opens (state "running"). Call after the first attached(); run() does it if it was not called."""
     def run(self) -> tuple[str, int, int]: ...
@@ -46,7 +52,7 @@ class Engine:
         """(op, blob, outputs, inputs) of an opaque tile: arrays are views of shared memory in ONNX order with the operands' shapes and
         strides; OBJECT operands are uint8 arrays of their buffer; missing optional inputs are None."""
     def name(self, instance: int, tile: int) -> str:
-        """"node name (op type)" for messages."""
+        """ "node name (op type)" for messages."""
     def finish(self, instance: int, tile: int, error: int = 0, needed: int = 0, message: str = "") -> None:
         """The opaque tile is done: marks it executed, counts its children down. `error`: a number of `_control.ERRORS` (OPAQUE_FAILED,
         NEEDS_SPACE with `needed`), 0 when it went well."""
@@ -76,6 +82,8 @@ class PlanRunner:
     def run_tile(self, tile: int) -> int:
         """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing."""
     def run(self, order: str = "fifo", seed: int = 0) -> int:
-        """Executes all tiles in a legal order: "fifo", "lifo" or "random". Returns the first error. PlanError: a tile never became ready."""
+        """Executes all tiles in a legal order: "fifo", "lifo" or "random". Returns the first error. PlanError: one never became ready."""
     def scratch_bytes(self, tile: int) -> int:
         """What the kernel asks for this tile."""
+    def name(self, tile: int) -> str:
+        """ "node name (op type)" for messages."""

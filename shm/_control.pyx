@@ -1,0 +1,590 @@
+# cython: language_level=3, boundscheck=False
+"""The control segment as the planner process sees it, and a client's submission channel. Documentation of names: _control.pyi."""
+
+from collections import namedtuple
+from time import monotonic
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
+
+from aspen_mp.shm.errors import ProtocolError, RequestError, ResourceLimitError, RuntimeLost
+
+cdef extern from *:
+    """
+    #include "submit.h"
+    #include "table.h"
+    struct aspen_code { const char *name; long code; };
+    #define X(n, c) { #n, c },
+    static const struct aspen_code aspen_error_list[] = { ASPEN_ERRORS(X) {0} };
+    #undef X
+    """
+    struct aspen_code:
+        const char *name
+        long code
+    const aspen_code aspen_error_list[]
+
+cdef extern from "table.h" nogil:
+    enum:
+        ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
+        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
+        ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
+        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+    struct aspen_magic:
+        pass
+    struct aspen_signals:
+        uint32_t epoch, attach_seq, stop, n_rows, spin_ns, steal, policy, seed
+    struct aspen_idle_counts "aspen_idle":
+        uint32_t sleepers, spinners
+    struct aspen_worker:
+        uint32_t pid, cpu, core_class, cache, node, state, command, parked, attached, idle
+        uint64_t start_time, current, heartbeat
+        uint64_t tiles, steals, pushes, busy_ns, parks, opaque, claims, ends, wakes, follows, faults
+    struct aspen_row:
+        uint32_t lock, open
+        uint64_t mask
+    struct aspen_plan:
+        uint32_t state, generation, segment, n_weights, n_instances
+    struct aspen_instance:
+        uint64_t word, served
+    struct aspen_client:
+        uint32_t state, segment
+        uint32_t data[64]
+    struct aspen_segment:
+        uint32_t state, role
+        uint64_t bytes
+    struct aspen_control:
+        aspen_signals signals
+        aspen_idle_counts idle
+        aspen_worker worker[256]
+        aspen_row row[256]
+        aspen_instance instance[4096]
+        aspen_plan plan[1024]
+        aspen_client client[256]
+        aspen_segment segment[8192]
+    struct aspen_doorbell:
+        uint32_t event
+    struct aspen_slot:
+        uint32_t word, error, op, message_bytes
+        uint64_t needed, submitted_ns, started_ns, finished_ns
+        char message[256]
+    struct aspen_client_segment:
+        uint32_t client, closed, completions, waiters
+        aspen_slot slot[256]
+    struct aspen_request:
+        uint32_t plan, generation, data, class_
+        uint64_t offset
+
+    uint32_t aspen_load_acquire(uint32_t *)
+    uint64_t aspen_load_word "aspen_load_acquire"(uint64_t *)
+    uint64_t aspen_stat_load(uint64_t *)
+    uint32_t aspen_stat_load32 "aspen_stat_load"(uint32_t *)
+    void aspen_store_seq(uint32_t *, uint32_t)
+    void aspen_stat_store(uint32_t *, uint32_t)
+    uint32_t aspen_add_seq(uint32_t *, uint32_t)
+    int aspen_futex_wake(uint32_t *, uint32_t)
+    uint32_t ASPEN_SLOT_WORD(uint32_t, uint32_t)
+    uint32_t ASPEN_SLOT_STATE(uint32_t)
+    uint32_t ASPEN_SLOT_SEQUENCE(uint32_t)
+    uint32_t ASPEN_ITEM_TILE(uint64_t)
+    uint32_t ASPEN_ITEM_INSTANCE(uint64_t)
+
+    int aspen_magic_check(const aspen_magic *, uint64_t, uint32_t)
+    void aspen_magic_write(aspen_magic *, uint64_t, uint32_t)
+    void aspen_table_create(aspen_control *, uint32_t, uint32_t)
+    void aspen_wake_all(aspen_doorbell *)
+    int aspen_all_attached(const aspen_control *, uint32_t)
+    uint32_t aspen_publish(aspen_control *, aspen_doorbell *)
+    uint32_t aspen_add_segment(aspen_control *, uint32_t, uint64_t)
+    void aspen_drop_segment(aspen_control *, uint32_t)
+    uint32_t aspen_add_plan(aspen_control *, uint32_t, const uint32_t *, uint32_t, const uint32_t *, uint32_t)
+    void aspen_drop_plan(aspen_control *, aspen_doorbell *, uint32_t)
+    uint32_t aspen_collect_plan(aspen_control *, uint32_t, uint32_t *)
+    uint32_t aspen_add_client(aspen_control *, uint32_t, aspen_client_segment *)
+    uint32_t aspen_add_data(aspen_control *, uint32_t, uint32_t)
+    void aspen_drop_client(aspen_control *, aspen_doorbell *, uint32_t)
+    int aspen_in_use(const aspen_control *, uint32_t, uint32_t)
+    uint32_t aspen_collect_client(aspen_control *, uint32_t, uint32_t *)
+    void aspen_worker_reset(aspen_control *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t)
+    void aspen_worker_command(aspen_control *, aspen_doorbell *, uint32_t, uint32_t)
+
+cdef extern from "submit.h" nogil:
+    uint32_t aspen_submit(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *)
+    void aspen_cancel(aspen_client_segment *, aspen_doorbell *, uint32_t, uint32_t)
+    int aspen_wait_slot(aspen_slot *, uint32_t, uint64_t)
+    int aspen_wait_any(aspen_client_segment *, uint32_t, uint64_t)
+    void aspen_release(aspen_client_segment *, uint32_t)
+    void aspen_ring_as(aspen_client_segment *, aspen_doorbell *)
+
+CONTROL_BYTES = sizeof(aspen_control)
+DOORBELL_BYTES = 4096
+CLIENT_BYTES = sizeof(aspen_client_segment)
+DATA_FIRST = ASPEN_DATA_FIRST
+ROLES = {"control": 1, "doorbell": 2, "client": 3, "data": 4, "plan": 5, "weights": 6, "arena": 7}
+PRIORITIES = {"high": 0, "normal": 1, "low": 2}
+_ROLE_NAMES = {number: name for name, number in ROLES.items()}
+_POLICIES = {"fifo": 0, "lifo": 1, "random": 2}
+_COMMANDS = {"none": 0, "leave": 1, "stop": 2}
+_WORKER_STATES = ("none", "joining", "running", "leaving", "dead")
+_IDLE = ("busy", "looking", "parked")
+_INSTANCE_STATES = ("none", "free", "claimed", "running", "done")
+_SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
+
+
+cdef dict _errors():
+    cdef int i = 0
+    table = {}
+    while aspen_error_list[i].name != NULL:
+        table[aspen_error_list[i].name.decode()] = aspen_error_list[i].code
+        i += 1
+    return table
+
+
+ERRORS = _errors()
+ERROR_NAMES = {number: name for name, number in ERRORS.items()}
+Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
+Result.__module__ = __name__
+
+
+cdef uint32_t _role(role) except 0:
+    if role not in ROLES:
+        raise ValueError(f"unknown segment role {role!r}: expected one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+def write_magic(buf, role):
+    cdef Py_buffer view
+    cdef uint32_t number = _role(role)
+    PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+    try:
+        if <size_t>view.len < sizeof(aspen_magic):
+            raise ValueError(f"{view.len} bytes cannot hold a segment's header")
+        aspen_magic_write(<aspen_magic *>view.buf, view.len, number)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int _check(const void *buf, Py_ssize_t nbytes, role) except -1:
+    cdef int wrong = aspen_magic_check(<const aspen_magic *>buf, nbytes, _role(role))
+    if wrong == 1:
+        raise ProtocolError(f"expected a {role} segment, found memory without aspen-mp's magic ({nbytes} bytes)")
+    if wrong == 2:
+        raise ProtocolError(f"the {role} segment was written by another build of aspen-mp (its layout differs): restart the runtime and its "
+                            "clients with the same version")
+    if wrong == 3:
+        raise ProtocolError(f"expected a {role} segment, found one of another role")
+    if wrong:
+        raise ProtocolError(f"the {role} segment is shorter ({nbytes} bytes) than its header says")
+    return 0
+
+
+def check_magic(buf, role):
+    cdef Py_buffer view
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        _check(view.buf, view.len, role)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef class _Mapped:
+    """A buffer held for as long as this object lives."""
+    cdef Py_buffer view
+    cdef bint held
+
+    def __cinit__(self, buf, role, size_t nbytes):
+        PyObject_GetBuffer(buf, &self.view, PyBUF_WRITABLE)
+        self.held = True
+        _check(self.view.buf, self.view.len, role)
+        if <size_t>self.view.len < nbytes:
+            raise ProtocolError(f"a {role} segment of {self.view.len} bytes, expected {nbytes}")
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef class ControlTable:
+    cdef _Mapped _control_buf, _bell_buf
+    cdef aspen_control *c
+    cdef aspen_doorbell *bell
+    cdef set _dying_plans, _dying_clients, _dying_data
+
+    def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100):
+        if not 1 <= max_workers <= ASPEN_MAX_WORKERS:
+            raise ResourceLimitError(f"max_workers must be 1 to {ASPEN_MAX_WORKERS}, not {max_workers}")
+        self._control_buf = _Mapped(control, "control", sizeof(aspen_control))
+        self._bell_buf = _Mapped(doorbell, "doorbell", sizeof(aspen_doorbell))
+        self.c = <aspen_control *>self._control_buf.view.buf
+        self.bell = <aspen_doorbell *>self._bell_buf.view.buf
+        self._dying_plans, self._dying_clients, self._dying_data = set(), set(), set()
+        if create:
+            aspen_table_create(self.c, max_workers, spin_us * 1000)
+
+    cdef uint32_t _segment(self, number, roles) except 0:
+        if not 0 < number < ASPEN_MAX_SEGMENTS or self.c.segment[<uint32_t>number].state != ASPEN_SEGMENT_LIVE:
+            raise ValueError(f"segment {number} does not exist")
+        if _ROLE_NAMES.get(self.c.segment[<uint32_t>number].role) not in roles:
+            raise ValueError(f"segment {number} is a {_ROLE_NAMES.get(self.c.segment[<uint32_t>number].role)} segment, expected {' or '.join(roles)}")
+        return number
+
+    cdef uint32_t _row(self, row) except? 0xffffffff:
+        if not 0 <= row < self.c.signals.n_rows:
+            raise ValueError(f"row {row} is not in 0 … {self.c.signals.n_rows - 1}")
+        return row
+
+    cdef uint32_t _client(self, client) except 0:
+        if not 0 < client < ASPEN_MAX_CLIENTS or self.c.client[<uint32_t>client].state != ASPEN_CLIENT_LIVE:
+            raise ValueError(f"client {client} does not exist")
+        return client
+
+    # -------------------------------------------------------------------------------------------- segments, plans, clients
+
+    def add_segment(self, role, nbytes):
+        cdef uint32_t number = aspen_add_segment(self.c, _role(role), nbytes)
+        if not number:
+            raise ResourceLimitError(f"the runtime has {ASPEN_MAX_SEGMENTS - 1} segments already: unload models or close clients")
+        return number
+
+    def drop_segment(self, segment):
+        aspen_drop_segment(self.c, self._segment(segment, ROLES))
+
+    def segments(self):
+        return [(i, _ROLE_NAMES[self.c.segment[i].role], self.c.segment[i].bytes)
+                for i in range(1, ASPEN_MAX_SEGMENTS) if self.c.segment[i].state == ASPEN_SEGMENT_LIVE]
+
+    def add_client(self, segment, buf):
+        cdef _Mapped mapped = _Mapped(buf, "client", sizeof(aspen_client_segment))
+        cdef uint32_t client = aspen_add_client(self.c, self._segment(segment, ("client",)), <aspen_client_segment *>mapped.view.buf)
+        if not client:
+            raise ResourceLimitError(f"the runtime has {ASPEN_MAX_CLIENTS - 1} clients already")
+        return client
+
+    def drop_client(self, client):
+        aspen_drop_client(self.c, self.bell, self._client(client))
+        self._dying_clients.add(client)
+
+    def add_data(self, client, segment):
+        cdef uint32_t index = aspen_add_data(self.c, self._client(client), self._segment(segment, ("data",)))
+        if not index:
+            raise ResourceLimitError(f"client {client} has {ASPEN_CLIENT_DATA} data segments already: use fewer, larger ones")
+        return index - 1
+
+    def drop_data(self, client, index):
+        cdef uint32_t k = self._client(client)
+        if not 0 <= index < ASPEN_CLIENT_DATA or not self.c.client[k].data[<uint32_t>index]:
+            raise ValueError(f"client {client} has no data segment {index}")
+        segment = self.c.client[k].data[<uint32_t>index]
+        aspen_store_seq(&self.c.client[k].data[<uint32_t>index], 0)
+        self._dying_data.add(segment)
+
+    def add_plan(self, segment, weights, arenas):
+        cdef uint32_t w[ASPEN_MAX_WEIGHTS]
+        cdef uint32_t a[ASPEN_PLAN_INSTANCES]
+        if len(weights) > ASPEN_MAX_WEIGHTS:
+            raise ResourceLimitError(f"a plan may use {ASPEN_MAX_WEIGHTS} weight segments, not {len(weights)}")
+        if not 1 <= len(arenas) <= ASPEN_PLAN_INSTANCES:
+            raise ResourceLimitError(f"a plan may have 1 to {ASPEN_PLAN_INSTANCES} instances, not {len(arenas)}")
+        for i, s in enumerate(weights):
+            w[<int>i] = self._segment(s, ("weights",))
+        for i, s in enumerate(arenas):
+            a[<int>i] = self._segment(s, ("arena",))
+        cdef uint32_t plan = aspen_add_plan(self.c, self._segment(segment, ("plan",)), w, len(weights), a, len(arenas))
+        if not plan:
+            raise ResourceLimitError(f"the runtime's tables are full ({ASPEN_MAX_PLANS - 1} plans, {ASPEN_MAX_INSTANCES - 1} instances): unload models")
+        return plan, self.c.plan[plan].generation
+
+    def drop_plan(self, plan):
+        if not 0 < plan < ASPEN_MAX_PLANS or self.c.plan[<uint32_t>plan].state != ASPEN_PLAN_LIVE:
+            raise ValueError(f"plan {plan} does not exist")
+        aspen_drop_plan(self.c, self.bell, plan)
+        self._dying_plans.add(plan)
+
+    def collect(self):
+        cdef uint32_t out[128]
+        cdef uint32_t n, i
+        gone = []
+        for plan in sorted(self._dying_plans):
+            n = aspen_collect_plan(self.c, plan, out)
+            if n:
+                self._dying_plans.discard(plan)
+                gone.extend([out[i] for i in range(n)])
+        for client in sorted(self._dying_clients):
+            n = aspen_collect_client(self.c, client, out)
+            if n:
+                self._dying_clients.discard(client)
+                gone.extend([out[i] for i in range(n)])
+        for segment in sorted(self._dying_data):
+            if not aspen_in_use(self.c, 0, segment):
+                self._dying_data.discard(segment)
+                aspen_drop_segment(self.c, segment)
+                gone.append(segment)
+        return gone
+
+    def publish(self):
+        return aspen_publish(self.c, self.bell)
+
+    # -------------------------------------------------------------------------------------------- workers
+
+    def worker_reset(self, row, *, pid=0, start_time=0, cpu=None, core_class=0, cache=0, node=0):
+        cdef uint32_t r = self._row(row)
+        aspen_worker_reset(self.c, r, <uint32_t>ASPEN_NONE if cpu is None else <uint32_t>cpu, core_class, cache, node)
+        self.worker_started(row, pid, start_time)
+
+    def worker_started(self, row, pid, start_time):
+        cdef aspen_worker *w = &self.c.worker[self._row(row)]
+        w.start_time = start_time
+        aspen_stat_store(&w.pid, pid)
+
+    def worker_gone(self, row, *, died=False):
+        cdef uint32_t r = self._row(row)
+        aspen_store_seq(&self.c.row[r].open, 0)
+        aspen_store_seq(&self.c.worker[r].state, ASPEN_WORKER_DEAD if died else ASPEN_WORKER_NONE)
+
+    def worker_command(self, row, command):
+        if command not in _COMMANDS:
+            raise ValueError(f"unknown command {command!r}: expected one of {', '.join(_COMMANDS)}")
+        aspen_worker_command(self.c, self.bell, self._row(row), _COMMANDS[command])
+
+    def stop(self):
+        aspen_store_seq(&self.c.signals.stop, 1)
+        aspen_wake_all(self.bell)
+
+    def workers(self):
+        cdef aspen_worker *w
+        cdef uint64_t current
+        rows = []
+        for r in range(self.c.signals.n_rows):
+            w = &self.c.worker[<uint32_t>r]
+            state = aspen_load_acquire(&w.state)
+            if state == ASPEN_WORKER_NONE:
+                continue
+            current = aspen_stat_load(&w.current)
+            rows.append({
+                "row": r, "pid": w.pid, "start_time": w.start_time, "cpu": None if w.cpu == <uint32_t>ASPEN_NONE else w.cpu,
+                "core_class": w.core_class, "cache": w.cache, "node": w.node, "state": _WORKER_STATES[state],
+                "command": {v: k for k, v in _COMMANDS.items()}.get(w.command, "?"), "attached": aspen_load_acquire(&w.attached),
+                "heartbeat": aspen_stat_load(&w.heartbeat), "idle": _IDLE[aspen_stat_load32(&w.idle) % 3],
+                "current": (ASPEN_ITEM_INSTANCE(current), ASPEN_ITEM_TILE(current)) if current else None,
+                "tiles": aspen_stat_load(&w.tiles), "steals": aspen_stat_load(&w.steals), "pushes": aspen_stat_load(&w.pushes),
+                "follows": aspen_stat_load(&w.follows), "busy_ns": aspen_stat_load(&w.busy_ns), "parks": aspen_stat_load(&w.parks),
+                "opaque": aspen_stat_load(&w.opaque), "claims": aspen_stat_load(&w.claims), "ends": aspen_stat_load(&w.ends),
+                "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
+            })
+        return rows
+
+    def all_attached(self, seq=None):
+        return bool(aspen_all_attached(self.c, self.c.signals.attach_seq if seq is None else seq))
+
+    def status(self):
+        cdef uint32_t i
+        instances = dict.fromkeys(_INSTANCE_STATES[1:], 0)
+        served = 0
+        for i in range(1, ASPEN_MAX_INSTANCES):
+            state = aspen_load_word(&self.c.instance[i].word) & 0xffffffff
+            if state:
+                instances[_INSTANCE_STATES[state]] += 1
+                served += aspen_stat_load(&self.c.instance[i].served)
+        segments = {}
+        for _, role, nbytes in self.segments():
+            segments[role] = segments.get(role, 0) + nbytes
+        return {
+            "epoch": self.c.signals.epoch, "attach_seq": self.c.signals.attach_seq, "max_workers": self.c.signals.n_rows,
+            "workers": sum(self.c.worker[i].state not in (ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD) for i in range(self.c.signals.n_rows)),
+            "sleepers": aspen_load_acquire(&self.c.idle.sleepers), "spinners": aspen_load_acquire(&self.c.idle.spinners),
+            "ready_rows": [r for r in range(self.c.signals.n_rows) if aspen_load_word(&self.c.row[<uint32_t>r].mask)],
+            "plans": sum(self.c.plan[i].state == ASPEN_PLAN_LIVE for i in range(1, ASPEN_MAX_PLANS)),
+            "draining": sum(self.c.plan[i].state == ASPEN_PLAN_DRAINING for i in range(1, ASPEN_MAX_PLANS)),
+            "instances": instances, "served": served,
+            "clients": sum(self.c.client[i].state == ASPEN_CLIENT_LIVE for i in range(1, ASPEN_MAX_CLIENTS)),
+            "segments": segments,
+        }
+
+    def set_policy(self, policy, seed=0):
+        if policy not in _POLICIES:
+            raise ValueError(f"unknown policy {policy!r}: expected one of {', '.join(_POLICIES)}")
+        self.c.signals.seed = seed & 0xffffffff
+        aspen_store_seq(&self.c.signals.policy, _POLICIES[policy])
+
+    def set_stealing(self, on):
+        aspen_store_seq(&self.c.signals.steal, 1 if on else 0)
+        aspen_wake_all(self.bell)
+
+    def set_spin_us(self, spin_us):
+        aspen_store_seq(&self.c.signals.spin_ns, spin_us * 1000)
+
+    # -------------------------------------------------------------------------------------------- epoch
+
+    def epoch_begin(self):
+        cdef uint32_t epoch = aspen_load_acquire(&self.c.signals.epoch)
+        if epoch & 1:
+            raise RuntimeError(f"epoch {epoch} has begun already")
+        aspen_store_seq(&self.c.signals.epoch, epoch + 1)
+        aspen_wake_all(self.bell)
+        return epoch + 1
+
+    def epoch_parked(self, row):
+        return aspen_load_acquire(&self.c.worker[self._row(row)].parked) == aspen_load_acquire(&self.c.signals.epoch)
+
+    def epoch_end(self):
+        cdef uint32_t epoch = aspen_load_acquire(&self.c.signals.epoch)
+        if not epoch & 1:
+            raise RuntimeError(f"no epoch has begun ({epoch})")
+        aspen_store_seq(&self.c.idle.sleepers, 0)
+        aspen_store_seq(&self.c.idle.spinners, 0)
+        aspen_store_seq(&self.c.signals.epoch, epoch + 1)
+        aspen_futex_wake(&self.c.signals.epoch, INT_MAX)
+
+
+cdef class ClientChannel:
+    cdef _Mapped _client_buf, _bell_buf
+    cdef aspen_client_segment *c
+    cdef aspen_doorbell *bell
+    cdef list _free
+    cdef bint _lost
+
+    def __init__(self, client, doorbell):
+        self._client_buf = _Mapped(client, "client", sizeof(aspen_client_segment))
+        self._bell_buf = _Mapped(doorbell, "doorbell", sizeof(aspen_doorbell))
+        self.c = <aspen_client_segment *>self._client_buf.view.buf
+        self.bell = <aspen_doorbell *>self._bell_buf.view.buf
+        self._free = [i for i in range(ASPEN_SLOTS - 1, -1, -1)
+                      if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[<uint32_t>i].word)) == ASPEN_SLOT_FREE]
+
+    @property
+    def client(self):
+        return self.c.client
+
+    @property
+    def in_flight(self):
+        return ASPEN_SLOTS - len(self._free)
+
+    @property
+    def capacity(self):
+        return ASPEN_SLOTS
+
+    @property
+    def closed(self):
+        return self._lost or aspen_load_acquire(&self.c.closed) != 0
+
+    def lost(self):
+        cdef uint32_t i
+        self._lost = True
+        aspen_add_seq(&self.c.completions, 1)
+        aspen_futex_wake(&self.c.completions, INT_MAX)
+        for i in range(ASPEN_SLOTS):
+            aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
+
+    def submit(self, plan, generation, data, offset, priority=1):
+        if not 0 <= priority < ASPEN_CLASSES:
+            raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
+        cdef aspen_request r
+        r.plan = plan
+        r.generation = generation
+        r.data = data
+        r.class_ = priority
+        r.offset = offset
+        if self.closed:
+            raise RuntimeLost("the runtime has gone: nothing can be submitted any more")
+        if not self._free:
+            raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
+        cdef uint32_t slot = self._free.pop()
+        cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
+        return sequence * ASPEN_SLOTS + slot
+
+    cdef aspen_slot *_slot(self, ticket, uint32_t *word) except NULL:
+        """The ticket's slot and its word now; RequestError when the ticket is not valid any more."""
+        cdef aspen_slot *slot = &self.c.slot[<uint32_t>(ticket % ASPEN_SLOTS)]
+        word[0] = aspen_load_acquire(&slot.word)
+        if ASPEN_SLOT_SEQUENCE(word[0]) != ticket // ASPEN_SLOTS or ASPEN_SLOT_STATE(word[0]) == ASPEN_SLOT_FREE:
+            raise RequestError(f"request {ticket} is unknown or was released")
+        return slot
+
+    cdef object _result(self, aspen_slot *s):
+        cdef uint32_t n = s.message_bytes if s.message_bytes < ASPEN_MESSAGE else ASPEN_MESSAGE
+        message = s.message[:n].decode("utf-8", "replace") if s.error else ""
+        return Result(s.error, -1 if s.op == <uint32_t>ASPEN_NONE else s.op, s.needed, message, s.submitted_ns, s.started_ns, s.finished_ns)
+
+    def state(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        return {ASPEN_SLOT_RUNNING: "running", ASPEN_SLOT_DONE: "done"}.get(ASPEN_SLOT_STATE(word), "submitted")
+
+    def result(self, ticket):
+        cdef uint32_t word
+        cdef aspen_slot *slot = self._slot(ticket, &word)
+        return self._result(slot) if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE else None
+
+    def wait(self, ticket, timeout=None):
+        cdef uint32_t word
+        cdef uint64_t ns
+        cdef aspen_slot *slot
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            slot = self._slot(ticket, &word)
+            if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE:
+                return self._result(slot)
+            if self.closed:
+                raise RuntimeLost("the runtime has gone while this request was in flight")
+            ns = self._slice(deadline)
+            if ns == 0:
+                return None
+            with nogil:
+                aspen_wait_slot(slot, word, ns)
+            PyErr_CheckSignals()
+            if ASPEN_SLOT_STATE(aspen_load_acquire(&slot.word)) == ASPEN_SLOT_SUBMITTED:
+                self.ring()
+
+    cdef uint64_t _slice(self, deadline) except? 0:
+        if deadline is None:
+            return _SLICE_NS
+        left = int((deadline - monotonic()) * 1e9)
+        return 0 if left <= 0 else min(left, _SLICE_NS)
+
+    def completions(self):
+        return aspen_load_acquire(&self.c.completions)
+
+    def wait_any(self, seen, timeout=None):
+        cdef uint32_t now, was = seen
+        cdef uint64_t ns
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            now = aspen_load_acquire(&self.c.completions)
+            if now != was or self.closed:
+                return now
+            ns = self._slice(deadline)
+            if ns == 0:
+                return now
+            with nogil:
+                aspen_wait_any(self.c, was, ns)
+            PyErr_CheckSignals()
+            if self._unclaimed():
+                self.ring()
+
+    cdef bint _unclaimed(self):
+        cdef uint32_t i
+        for i in range(ASPEN_SLOTS):
+            if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_SUBMITTED:
+                return True
+        return False
+
+    def wake(self):
+        aspen_add_seq(&self.c.completions, 1)
+        aspen_futex_wake(&self.c.completions, INT_MAX)
+
+    def cancel(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE:
+            aspen_cancel(self.c, self.bell, ticket % ASPEN_SLOTS, ticket // ASPEN_SLOTS)
+
+    def release(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE and not self.closed:
+            raise RequestError(f"request {ticket} is still in flight: wait for it, or cancel it and wait")
+        aspen_release(self.c, ticket % ASPEN_SLOTS)
+        self._free.append(ticket % ASPEN_SLOTS)
+
+    def ring(self):
+        aspen_ring_as(self.c, self.bell)

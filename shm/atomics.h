@@ -1,0 +1,129 @@
+/* Atomic operations with named orderings, spinning, clock: the only file that spells an __atomic builtin.
+ *
+ * Which to use:
+ *   relaxed   a hint, or a word that a lock or another word's ordering protects
+ *   acquire / release   publish: what was written before the release is seen after the acquire
+ *   acq_rel   the counters of missing parents: whoever counts a child down to zero sees what every parent wrote (I1)
+ *   seq       one total order over all seq operations: needed wherever two sides each write one word and then read the other's (README, "Park")
+ *   guarded   plain accesses to words that only the holder of a lock touches; named so that the model checker sees them
+ *   stat      words that one process writes and that decide nothing (statistics, heartbeat)
+ * Store-then-load order always comes from seq operations on the words themselves, never from stand-alone fences: those are invisible to
+ * ThreadSanitizer, and on x86 a seq store (xchg) costs what a fence would.
+ *
+ * Under ASPEN_MODEL_CHECK every operation except `stat` goes to the model checker (tests/stress/model.c), which decides who runs next.
+ */
+#ifndef ASPEN_ATOMICS_H
+#define ASPEN_ATOMICS_H
+#include <sched.h>
+#include <stdint.h>
+#include <time.h>
+
+#ifndef ASPEN_MODEL_CHECK
+
+#define aspen_load_relaxed(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+#define aspen_load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define aspen_load_seq(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
+#define aspen_store_relaxed(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define aspen_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define aspen_store_seq(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
+#define aspen_add_seq(p, v) __atomic_fetch_add((p), (v), __ATOMIC_SEQ_CST) /* these return the old value */
+#define aspen_sub_seq(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_SEQ_CST)
+#define aspen_sub_acq_rel(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_ACQ_REL)
+#define aspen_or_seq(p, v) __atomic_fetch_or((p), (v), __ATOMIC_SEQ_CST)
+#define aspen_and_seq(p, v) __atomic_fetch_and((p), (v), __ATOMIC_SEQ_CST)
+#define aspen_swap_seq(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+/* Compare and swap: true when *p was `expected` and is now `desired`. */
+#define aspen_cas_seq(p, expected, desired)                                                                                        \
+  ({                                                                                                                               \
+    __typeof__(*(p) + 0) aspen_e_ = (expected);                                                                                    \
+    __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                                 \
+  })
+#define aspen_cas_acquire(p, expected, desired)                                                                                    \
+  ({                                                                                                                               \
+    __typeof__(*(p) + 0) aspen_e_ = (expected);                                                                                    \
+    __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);                                 \
+  })
+#define aspen_load_guarded(p) (*(p))
+#define aspen_store_guarded(p, v) ((void)(*(p) = (v)))
+
+static inline void aspen_cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+/* One turn of a spin loop: pauses; now and then lets another thread of this CPU run, which may be the one that is waited for. */
+static inline void aspen_spin(uint32_t *turns) {
+  if (++*turns % 64 == 0)
+    sched_yield();
+  else
+    aspen_cpu_relax();
+}
+
+#else
+
+enum aspen_mc_order { ASPEN_MC_RELAXED, ASPEN_MC_ACQUIRE, ASPEN_MC_RELEASE, ASPEN_MC_ACQ_REL, ASPEN_MC_SEQ };
+enum aspen_mc_op { ASPEN_MC_ADD, ASPEN_MC_SUB, ASPEN_MC_OR, ASPEN_MC_AND, ASPEN_MC_SWAP };
+uint64_t aspen_mc_load(const void *p, unsigned bytes, enum aspen_mc_order order);
+void aspen_mc_store(void *p, unsigned bytes, uint64_t v, enum aspen_mc_order order);
+uint64_t aspen_mc_rmw(void *p, unsigned bytes, enum aspen_mc_op op, uint64_t v, enum aspen_mc_order order);
+int aspen_mc_cas(void *p, unsigned bytes, uint64_t expected, uint64_t desired, enum aspen_mc_order order);
+void aspen_mc_spin(void);
+
+#define aspen_mc_typed_(p, e) ((__typeof__(*(p) + 0))(e))
+#define aspen_load_relaxed(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_RELAXED))
+#define aspen_load_acquire(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_ACQUIRE))
+#define aspen_load_seq(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_SEQ))
+#define aspen_store_relaxed(p, v) aspen_mc_store((p), sizeof *(p), (uint64_t)(v), ASPEN_MC_RELAXED)
+#define aspen_store_release(p, v) aspen_mc_store((p), sizeof *(p), (uint64_t)(v), ASPEN_MC_RELEASE)
+#define aspen_store_seq(p, v) aspen_mc_store((p), sizeof *(p), (uint64_t)(v), ASPEN_MC_SEQ)
+#define aspen_add_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_ADD, (uint64_t)(v), ASPEN_MC_SEQ))
+#define aspen_sub_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_SUB, (uint64_t)(v), ASPEN_MC_SEQ))
+#define aspen_sub_acq_rel(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_SUB, (uint64_t)(v), ASPEN_MC_ACQ_REL))
+#define aspen_or_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_OR, (uint64_t)(v), ASPEN_MC_SEQ))
+#define aspen_and_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_AND, (uint64_t)(v), ASPEN_MC_SEQ))
+#define aspen_swap_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_SWAP, (uint64_t)(v), ASPEN_MC_SEQ))
+#define aspen_cas_seq(p, e, d) aspen_mc_cas((p), sizeof *(p), (uint64_t)(e), (uint64_t)(d), ASPEN_MC_SEQ)
+#define aspen_cas_acquire(p, e, d) aspen_mc_cas((p), sizeof *(p), (uint64_t)(e), (uint64_t)(d), ASPEN_MC_ACQUIRE)
+#define aspen_load_guarded(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_RELAXED))
+#define aspen_store_guarded(p, v) aspen_mc_store((p), sizeof *(p), (uint64_t)(v), ASPEN_MC_RELAXED)
+
+static inline void aspen_cpu_relax(void) { aspen_mc_spin(); }
+/* No counting here: turns of a spin loop must be one state to the checker. */
+static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
+
+#endif
+
+/* Single-writer words that decide nothing. */
+#define aspen_stat_load(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+#define aspen_stat_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define aspen_stat_add(p, v) __atomic_store_n((p), __atomic_load_n((p), __ATOMIC_RELAXED) + (v), __ATOMIC_RELAXED)
+
+static inline uint64_t aspen_now_ns(void) {
+#if defined(ASPEN_MODEL_CHECK)
+  return 0;
+#endif
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* A cheap clock for durations on one core: the time-stamp counter where there is one that ticks evenly, else nanoseconds.
+ * signals.tick_ns_q32 converts. */
+static inline uint64_t aspen_ticks(void) {
+#if defined(ASPEN_MODEL_CHECK)
+  return 0;
+#elif defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  uint64_t t;
+  __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t));
+  return t;
+#else
+  return aspen_now_ns();
+#endif
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* The end of a request: its result goes to the client, its instance is free again (README, "Complete", "Fail"). */
+#ifndef ASPEN_COMPLETE_H
+#define ASPEN_COMPLETE_H
+#include <string.h>
+
+#include "futex.h"
+#include "station.h"
+
+/* Marks a running instance as failed; the first fault counts. The message goes straight to the slot, which is the request's until DONE. */
+static inline int aspen_fail(struct aspen_station *s, uint32_t instance, uint32_t error, uint32_t op, uint64_t needed, const char *message,
+                             uint32_t message_bytes) {
+  struct aspen_instance *i = &s->control->instance[instance];
+  if (!aspen_cas_seq(&i->fault, 0, (uint64_t)error | (uint64_t)op << 32)) return 0;
+  i->needed = needed; /* read by the DSE of END, which comes after this tile by the counters' acquire-release */
+  struct aspen_client_segment *c = aspen_client_mapped(s, i->client);
+  if (c && message_bytes) {
+    struct aspen_slot *slot = &c->slot[i->slot % ASPEN_SLOTS];
+    if (message_bytes > ASPEN_MESSAGE) message_bytes = ASPEN_MESSAGE;
+    memcpy(slot->message, message, message_bytes);
+    aspen_store_relaxed(&slot->message_bytes, message_bytes);
+  }
+  return 1;
+}
+
+/* Writes a result and wakes whoever waits for it. `from` is the slot's word as the request left it: a client that scribbled there gets nothing. */
+static inline void aspen_answer(struct aspen_client_segment *c, uint32_t slot, uint32_t from, uint32_t error, uint32_t op, uint64_t needed,
+                                uint64_t started_ns) {
+  struct aspen_slot *s = &c->slot[slot % ASPEN_SLOTS];
+  if (aspen_load_relaxed(&s->word) != from) return;
+  aspen_store_relaxed(&s->error, error);
+  aspen_store_relaxed(&s->op, op);
+  aspen_store_relaxed(&s->needed, needed);
+  aspen_stat_store(&s->started_ns, started_ns);
+  aspen_stat_store(&s->finished_ns, aspen_now_ns());
+  if (!aspen_cas_seq(&s->word, from, ASPEN_SLOT_WORD(ASPEN_SLOT_SEQUENCE(from), ASPEN_SLOT_DONE))) return;
+  if (aspen_load_seq(&s->waiters)) aspen_futex_wake(&s->word, INT_MAX);
+  aspen_add_seq(&c->completions, 1);
+  if (aspen_load_seq(&c->waiters)) aspen_futex_wake(&c->completions, INT_MAX);
+}
+
+/* END was executed: every tile of the instance has been executed and every edge counted down, so nobody touches its arena any more (I10). */
+static inline void aspen_complete(struct aspen_station *s, uint32_t instance, uint32_t generation) {
+  struct aspen_instance *i = &s->control->instance[instance];
+  if (!aspen_cas_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING), ASPEN_STATE(generation, ASPEN_INSTANCE_DONE))) return; /* I9 */
+  aspen_stat_add(&aspen_me(s)->ends, 1);
+  uint64_t fault = aspen_load_relaxed(&i->fault);
+  uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan;
+  struct aspen_client_segment *c = aspen_client_mapped(s, client);
+  if (c)
+    aspen_answer(c, i->slot, ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING), error, error ? (uint32_t)(fault >> 32) : ASPEN_NONE,
+                 error ? i->needed : 0, i->started_ns);
+  aspen_stat_add(&i->served, 1);
+  aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
+  /* The planner process marks a plan or client as ending, then looks for running instances; we free the instance, then look for the mark. */
+  if (aspen_load_seq(&s->control->plan[plan].state) != ASPEN_PLAN_LIVE || aspen_load_seq(&s->control->client[client].state) != ASPEN_CLIENT_LIVE)
+    s->drained = 1;
+  aspen_add_seq(&s->control->claim.wanted, 1); /* a request may wait for the instance */
+}
+
+#endif

@@ -1,0 +1,217 @@
+/* The planner process's hand on the control segment (README, "Attach", "Detach"). One thread of one process writes here; DSEs read. */
+#ifndef ASPEN_TABLE_H
+#define ASPEN_TABLE_H
+#include <string.h>
+
+#include "doorbell.h"
+
+/* What is behind a stamped segment? 0: what it should be; else a number for the message: 1 no magic, 2 other layout, 3 other role, 4 other size. */
+static inline int aspen_magic_check(const struct aspen_magic *m, uint64_t bytes, uint32_t role) {
+  if (bytes < sizeof *m || memcmp(m->magic, "ASPENMP", 8)) return 1;
+  if (m->layout != ASPEN_LAYOUT_HASH) return 2;
+  if (m->role != role) return 3;
+  return m->bytes > bytes ? 4 : 0;
+}
+
+static inline void aspen_magic_write(struct aspen_magic *m, uint64_t bytes, uint32_t role) {
+  *m = (struct aspen_magic){.magic = "ASPENMP", .layout = ASPEN_LAYOUT_HASH, .bytes = bytes, .role = role, .version = 1};
+}
+
+/* Nanoseconds per tick, 32.32. */
+static inline uint64_t aspen_tick_scale(void) {
+  uint64_t n0 = aspen_now_ns(), t0 = aspen_ticks(), n1, t1;
+  do {
+    n1 = aspen_now_ns();
+    t1 = aspen_ticks();
+  } while (n1 - n0 < 2000000);
+  return (uint64_t)((((unsigned __int128)(n1 - n0)) << 32) / (t1 > t0 ? t1 - t0 : 1));
+}
+
+static inline void aspen_table_create(struct aspen_control *c, uint32_t max_workers, uint32_t spin_ns) {
+  c->signals.n_rows = max_workers;
+  c->signals.spin_ns = spin_ns;
+  c->signals.steal = 1;
+  c->signals.tick_ns_q32 = aspen_tick_scale();
+}
+
+static inline void aspen_wake_all(struct aspen_doorbell *bell) { aspen_ring(bell, INT_MAX); }
+
+/* Has every worker that runs mapped and unmapped what was announced up to `seq`? */
+static inline int aspen_all_attached(const struct aspen_control *c, uint32_t seq) {
+  for (uint32_t r = 0; r < c->signals.n_rows; r++) {
+    uint32_t state = aspen_load_acquire(&c->worker[r].state);
+    if ((state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING) && (int32_t)(aspen_load_acquire(&c->worker[r].attached) - seq) < 0) return 0;
+  }
+  return 1;
+}
+
+static inline uint32_t aspen_next_seq(const struct aspen_control *c) { return c->signals.attach_seq + 1; }
+
+/* Everything sent so far is announced. */
+static inline uint32_t aspen_publish(struct aspen_control *c, struct aspen_doorbell *bell) {
+  uint32_t seq = aspen_next_seq(c);
+  aspen_store_seq(&c->signals.attach_seq, seq);
+  aspen_wake_all(bell);
+  return seq;
+}
+
+/* ------------------------------------------------------------------------------------------------ segments */
+
+static inline uint32_t aspen_add_segment(struct aspen_control *c, uint32_t role, uint64_t bytes) {
+  for (uint32_t i = 1; i < ASPEN_MAX_SEGMENTS; i++) {
+    struct aspen_segment *g = &c->segment[i];
+    if (g->state == ASPEN_SEGMENT_LIVE || (g->state == ASPEN_SEGMENT_DROPPED && !aspen_all_attached(c, g->seq))) continue;
+    g->role = role;
+    g->bytes = bytes;
+    g->seq = aspen_next_seq(c);
+    aspen_store_release(&g->state, ASPEN_SEGMENT_LIVE);
+    return i;
+  }
+  return 0;
+}
+
+static inline void aspen_drop_segment(struct aspen_control *c, uint32_t i) {
+  c->segment[i].seq = aspen_next_seq(c);
+  aspen_store_release(&c->segment[i].state, ASPEN_SEGMENT_DROPPED);
+}
+
+/* ------------------------------------------------------------------------------------------------ plans */
+
+/* 0: the tables are full. */
+static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment, const uint32_t *weights, uint32_t n_weights,
+                                      const uint32_t *arenas, uint32_t n_arenas) {
+  uint32_t id = 0, found = 0, instance[ASPEN_PLAN_INSTANCES];
+  for (uint32_t i = 1; i < ASPEN_MAX_PLANS && !id; i++)
+    if (c->plan[i].state == ASPEN_PLAN_FREE && aspen_all_attached(c, c->plan[i].seq)) id = i;
+  for (uint32_t i = 1; i < ASPEN_MAX_INSTANCES && found < n_arenas; i++)
+    if ((uint32_t)c->instance[i].word == ASPEN_INSTANCE_NONE && aspen_all_attached(c, c->instance[i].seq)) instance[found++] = i;
+  if (!id || found < n_arenas) return 0;
+  struct aspen_plan *p = &c->plan[id];
+  p->segment = segment;
+  p->n_weights = n_weights;
+  memcpy(p->weights, weights, n_weights * sizeof *weights);
+  p->n_instances = n_arenas;
+  for (uint32_t k = 0; k < n_arenas; k++) {
+    struct aspen_instance *i = &c->instance[instance[k]];
+    p->instance[k] = instance[k];
+    i->plan = id;
+    i->arena = arenas[k];
+    i->served = 0;
+    aspen_store_release(&i->word, ASPEN_STATE(i->word >> 32, ASPEN_INSTANCE_FREE));
+  }
+  p->generation++;
+  aspen_store_seq(&p->state, ASPEN_PLAN_LIVE);
+  return id;
+}
+
+/* Makes the DSEs look at every waiting request again. */
+static inline void aspen_look_again(struct aspen_control *c, struct aspen_doorbell *bell) {
+  for (unsigned w = 0; w < ASPEN_MAX_CLIENTS / 64; w++) aspen_or_seq(&c->claim.waiting[w], ~(uint64_t)0);
+  aspen_add_seq(&c->claim.wanted, 1);
+  aspen_ring(bell, 1);
+}
+
+static inline void aspen_drop_plan(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t id) {
+  aspen_store_seq(&c->plan[id].state, ASPEN_PLAN_DRAINING);
+  aspen_look_again(c, bell);
+}
+
+static inline int aspen_plan_idle(const struct aspen_control *c, uint32_t id) {
+  const struct aspen_plan *p = &c->plan[id];
+  for (uint32_t k = 0; k < p->n_instances; k++)
+    if ((uint32_t)aspen_load_seq(&c->instance[p->instance[k]].word) != ASPEN_INSTANCE_FREE) return 0;
+  return 1;
+}
+
+/* Frees a draining plan whose requests have all ended. Its plan and arena segments go to `out` (at least 1 + ASPEN_PLAN_INSTANCES); returns how many. */
+static inline uint32_t aspen_collect_plan(struct aspen_control *c, uint32_t id, uint32_t *out) {
+  struct aspen_plan *p = &c->plan[id];
+  if (p->state != ASPEN_PLAN_DRAINING || !aspen_plan_idle(c, id)) return 0;
+  uint32_t n = 0;
+  out[n++] = p->segment;
+  for (uint32_t k = 0; k < p->n_instances; k++) {
+    struct aspen_instance *i = &c->instance[p->instance[k]];
+    out[n++] = i->arena;
+    i->seq = aspen_next_seq(c);
+    aspen_store_release(&i->word, ASPEN_STATE(i->word >> 32, ASPEN_INSTANCE_NONE));
+  }
+  p->seq = aspen_next_seq(c);
+  aspen_store_seq(&p->state, ASPEN_PLAN_FREE);
+  for (uint32_t k = 0; k < n; k++) aspen_drop_segment(c, out[k]);
+  return n;
+}
+
+/* ------------------------------------------------------------------------------------------------ clients */
+
+static inline uint32_t aspen_add_client(struct aspen_control *c, uint32_t segment, struct aspen_client_segment *mapped) {
+  for (uint32_t i = 1; i < ASPEN_MAX_CLIENTS; i++) {
+    struct aspen_client *k = &c->client[i];
+    if (k->state != ASPEN_CLIENT_FREE || !aspen_all_attached(c, k->seq)) continue;
+    memset(k->data, 0, sizeof k->data);
+    k->segment = segment;
+    mapped->client = i;
+    aspen_store_seq(&k->state, ASPEN_CLIENT_LIVE);
+    return i;
+  }
+  return 0;
+}
+
+/* Data index + 1, 0: full. */
+static inline uint32_t aspen_add_data(struct aspen_control *c, uint32_t client, uint32_t segment) {
+  for (uint32_t k = 0; k < ASPEN_CLIENT_DATA; k++)
+    if (!c->client[client].data[k]) {
+      aspen_store_seq(&c->client[client].data[k], segment);
+      return k + 1;
+    }
+  return 0;
+}
+
+static inline void aspen_drop_client(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t client) {
+  aspen_store_seq(&c->client[client].state, ASPEN_CLIENT_DYING);
+  aspen_look_again(c, bell);
+}
+
+/* Does a request that has not ended use this client, or this data segment (whichever is not 0)? */
+static inline int aspen_in_use(const struct aspen_control *c, uint32_t client, uint32_t data) {
+  for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {
+    const struct aspen_instance *i = &c->instance[id];
+    uint32_t state = (uint32_t)aspen_load_seq(&i->word);
+    if (state != ASPEN_INSTANCE_CLAIMED && state != ASPEN_INSTANCE_RUNNING && state != ASPEN_INSTANCE_DONE) continue;
+    if ((client && aspen_load_relaxed(&i->client) == client) || (data && aspen_load_relaxed(&i->data) == data)) return 1;
+  }
+  return 0;
+}
+
+/* Frees a dying client whose requests have all ended; `out`: at least 1 + ASPEN_CLIENT_DATA. */
+static inline uint32_t aspen_collect_client(struct aspen_control *c, uint32_t client, uint32_t *out) {
+  struct aspen_client *k = &c->client[client];
+  if (k->state != ASPEN_CLIENT_DYING || aspen_in_use(c, client, 0)) return 0;
+  uint32_t n = 0;
+  out[n++] = k->segment;
+  for (uint32_t d = 0; d < ASPEN_CLIENT_DATA; d++)
+    if (k->data[d]) out[n++] = k->data[d];
+  k->seq = aspen_next_seq(c);
+  aspen_store_seq(&k->state, ASPEN_CLIENT_FREE);
+  for (uint32_t d = 0; d < n; d++) aspen_drop_segment(c, out[d]);
+  return n;
+}
+
+/* ------------------------------------------------------------------------------------------------ workers */
+
+static inline void aspen_worker_reset(struct aspen_control *c, uint32_t row, uint32_t cpu, uint32_t core_class, uint32_t cache, uint32_t node) {
+  struct aspen_worker *w = &c->worker[row];
+  memset(w, 0, sizeof *w);
+  w->cpu = cpu;
+  w->core_class = core_class;
+  w->cache = cache;
+  w->node = node;
+  aspen_store_release(&w->state, ASPEN_WORKER_JOINING);
+  aspen_stat_add(&c->signals.roster, 1);
+}
+
+static inline void aspen_worker_command(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t row, uint32_t command) {
+  aspen_store_seq(&c->worker[row].command, command);
+  aspen_wake_all(bell);
+}
+
+#endif

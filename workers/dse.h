@@ -1,0 +1,434 @@
+/* The distributed scheduling engine: the loop that every worker runs (Algorithm 1 of ASPEN; protocol and proofs in shm/README.md).
+ *
+ *     take a tile: the child that became ready last, else the best of the own row, else one of another row (nearest first)
+ *     execute it, mark it executed, count its children down
+ *     keep the ready child of lowest rank, push the others together
+ *
+ * The same functions run in worker processes (workers/_dse.pyx), as threads under ThreadSanitizer, and under the model checker.
+ * aspen_dse_run() comes back for what Python has to do: enum aspen_reason.
+ */
+#ifndef ASPEN_DSE_H
+#define ASPEN_DSE_H
+#include "claim.h"
+#include "exec.h"
+
+enum aspen_reason {
+  ASPEN_REASON_OPAQUE = 1, /* `opaque` has to be executed by Python, then aspen_dse_finish() */
+  ASPEN_REASON_ATTACH,     /* something was announced: map it, then aspen_dse_attached() */
+  ASPEN_REASON_DRAINED,    /* a dropped plan's or client's last request has ended */
+  ASPEN_REASON_LEAVE,      /* the row is closed and handed over */
+  ASPEN_REASON_STOP
+};
+
+struct aspen_dse {
+  struct aspen_station s; /* first: the protocol's steps take it */
+  uint64_t follow;        /* the tile to run next, not in the pool; 0: none */
+  struct aspen_batch held; /* ready tiles that could not be pushed before something new is mapped */
+  uint64_t opaque;        /* the tile that Python executes; 0: none */
+  uint32_t looking;       /* counted in idle.spinners */
+  uint32_t n_victims, roster;
+  uint64_t looked_since;  /* ticks */
+  uint64_t busy_since;
+  void *scratch;
+  size_t scratch_bytes;
+  uint16_t victim[ASPEN_MAX_WORKERS]; /* other rows, nearest first */
+};
+
+/* ------------------------------------------------------------------------------------------------ setting up */
+
+/* How far another worker's core is: same class and cache, then same node, then the rest; ties by distance of the rows, so that thieves
+ * begin at different victims. */
+static inline uint32_t aspen_distance(const struct aspen_control *c, uint32_t a, uint32_t b) {
+  const struct aspen_worker *x = &c->worker[a], *y = &c->worker[b];
+  uint32_t n = c->signals.n_rows, far = 2;
+  if (x->node == y->node) far = x->cache == y->cache && x->core_class == y->core_class ? 0 : 1;
+  return far * ASPEN_MAX_WORKERS + (b + n - a) % n;
+}
+
+static inline void aspen_dse_sort_victims(struct aspen_dse *d) {
+  struct aspen_control *c = d->s.control;
+  uint32_t n = 0;
+  d->roster = aspen_stat_load(&c->signals.roster);
+  for (uint32_t r = 0; r < c->signals.n_rows; r++) {
+    if (r == d->s.row) continue;
+    uint32_t k = n++, far = aspen_distance(c, d->s.row, r);
+    for (; k > 0 && aspen_distance(c, d->s.row, d->victim[k - 1]) > far; k--) d->victim[k] = d->victim[k - 1];
+    d->victim[k] = (uint16_t)r;
+  }
+  d->n_victims = n;
+}
+
+/* `segment`, `plan`, `instance`, `next`: the caller's tables, indexed by id; it changes them only while the loop is not running. */
+static inline void aspen_dse_init(struct aspen_dse *d, struct aspen_control *control, struct aspen_doorbell *bell, uint32_t row,
+                                  const struct aspen_mapping *segment, struct aspen_plan_view *const *plan,
+                                  struct aspen_instance_view *const *instance, uint64_t *const *next) {
+  memset(d, 0, sizeof *d);
+  d->s = (struct aspen_station){.control = control, .bell = bell, .row = row, .segment = segment, .plan = plan, .instance = instance};
+  d->s.user = (struct aspen_user){.signals = &control->signals,
+                                  .next = next,
+                                  .owner = row + 1,
+                                  .epoch = aspen_load_acquire(&control->signals.epoch) & ~1u,
+                                  .random = control->signals.seed * 2654435761u + row + 1};
+  aspen_dse_sort_victims(d);
+}
+
+/* Everything announced up to `seq` is mapped and prepared. */
+static inline void aspen_dse_attached(struct aspen_dse *d, uint32_t seq) {
+  d->s.user.attached = seq;
+  aspen_store_release(&aspen_me(&d->s)->attached, seq);
+}
+
+/* ------------------------------------------------------------------------------------------------ time */
+
+static inline uint64_t aspen_dse_ns(const struct aspen_dse *d, uint64_t ticks) {
+  return (uint64_t)(((unsigned __int128)ticks * d->s.control->signals.tick_ns_q32) >> 32);
+}
+
+/* Adds the time since the last call to the worker's busy time. */
+static inline void aspen_dse_account(struct aspen_dse *d) {
+  uint64_t now = aspen_ticks();
+  aspen_stat_add(&aspen_me(&d->s)->busy_ns, aspen_dse_ns(d, now - d->busy_since));
+  d->busy_since = now;
+}
+
+/* ------------------------------------------------------------------------------------------------ idling */
+
+static inline void aspen_dse_idle(struct aspen_dse *d, uint32_t how) { aspen_stat_store(&aspen_me(&d->s)->idle, how); }
+
+/* Is there anything this DSE could do? The second look before it sleeps: sequentially consistent throughout. */
+static inline int aspen_dse_work(const struct aspen_dse *d) {
+  const struct aspen_control *c = d->s.control;
+  const struct aspen_signals *g = &c->signals;
+  if (aspen_load_seq(&g->epoch) != d->s.user.epoch || aspen_load_seq(&g->attach_seq) != d->s.user.attached || aspen_load_seq(&g->stop)) return 1;
+  if (aspen_load_seq(&aspen_me(&d->s)->command)) return 1;
+  if (aspen_load_seq(&aspen_own_row(&d->s)->mask)) return 1;
+  if (aspen_stat_load(&g->steal))
+    for (uint32_t k = 0; k < d->n_victims; k++)
+      if (aspen_load_seq(&c->row[d->victim[k]].mask)) return 1;
+  return aspen_bell_pending(d->s.bell) || aspen_claim_due(&d->s);
+}
+
+static inline void aspen_dse_look(struct aspen_dse *d) {
+  d->looking = 1;
+  aspen_dse_account(d);
+  d->looked_since = d->busy_since;
+  aspen_dse_idle(d, 1);
+  aspen_add_seq(&d->s.control->idle.spinners, 1);
+  if (aspen_stat_load(&d->s.control->signals.roster) != d->roster) aspen_dse_sort_victims(d);
+}
+
+static inline void aspen_dse_ring(struct aspen_dse *d, uint32_t n) {
+  if (aspen_ring(d->s.bell, n)) aspen_stat_add(&aspen_me(&d->s)->wakes, 1);
+}
+
+/* Found something: no longer a spinner. Pushers may have relied on this one to find two tiles; so the last spinner that stops looking wakes
+ * the next one when there is more. */
+static inline void aspen_dse_found(struct aspen_dse *d) {
+  struct aspen_idle *idle = &d->s.control->idle;
+  d->looking = 0;
+  d->busy_since = aspen_ticks();
+  aspen_dse_idle(d, 0);
+  if (aspen_sub_seq(&idle->spinners, 1) == 1 && aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 2);
+}
+
+/* Nothing to do: looks on for a while, then sleeps. */
+static inline void aspen_dse_rest(struct aspen_dse *d) {
+  struct aspen_control *c = d->s.control;
+  if (!d->looking) {
+    aspen_dse_look(d);
+    return;
+  }
+  uint64_t spun = aspen_dse_ns(d, aspen_ticks() - d->looked_since);
+  if (spun < aspen_stat_load(&c->signals.spin_ns)) {
+    for (uint32_t turns = 0; turns < 32; turns++) aspen_cpu_relax();
+    if (spun > 5000) sched_yield(); /* a client may share this core */
+    return;
+  }
+  uint32_t event = aspen_park_prepare(&c->idle, d->s.bell);
+  if (!aspen_dse_work(d)) {
+    aspen_dse_idle(d, 2);
+    aspen_stat_add(&aspen_me(&d->s)->parks, 1);
+    aspen_park_commit(d->s.bell, event);
+    aspen_dse_idle(d, 1);
+  } else {
+    uint32_t turns = 63; /* somebody holds the lock of what we saw: let it run */
+    aspen_spin(&turns);
+  }
+  aspen_park_end(&c->idle);
+  d->looked_since = aspen_ticks();
+}
+
+/* ------------------------------------------------------------------------------------------------ epoch */
+
+/* Recovery stops the world: drop everything, say so, and touch nothing shared until the epoch is even again (I7, I8). */
+static inline void aspen_dse_epoch(struct aspen_dse *d) {
+  struct aspen_signals *g = &d->s.control->signals;
+  d->follow = d->opaque = 0;
+  d->held.n = 0;
+  d->s.seed.instance = 0;
+  d->looking = 0; /* recovery resets the counts of spinners and sleepers */
+  for (;;) {
+    uint32_t epoch = aspen_load_acquire(&g->epoch);
+    if (!(epoch & 1)) {
+      d->s.user.epoch = epoch;
+      d->busy_since = aspen_ticks();
+      return;
+    }
+    aspen_store_release(&aspen_me(&d->s)->parked, epoch);
+    aspen_futex_wait(&g->epoch, epoch, ASPEN_FOREVER);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles */
+
+/* Pushes to the own row and wakes sleepers for what was pushed. On ASPEN_ATTACH the tiles are kept in `held`. */
+static inline int aspen_dse_push(struct aspen_dse *d, const struct aspen_batch *b) {
+  if (!b->n) return ASPEN_OK;
+  int r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, b->item, b->column, b->n, 0);
+  if (r == ASPEN_ATTACH && b != &d->held) {
+    d->held = *b;
+    return r;
+  }
+  if (r) return r;
+  aspen_stat_add(&aspen_me(&d->s)->pushes, b->n);
+  if (aspen_stat_load(&d->s.control->signals.steal) && aspen_wake_for(&d->s.control->idle, d->s.bell, b->n)) aspen_stat_add(&aspen_me(&d->s)->wakes, 1);
+  if (b == &d->held) d->held.n = 0;
+  return ASPEN_OK;
+}
+
+static inline void aspen_batch_add(struct aspen_batch *b, uint64_t item, unsigned column) {
+  b->item[b->n] = item;
+  b->column[b->n++] = (uint8_t)column;
+}
+
+static inline unsigned aspen_dse_column(const struct aspen_dse *d, uint64_t item) {
+  uint32_t i = ASPEN_ITEM_INSTANCE(item);
+  return aspen_column(d->s.control->instance[i].class_, d->s.instance[i]->plan->tiles[ASPEN_ITEM_TILE(item)].depth);
+}
+
+/* Puts the tile to follow back into the pool, because something else goes first. */
+static inline int aspen_dse_put_back(struct aspen_dse *d) {
+  if (!d->follow) return ASPEN_OK;
+  struct aspen_batch one = {.n = 0};
+  aspen_batch_add(&one, d->follow, aspen_dse_column(d, d->follow));
+  d->follow = 0;
+  if (d->held.n) { /* cannot be pushed now anyway */
+    aspen_batch_add(&d->held, one.item[0], one.column[0]);
+    return ASPEN_ATTACH;
+  }
+  return aspen_dse_push(d, &one);
+}
+
+/* A tile has been executed (or was a no-op): mark it, count its children down, choose what follows (I1).
+ * After the last count-down nothing of the arena is touched unless a child is ready, so END cannot have been executed before. */
+static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
+  uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item);
+  const struct aspen_instance_view *v = d->s.instance[id];
+  const struct aspen_tile *tiles = v->plan->tiles, *t = &tiles[tile];
+  struct aspen_worker *me = aspen_me(&d->s);
+  uint32_t generation = v->generation, class_ = d->s.control->instance[id].class_;
+  uint32_t policy = aspen_stat_load(&d->s.control->signals.policy);
+  int follow = policy != ASPEN_POLICY_RANDOM || (aspen_random(&d->s.user.random) & 1);
+  aspen_store_release(&v->executed[tile], generation);
+  struct aspen_batch ready = {.n = 0};
+  uint64_t best = 0;
+  uint32_t best_rank = 0;
+  for (uint32_t k = 0; k < t->n_children; k++) {
+    uint32_t child = v->plan->children[t->children + k];
+    if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;
+    const struct aspen_tile *c = &tiles[child];
+    uint64_t it = ASPEN_ITEM(generation, id, child);
+    if (follow && (!best || c->rank < best_rank)) {
+      if (best) aspen_batch_add(&ready, best, aspen_column(class_, tiles[ASPEN_ITEM_TILE(best)].depth));
+      best = it;
+      best_rank = c->rank;
+    } else {
+      aspen_batch_add(&ready, it, aspen_column(class_, c->depth));
+    }
+  }
+  aspen_stat_add(&me->tiles, 1);
+  aspen_stat_store(&me->current, 0);
+  d->follow = best;
+  if (best) aspen_stat_add(&me->follows, 1);
+  if (tile == v->plan->end_tile) aspen_complete(&d->s, id, generation);
+  return aspen_dse_push(d, &ready);
+}
+
+/* Executes a tile up to the point where its children are counted down. ASPEN_BUSY: it is for Python. */
+static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
+  uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item);
+  struct aspen_instance *i = &d->s.control->instance[id];
+  struct aspen_exec_instance *e = (struct aspen_exec_instance *)d->s.instance[id];
+  uint64_t word = aspen_load_acquire(&i->word);
+  uint32_t generation = (uint32_t)(word >> 32);
+  if ((uint32_t)word != ASPEN_INSTANCE_RUNNING || (generation & 0xffff) != ASPEN_ITEM_GENERATION(item)) return ASPEN_EMPTY; /* of a request that ended */
+  if (e->view.generation != generation) aspen_exec_move(e, d->s.segment[i->data].base + i->offset, generation);
+  struct aspen_worker *me = aspen_me(&d->s);
+  aspen_stat_store(&me->current, item);
+  if (!aspen_load_relaxed(&i->fault)) {
+    const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
+    uint32_t op = p->view.tiles[tile].op;
+    if (p->op[op].kernel == ASPEN_K_OPAQUE) {
+      d->opaque = item;
+      return ASPEN_BUSY;
+    }
+    int error = aspen_exec_tile(e, tile, d->scratch, d->scratch_bytes);
+    if (error) {
+      aspen_stat_add(&me->faults, 1);
+      aspen_fail(&d->s, id, (uint32_t)error, op, 0, NULL, 0);
+    }
+  }
+  return aspen_dse_finish(d, item);
+}
+
+/* Python has executed the opaque tile. */
+static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, uint32_t error, uint64_t needed, const char *message,
+                                            uint32_t message_bytes) {
+  uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
+  d->opaque = 0;
+  aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
+  if (error) {
+    aspen_stat_add(&aspen_me(&d->s)->faults, 1);
+    aspen_fail(&d->s, id, error, op, needed, message, message_bytes);
+  }
+  aspen_dse_account(d);
+  return aspen_dse_finish(d, item);
+}
+
+/* The tile to run next: what follows, else the own row's best, else another row's. A tile to follow gives way to a higher priority class. */
+static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
+  struct aspen_row *own = aspen_own_row(&d->s);
+  if (d->follow) {
+    uint64_t mask = aspen_load_relaxed(&own->mask);
+    unsigned class_ = d->s.control->instance[ASPEN_ITEM_INSTANCE(d->follow)].class_;
+    if (!mask || aspen_column_class((unsigned)__builtin_ctzll(mask)) >= class_) {
+      *item = d->follow;
+      d->follow = 0;
+      return ASPEN_OK;
+    }
+    int r = aspen_dse_put_back(d);
+    if (r) return r;
+  }
+  int r = aspen_pool_pop(own, &d->s.user, 0, item);
+  if (r != ASPEN_EMPTY || !aspen_stat_load(&d->s.control->signals.steal)) return r;
+  for (uint32_t k = 0; k < d->n_victims; k++) {
+    r = aspen_pool_pop(&d->s.control->row[d->victim[k]], &d->s.user, 1, item);
+    if (r == ASPEN_EMPTY || r == ASPEN_BUSY) continue;
+    if (r == ASPEN_OK) aspen_stat_add(&aspen_me(&d->s)->steals, 1);
+    return r;
+  }
+  return ASPEN_EMPTY;
+}
+
+/* ------------------------------------------------------------------------------------------------ joining and leaving */
+
+static inline int aspen_dse_open(struct aspen_dse *d, uint32_t open) {
+  int r = aspen_row_lock(aspen_own_row(&d->s), &d->s.user);
+  if (r) return r;
+  aspen_store_relaxed(&aspen_own_row(&d->s)->open, open);
+  aspen_row_unlock(aspen_own_row(&d->s));
+  return ASPEN_OK;
+}
+
+/* The row opens: others seed tiles here from now on. */
+static inline int aspen_dse_join(struct aspen_dse *d) {
+  d->busy_since = aspen_ticks();
+  int r = aspen_dse_open(d, 1);
+  if (r == ASPEN_OK) aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);
+  return r;
+}
+
+/* Closes the row and moves its tiles to the nearest row that has a worker. Where there is none they stay, for thieves and for the row's next worker. */
+static inline int aspen_dse_leave(struct aspen_dse *d) {
+  aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_LEAVING);
+  int r = aspen_dse_open(d, 0);
+  for (uint32_t k = 0; k < d->n_victims && r == ASPEN_OK;) {
+    struct aspen_row *heir = &d->s.control->row[d->victim[k]];
+    uint64_t item;
+    if (!aspen_load_relaxed(&heir->open)) {
+      k++;
+      continue;
+    }
+    if ((r = aspen_pool_pop(aspen_own_row(&d->s), &d->s.user, 0, &item))) break;
+    uint8_t column = (uint8_t)aspen_dse_column(d, item);
+    r = aspen_pool_push(heir, &d->s.user, &item, &column, 1, 1);
+    if (r == ASPEN_CLOSED) {
+      r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, &item, &column, 1, 0);
+      k++;
+    }
+    if (r == ASPEN_ATTACH) { /* keep it: the loop comes back here after mapping */
+      d->follow = item;
+      return r;
+    }
+  }
+  return r == ASPEN_EMPTY ? ASPEN_OK : r;
+}
+
+/* Every way out of the loop. A wake-up that this DSE consumed is handed on, because it will not look any more. */
+static inline enum aspen_reason aspen_dse_exit(struct aspen_dse *d, enum aspen_reason reason) {
+  struct aspen_idle *idle = &d->s.control->idle;
+  aspen_dse_put_back(d); /* ATTACH: stays in `held` and is pushed when the loop is entered again */
+  if (d->looking) {
+    d->looking = 0;
+    d->busy_since = aspen_ticks();
+    aspen_sub_seq(&idle->spinners, 1);
+  }
+  aspen_dse_account(d);
+  aspen_dse_idle(d, 0);
+  if (aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 1);
+  return reason;
+}
+
+/* ------------------------------------------------------------------------------------------------ the loop */
+
+/* Looks at what is asked of the DSE from outside. Returns a reason to leave the loop, 0: none. */
+static inline int aspen_dse_asked(struct aspen_dse *d) {
+  const struct aspen_signals *g = &d->s.control->signals;
+  uint32_t command = aspen_load_relaxed(&aspen_me(&d->s)->command);
+  if (aspen_load_relaxed(&g->stop) || command == ASPEN_COMMAND_STOP) return ASPEN_REASON_STOP;
+  if (aspen_load_acquire(&g->attach_seq) != d->s.user.attached) return ASPEN_REASON_ATTACH;
+  if (d->s.drained) {
+    d->s.drained = 0;
+    return ASPEN_REASON_DRAINED;
+  }
+  return command == ASPEN_COMMAND_LEAVE ? ASPEN_REASON_LEAVE : 0;
+}
+
+/* Starts what clients have submitted, and pushes what could not be pushed before. */
+static inline int aspen_dse_admit(struct aspen_dse *d) {
+  int r = ASPEN_OK;
+  if (d->held.n) r = aspen_dse_push(d, &d->held);
+  if (r == ASPEN_OK && d->s.seed.instance) r = aspen_seed(&d->s);
+  if (r) return r;
+  aspen_collect(&d->s);
+  return aspen_claim_due(&d->s) ? aspen_claim(&d->s) : ASPEN_OK;
+}
+
+static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
+  struct aspen_worker *me = aspen_me(&d->s);
+  d->busy_since = aspen_ticks();
+  for (;;) {
+    aspen_stat_add(&me->heartbeat, 1);
+    if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
+    int asked = aspen_dse_asked(d);
+    if (asked == ASPEN_REASON_LEAVE) {
+      int r = aspen_dse_put_back(d);
+      if (r == ASPEN_OK && d->held.n == 0) r = aspen_dse_admit(d) ? ASPEN_BUSY : aspen_dse_leave(d);
+      if (r) continue; /* epoch or attach: the top of the loop sees to it, then we leave */
+    }
+    if (asked) return aspen_dse_exit(d, (enum aspen_reason)asked);
+    uint64_t item = 0;
+    int r = aspen_dse_admit(d);
+    if (r == ASPEN_OK) r = aspen_dse_take(d, &item);
+    if (r == ASPEN_OK) {
+      if (d->looking) aspen_dse_found(d);
+      r = aspen_dse_execute(d, item);
+      aspen_dse_account(d);
+      if (r == ASPEN_BUSY) return aspen_dse_exit(d, ASPEN_REASON_OPAQUE);
+    } else if (r == ASPEN_EMPTY) {
+      aspen_dse_rest(d);
+    }
+  }
+}
+
+#endif
