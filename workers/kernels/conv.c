@@ -8,15 +8,16 @@
  * channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation leave
  * gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's.
  *
- * Loops: image, group, block of pixels (bounded so that pointers and input stay in L2), panel of weights, rows of the micro-kernel.
+ * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
 #include "mm.h"
 #include "window.h"
 
 #define PIXELS 256                 /* output pixels of a block, at most */
+#define COPIED_PIXELS 1024         /* the same where the input is copied: neighbouring blocks copy the same rows again */
 #define POINTER_BYTES (64 << 10)   /* tap pointers of a block, about */
 #define INPUT_BYTES (384 << 10)    /* input of a block, about */
-#define COPY_BYTES (256 << 10)     /* copied input of a block, about */
+#define COPY_BYTES (128 << 10)     /* copied input of a block, about */
 #define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
 
 typedef struct conv {
@@ -24,7 +25,7 @@ typedef struct conv {
   int64_t groups, in_channels, out_channels; /* channels of one group */
   window rows, columns;
   int copy;           /* input goes through scratch */
-  int64_t taps;       /* of the kernel */
+  int64_t taps;       /* pointers of a pixel, at most */
   int64_t block;      /* pixels of a block */
 } conv;
 
@@ -68,9 +69,9 @@ static int setup(conv *v, const aspen_call *c) {
   v->in_channels = v->x->dims[1] / v->groups;
   v->out_channels = v->out->dims[1] / v->groups;
   v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1);
-  v->taps = v->rows.kernel * v->columns.kernel;
+  v->taps = v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
   const int64_t pixel_bytes = v->in_channels * min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel) * (int64_t)sizeof(float);
-  v->block = min64(PIXELS, max64(INPUT_BYTES / max64(pixel_bytes, 1), 4 * MM_MAX_ROWS));
+  v->block = min64(v->copy ? COPIED_PIXELS : PIXELS, max64(INPUT_BYTES / max64(pixel_bytes, 1), 4 * MM_MAX_ROWS));
   v->block = max64(min64(v->block, POINTER_BYTES / (v->taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
   return 0;
 }
@@ -222,6 +223,22 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   }
 }
 
+/* One block of pixels, all groups. Copied input always lies in the same place, so there one set of pointers serves all groups. */
+static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_call *c, int64_t n, int64_t oh, int64_t rows, int64_t ow,
+                       int64_t columns) {
+  int64_t runs = 0;
+  for (int64_t g = c->lo[1] / v->out_channels; g * v->out_channels < c->hi[1]; g++) {
+    const int64_t oc0 = g * v->out_channels, oc_lo = max64(c->lo[1] - oc0, 0), oc_hi = min64(c->hi[1] - oc0, v->out_channels);
+    const float *x = (const float *)v->x->ptr + n * v->x->strides[0] + g * v->in_channels * v->x->strides[1];
+    const float *residual = v->residual ? (const float *)v->residual->ptr + n * v->residual->strides[0] + oc0 * v->residual->strides[1] : NULL;
+    if (v->copy) copy_input(v, s->input, x, oh, rows, ow, columns);
+    if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
+    multiply_block(v, s, job, runs, (const float *)v->w->ptr + g * v->w->strides[0],
+                   (float *)v->out->ptr + n * v->out->strides[0] + oc0 * v->out->strides[1],
+                   v->bias ? (const float *)v->bias->ptr + oc0 * v->bias->strides[0] : NULL, residual, oc_lo, oc_hi);
+  }
+}
+
 int FN(conv)(const aspen_call *c) {
   conv v;
   workspace s = {0};
@@ -237,20 +254,8 @@ int FN(conv)(const aspen_call *c) {
   int64_t rows, columns;
   block_shape(&v, c->hi[2] - c->lo[2], c->hi[3] - c->lo[3], &rows, &columns);
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
-    for (int64_t g = c->lo[1] / v.out_channels; g * v.out_channels < c->hi[1]; g++) {
-      const int64_t oc0 = g * v.out_channels, oc_lo = max64(c->lo[1] - oc0, 0), oc_hi = min64(c->hi[1] - oc0, v.out_channels);
-      const float *x = (const float *)v.x->ptr + n * v.x->strides[0] + g * v.in_channels * v.x->strides[1];
-      const float *w = (const float *)v.w->ptr + g * v.w->strides[0];
-      const float *bias = v.bias ? (const float *)v.bias->ptr + oc0 * v.bias->strides[0] : NULL;
-      const float *residual = v.residual ? (const float *)v.residual->ptr + n * v.residual->strides[0] + oc0 * v.residual->strides[1] : NULL;
-      float *out = (float *)v.out->ptr + n * v.out->strides[0] + oc0 * v.out->strides[1];
-      for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
-        for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
-          const int64_t height = min64(rows, c->hi[2] - oh), width = min64(columns, c->hi[3] - ow);
-          if (v.copy) copy_input(&v, s.input, x, oh, height, ow, width);
-          const int64_t runs = point(&v, &s, &job, x, oh, height, ow, width);
-          multiply_block(&v, &s, &job, runs, w, out, bias, residual, oc_lo, oc_hi);
-        }
-    }
+    for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
+      for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns)
+        all_groups(&v, &s, &job, c, n, oh, min64(rows, c->hi[2] - oh), ow, min64(columns, c->hi[3] - ow));
   return 0;
 }

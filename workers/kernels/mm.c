@@ -5,6 +5,7 @@
 
 #define PANEL_VECTORS (ASPEN_NR / VL)
 #define WIDEST 8 /* vectors of columns in the widest micro-kernel */
+#define LINE (16 / VL) /* vectors of a cache line */
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
 
@@ -67,6 +68,14 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) sum[r][v] = vzero();
+  if (job->direct) /* by the time the sums are done, the lines they go to are here */
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v += LINE) {
+        __builtin_prefetch(rows->out[r] + column + v * VL, 1);
+        if (rows->residual[0]) __builtin_prefetch(rows->residual[r] + column + v * VL);
+      }
   const int64_t k_end = job->k, a_stride = job->a_stride, b_stride = job->b_stride, b_panel = job->b_panel;
   const int far_rows = b_stride != ASPEN_NR; /* B is read in place */
   const int64_t ahead = far_rows ? PREFETCH_ROWS * b_stride : PREFETCH_PACKED * b_stride;
@@ -87,7 +96,7 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
         __builtin_prefetch(b + ahead + ASPEN_NR / 2);
       } else if (far_rows) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v += 16 / VL) __builtin_prefetch(b + ahead + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+        for (int v = 0; v < V; v += LINE) __builtin_prefetch(b + ahead + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
       }
       b += b_stride;
 #pragma GCC unroll 8
