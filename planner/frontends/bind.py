@@ -176,6 +176,10 @@ class Binder:
     def _constant(self, name: str, proto: TensorProto | SparseTensorProto, key: str) -> Tensor:
         if isinstance(proto, SparseTensorProto):
             value: npt.NDArray[Any] = _dense(self.model, proto)
+        elif self.model.store.in_memory(proto):
+            # The protobuf library copies a tensor's bytes whenever they are read: only when they are wanted.
+            pack = partial(_read, self.model, proto)
+            return Tensor(name, tensors.shape_of(proto), tensors.dtype_of(proto), weight_key=key, pack=pack)
         else:
             value = self.model.constant(proto)
         return Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
@@ -457,6 +461,10 @@ class Binder:
 def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:
     values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
     out[...] = values[position]
+
+
+def _read(model: Model, proto: TensorProto, out: npt.NDArray[Any]) -> None:
+    out[...] = model.constant(proto)
 
 
 def _dense(model: Model, sparse: SparseTensorProto) -> npt.NDArray[Any]:

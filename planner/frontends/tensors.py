@@ -105,6 +105,12 @@ class Store:
             )
         return self._from_bytes(tensor, data, shape, dtype)
 
+    def in_memory(self, tensor: TensorProto) -> bool:
+        """Whether the bytes lie in a message of the protobuf library, which copies them at every access."""
+        if tensor.data_location != TensorProto.EXTERNAL or (entries := entries_of(tensor)).get("location") != REFERENCE:
+            return False
+        return isinstance(self.span(tensor, entries), TensorProto)
+
     def span(self, tensor: TensorProto, entries: dict[str, str]) -> memoryview | TensorProto:
         text = entries.get("span", "")
         if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) >= len(self.spans):

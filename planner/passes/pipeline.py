@@ -6,23 +6,32 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import cleanup
+from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, patterns
 
 Pass = Callable[[Graph], None]
 
-ONNX_LEVEL: Sequence[Pass] = ()
-KERNEL_LEVEL: Sequence[Pass] = (cleanup.remove_dead,)
+ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine,)
+KERNEL_LEVEL: Sequence[Pass] = (
+    common.share,
+    patterns.fuse_norms,
+    patterns.fuse_activations,
+    epilogues.fuse_scales,
+    epilogues.sink_reshapes,
+    epilogues.fuse_epilogues,
+    common.share,
+    cleanup.remove_dead,
+)
 
 
 def onnx_level(graph: Graph) -> None:
-    """Rewrites among ONNX operators: patterns that exporters spell out."""
+    """Rewrites among ONNX operators, where weights are not packed yet."""
     for step in ONNX_LEVEL:
         step(graph)
         verify.check(graph, step.__name__, kernel_level=False)
 
 
 def kernel_level(graph: Graph) -> None:
-    """Rewrites among kernels: epilogues, views."""
+    """Rewrites among kernels: spelled-out functions, epilogues, views."""
     for step in KERNEL_LEVEL:
         step(graph)
         verify.check(graph, step.__name__, kernel_level=True)

@@ -1,0 +1,28 @@
+"""Common sub-expressions: two nodes that do the same to the same tensors become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aspen_mp.planner.ir import Graph, Tensor
+
+
+def share(graph: Graph) -> None:
+    """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay; so do graph outputs, which need places of their own."""
+    replaced: dict[Tensor, Tensor] = {}
+    seen: dict[tuple[Any, ...], Tensor] = {}
+    outputs = set(graph.outputs)
+    kept = []
+    for node in graph.nodes:
+        node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
+        if node.op == "OPAQUE":
+            kept.append(node)
+            continue
+        key = (node.op, node.output.shape, node.output.dtype, tuple(id(t) for t in node.inputs), repr(sorted(node.attrs.items())))
+        first = seen.get(key)
+        if first is None or node.output in outputs:
+            seen.setdefault(key, node.output)
+            kept.append(node)
+        else:
+            replaced[node.output] = first
+    graph.nodes = kept

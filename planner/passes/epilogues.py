@@ -1,0 +1,219 @@
+"""Epilogues: what follows a product element by element moves into its kernel, where the tile is still in registers.
+
+In the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation. Only where the product has no other
+reader. Element-wise sums take an activation too.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.passes.rewrite import Rewriter, no_act, scalar_of
+
+_PRODUCTS = ("GEMM", "CONV", "DWCONV")
+ACTIVATIONS = frozenset(
+    {
+        "ABS",
+        "NEG",
+        "EXP",
+        "SQRT",
+        "RECIPROCAL",
+        "SIGMOID",
+        "TANH",
+        "ERF",
+        "RELU",
+        "LEAKY_RELU",
+        "GELU_ERF",
+        "GELU_TANH",
+        "SWISH",
+        "HARD_SIGMOID",
+        "HARD_SWISH",
+        "CLIP",
+        "SQUARE",
+    }
+)
+"""Functions that every kernel's epilogue has."""
+
+
+def sink_reshapes(graph: Graph) -> None:
+    """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue."""
+    rewriter = Rewriter(graph)
+    for node in rewriter.live():
+        if not rewriter.alive(node) or node.op not in {"UNARY", "BINARY"} or node.output.dtype != "float32":
+            continue
+        for k, tensor in enumerate(node.inputs):
+            view = rewriter.made_by(tensor, "view.reshape")
+            if view is None or tensor is None or not rewriter.only_use(tensor) or tensor.shape != node.output.shape:
+                continue
+            source = view.inputs[0]
+            if source is None or rewriter.made_by(source, *_PRODUCTS) is None or not rewriter.only_use(source):
+                continue
+            if _sink(rewriter, node, k, source):
+                break
+    rewriter.finish()
+
+
+def _sink(rewriter: Rewriter, node: Node, k: int, source: Tensor) -> bool:
+    inputs: list[Tensor | None] = [source]
+    if node.op == "BINARY":
+        other = node.inputs[1 - k]
+        assert other is not None
+        shape = reshaped_operand(other.shape, node.output.shape, source.shape)
+        if shape is None:
+            return False
+        if other.is_const and other.data is not None and other.weight_key is None:
+            other = Tensor(other.name, shape, other.dtype, data=other.data.reshape(shape))
+        elif shape != other.shape:
+            other = rewriter.insert(node, "view.reshape", [other], shape, {})
+        inputs = [source, other] if k == 0 else [other, source]
+    inner = rewriter.insert(node, node.op, inputs, source.shape, dict(node.attrs))
+    rewriter.replace(node, "view.reshape", [inner], {})
+    return True
+
+
+def reshaped_operand(operand: Shape, whole: Shape, target: Shape) -> Shape | None:
+    """The shape in which a broadcast operand of a tensor `whole` goes with the same tensor reshaped to `target`, if there is one."""
+    if operand == whole:
+        return target
+    if all(d == 1 for d in operand):
+        return (1,) * len(target)
+    wide = [axis for axis, d in enumerate(whole) if d != 1]
+    if [whole[a] for a in wide] == [d for d in target if d != 1]:  # only axes of dimension 1 come or go
+        kept = iter(wide)
+        return tuple(1 if d == 1 else operand[next(kept)] for d in target)
+    if whole[-1:] == target[-1:] and all(d == 1 for d in operand[:-1]):
+        return (1,) * (len(target) - 1) + operand[-1:]
+    return None
+
+
+def fuse_scales(graph: Graph) -> None:
+    """Constant factors on a GEMM's result, or on what it multiplies, become its alpha."""
+    rewriter = Rewriter(graph)
+    for node in rewriter.live():
+        if not rewriter.alive(node):
+            continue
+        if node.op == "BINARY":
+            _scale_after(rewriter, node)
+        elif node.op == "GEMM":
+            for k in (0, 1):
+                _scale_before(rewriter, node, k)
+    rewriter.finish()
+
+
+def _factor(node: Node) -> tuple[int, float] | None:
+    """(number of the scaled input, factor) of a product or quotient with a constant."""
+    if node.op != "BINARY" or node.attrs["opcode"] not in {"MUL", "DIV"} or not no_act(node) or node.output.dtype != "float32":
+        return None
+    divide = node.attrs["opcode"] == "DIV"
+    for k in (0,) if divide else (0, 1):
+        value, x = scalar_of(node.inputs[1 - k]), node.inputs[k]
+        if value is not None and x is not None and x.shape == node.output.shape and not (divide and value == 0.0):
+            factor = 1.0 / value if divide else value
+            if isfinite(factor):
+                return k, factor
+    return None
+
+
+def _scale_after(rewriter: Rewriter, node: Node) -> None:
+    found = _factor(node)
+    if found is None:
+        return
+    product = rewriter.made_by(node.inputs[found[0]], "GEMM")
+    if product is None or not rewriter.only_use(product.output) or len(product.inputs) > 2 or not no_act(product):
+        return
+    _absorb(rewriter, node, product, list(product.inputs), alpha=product.attrs["alpha"] * found[1])
+
+
+def _scale_before(rewriter: Rewriter, node: Node, k: int) -> None:
+    """Follows views from the operand up to a scaling; the chain must have no other reader."""
+    tensor, chain = node.inputs[k], []
+    while tensor is not None and rewriter.only_use(tensor):
+        maker = rewriter.made_by(tensor)
+        if maker is None:
+            return
+        found = _factor(maker)
+        if found is not None:
+            source = maker.inputs[found[0]]
+            assert source is not None
+            if chain:
+                rewriter.replace(chain[-1], chain[-1].op, [source], chain[-1].attrs)
+            else:
+                inputs = list(node.inputs)
+                inputs[k] = source
+                rewriter.replace(node, "GEMM", inputs, node.attrs)
+            node.attrs = {**node.attrs, "alpha": node.attrs["alpha"] * found[1]}
+            return
+        if maker.op not in {"view.reshape", "view.transpose"}:
+            return
+        chain.append(maker)
+        tensor = maker.inputs[0]
+
+
+def fuse_epilogues(graph: Graph) -> None:
+    """Bias, residual and activation. One walk: each node sees its product with everything before already absorbed."""
+    rewriter = Rewriter(graph)
+    for node in rewriter.live():
+        if not rewriter.alive(node):
+            continue
+        if node.op == "BINARY" and node.attrs["opcode"] == "ADD" and no_act(node) and node.output.dtype == "float32":
+            _add(rewriter, node)
+        elif node.op == "UNARY" and node.attrs["opcode"] in ACTIVATIONS and node.output.dtype == "float32":
+            _activate(rewriter, node)
+    rewriter.finish()
+
+
+def _add(rewriter: Rewriter, node: Node) -> None:
+    """x + y, where one of them is a product with a free place for the other. Of two products the later one takes the earlier."""
+    candidates = []
+    for k in (0, 1):
+        product = rewriter.made_by(node.inputs[k], *_PRODUCTS)
+        other = node.inputs[1 - k]
+        if product is None or other is None or other is node.inputs[k] or not rewriter.only_use(product.output) or not no_act(product):
+            continue
+        if product.output.shape == node.output.shape:
+            candidates.append((rewriter.order(product), product, other))
+    for _, product, other in sorted(candidates, key=lambda c: -c[0]):
+        inputs = list(product.inputs) + [None] * (4 - len(product.inputs))
+        if inputs[3] is not None:
+            continue
+        place = _place(product, inputs, other)
+        if place is not None:
+            inputs[place] = other if place == 3 or product.op == "GEMM" else _vector(rewriter, node, other)
+            _absorb(rewriter, node, product, inputs)
+            return
+
+
+def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | None:
+    """2 for a bias, 3 for a residual, None where neither fits. A residual after a bias, never before."""
+    if product.op == "GEMM":
+        return 2 if inputs[2] is None and other.is_const else 3
+    channels = tuple(d if axis == 1 else 1 for axis, d in enumerate(product.output.shape))
+    if inputs[2] is None and other.is_const and other.shape == channels:
+        return 2
+    return 3 if other.shape == product.output.shape else None
+
+
+def _vector(rewriter: Rewriter, node: Node, other: Tensor) -> Tensor:
+    shape = (other.size,)
+    if other.data is not None:
+        key = None if other.weight_key is None else f"{other.weight_key}|vector"
+        return Tensor(other.name, shape, other.dtype, data=other.data.reshape(shape), weight_key=key)
+    return rewriter.insert(node, "view.reshape", [other], shape, {})
+
+
+def _activate(rewriter: Rewriter, node: Node) -> None:
+    x = node.inputs[0]
+    product = rewriter.made_by(x, *_PRODUCTS, "BINARY")
+    if product is None or x is None or not rewriter.only_use(x) or not no_act(product) or product.output.dtype != "float32":
+        return
+    act = (node.attrs["opcode"], float(node.attrs["a"]), float(node.attrs["b"]))
+    _absorb(rewriter, node, product, list(product.inputs), act=act)
+
+
+def _absorb(rewriter: Rewriter, node: Node, product: Node, inputs: list[Tensor | None], **attrs: object) -> None:
+    """`node` becomes the product with other attributes, at its own place in the order."""
+    label = f"{product.onnx_op} + {node.onnx_op}"
+    name = product.name
+    rewriter.replace(node, product.op, inputs, {**product.attrs, **attrs}, label)
+    node.name = name

@@ -1,0 +1,125 @@
+"""What rewrites share: who reads what, and replacing a node in place while what it no longer needs disappears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.params import NO_ACT
+
+
+class Rewriter:
+    """A graph with use counts. Rewrites happen at the last node of a pattern, so that the order stays topological."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kept = set(graph.outputs)
+        self.uses: dict[Tensor, int] = {}
+        self.producer: dict[Tensor, Node] = {}
+        self.dead: set[int] = set()
+        self._before: dict[int, list[Node]] = {}
+        self._order = {id(node): k for k, node in enumerate(graph.nodes)}
+        for node in graph.nodes:
+            for tensor in node.inputs:
+                if tensor is not None:
+                    self.uses[tensor] = self.uses.get(tensor, 0) + 1
+            for tensor in node.outputs:
+                self.producer[tensor] = node
+
+    def live(self) -> list[Node]:
+        """The nodes at the start of a pass; those that have died since are to be skipped by `alive`."""
+        return list(self.graph.nodes)
+
+    def alive(self, node: Node) -> bool:
+        return id(node) not in self.dead
+
+    def order(self, node: Node) -> int:
+        """The node's place in the graph as it was at the start of the pass."""
+        return self._order.get(id(node), 0)
+
+    def made_by(self, tensor: Tensor | None, *ops: str) -> Node | None:
+        """The node of one of these kernels that computes `tensor`, if any."""
+        node = self.producer.get(tensor) if tensor is not None else None
+        return node if node is not None and (not ops or node.op in ops) else None
+
+    def only_use(self, tensor: Tensor) -> bool:
+        """Whether exactly one node input reads the tensor, and the graph does not give it."""
+        return self.uses.get(tensor, 0) == 1 and tensor not in self.kept
+
+    def replace(self, node: Node, op: str, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str | None = None) -> None:
+        """Makes `node` another operation with the same output; what only it had read dies."""
+        old = list(node.inputs)
+        node.op, node.inputs, node.attrs = op, list(inputs), attrs
+        while node.inputs and node.inputs[-1] is None:
+            node.inputs.pop()
+        if label is not None:
+            node.onnx_op = label
+        for tensor in node.inputs:
+            if tensor is not None:
+                self.uses[tensor] = self.uses.get(tensor, 0) + 1
+        for tensor in old:
+            self._release(tensor)
+
+    def insert(self, before: Node, op: str, inputs: Sequence[Tensor | None], shape: Shape, attrs: dict[str, Any]) -> Tensor:
+        """A new node in front of `before`."""
+        out = Tensor(f"{before.output.name}~{len(self.producer)}", shape, inputs[0].dtype if inputs[0] is not None else before.output.dtype)
+        node = Node(op, before.name, list(inputs), [out], attrs, before.onnx_op)
+        out.producer = node
+        self.producer[out] = node
+        self._before.setdefault(id(before), []).append(node)
+        for tensor in inputs:
+            if tensor is not None:
+                self.uses[tensor] = self.uses.get(tensor, 0) + 1
+        return out
+
+    def alias(self, node: Node, tensor: Tensor) -> bool:
+        """Lets every reader of the node's output read `tensor`. False where the output must stay, being the graph's."""
+        if node.output in self.kept:
+            return False
+        for other in self.graph.nodes:
+            if id(other) not in self.dead and node.output in other.inputs:
+                n = other.inputs.count(node.output)
+                other.inputs = [tensor if t is node.output else t for t in other.inputs]
+                self.uses[tensor] = self.uses.get(tensor, 0) + n
+                self.uses[node.output] -= n
+        self._kill(node)
+        return True
+
+    def finish(self) -> None:
+        nodes = []
+        for node in self.graph.nodes:
+            nodes += self._before.get(id(node), ())
+            nodes.append(node)
+        self.graph.nodes = [n for n in nodes if id(n) not in self.dead]
+
+    def _release(self, tensor: Tensor | None) -> None:
+        if tensor is None:
+            return
+        self.uses[tensor] -= 1
+        producer = self.producer.get(tensor)
+        if producer is not None and all(self.uses.get(t, 0) == 0 and t not in self.kept for t in producer.outputs):
+            self._kill(producer)
+
+    def _kill(self, node: Node) -> None:
+        if id(node) in self.dead:
+            return
+        self.dead.add(id(node))
+        for tensor in node.inputs:
+            self._release(tensor)
+
+
+def scalar_of(tensor: Tensor | None) -> float | None:
+    """The value of a constant of one element."""
+    if tensor is None or not tensor.is_const or tensor.size != 1 or tensor.dtype.kind == "O":
+        return None
+    return float(tensor.value().reshape(()))
+
+
+def close(value: float | None, want: float) -> bool:
+    """Whether an exporter's constant is this number, give or take the rounding of half precision."""
+    return value is not None and abs(value - want) <= 2e-3 * abs(want)
+
+
+def no_act(node: Node) -> bool:
+    return bool(node.attrs.get("act", NO_ACT) == NO_ACT)
