@@ -17,7 +17,7 @@ _PRODUCTS = {"Conv", "Gemm"}
 
 def fold_affine(graph: Graph) -> None:
     """Rewrites y = Conv(x) * factor + offset as one Conv, again and again along a chain."""
-    uses: dict[Tensor, int] = {t: 1 for t in graph.outputs}
+    uses: dict[Tensor, int] = dict.fromkeys(graph.outputs, 1)
     producer: dict[Tensor, Node] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
@@ -43,7 +43,7 @@ def _foldable(product: Node) -> bool:
         return False
     if product.op == "Gemm":
         n = product.output.shape[1]
-        return bias is None or bias.size in {1, n} and bias.shape[-1:] in {(n,), (1,)}
+        return bias is None or (bias.size in {1, n} and bias.shape[-1:] in {(n,), (1,)})
     return True
 
 
@@ -116,7 +116,11 @@ def _fold(product: Node, node: Node, factor: npt.NDArray[Any] | None, offset: np
         weights = _scaled(weights, factor, axis, key)
     if offset is not None:
         bias = bias + offset
-    whole = None if key is None or (old is not None and old.weight_key is None) else f"bias:{old.weight_key if old else ''}|{key}|{attrs.get('beta')}"
+    whole = (
+        None
+        if key is None or (old is not None and old.weight_key is None)
+        else f"bias:{old.weight_key if old else ''}|{key}|{attrs.get('beta')}"
+    )
     vector = Tensor(f"{node.output.name}|bias", (channels,), _F32, data=bias.astype(np.float32), weight_key=whole)
     label = f"{product.onnx_op} + {node.onnx_op}"
     node.op, node.inputs, node.attrs, node.source = product.op, [product.inputs[0], weights, vector], attrs, product.source

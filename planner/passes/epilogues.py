@@ -10,29 +10,11 @@ from math import isfinite
 
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, scalar_of
+from aspen_mp.shm.tables import UNARY
 
 _PRODUCTS = ("GEMM", "CONV", "DWCONV")
-ACTIVATIONS = frozenset(
-    {
-        "ABS",
-        "NEG",
-        "EXP",
-        "SQRT",
-        "RECIPROCAL",
-        "SIGMOID",
-        "TANH",
-        "ERF",
-        "RELU",
-        "LEAKY_RELU",
-        "GELU_ERF",
-        "GELU_TANH",
-        "SWISH",
-        "HARD_SIGMOID",
-        "HARD_SWISH",
-        "CLIP",
-        "SQUARE",
-    }
-)
+_ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
+ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES
 """Functions that every kernel's epilogue has."""
 
 
@@ -127,7 +109,8 @@ def _scale_after(rewriter: Rewriter, node: Node) -> None:
 
 def _scale_before(rewriter: Rewriter, node: Node, k: int) -> None:
     """Follows views from the operand up to a scaling; the chain must have no other reader."""
-    tensor, chain = node.inputs[k], []
+    tensor = node.inputs[k]
+    chain: list[Node] = []
     while tensor is not None and rewriter.only_use(tensor):
         maker = rewriter.made_by(tensor)
         if maker is None:

@@ -84,12 +84,10 @@ def _same_square(rewriter: Rewriter, squared: Tensor, centred: Tensor) -> bool:
     node = rewriter.made_by(squared)
     if node is None:
         return False
-    if node.op == "UNARY" and node.attrs["opcode"] == "SQUARE":
-        base = node.inputs[0]
-    elif node.op == "BINARY" and node.attrs["opcode"] == "MUL" and no_act(node) and node.inputs[0] is node.inputs[1]:
-        base = node.inputs[0]
-    else:
+    square = node.op == "UNARY" and node.attrs["opcode"] == "SQUARE"
+    if not square and not (node.op == "BINARY" and node.attrs["opcode"] == "MUL" and no_act(node) and node.inputs[0] is node.inputs[1]):
         return False
+    base = node.inputs[0]
     if base is centred:
         return True
     first, second = rewriter.made_by(base, "BINARY"), rewriter.made_by(centred, "BINARY")
@@ -272,7 +270,12 @@ def _power(rewriter: Rewriter, factors: list[Tensor], x: Tensor) -> int:
             return 0
         if node.op == "UNARY" and node.attrs["opcode"] == "SQUARE":
             total += 2
-        elif node.op == "BINARY" and node.attrs["opcode"] == "POW" and scalar_of(node.inputs[1]) in {2.0, 3.0} and node.attrs["act"] == NO_ACT:
+        elif (
+            node.op == "BINARY"
+            and node.attrs["opcode"] == "POW"
+            and scalar_of(node.inputs[1]) in {2.0, 3.0}
+            and node.attrs["act"] == NO_ACT
+        ):
             total += int(scalar_of(node.inputs[1]) or 0)
         else:
             return 0

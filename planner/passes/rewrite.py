@@ -87,7 +87,7 @@ class Rewriter:
         return True
 
     def finish(self) -> None:
-        nodes = []
+        nodes: list[Node] = []
         for node in self.graph.nodes:
             nodes += self._before.get(id(node), ())
             nodes.append(node)
