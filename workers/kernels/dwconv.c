@@ -1,12 +1,13 @@
 /* DWCONV: depthwise 2-D convolution, each channel by its own kernel.
  *
- * Vectors run over channels. Along a row of output pixels, up to PIXELS neighbours whose windows lie inside the image share each vector
- * of weights; at the borders pixels go one by one. Pixels outside, channels inside: the input streams by contiguously. An output is summed over
- * its taps in ascending order from zero, taps outside the image are skipped: a rule of the output pixel alone.
+ * Vectors run over channels. Along a row of output pixels, PIXELS neighbours whose windows lie inside the image share vectors of weights
+ * and, where kernel and stride are common ones, of input; elsewhere pixels go one by one. An output is summed over its taps in ascending
+ * order from zero, taps outside the image are skipped: a rule of the output pixel alone.
  */
 #include "act.h"
 #include "window.h"
 
+#define L1_BYTES (20 << 10) /* of input that the windows of one row of PIXELS may span */
 #define PIXELS 4 /* times 2 vectors of channels: 8 sums, enough to hide the latency of a multiply-add */
 
 typedef struct dwconv {
@@ -14,7 +15,6 @@ typedef struct dwconv {
   const float *x, *w, *bias, *residual; /* of this image; bias and residual may be NULL */
   float *out;
   int64_t x_row, x_column, x_channel, w_tap, w_channel, bias_channel, residual_column, residual_channel, out_column, out_channel;
-  int64_t channel_lo, channel_hi;
   int64_t act;
   float act_a, act_b, low, high;
   int clamp; /* the activation is min(max(x, low), high) */
@@ -24,97 +24,163 @@ INLINE vf load(const float *p, int64_t channel, int64_t stride, int64_t n, const
   return !unit ? vload_strided(p + channel * stride, stride, n) : n >= VL ? vload(p + channel) : vload_part(p + channel, n);
 }
 
-/* P pixels from output column ow on, all with kernel columns [kw_lo, kw_hi), times V vectors of channels from c on. n: channels left. */
-INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, const float *x, const float *residual, float *out, int64_t kh_lo,
-                   int64_t kh_hi, int64_t kw_lo, int64_t kw_hi, int64_t c, int64_t n) {
-  vf sum[PIXELS][2];
-#pragma GCC unroll 4
-  for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) sum[p][v] = vzero();
+/* sum[p][v] over taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of P pixels, V vectors of channels from c on; n: channels left. */
+INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, vf sum[][4], const float *x, const int64_t kh[2],
+                     const int64_t kw[2], int64_t c, int64_t n) {
   const int64_t next = d->columns.stride * d->x_column;
-  for (int64_t kh = kh_lo; kh < kh_hi; kh++) {
-    const float *from = x + kh * d->rows.dilation * d->x_row + kw_lo * d->columns.dilation * d->x_column;
-    const float *w = d->w + (kh * d->columns.kernel + kw_lo) * d->w_tap;
-    for (int64_t kw = kw_lo; kw < kw_hi; kw++, from += d->columns.dilation * d->x_column, w += d->w_tap) {
-      vf weight[2];
-#pragma GCC unroll 2
+  for (int64_t i = kh[0]; i < kh[1]; i++) {
+    const float *from = x + i * d->rows.dilation * d->x_row + kw[0] * d->columns.dilation * d->x_column;
+    const float *w = d->w + (i * d->columns.kernel + kw[0]) * d->w_tap;
+    for (int64_t j = kw[0]; j < kw[1]; j++, from += d->columns.dilation * d->x_column, w += d->w_tap) {
+      vf weight[4];
+#pragma GCC unroll 4
       for (int v = 0; v < V; v++) weight[v] = load(w, c + v * VL, d->w_channel, n - v * VL, unit);
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < V; v++)
           sum[p][v] = vfma(load(from + p * next, c + v * VL, d->x_channel, n - v * VL, unit), weight[v], sum[p][v]);
     }
   }
-  const vf low = vset1(d->low), high = vset1(d->high);
+}
+
+/* The same for whole kernel rows of K taps, column stride S, no dilation, unit channels: neighbours share what they read, so an input vector is
+ * loaded once a kernel row. */
+INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, const int S, vf sum[][4], const float *x, const int64_t kh[2],
+                       int64_t c) {
+  for (int64_t i = kh[0]; i < kh[1]; i++) {
+    const float *from = x + i * d->rows.dilation * d->x_row + c, *w = d->w + i * K * d->w_tap + c;
+    vf weight[5][4];
+#pragma GCC unroll 5
+    for (int t = 0; t < K; t++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) weight[t][v] = vload(w + t * d->w_tap + v * VL);
+#pragma GCC unroll 16
+    for (int j = 0; j < (P - 1) * S + K; j++, from += d->x_column)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        vf seen = vload(from + v * VL);
+        VKEEP(seen);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++)
+          if (j >= p * S && j - p * S < K) sum[p][v] = vfma(seen, weight[j - p * S][v], sum[p][v]);
+      }
+  }
+}
+
+/* P pixels from output column ow on, all with the same taps, times V vectors of channels. K: taps of a kernel row where whole_taps serves, or 0. */
+INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, const int K, const int S, const float *x, const float *residual,
+                   float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t n) {
+  vf sum[PIXELS][4];
 #pragma GCC unroll 4
   for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) {
-      const int64_t channel = c + v * VL, left = n - v * VL;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) sum[p][v] = vzero();
+  if (K)
+    whole_taps(d, P, V, K, S, sum, x, kh, c);
+  else
+    any_taps(d, P, V, unit, sum, x, kh, kw, c, n);
+  const vf low = vset1(d->low), high = vset1(d->high);
+  const int64_t residual_column = d->residual_column, residual_channel = d->residual_channel; /* here: the compiler cannot know that stores */
+  const int64_t out_column = d->out_column, out_channel = d->out_channel;                    /* to the output leave d alone */
+  const float *const biases = d->bias;
+  const int64_t bias_channel = d->bias_channel;
+  const int in_registers = d->clamp; /* other activations: pixel rows later, or here where they are no rows */
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    const int64_t channel = c + v * VL, left = n - v * VL;
+    if (biases) {
+      const vf bias = load(biases, channel, bias_channel, left, unit);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) sum[p][v] += bias;
+    }
+    if (residual)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) sum[p][v] += load(residual + p * residual_column, channel, residual_channel, left, unit);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) {
+      float *to = out + p * out_column + (unit ? channel : channel * out_channel);
       vf y = sum[p][v];
-      if (d->bias) y += load(d->bias, channel, d->bias_channel, left, unit);
-      if (residual) y += load(residual + p * d->residual_column, channel, d->residual_channel, left, unit);
-      if (d->clamp) y = vmin(high, vmax(low, y));
-      float *to = out + p * d->out_column;
-      if (unit) {
-        if (left >= VL)
-          vstore(to + channel, y);
-        else
-          vstore_part(to + channel, y, left);
+      if (in_registers) y = vmin(high, vmax(low, y));
+      if (!unit) {
+        float t[VL] __attribute__((aligned(64)));
+        vstore(t, y);
+        if (!in_registers) FN(act)(d->act, d->act_a, d->act_b, t, t, VL);
+        vstore_strided(to, out_channel, vload(t), left);
+      } else if (left >= VL) {
+        vstore(to, y);
       } else {
-        if (!d->clamp) {
-          float t[VL] __attribute__((aligned(64)));
-          vstore(t, y);
-          FN(act)(d->act, d->act_a, d->act_b, t, t, VL);
-          y = vload(t);
-        }
-        vstore_strided(to + channel * d->out_channel, d->out_channel, y, left);
+        vstore_part(to, y, left);
       }
     }
+  }
 }
 
-INLINE void channels(const dwconv *d, const int P, const int unit, const float *x, const float *residual, float *out, int64_t kh_lo,
-                     int64_t kh_hi, int64_t kw_lo, int64_t kw_hi) {
-  int64_t c = d->channel_lo;
+/* All channels of P pixels, W vectors at a time and then one. */
+INLINE void channels(const dwconv *d, const int P, const int W, const int unit, const int K, const int S, const float *x, const float *residual,
+                     float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t end) {
+  const int64_t begin = c;
   if (unit) {
-    for (; c + 2 * VL <= d->channel_hi; c += 2 * VL) pixels(d, P, 2, 1, x, residual, out, kh_lo, kh_hi, kw_lo, kw_hi, c, 2 * VL);
-    for (; c + VL <= d->channel_hi; c += VL) pixels(d, P, 1, 1, x, residual, out, kh_lo, kh_hi, kw_lo, kw_hi, c, VL);
+    for (; c + W * VL <= end; c += W * VL) pixels(d, P, W, 1, K, S, x, residual, out, kh, kw, c, W * VL);
+    for (; c + VL <= end; c += VL) pixels(d, P, 1, 1, K, S, x, residual, out, kh, kw, c, VL);
   }
-  for (; c < d->channel_hi; c += VL) pixels(d, P, 1, unit, x, residual, out, kh_lo, kh_hi, kw_lo, kw_hi, c, d->channel_hi - c);
+  for (; c < end; c += VL) pixels(d, P, 1, unit, 0, 0, x, residual, out, kh, kw, c, end - c);
   if (unit && !d->clamp) /* while the pixels are in L1 */
     for (int p = 0; p < P; p++) {
-      float *to = out + p * d->out_column + d->channel_lo;
-      FN(act)(d->act, d->act_a, d->act_b, to, to, d->channel_hi - d->channel_lo);
+      float *to = out + p * d->out_column + begin;
+      FN(act)(d->act, d->act_a, d->act_b, to, to, end - begin);
     }
 }
 
-INLINE void row(const dwconv *d, const int unit, int64_t oh, int64_t ow_lo, int64_t ow_hi, const float *residual, float *out) {
-  int64_t kh_lo, kh_hi, inside_lo, inside_hi;
-  window_taps(&d->rows, oh, &kh_lo, &kh_hi);
-  window_inside(&d->columns, ow_lo, ow_hi, &inside_lo, &inside_hi);
-  const float *line = d->x + window_start(&d->rows, oh) * d->x_row;
-  for (int64_t ow = ow_lo; ow < ow_hi;) {
-    const float *x = line + window_start(&d->columns, ow) * d->x_column;
-    const float *r = residual ? residual + ow * d->residual_column : NULL;
-    if (unit && ow >= inside_lo && ow + PIXELS <= inside_hi) {
-      channels(d, PIXELS, unit, x, r, out + ow * d->out_column, kh_lo, kh_hi, 0, d->columns.kernel);
-      ow += PIXELS;
-    } else {
-      int64_t kw_lo, kw_hi;
-      window_taps(&d->columns, ow, &kw_lo, &kw_hi);
-      channels(d, 1, unit, x, r, out + ow * d->out_column, kh_lo, kh_hi, kw_lo, kw_hi);
-      ow++;
-    }
+typedef void channels_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
+#define CHANNELS(NAME, ...)                                                                                                        \
+  static void NAME(const dwconv *d, const float *x, const float *residual, float *out, const int64_t kh[2], const int64_t kw[2],   \
+                   int64_t c_lo, int64_t c_hi) {                                                                                   \
+    channels(d, __VA_ARGS__, x, residual, out, kh, kw, c_lo, c_hi);                                                                \
   }
+#define WIDE5 (VL == 16 ? 2 : 1) /* vectors that leave registers for 5 weights each */
+CHANNELS(one_strided, 1, 1, 0, 0, 0)
+CHANNELS(one_unit, 1, 4, 1, 0, 0)
+CHANNELS(many_any, PIXELS, 2, 1, 0, 0)
+CHANNELS(many_3_1, PIXELS, 2, 1, 3, 1)
+CHANNELS(many_3_2, PIXELS, 2, 1, 3, 2)
+CHANNELS(many_5_1, PIXELS, WIDE5, 1, 5, 1)
+CHANNELS(many_5_2, PIXELS, WIDE5, 1, 5, 2)
+
+/* The function for PIXELS neighbours whose windows lie inside the image. */
+static channels_fn *choose(const dwconv *d) {
+  const window *w = &d->columns;
+  if (w->dilation == 1 && w->kernel == 3) return w->stride == 1 ? many_3_1 : w->stride == 2 ? many_3_2 : many_any;
+  if (w->dilation == 1 && w->kernel == 5) return w->stride == 1 ? many_5_1 : w->stride == 2 ? many_5_2 : many_any;
+  return many_any;
 }
 
-static __attribute__((noinline)) void row_unit(const dwconv *d, int64_t oh, int64_t lo, int64_t hi, const float *residual, float *out) {
-  row(d, 1, oh, lo, hi, residual, out);
-}
-static __attribute__((noinline)) void row_strided(const dwconv *d, int64_t oh, int64_t lo, int64_t hi, const float *residual, float *out) {
-  row(d, 0, oh, lo, hi, residual, out);
+/* One image. A column of `together` pixels goes down all rows before the next, so that kernel rows find the input in L1 again. */
+static void image(const dwconv *d, channels_fn *many, channels_fn *one, const aspen_call *c, const float *residual, int64_t residual_row,
+                  float *out, int64_t out_row) {
+  int64_t inside_lo, inside_hi, inside_top, inside_bottom;
+  window_inside(&d->columns, c->lo[3], c->hi[3], &inside_lo, &inside_hi);
+  window_inside(&d->rows, c->lo[2], c->hi[2], &inside_top, &inside_bottom);
+  const int64_t seen = (PIXELS - 1) * d->columns.stride + d->columns.kernel; /* input pixels of a row of PIXELS windows */
+  int64_t step = L1_BYTES / (seen * d->rows.kernel * (int64_t)sizeof(float)) / (4 * VL) * (4 * VL);
+  step = max64(step, 4 * VL);
+  for (int64_t ow = c->lo[3], together; ow < c->hi[3]; ow += together) {
+    together = 1;
+    if (many && ow >= inside_lo && ow + 1 < inside_hi && inside_hi - inside_lo >= PIXELS) {
+      ow = min64(ow, inside_hi - PIXELS); /* at the end, computing some pixels twice is cheaper than going one by one */
+      together = PIXELS;
+    }
+    int64_t kh[2], kw[2];
+    window_taps(&d->columns, ow, &kw[0], &kw[1]);
+    for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += step)
+      for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++) {
+        kh[0] = 0, kh[1] = d->rows.kernel;
+        if (oh < inside_top || oh >= inside_bottom) window_taps(&d->rows, oh, &kh[0], &kh[1]);
+        const float *x = d->x + window_start(&d->rows, oh) * d->x_row + window_start(&d->columns, ow) * d->x_column;
+        const float *r = residual ? residual + oh * residual_row + ow * d->residual_column : NULL;
+        (together > 1 ? many : one)(d, x, r, out + oh * out_row + ow * d->out_column, kh, kw, channel, min64(channel + step, c->hi[1]));
+      }
+  }
 }
 
 int FN(dwconv)(const aspen_call *c) {
@@ -130,7 +196,7 @@ int FN(dwconv)(const aspen_call *c) {
               .x_row = x->strides[2], .x_column = x->strides[3], .x_channel = x->strides[1], .w_tap = w->strides[0], .w_channel = w->strides[1],
               .bias_channel = bias ? bias->strides[0] : 1, .residual_column = residual ? residual->strides[3] : 0,
               .residual_channel = residual ? residual->strides[1] : 1, .out_column = out->strides[3], .out_channel = out->strides[1],
-              .channel_lo = c->lo[1], .channel_hi = c->hi[1], .act = p[9], .act_a = (float)aspen_param_f(c, 10), .act_b = (float)aspen_param_f(c, 11)};
+              .act = p[9], .act_a = (float)aspen_param_f(c, 10), .act_b = (float)aspen_param_f(c, 11)};
   if (d.rows.kernel < 1 || d.columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   float probe = 0;
   if (FN(act)(d.act, d.act_a, d.act_b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -138,10 +204,9 @@ int FN(dwconv)(const aspen_call *c) {
   const int unit = d.x_channel == 1 && d.w_channel == 1 && d.bias_channel == 1 && d.residual_channel == 1 && d.out_channel == 1;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
     d.x = (const float *)x->ptr + n * x->strides[0];
-    for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++)
-      (unit ? row_unit : row_strided)(&d, oh, c->lo[3], c->hi[3],
-                                      residual ? (const float *)residual->ptr + n * residual->strides[0] + oh * residual->strides[2] : NULL,
-                                      (float *)out->ptr + n * out->strides[0] + oh * out->strides[2]);
+    image(&d, unit ? choose(&d) : NULL, unit ? one_unit : one_strided, c,
+          residual ? (const float *)residual->ptr + n * residual->strides[0] : NULL, residual ? residual->strides[2] : 0,
+          (float *)out->ptr + n * out->strides[0], out->strides[2]);
   }
   return 0;
 }

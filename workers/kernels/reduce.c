@@ -101,6 +101,7 @@ static int reduce_f32(const aspen_call *c, nd *kept, nd *reduced, int empty, int
           case ASPEN_R_PROD: FOLD(T, ACC, acc[j] * x)                                                              \
           case ASPEN_R_L1: FOLD(T, ACC, acc[j] + ABS(x))                                                           \
           case ASPEN_R_L2: case ASPEN_R_SUM_SQUARE: FOLD(T, ACC, acc[j] + x * x)                                   \
+          case ASPEN_R_LOG_SUM_EXP: FOLD(T, ACC, acc[j] + EXP(x - shift[j]))                                       \
           default: FOLD(T, ACC, acc[j] + x)                                                                        \
         }                                                                                                          \
       }                                                                                                            \

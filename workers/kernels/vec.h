@@ -63,6 +63,15 @@ INLINE vi vilanes(void) { /* 0, 1, 2 … */
   return viload(lanes);
 }
 
+/* Keep a value in a register: the compiler may otherwise load it again for each use. */
+#if defined(__x86_64__)
+#define VKEEP(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define VKEEP(v) __asm__("" : "+w"(v))
+#else
+#define VKEEP(v) ((void)0)
+#endif
+
 /* Lanes 0 … n-1 (0 ≤ n ≤ VL; more counts as VL); lanes beyond are zero, or those of `fill`. */
 #if VL == 16
 INLINE __mmask16 vpart_(int64_t n) { return n >= VL ? 0xffff : (__mmask16)((1u << n) - 1); }

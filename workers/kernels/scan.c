@@ -1,0 +1,115 @@
+/* ARGREDUCE and CUMSUM: an axis walked element after element for up to COLUMNS neighbouring outputs at once. */
+#include "nd.h"
+#include "vec.h"
+
+#define COLUMNS 64
+
+/* The axes besides `axis`, over the box, with the first argument's order. */
+static int open_kept(nd *kept, const aspen_call *c, int axis) {
+  const aspen_arg *out = &c->args[0], *in = &c->args[1];
+  nd_begin(kept, 2);
+  kept->ptr[0] = in->ptr;
+  kept->ptr[1] = out->ptr;
+  for (int a = 0; a < in->rank; a++) {
+    const int64_t strides[2] = {in->strides[a] * (int64_t)nd_size(in->dtype), out->strides[a] * (int64_t)nd_size(out->dtype)};
+    if (c->hi[a] <= c->lo[a]) return 0;
+    if (a == axis) continue;
+    kept->ptr[0] += c->lo[a] * strides[0];
+    kept->ptr[1] += c->lo[a] * strides[1];
+    nd_add_axis(kept, c->hi[a] - c->lo[a], strides);
+  }
+  return nd_order(kept);
+}
+
+/* The types served: X(suffix, C type, dtype). */
+#define NUMBERS(X)                                                                                                 \
+  X(f32, float, F32) X(f64, double, F64) X(i8, int8_t, I8) X(u8, uint8_t, U8) X(i16, int16_t, I16)                 \
+  X(u16, uint16_t, U16) X(i32, int32_t, I32) X(u32, uint32_t, U32) X(i64, int64_t, I64) X(u64, uint64_t, U64)
+
+/* A NaN wins over every number; among equals the first wins, or with `last` the last. */
+#define ARG_TYPE(S, T, D)                                                                                          \
+  static void arg_##S(const char *p, int64_t along, int64_t n, int64_t across, int64_t m, int min, int last, int64_t *index) { \
+    T best[COLUMNS];                                                                                               \
+    for (int64_t j = 0; j < m; j++) best[j] = *(const T *)(p + j * across), index[j] = 0;                          \
+    for (int64_t i = 1; i < n; i++) {                                                                              \
+      const char *row = p + i * along;                                                                             \
+      for (int64_t j = 0; j < m; j++) {                                                                            \
+        const T x = *(const T *)(row + j * across), b = best[j];                                                   \
+        const int better = min ? x < b : x > b, nan = x != x, was_nan = b != b;                                    \
+        const int equal = x == b || (nan && was_nan);                                                              \
+        const int take = equal ? last : !was_nan && (better || nan);                                               \
+        best[j] = take ? x : b;                                                                                    \
+        index[j] = take ? i : index[j];                                                                            \
+      }                                                                                                            \
+    }                                                                                                              \
+  }
+NUMBERS(ARG_TYPE)
+
+int FN(argreduce)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *in = &c->args[1];
+  const int min = c->params[0] == 1, axis = (int)c->params[1], last = c->params[2] != 0;
+  if (out->dtype != ASPEN_DT_I64 || out->rank != in->rank || axis < 0 || axis >= in->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t n = in->dims[axis], along = in->strides[axis] * (int64_t)nd_size(in->dtype);
+  nd kept;
+  if (!open_kept(&kept, c, axis)) return ASPEN_KERNEL_OK;
+  if (n <= 0) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t row = nd_row(&kept), si = nd_step(&kept, 0), so = nd_step(&kept, 1);
+  do {
+    for (int64_t i = 0; i < row; i += COLUMNS) {
+      const int64_t m = nd_min(COLUMNS, row - i);
+      int64_t index[COLUMNS];
+      switch (in->dtype) {
+#define CASE(S, T, D) case ASPEN_DT_##D: arg_##S(kept.ptr[0] + i * si, along, n, si, m, min, last, index); break;
+        NUMBERS(CASE)
+#undef CASE
+        default: return ASPEN_KERNEL_BAD_ARGUMENT;
+      }
+      nd_copy_row(kept.ptr[1] + i * so, so, (const char *)index, 8, m, 8);
+    }
+  } while (nd_next(&kept));
+  return ASPEN_KERNEL_OK;
+}
+
+/* Runs from the axis' start (or end) to the last element of the box, [lo, hi) of the axis, and writes what belongs to the box.
+ * along, across: bytes, input and output. Integers wrap (-fwrapv). */
+#define CUMSUM_TYPE(S, T, D)                                                                                       \
+  static void cumsum_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2], int64_t n, int64_t lo, int64_t hi, int64_t m, \
+                         int exclusive, int reverse) {                                                             \
+    T sum[COLUMNS] = {0};                                                                                          \
+    for (int64_t step = 0; step < n; step++) {                                                                     \
+      const int64_t i = reverse ? n - 1 - step : step;                                                             \
+      if (reverse ? i < lo : i >= hi) break;                                                                       \
+      const int write = i >= lo && i < hi;                                                                         \
+      for (int64_t j = 0; j < m; j++) {                                                                            \
+        const T before = sum[j], after = (T)(before + *(const T *)(p + i * along[0] + j * across[0]));             \
+        sum[j] = after;                                                                                            \
+        if (write) *(T *)(o + i * along[1] + j * across[1]) = exclusive ? before : after;                          \
+      }                                                                                                            \
+    }                                                                                                              \
+  }
+NUMBERS(CUMSUM_TYPE)
+
+int FN(cumsum)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *in = &c->args[1];
+  const int axis = (int)c->params[0], exclusive = c->params[1] != 0, reverse = c->params[2] != 0;
+  if (out->dtype != in->dtype || out->rank != in->rank || axis < 0 || axis >= in->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t size = (int64_t)nd_size(in->dtype), n = in->dims[axis], along[2] = {in->strides[axis] * size, out->strides[axis] * size};
+  nd kept;
+  if (!open_kept(&kept, c, axis)) return ASPEN_KERNEL_OK;
+  const int64_t row = nd_row(&kept), across[2] = {nd_step(&kept, 0), nd_step(&kept, 1)};
+  do {
+    for (int64_t i = 0; i < row; i += COLUMNS) {
+      const int64_t m = nd_min(COLUMNS, row - i);
+      switch (in->dtype) {
+#define CASE(S, T, D)                                                                                              \
+  case ASPEN_DT_##D:                                                                                               \
+    cumsum_##S(kept.ptr[0] + i * across[0], kept.ptr[1] + i * across[1], along, across, n, c->lo[axis], c->hi[axis], m, exclusive, reverse); \
+    break;
+        NUMBERS(CASE)
+#undef CASE
+        default: return ASPEN_KERNEL_BAD_ARGUMENT;
+      }
+    }
+  } while (nd_next(&kept));
+  return ASPEN_KERNEL_OK;
+}
