@@ -340,6 +340,9 @@ class Binder:
         found = schema(proto.op_type, version, domain)
         if found is None:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
+        if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
+            # ONNX's inference takes a missing attribute for 0, its definition for 1.
+            proto = _with_attribute(proto, "onesided", 1)
         types, hints = {}, {}
         for name, tensor in zip(entry.names, inputs, strict=True):
             if tensor is not None:
@@ -465,6 +468,13 @@ def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.N
 
 def _read(model: Model, proto: TensorProto, out: npt.NDArray[Any]) -> None:
     out[...] = model.constant(proto)
+
+
+def _with_attribute(proto: NodeProto, name: str, value: int) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(proto)
+    copy.attribute.append(helper.make_attribute(name, value))
+    return copy
 
 
 def _dense(model: Model, sparse: SparseTensorProto) -> npt.NDArray[Any]:

@@ -58,7 +58,7 @@ _UNARY_WITH: dict[str, tuple[str, tuple[str, float] | None, tuple[str, float] | 
     "ThresholdedRelu": ("THRESHOLDED_RELU", ("alpha", 1.0), None),
     "Shrink": ("SHRINK", ("lambd", 0.5), ("bias", 0.0)),
 }
-_BINARY = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV", "PRelu": "PRELU"}
+_BINARY = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Div": "DIV"}
 _COMPARE = {"Equal": "EQUAL", "Less": "LESS", "LessOrEqual": "LESS_EQUAL", "Greater": "GREATER", "GreaterOrEqual": "GREATER_EQUAL"}
 _LOGICAL = {"And": "AND", "Or": "OR", "Xor": "XOR"}
 _BITWISE = {"BitwiseAnd": "BIT_AND", "BitwiseOr": "BIT_OR", "BitwiseXor": "BIT_XOR"}
@@ -199,6 +199,16 @@ for _op, _code in _COMPARE.items():
     RULES[_op] = partial(_compare, _code)
 for _op, _code in (_LOGICAL | _BITWISE).items():
     RULES[_op] = partial(_bits, _code)
+
+
+@rule("PRelu")
+def _prelu(b: Builder, node: Node) -> Tensor:
+    x, slope = data(node), data(node, 1)
+    channels = x.shape[1] if len(x.shape) > 1 else 0
+    # Up to opset 6 a slope of one axis belongs to the channels; from 7 on it broadcasts like any operand.
+    if slope.shape == (channels,) and channels != x.shape[-1]:
+        slope = b.reshape(slope, (channels, *(1 for _ in x.shape[2:])))
+    return b.binary("PRELU", x, slope)
 
 
 @rule("BitShift")

@@ -113,14 +113,14 @@ def _packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
         return b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)
     oc, c, kh, kw = w.shape
     if depthwise:
-        return b.copy(b.transpose(b.reshape(w, (oc, kh * kw)), (1, 0)))
+        return b.transpose(b.reshape(w, (oc, kh * kw)), (1, 0))
     n = oc // groups
     panels = -(-n // 32)
     w = b.reshape(w, (groups, n, c, kh * kw))
     if panels * 32 != n:
         w = b.emit("PAD", [w, b.constant(0.0, F32)], (groups, panels * 32, c, kh * kw), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
     w = b.reshape(w, (groups, panels, 32, c, kh * kw))
-    return b.reshape(b.copy(b.transpose(w, (0, 1, 4, 3, 2))), (groups, panels, kh * kw * c, 32))
+    return b.reshape(b.transpose(w, (0, 1, 4, 3, 2)), (groups, panels, kh * kw * c, 32))
 
 
 @rule("MaxPool", widened=True)
