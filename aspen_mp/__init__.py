@@ -1,3 +1,51 @@
-"""aspen-mp: ONNX networks on all cores of a machine, without operator barriers."""
+"""aspen-mp: ONNX networks on all cores of a machine, without operator barriers.
 
+    import aspen_mp
+    with aspen_mp.Runtime(workers=2) as rt:
+        model = rt.load("resnet50.onnx")
+        y = model.run({"x": x})
+
+Importing this package is cheap: numpy, onnx and the rest are imported when something needs them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.1.0"
+__all__ = ["InferenceSession", "Model", "RequestFuture", "Runtime", "ValueInfo", "__version__", "connect", "errors"]
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from aspen_mp import errors as errors
+    from aspen_mp.inference import InferenceSession as InferenceSession
+    from aspen_mp.model import Model as Model
+    from aspen_mp.model import RequestFuture as RequestFuture
+    from aspen_mp.model import ValueInfo as ValueInfo
+    from aspen_mp.runtime import Runtime as Runtime
+    from aspen_mp.runtime import connect as connect
+
+_WHERE = {
+    "InferenceSession": "aspen_mp.inference",
+    "Runtime": "aspen_mp.runtime",
+    "connect": "aspen_mp.runtime",
+    "Model": "aspen_mp.model",
+    "RequestFuture": "aspen_mp.model",
+    "ValueInfo": "aspen_mp.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("aspen_mp.errors")
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'aspen_mp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import mmap
 import os
-import secrets
 import stat
 import sys
 from types import TracebackType
@@ -21,6 +20,7 @@ from types import TracebackType
 import posix_ipc
 
 from aspen_mp.shm import _control
+from aspen_mp.shm._mapping import Mapping
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
 __all__ = ["Segment", "format_bytes", "memory_available", "shm_free"]
@@ -102,8 +102,7 @@ class Segment:
         self.nbytes = nbytes
         self.writable = writable
         self.is_memfd = memfd
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map: mmap.mmap | None = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=prot)
+        self._map: Mapping | None = Mapping(fd, nbytes, writable)
 
     @classmethod
     def create(cls, role: str, nbytes: int, *, memfd: bool | None = None) -> Segment:
@@ -166,7 +165,7 @@ class Segment:
         return memoryview(self._map)
 
     @property
-    def mapping(self) -> mmap.mmap:
+    def mapping(self) -> Mapping:
         if self._map is None:
             raise ValueError(f"{self.role} segment is closed")
         return self._map
@@ -199,7 +198,7 @@ def _create_shm(role: str, nbytes: int) -> int:
     if nbytes > shm_free():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for _ in range(_NAME_ATTEMPTS):
-        name = f"/aspen-{os.getuid()}-{secrets.token_hex(8)}-{role}"
+        name = f"/aspen-{os.getuid()}-{os.urandom(8).hex()}-{role}"
         try:
             shm = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError:

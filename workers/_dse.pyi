@@ -48,9 +48,9 @@ class Engine:
     def join(self) -> None:
         """The row opens (state "running"). Call after the first attached(); run() does it if it was not called."""
     def run(self) -> tuple[str, int, int]: ...
-    def operands(self, instance: int, tile: int) -> tuple[int, memoryview, list[Array], list[Array | None]]:
+    def operands(self, instance: int, tile: int) -> tuple[int, bytes, list[Array | memoryview], list[Array | memoryview | None]]:
         """(op, blob, outputs, inputs) of an opaque tile: arrays are views of shared memory in ONNX order with the operands' shapes and
-        strides; OBJECT operands are uint8 arrays of their buffer; missing optional inputs are None."""
+        strides; OBJECT operands are memoryviews of their buffer; missing optional inputs are None."""
     def name(self, instance: int, tile: int) -> str:
         """ "node name (op type)" for messages."""
     def finish(self, instance: int, tile: int, error: int = 0, needed: int = 0, message: str = "") -> None:

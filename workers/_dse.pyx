@@ -1,8 +1,6 @@
 # cython: language_level=3, boundscheck=False
 """The distributed scheduling engine for Python (dse.h), and a runner of single tiles. Documentation of names: _dse.pyi."""
 
-import numpy as np
-
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -10,7 +8,6 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from aspen_mp.shm.errors import PlanError, ProtocolError
-from aspen_mp.shm.tables import NUMPY_BY_CODE
 from aspen_mp.shm._control import ROLES, check_magic
 
 cdef extern from "dse.h" nogil:
@@ -160,8 +157,21 @@ cdef class _Buffer:
         self.release()
 
 
+cdef object np = None  # numpy, and its dtypes by code: imported when an opaque tile first needs them, so that workers start fast
+cdef dict NUMPY_BY_CODE = {}
+
+
+cdef int _need_numpy() except -1:
+    global np, NUMPY_BY_CODE
+    if np is None:
+        import numpy
+        from aspen_mp.shm import tables
+        np, NUMPY_BY_CODE = numpy, tables.NUMPY_BY_CODE
+    return 0
+
+
 cdef object _array(const aspen_operand *o, buf, int64_t first, bint writable):
-    """An operand as an array over `buf`, whose byte `first` + offset is its logical element (0, 0, …). None: no operand."""
+    """An operand as an array over `buf`, whose byte `first` + offset is its logical element (0, 0, …). None: no operand; OBJECT: a memoryview."""
     if o.dtype == ASPEN_DT_NONE:
         return None
     dtype = np.dtype(np.uint8) if o.dtype == ASPEN_DT_OBJECT else NUMPY_BY_CODE[o.dtype]
@@ -172,7 +182,7 @@ cdef object _array(const aspen_operand *o, buf, int64_t first, bint writable):
     array = np.ndarray(shape, dtype, buffer=buf, offset=first + o.offset, strides=strides)
     if not writable:
         array.flags.writeable = False
-    return array
+    return array.data if o.dtype == ASPEN_DT_OBJECT else array
 
 
 cdef object _call(const aspen_exec_plan *p, uint32_t tile, list buffers, int64_t request):
@@ -181,6 +191,7 @@ cdef object _call(const aspen_exec_plan *p, uint32_t tile, list buffers, int64_t
     cdef const aspen_op *o = &p.ops[op]
     cdef const aspen_operand *x
     cdef int i
+    _need_numpy()
     arrays = []
     for i in range(o.n_outputs + o.n_inputs):
         x = &p.operands[o.operand + i]
@@ -475,6 +486,7 @@ cdef class PlanRunner:
         self._opaque = opaque
         # Plans are mapped at page boundaries; bytes objects are not. A copy is aligned, and read-only by nobody else having it.
         source = _Buffer(plan, False)
+        _need_numpy()
         copy = np.empty(source.view.len + ASPEN_LINE, np.uint8)
         copy = copy[-copy.ctypes.data % ASPEN_LINE:][:source.view.len]
         b = _Buffer(copy, True)

@@ -1,0 +1,177 @@
+"""A client's end of the control socket: calls and their answers, progress, and the news that the planner process is gone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from aspen_mp.control import protocol
+from aspen_mp.control.protocol import make_error
+from aspen_mp.shm import _tables
+from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeLost
+
+M = TypeVar("M", bound=protocol.Message)
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with a step's name and how much of how much of it is done, from the control connection's thread."""
+
+
+def fresh(error: AspenError) -> AspenError:
+    """The same error anew: one object raised in many places would collect all their frames in its traceback."""
+    return type(error)(*error.args)
+
+
+class _Call:
+    __slots__ = ("answer", "done", "fds", "progress")
+
+    def __init__(self, progress: ProgressCallback | None) -> None:
+        self.done = threading.Event()
+        self.progress = progress
+        self.answer: protocol.ToClient | AspenError | None = None
+        self.fds: list[int] = []
+
+
+class ControlClient:
+    """Any thread may call. One daemon thread reads the socket; when it ends, `on_lost(error)` is called once, unless `close` came first."""
+
+    def __init__(self, sock: socket.socket, on_lost: Callable[[RuntimeLost], None]) -> None:
+        self._sock = sock
+        self._on_lost = on_lost
+        self._receiver = protocol.client_receiver()
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+        self._closed = False
+        self.server_pid = 0
+        self.lost: AspenError | None = None
+        self._thread: threading.Thread | None = None
+
+    def handshake(self, package: str, timeout: float) -> tuple[protocol.Welcome, list[int]]:
+        """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away or stays silent."""
+        self._sock.settimeout(timeout)
+        try:
+            self._sock.sendall(protocol.encode(protocol.Hello(protocol.VERSION, f"{_tables.LAYOUT_HASH:016x}", package)))
+            while True:
+                if not self._receiver.read(self._sock):
+                    raise RuntimeLost("the runtime's planner process ended before it answered")
+                for message, fds in self._receiver.messages():
+                    if isinstance(message, protocol.Failed):
+                        raise make_error(message.error, message.text)
+                    if not isinstance(message, protocol.Welcome):
+                        protocol.close_all(fds)
+                        raise ProtocolError(f"{type(message).__name__} instead of Welcome")
+                    self._sock.settimeout(None)
+                    self.server_pid = message.pid
+                    self._thread = threading.Thread(target=self._read, name="aspen-mp control", daemon=True)
+                    self._thread.start()
+                    return message, fds
+        except TimeoutError:
+            raise RuntimeLost(f"the runtime did not answer within {timeout:g} s") from None
+        except OSError as error:
+            raise RuntimeLost(f"the runtime's planner process hung up: {error.strerror}") from None
+
+    def call(
+        self, make: Callable[[int], protocol.Message], kind: type[M], *, fds: tuple[int, ...] = (), progress: ProgressCallback | None = None
+    ) -> tuple[M, list[int]]:
+        """Sends ``make(id)`` and waits for its answer, which must be a `kind`; the caller owns the descriptors that came along.
+
+        Ctrl-C ends the wait; the answer is then dropped when it comes. Raises the answer's typed error, RuntimeLost when the runtime ends.
+        """
+        call = _Call(progress)
+        with self._lock:
+            self._check()
+            number = next(self._ids)
+            self._calls[number] = call
+            try:
+                data = memoryview(protocol.encode(make(number), len(fds)))
+                while data:
+                    data = data[protocol.send_part(self._sock, data, fds) :]
+                    fds = ()
+            except BaseException as error:
+                del self._calls[number]
+                if isinstance(error, OSError):
+                    raise self._gone() from None
+                raise
+        try:
+            call.done.wait()
+        except BaseException:
+            with self._lock:
+                self._calls.pop(number, None)
+            protocol.close_all(call.fds)
+            raise
+        if isinstance(call.answer, AspenError):
+            raise call.answer
+        if not isinstance(call.answer, kind):
+            protocol.close_all(call.fds)
+            raise ProtocolError(f"{type(call.answer).__name__} instead of {kind.__name__}")
+        return call.answer, call.fds
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise fresh(self.lost)
+
+    def _gone(self) -> RuntimeLost:
+        return RuntimeLost(f"the runtime's planner process (process {self.server_pid}) is gone")
+
+    def _read(self) -> None:
+        error: AspenError = self._gone()
+        try:
+            while self._receiver.read(self._sock):
+                for message, fds in self._receiver.messages():
+                    self._handle(message, fds)
+        except (ProtocolError, OSError) as caught:
+            if isinstance(caught, ProtocolError):
+                error = caught
+        lost = RuntimeLost(str(error))
+        with self._lock:
+            self.lost = self.lost or lost
+            calls, self._calls = list(self._calls.values()), {}
+            closed = self._closed
+        for call in calls:
+            call.answer = fresh(lost)
+            call.done.set()
+        self._receiver.close()
+        if not closed:
+            self._on_lost(lost)
+
+    def _handle(self, message: protocol.ToClient, fds: list[int]) -> None:
+        if isinstance(message, protocol.Welcome):
+            raise ProtocolError("Welcome twice")
+        with self._lock:
+            call = self._calls.get(message.id) if isinstance(message, protocol.Progress) else self._calls.pop(message.id, None)
+        if call is None:
+            protocol.close_all(fds)
+            if isinstance(message, protocol.Failed) and message.id == 0:
+                raise ProtocolError(message.text)
+            return
+        if isinstance(message, protocol.Progress):
+            if call.progress is not None:
+                call.progress(message.step, message.done, message.total)
+            return
+        call.answer = make_error(message.error, message.text) if isinstance(message, protocol.Failed) else message
+        call.fds = fds
+        call.done.set()
+
+    def close(self) -> None:
+        """Hangs up. Calls that wait fail with RuntimeLost."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.lost = self.lost or RuntimeLost("the runtime is closed")
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._sock.close()
+        self._receiver.close()
+
+    def abandon(self, error: AspenError) -> None:
+        """In a forked child: lets go of the descriptor without a word to the other end, which goes on talking to the parent."""
+        self._closed = True
+        self.lost = error
+        os.close(self._sock.detach())

@@ -1,0 +1,152 @@
+"""The planner process's end of a client's socket: handshake, deadlines, frames in and out. Never blocks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from aspen_mp.control import protocol
+from aspen_mp.control.loop import PRIORITY_CLIENT, Loop, Timer
+from aspen_mp.shm.errors import AspenError, ProtocolError
+
+MAX_BACKLOG = 16 << 20  # bytes that a client may leave unread before it is dropped
+
+
+class Connection:
+    """One client's socket. `on_message(connection, message, fds)` owns the descriptors it is given; `on_close(connection)` comes once."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_message: Callable[[Connection, protocol.Message, list[int]], None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self.pid, self.uid, _ = protocol.peer(sock)
+        self.greeted = False
+        self._loop = loop
+        self._sock = sock
+        self._on_message = on_message
+        self._on_close = on_close
+        self._receiver = protocol.server_receiver()
+        self._out: deque[tuple[memoryview, list[int]]] = deque()
+        self._backlog = 0
+        self._closing = False
+        self.closed = False
+        sock.setblocking(False)
+        loop.watch(sock.fileno(), PRIORITY_CLIENT, self._readable)
+        self._deadline: Timer | None = loop.later(protocol.HANDSHAKE_S, self._late)
+        self._pidfd = -1
+        # A forked child of the client may keep the socket open after the client itself is gone, so its process is watched too.
+        with suppress(OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.watch(self._pidfd, PRIORITY_CLIENT, self.close)
+
+    def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
+        """Queues a message; descriptors are duplicated, so the caller may close its own at once."""
+        if self.closed or self._closing:
+            return
+        try:
+            frame = protocol.encode(message, len(fds))
+        except ProtocolError as error:
+            frame, fds = protocol.encode(protocol.Failed(getattr(message, "id", 0), "ProtocolError", str(error))), ()
+        self._out.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self._backlog += len(frame)
+        self._flush()
+        if self._backlog > MAX_BACKLOG:
+            self.close()
+
+    def fail(self, request: int, error: BaseException) -> None:
+        """Answers a request with an error; one that is not ours is named as it is."""
+        name = type(error).__name__ if isinstance(error, AspenError) else "AspenError"
+        text = str(error) if isinstance(error, AspenError) else f"{type(error).__name__}: {error}"
+        self.send(protocol.Failed(request, name, text[:65536]))
+
+    def refuse(self, error: BaseException) -> None:
+        """Says why and hangs up as soon as that has been sent."""
+        self.fail(0, error)
+        if self.closed:
+            return
+        self._closing = True
+        if self._out:
+            self._loop.later(protocol.HANDSHAKE_S, self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        if self._pidfd >= 0:
+            self._loop.unwatch(self._pidfd)
+            os.close(self._pidfd)
+        self._receiver.close()
+        for _, fds in self._out:
+            protocol.close_all(fds)
+        self._out.clear()
+        self._on_close(self)
+
+    def _readable(self) -> None:
+        try:
+            if not self._receiver.read(self._sock):
+                self.close()
+                return
+            if self._closing:
+                self._receiver.close()
+                return
+            for message, fds in self._receiver.messages():
+                self._on_message(self, message, fds)
+                if self.closed or self._closing:
+                    return
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            self.refuse(error)
+            return
+        except OSError:
+            self.close()
+            return
+        self._watch_deadline()
+
+    def _watch_deadline(self) -> None:
+        """A deadline runs from connecting to the first message and from the first byte of a frame to its last."""
+        if self.greeted and not self._receiver.partial:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+        elif self._deadline is None:
+            self._deadline = self._loop.later(protocol.HANDSHAKE_S, self._late)
+
+    def _late(self) -> None:
+        self._deadline = None
+        what = "a frame was begun and not completed" if self.greeted else "no handshake"
+        self.refuse(ProtocolError(f"{what} within {protocol.HANDSHAKE_S:g} s"))
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                data, fds = self._out[0]
+                sent = protocol.send_part(self._sock, data, fds)
+                protocol.close_all(fds)
+                fds.clear()
+                self._backlog -= sent
+                if sent < len(data):
+                    self._out[0] = (data[sent:], fds)
+                else:
+                    self._out.popleft()
+        except BlockingIOError:
+            self._loop.watch_writable(self._sock.fileno(), self._flush)
+            return
+        except OSError:
+            self.close()
+            return
+        self._loop.watch_writable(self._sock.fileno(), None)
+        if self._closing:
+            self.close()

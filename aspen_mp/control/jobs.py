@@ -1,0 +1,304 @@
+"""Reading and planning a model in a process of its own, forked from the planner process.
+
+The fork is safe because the planner process has one thread, and quick because it has imported the planner already. A model file that
+crashes the parser, runs out of memory or hangs costs its own load alone: the child is killed and the answer is a typed error. The child
+stays for some seconds after a job, so that loading a model and planning its first shapes read the file once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import msgspec
+
+from aspen_mp.control import protocol
+from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
+from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
+from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
+from aspen_mp.workers import process
+
+IDLE_S: Final = 5.0
+MAX_FRAME: Final = 256 << 20
+WeightDirectory = dict[str, tuple[int, int]]
+"""Weight key → (number of the model's weight segment, byte offset in it)."""
+
+
+class Inspect(protocol.Message):
+    """Read the model and check it."""
+
+
+class PlanStage(protocol.Message):
+    stages: list[list[Bind]]
+    capacities: list[Capacity]
+    workers: int
+
+
+class JobProgress(protocol.Message):
+    step: str
+    done: int
+    total: int
+
+
+class JobFailed(protocol.Message):
+    error: str
+    text: str
+
+
+class JobSegment(protocol.Message):
+    """A segment that belongs to the result; its descriptor comes along. Weight segments come in the order of their numbers."""
+
+    role: str
+    nbytes: int
+
+
+class Inspected(protocol.Message):
+    name: str
+    inputs: list[ValueInfo]
+    outputs: list[ValueInfo]
+
+
+class StagePlanned(protocol.Message):
+    """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
+    `packed` the keys that were packed for this plan."""
+
+    region: int
+    inputs: list[Slot]
+    outputs: list[Slot]
+    needs_values: list[str]
+    last: bool
+    dynamic: bool
+    weights: list[int]
+    packed: list[tuple[str, int, int]]
+
+
+ToChild = Inspect | PlanStage
+FromChild = JobProgress | JobFailed | JobSegment | Inspected | StagePlanned
+_to_child = msgspec.msgpack.Decoder(ToChild)
+_from_child = msgspec.msgpack.Decoder(FromChild)
+Received = tuple[str, int, int]
+"""Role, bytes and descriptor of a segment that a child made."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What to ask the child, and whom to tell. `on_done(result, segments)` owns the segments' descriptors."""
+
+    message: Inspect | PlanStage
+    on_done: Callable[[Inspected | StagePlanned, list[Received]], None]
+    on_error: Callable[[AspenError], None]
+    on_progress: Callable[[JobProgress], None]
+
+
+class PlannerChild:
+    """Runs the jobs of one model, one after the other. `serve(sock)` is what the child does with its end of the socket."""
+
+    def __init__(self, loop: Loop, name: str, serve: Callable[[socket.socket], None], keep: tuple[int, ...] = ()) -> None:
+        """`keep`: descriptors that the child needs besides its socket."""
+        self._loop = loop
+        self._name = name
+        self._serve = serve
+        self._keep = keep
+        self._waiting: deque[Job] = deque()
+        self._current: Job | None = None
+        self._segments: list[Received] = []
+        self._sock: socket.socket | None = None
+        self._pid = 0
+        self._idle: Timer | None = None
+        self._receiver: protocol.Receiver[FromChild] = protocol.Receiver(_from_child, MAX_FRAME)
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
+    def submit(self, job: Job) -> None:
+        self._waiting.append(job)
+        if self._current is None:
+            self._next()
+
+    def close(self, error: AspenError | None = None) -> None:
+        """Kills the child; jobs that have not been answered fail with `error`."""
+        self._end(kill=True)
+        jobs = ([self._current] if self._current else []) + list(self._waiting)
+        self._current = None
+        self._waiting.clear()
+        for job in jobs:
+            job.on_error(error or AspenError("loading was cancelled"))
+
+    def _next(self) -> None:
+        if not self._waiting:
+            self._idle = self._loop.later(IDLE_S, lambda: self._end(kill=False))
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._current = self._waiting.popleft()
+        try:
+            if self._sock is None:
+                self._start()
+            assert self._sock is not None
+            self._sock.sendall(protocol.encode(self._current.message, limit=MAX_FRAME))
+        except OSError as error:
+            self._died(f"could not start: {error}")
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _child(parent, theirs, self._keep, self._name, self._serve)
+        theirs.close()
+        self._pid = pid
+        self._sock = ours
+        self._loop.watch(ours.fileno(), PRIORITY_JOB, self._readable)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            if not self._receiver.read(self._sock):
+                self._died("")
+                return
+            for message, fds in self._receiver.messages():
+                self._handle(message, fds)
+        except (AspenError, OSError) as error:
+            self._died(str(error))
+
+    def _handle(self, message: FromChild, fds: list[int]) -> None:
+        job = self._current
+        if job is None:
+            protocol.close_all(fds)
+            return
+        match message:
+            case JobProgress():
+                job.on_progress(message)
+            case JobSegment():
+                self._segments += [(message.role, message.nbytes, fd) for fd in fds]
+            case JobFailed():
+                self._drop_segments()
+                self._current = None
+                job.on_error(make_error(message.error, message.text))
+                self._next_after(job)
+            case Inspected() | StagePlanned():
+                segments, self._segments = self._segments, []
+                self._current = None
+                job.on_done(message, segments)
+                self._next_after(job)
+
+    def _next_after(self, job: Job) -> None:
+        if self._current is None and self._idle is None:
+            self._next()
+
+    def _died(self, why: str) -> None:
+        status = self._end(kill=bool(why), wait=True)
+        job, self._current = self._current, None
+        if job is not None:
+            job.on_error(_death(self._name, status, why))
+            self._next_after(job)
+
+    def _end(self, *, kill: bool, wait: bool = False) -> int:
+        """Closes the socket (at which an idle child leaves) and reaps the child; returns its wait status if told to wait for it."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._drop_segments()
+        self._receiver.close()
+        if self._sock is None:
+            return 0
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._sock = None
+        pid, self._pid = self._pid, 0
+        if kill:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if wait:
+            return os.waitpid(pid, 0)[1] if pid else 0
+        if pid:
+            self._loop.reap(pid)
+        return 0
+
+    def _drop_segments(self) -> None:
+        protocol.close_all([fd for _, _, fd in self._segments])
+        self._segments = []
+
+
+def _death(name: str, status: int, why: str) -> AspenError:
+    if why:
+        return PlanError(f"model {name!r}: its planning process failed: {why}")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        text = f"model {name!r}: its planning process was ended by {signal.Signals(number).name}"
+        if number == signal.SIGKILL:
+            return ResourceLimitError(f"{text}, most likely because memory ran out")
+        return PlanError(text)
+    return PlanError(f"model {name!r}: its planning process ended with status {os.waitstatus_to_exitcode(status)}")
+
+
+class ChildSide:
+    """The child's end: receives jobs, sends progress, segments and results."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._receiver: protocol.Receiver[ToChild] = protocol.Receiver(_to_child, MAX_FRAME)
+
+    def run(self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned]) -> None:
+        while self._receiver.read(self._sock):
+            for message, _ in self._receiver.messages():
+                try:
+                    answer: protocol.Message = do(message, self)
+                except AspenError as error:
+                    answer = JobFailed(type(error).__name__, str(error))
+                except MemoryError:
+                    answer = JobFailed("ResourceLimitError", "not enough memory to read and plan the model")
+                except RecursionError:
+                    answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
+                self.send(answer)
+
+    def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
+        data = memoryview(protocol.encode(message, len(fds), limit=MAX_FRAME))
+        while data:
+            data = data[protocol.send_part(self._sock, data, fds) :]
+            fds = ()
+
+    def progress(self, step: str, done: int, total: int) -> None:
+        self.send(JobProgress(step, done, total))
+
+
+def _child(parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, serve: Callable[[socket.socket], None]) -> NoReturn:
+    """Runs in the forked process and never returns: no exit handler of the planner process may run here.
+
+    Every inherited descriptor is closed: a copy of a client's socket here would hide from it that the planner process hung up.
+    """
+    status = 1
+    try:
+        process.die_with(parent)
+        for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
+            if fd > 2 and fd != sock.fileno() and fd not in keep:
+                with suppress(OSError):
+                    os.close(fd)
+        process.set_name("aspen-plan")
+        process.set_oom_score(900)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        serve(sock)
+        status = 0
+    except BaseException as error:  # the last thing that can be said about it
+        with suppress(BaseException):
+            ChildSide(sock).send(JobFailed("PlanError", f"model {name!r}: internal error: {type(error).__name__}: {error}"))
+            import traceback
+
+            traceback.print_exc()
+            sys.stderr.flush()
+    finally:
+        os._exit(status)

@@ -1,0 +1,141 @@
+"""The planner process's event loop: descriptors, timers and signals on one thread.
+
+Ready descriptors are served in order of their priority, so what a worker reported is known before a client's question about it is read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+PRIORITY_SIGNAL: Final = 0
+PRIORITY_WORKER: Final = 1
+PRIORITY_JOB: Final = 2
+PRIORITY_CLIENT: Final = 3
+
+
+@dataclass(order=True, slots=True)
+class Timer:
+    due: float
+    number: int
+    action: Callable[[], object] | None = field(compare=False)
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+@dataclass(slots=True)
+class _Watch:
+    priority: int
+    on_read: Callable[[], object]
+    on_write: Callable[[], object] | None = None
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._selector = selectors.EpollSelector()
+        self._timers: list[Timer] = []
+        self._numbers = itertools.count()
+        self._wake, self._wake_write = socket.socketpair()
+        self._wake.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._signals: dict[int, Callable[[], object]] = {}
+        self._running = False
+        self._reaping: dict[int, int] = {}
+        self.watch(self._wake.fileno(), PRIORITY_SIGNAL, self._drain_signals)
+
+    def watch(self, fd: int, priority: int, on_read: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, _Watch(priority, on_read))
+
+    def watch_writable(self, fd: int, on_write: Callable[[], object] | None) -> None:
+        """Calls `on_write` too whenever a watched descriptor can be written to; None ends that."""
+        watch: _Watch = self._selector.get_key(fd).data
+        if watch.on_write == on_write:
+            return
+        watch.on_write = on_write
+        self._selector.modify(fd, selectors.EVENT_READ | (selectors.EVENT_WRITE if on_write else 0), watch)
+
+    def __contains__(self, fd: int) -> bool:
+        return self._data(fd) is not None
+
+    def unwatch(self, fd: int) -> None:
+        with suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def later(self, seconds: float, action: Callable[[], object]) -> Timer:
+        timer = Timer(time.monotonic() + seconds, next(self._numbers), action)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def on_signal(self, number: int, action: Callable[[], object]) -> None:
+        """The C-level handler writes the signal's number to a socket; `action` then runs in the loop, not in the handler."""
+        self._signals[number] = action
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(number, lambda *_: None)
+
+    def _drain_signals(self) -> None:
+        for number in self._wake.recv(4096):
+            self._signals.get(number, lambda: None)()
+
+    def run(self) -> None:
+        self._running = True
+        while self._running:
+            events = self._selector.select(self._timeout())
+            if len(events) > 1:
+                events.sort(key=lambda event: event[0].data.priority)
+            for key, mask in events:
+                # An earlier callback of this round may have unregistered this descriptor, or closed it and registered a new one.
+                watch: _Watch = key.data
+                if mask & selectors.EVENT_WRITE and self._data(key.fd) is watch and watch.on_write is not None:
+                    watch.on_write()
+                if mask & selectors.EVENT_READ and self._data(key.fd) is watch:
+                    watch.on_read()
+            self._run_timers()
+
+    def _data(self, fd: int) -> _Watch | None:
+        key = self._selector.get_map().get(fd)
+        return None if key is None else key.data
+
+    def _timeout(self) -> float | None:
+        while self._timers and self._timers[0].action is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0].due - time.monotonic()) if self._timers else None
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0].due <= now:
+            action = heapq.heappop(self._timers).action
+            if action is not None:
+                action()
+
+    def reap(self, pid: int) -> None:
+        """Collects the exit status of a child that is about to end, without waiting for it here."""
+        pidfd = os.pidfd_open(pid)
+        self._reaping[pidfd] = pid
+
+        def gone() -> None:
+            self.unwatch(pidfd)
+            os.close(pidfd)
+            os.waitpid(self._reaping.pop(pidfd), 0)
+
+        self.watch(pidfd, PRIORITY_WORKER, gone)
+
+    def stop(self) -> None:
+        self._running = False
+
+    def close(self) -> None:
+        for pidfd, pid in self._reaping.items():
+            os.waitpid(pid, 0)
+            os.close(pidfd)
+        self._selector.close()
+        self._wake.close()
+        self._wake_write.close()

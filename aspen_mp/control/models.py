@@ -1,0 +1,345 @@
+"""Loaded models and their plans: who uses them, which segments they hold, what is being planned.
+
+A model that several clients load with the same options from an unchanged file is one model. Its weights lie in weight segments; a directory
+says where each packed weight is, so that plans for other shapes reuse them. A plan has a segment of its own and one arena an instance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from aspen_mp.control import planning, protocol
+from aspen_mp.control.jobs import Inspect as InspectJob
+from aspen_mp.control.jobs import Inspected, Job, JobProgress, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
+from aspen_mp.control.loop import Loop
+from aspen_mp.control.segments import SegmentStore
+from aspen_mp.shm import _control
+from aspen_mp.shm.errors import AspenError, RequestError
+from aspen_mp.shm.segments import Segment
+
+MAX_PLANS = 256
+"""Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
+
+
+@dataclass(slots=True)
+class Asker:
+    """Whom to answer: `client` is the control table's number; `send` and `fail` do nothing once it has gone."""
+
+    client: int
+    request: int
+    send: Callable[[protocol.Message], None]
+    fail: Callable[[BaseException], None]
+
+
+@dataclass(slots=True)
+class Stage:
+    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs."""
+
+    answer: protocol.Planned
+    segments: list[int]
+
+
+@dataclass(eq=False, slots=True)
+class Model:
+    id: int
+    key: tuple[Any, ...]
+    source: planning.Source
+    instances: int
+    options: planning.Options
+    child: PlannerChild
+    name: str = ""
+    loaded: protocol.Loaded | None = None
+    waiting: list[Asker] = field(default_factory=list)
+    users: dict[int, int] = field(default_factory=dict)
+    weights: WeightDirectory = field(default_factory=dict)
+    weight_segments: list[int] = field(default_factory=list)
+    stages: dict[bytes, Stage] = field(default_factory=dict)
+    planning: dict[bytes, list[Asker]] = field(default_factory=dict)
+
+
+class ModelStore:
+    def __init__(
+        self, loop: Loop, table: _control.ControlTable, segments: SegmentStore, workers: Callable[[], int], changed: Callable[[], None]
+    ) -> None:
+        """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used."""
+        self._loop = loop
+        self._table = table
+        self._segments = segments
+        self._workers = workers
+        self._changed = changed
+        self._models: dict[int, Model] = {}
+        self._by_key: dict[tuple[Any, ...], Model] = {}
+        self._next = 1
+        self._leaving_weights: dict[int, list[int]] = {}
+
+    # ---- loading
+
+    def load(self, message: protocol.Load, fds: list[int], asker: Asker) -> None:
+        """Answers with `Loaded`, at once if the same model is there already. Takes over `fds`."""
+        try:
+            source, key = _source(message, fds)
+        except BaseException:
+            protocol.close_all(fds)
+            raise
+        model = self._by_key.get(key) if key[0] == "path" else None
+        if model is not None:
+            if model.loaded is not None:
+                self._welcome(model, asker)
+            else:
+                model.waiting.append(asker)
+            return
+        number, self._next = self._next, self._next + 1
+        options = planning.Options(message.precision, message.winograd)
+        model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
+        model.child = PlannerChild(self._loop, model.name, partial(planning.serve, model), source.keep)
+        model.waiting.append(asker)
+        self._models[number] = model
+        self._by_key[key] = model
+        model.child.submit(
+            Job(
+                InspectJob(),
+                lambda result, segments: self._inspected(model, result),
+                lambda error: self._failed(model, error),
+                lambda progress: _report(model.waiting, progress),
+            )
+        )
+
+    def _inspected(self, model: Model, result: Inspected | StagePlanned) -> None:
+        assert isinstance(result, Inspected)
+        model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs)
+        waiting, model.waiting = model.waiting, []
+        for asker in waiting:
+            self._welcome(model, asker)
+        if not model.users:
+            self._drop(model)
+
+    def _welcome(self, model: Model, asker: Asker) -> None:
+        assert model.loaded is not None
+        model.users[asker.client] = model.users.get(asker.client, 0) + 1
+        asker.send(msgspec.structs.replace(model.loaded, id=asker.request))
+
+    def _failed(self, model: Model, error: AspenError) -> None:
+        waiting, model.waiting = model.waiting, []
+        for asker in waiting:
+            asker.fail(error)
+        self._drop(model)
+
+    # ---- planning
+
+    def plan(self, message: protocol.Plan, asker: Asker) -> None:
+        model = self._models.get(message.model)
+        if model is None or asker.client not in model.users:
+            raise RequestError(f"model {message.model} is not loaded")
+        key = msgspec.msgpack.encode((message.stages, message.capacities))
+        stage = model.stages.pop(key, None)
+        if stage is not None:
+            model.stages[key] = stage  # most recently asked for: last
+            asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
+            return
+        if key in model.planning:
+            model.planning[key].append(asker)
+            return
+        askers = model.planning[key] = [asker]
+        model.child.submit(
+            Job(
+                PlanStage(message.stages, message.capacities, self._workers()),
+                lambda result, segments: self._planned(model, key, result, segments),
+                lambda error: self._not_planned(model, key, error),
+                lambda progress: _report(askers, progress),
+            )
+        )
+
+    def _planned(self, model: Model, key: bytes, result: Inspected | StagePlanned, received: list[Received]) -> None:
+        assert isinstance(result, StagePlanned)
+        try:
+            stage = self._publish(model, result, received)
+        except AspenError as error:
+            self._not_planned(model, key, error)
+            return
+        model.stages[key] = stage
+        for asker in model.planning.pop(key, []):
+            asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
+        if len(model.stages) > MAX_PLANS:
+            self._drop_stage(model, next(iter(model.stages)))
+
+    def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
+        for asker in model.planning.pop(key, []):
+            asker.fail(error)
+
+    def _publish(self, model: Model, result: StagePlanned, received: list[Received]) -> Stage:
+        answer = protocol.Planned(
+            id=0,
+            plan=0,
+            generation=0,
+            region=result.region,
+            inputs=result.inputs,
+            outputs=result.outputs,
+            needs_values=result.needs_values,
+            last=result.last,
+            dynamic=result.dynamic,
+            instances=model.instances,
+        )
+        plan_segment: Segment | None = None
+        left = list(received)
+        added: list[int] = []
+        try:
+            if result.needs_values:
+                return Stage(answer, [])
+            sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
+            sizes += [os.fstat(fd).st_size for role, _, fd in received if role == "weights"]
+            arena_sizes = [os.fstat(fd).st_size for role, _, fd in received if role == "arena"]
+            made = next(item for item in received if item[0] == "plan")
+            plan_segment = planning.checked_plan(made, result, [sizes[i] for i in result.weights], arena_sizes)
+            owner = f"model {model.id}"
+            new_weights: list[int] = []
+            arenas: list[int] = []
+            while left:
+                role, _, fd = left.pop()
+                if role == "plan":
+                    os.close(fd)
+                    continue
+                segment = self._segments.add(role, os.fstat(fd).st_size, fd, owner)
+                added.append(segment)
+                (new_weights if role == "weights" else arenas).append(segment)
+            plan = self._segments.add("plan", plan_segment.nbytes, os.dup(plan_segment.fd), owner)
+            added.append(plan)
+            weight_segments = model.weight_segments + new_weights[::-1]
+            number, generation = self._table.add_plan(plan, [weight_segments[i] for i in result.weights], arenas)
+        except BaseException:
+            protocol.close_all([fd for _, _, fd in left])
+            for segment in added:
+                self._segments.drop(segment)
+            self._changed()
+            raise
+        finally:
+            if plan_segment is not None:
+                plan_segment.close()
+        model.weight_segments = weight_segments
+        model.weights.update({key: (segment, offset) for key, segment, offset in result.packed})
+        self._changed()
+        return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas])
+
+    def op_name(self, plan: int, op: int) -> str:
+        """ "node name (op type)" of an op of a plan."""
+        for model in self._models.values():
+            for stage in model.stages.values():
+                if stage.answer.plan == plan:
+                    held = self._segments[stage.segments[0]]
+                    return planning.op_name(held.fd, op)
+        return f"op {op}"
+
+    # ---- unloading
+
+    def unload(self, number: int, client: int) -> None:
+        model = self._models.get(number)
+        if model is None or client not in model.users:
+            raise RequestError(f"model {number} is not loaded")
+        model.users[client] -= 1
+        if not model.users[client]:
+            self._forget_user(model, client)
+
+    def client_gone(self, client: int) -> None:
+        for model in list(self._models.values()):
+            model.waiting = [asker for asker in model.waiting if asker.client != client]
+            if client in model.users:
+                self._forget_user(model, client)
+            elif not model.users and not model.waiting:
+                self._drop(model)
+
+    def _forget_user(self, model: Model, client: int) -> None:
+        model.users.pop(client, None)
+        if not model.users and not model.waiting:
+            self._drop(model)
+
+    def _drop_stage(self, model: Model, key: bytes) -> None:
+        stage = model.stages.pop(key)
+        if stage.answer.plan:
+            self._table.drop_plan(stage.answer.plan)
+            self._changed()
+
+    def _drop(self, model: Model) -> None:
+        """Its plans go as soon as their last requests have ended, its weights after them."""
+        if self._models.pop(model.id, None) is None:
+            return
+        if self._by_key.get(model.key) is model:
+            del self._by_key[model.key]
+        model.child.close()
+        waits_for = {stage.segments[0] for stage in model.stages.values() if stage.segments}
+        self._weights_after(model.weight_segments, waits_for)
+        for key in list(model.stages):
+            self._drop_stage(model, key)
+        model.source.close()
+        self._changed()
+
+    def _weights_after(self, weights: list[int], plans: set[int]) -> None:
+        for segment in weights:
+            if plans:
+                self._leaving_weights[segment] = sorted(plans)
+            else:
+                self._segments.drop(segment)
+
+    def collected(self, segments: set[int]) -> None:
+        """Segments that collect() returned: weights whose last plan is among them are dropped as well."""
+        for weight, plans in list(self._leaving_weights.items()):
+            plans[:] = [plan for plan in plans if plan not in segments]
+            if not plans:
+                del self._leaving_weights[weight]
+                self._segments.drop(weight)
+
+    def close(self) -> None:
+        for model in list(self._models.values()):
+            model.child.close()
+            model.source.close()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For status: each model with its plans and the bytes they take."""
+        result = []
+        for model in self._models.values():
+            plans = [
+                {
+                    "plan": stage.answer.plan,
+                    "dynamic": stage.answer.dynamic,
+                    "instances": len(stage.segments) - 1,
+                    "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
+                    "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),
+                }
+                for stage in model.stages.values()
+                if stage.segments
+            ]
+            result.append(
+                {
+                    "id": model.id,
+                    "name": model.name,
+                    "source": model.source.name,
+                    "state": "loaded" if model.loaded else "loading",
+                    "clients": len(model.users),
+                    "planning": len(model.planning),
+                    "weight_bytes": sum(self._segments[segment].nbytes for segment in model.weight_segments),
+                    "plans": plans,
+                }
+            )
+        return result
+
+
+def _report(askers: list[Asker], progress: JobProgress) -> None:
+    for asker in askers:
+        asker.send(protocol.Progress(asker.request, progress.step, progress.done, progress.total))
+
+
+def _source(message: protocol.Load, fds: list[int]) -> tuple[planning.Source, tuple[Any, ...]]:
+    options = (message.instances, message.precision, message.winograd)
+    if message.path:
+        if fds or not os.path.isabs(message.path):
+            raise RequestError("a model is an absolute path or one descriptor")
+        source = planning.Source.from_path(message.path)
+        return source, ("path", message.path, source.stamp, *options)
+    if len(fds) != 1:
+        raise RequestError("a model is an absolute path or one descriptor")
+    source = planning.Source.from_fd(fds[0], message.name)
+    return source, ("bytes", source.fd, *options)

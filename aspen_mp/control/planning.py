@@ -1,0 +1,235 @@
+"""What a planning child does: read the model, check it, plan stages, pack weights straight into shared segments.
+
+`Source` says where the model's bytes are and notices when a file has changed since it was loaded: a later plan of the same model must not
+mix two versions of its weights.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from aspen_mp.control import protocol
+from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
+from aspen_mp.shm import _tables
+from aspen_mp.shm.errors import ModelParseError, PlanError
+from aspen_mp.shm.segments import Segment
+
+if TYPE_CHECKING:
+    from aspen_mp.control.jobs import Received
+    from aspen_mp.control.models import Model
+    from aspen_mp.planner import api
+    from aspen_mp.planner.plan import Plan, TensorInfo
+
+_ALIGN: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is planned; part of its identity."""
+
+    precision: str
+    winograd: bool
+
+
+@dataclass(slots=True)
+class Source:
+    """A model's bytes: a file (`path`, with `stamp` of when it was loaded) or a descriptor that this object owns."""
+
+    name: str
+    path: str = ""
+    stamp: tuple[int, ...] = ()
+    fd: int = -1
+
+    @classmethod
+    def from_path(cls, path: str) -> Source:
+        """Raises ModelParseError where there is no such regular file."""
+        try:
+            info = os.stat(path)
+        except OSError as error:
+            raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
+        return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info))
+
+    @classmethod
+    def from_fd(cls, fd: int, name: str) -> Source:
+        return cls(name or "model", fd=fd)
+
+    @property
+    def keep(self) -> tuple[int, ...]:
+        return (self.fd,) if self.fd >= 0 else ()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def read(self) -> api.Model:
+        """The model, opened and checked. Raises the loader's typed errors, and PlanError if the file is no longer the same."""
+        from aspen_mp.planner import api
+
+        if self.path:
+            model = api.load(self.path)
+            if _stamp(os.stat(self.path)) != self.stamp:
+                raise PlanError(f"model file {self.path!r} has changed since it was loaded; load it again")
+            return model
+        size = os.fstat(self.fd).st_size
+        return api.load(memoryview(mmap.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
+
+
+def _stamp(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+class Planner:
+    """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
+
+    def __init__(self, model: Model) -> None:
+        self._source = model.source
+        self._options = model.options
+        self._instances = model.instances
+        self._name = model.name
+        self._directory = dict(model.weights)
+        self._n_segments = len(model.weight_segments)
+        self._opened: api.Model | None = None
+
+    def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
+        if self._opened is None:
+            side.progress("reading", 0, 1)
+            self._opened = self._source.read()
+        if isinstance(message, Inspect):
+            return _inspect(self._opened)
+        return self._plan(self._opened, message, side)
+
+    def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
+        from aspen_mp.planner import api
+
+        side.progress("planning", 0, 1)
+        bindings = [{bind.name: _binding(bind) for bind in stage} for stage in message.stages]
+        options = api.Options(capacities={capacity.name: capacity.nbytes for capacity in message.capacities})
+        result = api.plan_stage(model, bindings, workers=message.workers, options=options)
+        plan = result.plan
+        if plan is None:
+            return StagePlanned(0, [], [], result.needs, False, False, [], [])
+        used, packed = self._pack(plan, side)
+        number = {segment: i for i, segment in enumerate(used)}
+        plan.place_weights({item.key: (number[self._directory[item.key][0]], self._directory[item.key][1]) for item in plan.weights})
+        with Segment.create("plan", plan.nbytes) as segment:
+            plan.write(segment.buf)
+            side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
+        for _ in range(self._instances):
+            with Segment.create("arena", plan.arena_layout()["arena_bytes"]) as arena:
+                side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
+        return StagePlanned(
+            plan.request_bytes,
+            [_slot(info) for info in plan.inputs],
+            [_slot(info) for info in plan.outputs],
+            [],
+            not result.more,
+            result.kind == "dynamic",
+            used,
+            packed,
+        )
+
+    def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
+        """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
+        in which its operands know them, and the new directory entries."""
+        used = sorted({self._directory[item.key][0] for item in plan.weights if item.key in self._directory})
+        missing = [item for item in plan.weights if item.key not in self._directory]
+        if missing and len(used) >= _tables.LIMITS["weights"]:
+            used, missing = [], list(plan.weights)
+        packed: list[tuple[str, int, int]] = []
+        if missing:
+            offset = _ALIGN
+            for item in missing:
+                packed.append((item.key, self._n_segments, offset))
+                offset += -(-item.nbytes // _ALIGN) * _ALIGN
+            with Segment.create("weights", offset) as segment:
+                for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
+                    if done % 16 == 0:
+                        side.progress("packing weights", done, len(missing))
+                    item.write(segment.buf[start : start + item.nbytes])
+                side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
+            used.append(self._n_segments)
+            self._n_segments += 1
+            self._directory.update({key: (number, start) for key, number, start in packed})
+        return used, packed
+
+
+def serve(model: Model, sock: socket.socket) -> None:
+    """The child's main function."""
+    ChildSide(sock).run(Planner(model).do)
+
+
+def _inspect(model: api.Model) -> Inspected:
+    signature = model.signature
+    return Inspected(model.graph.name, [_value(v) for v in signature.inputs], [_value(v) for v in signature.outputs])
+
+
+def _value(info: api.ValueInfo) -> protocol.ValueInfo:
+    return protocol.ValueInfo(info.name, str(info.dtype), None if info.shape is None else list(info.shape), info.kind)
+
+
+def _slot(info: TensorInfo) -> protocol.Slot:
+    return protocol.Slot(info.name, info.dtype, list(info.shape), info.offset, info.nbytes)
+
+
+def _binding(bind: protocol.Bind) -> api.Binding:
+    import numpy as np
+
+    from aspen_mp.planner import api
+    from aspen_mp.shm import values
+
+    if bind.dtype == "object":
+        return api.Binding(np.dtype(object), tuple(bind.shape), None if bind.value is None else values.decode(bind.value))
+    dtype = values.dtype_by_name(bind.dtype)
+    value = None if bind.value is None else np.frombuffer(bind.value, dtype).reshape(bind.shape)
+    return api.Binding(dtype, tuple(bind.shape), value)
+
+
+def checked_plan(received: Received, result: StagePlanned, weights: list[int], arenas: list[int]) -> Segment:
+    """A plan that a child made, validated from a private copy and put into a segment of our own; the child cannot reach that one.
+
+    `weights`, `arenas`: sizes in bytes of the segments that it is going to be used with.
+    """
+    import numpy as np
+
+    from aspen_mp.planner import planfile
+    from aspen_mp.shm.tables import PLAN_HEADER
+
+    _, nbytes, fd = received
+    data = os.pread(fd, nbytes, 0)
+    if len(data) != nbytes:
+        raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
+    planfile.validate(data)
+    header = np.frombuffer(data, PLAN_HEADER, 1)[0]
+    if header["request_bytes"] != result.region:
+        raise PlanError(f"request_bytes: {header['request_bytes']} in the plan, {result.region} announced")
+    if header["n_weights"] != len(weights):
+        raise PlanError(f"n_weights: {header['n_weights']} in the plan, {len(weights)} segments there")
+    for i, (needed, there) in enumerate(zip(header["weights_bytes"], weights, strict=False)):
+        if needed > there:
+            raise PlanError(f"weights_bytes[{i}]: {needed}, the segment has {there}")
+    if not arenas or header["arena_bytes"] > min(arenas):
+        raise PlanError(f"arena_bytes: {header['arena_bytes']}, the arenas have {arenas}")
+    for slot in (*result.inputs, *result.outputs):
+        if slot.offset + slot.nbytes > result.region:
+            raise PlanError(f"{slot.name!r} ends at byte {slot.offset + slot.nbytes} of a region of {result.region}")
+    segment = Segment.create("plan", nbytes)
+    segment.buf[:nbytes] = data
+    return segment
+
+
+def op_name(fd: int, op: int) -> str:
+    """ "node name (op type)" of an op, read from a plan segment."""
+    import numpy as np
+
+    from aspen_mp.shm.tables import OP, PLAN_HEADER
+
+    header = np.frombuffer(os.pread(fd, PLAN_HEADER.itemsize, 0), PLAN_HEADER)[0]
+    if not 0 <= op < header["n_ops"]:
+        return f"op {op}"
+    row = np.frombuffer(os.pread(fd, OP.itemsize, int(header["ops"]) + op * OP.itemsize), OP)[0]
+    return os.pread(fd, int(row["name_bytes"]), int(header["blobs"]) + int(row["name"])).decode("utf-8", "replace")

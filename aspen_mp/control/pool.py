@@ -1,0 +1,261 @@
+"""The workers of a runtime as the planner process sees them: starting, handing segments over, watching, ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
+from aspen_mp.control.segments import Held
+from aspen_mp.control.spawn import spawn
+from aspen_mp.shm import _control
+from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.workers import topology, wire
+
+BOOT_S = 30.0
+"""A worker that is not ready after this long is killed and counted as a boot failure."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """`state`: "starting", "running", "leaving" (told to go)."""
+
+    row: int
+    pid: int
+    pidfd: int
+    sock: socket.socket
+    cpu: int
+    state: str = "starting"
+    error: str = ""
+    boot: Timer | None = None
+    out: deque[tuple[int, int, int, int, tuple[int, ...]]] = field(default_factory=deque)
+
+
+class WorkerPool:
+    """`on_ready()` follows each worker that begins to run or has failed to; `on_death(row, why, booted)` each one that ended unasked;
+    `on_drained()`: something that was dropped is no longer used; `on_left()` follows each asked-for end."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        table: _control.ControlTable,
+        control_fd: int,
+        doorbell_fd: int,
+        max_workers: int,
+        segments: Callable[[], Iterable[Held]],
+        *,
+        on_ready: Callable[[], None],
+        on_death: Callable[[int, str, bool], None],
+        on_left: Callable[[], None],
+        on_drained: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._table = table
+        self._fds = (control_fd, doorbell_fd)
+        self._max = max_workers
+        self._segments = segments
+        self._on_ready = on_ready
+        self._on_death = on_death
+        self._on_left = on_left
+        self._on_drained = on_drained
+        self._rows: dict[int, Worker] = {}
+        self.seq = 0
+
+    def __len__(self) -> int:
+        return sum(worker.state != "leaving" for worker in self._rows.values())
+
+    @property
+    def starting(self) -> bool:
+        return any(worker.state == "starting" for worker in self._rows.values())
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One dict a worker: the control table's row and what only this process knows."""
+        known = {row["row"]: row for row in self._table.workers()}
+        return [{**known.get(w.row, {}), "id": w.row, "pid": w.pid, "cpu": w.cpu, "process": w.state} for w in self._rows.values()]
+
+    def cpus(self) -> list[int]:
+        return [worker.cpu for worker in self._rows.values()]
+
+    # ---- starting
+
+    def start(self, n: int, cores: list[int] | None = None) -> None:
+        """Starts `n` workers, on `cores` where given. ResourceLimitError if there is no room or a core may not be used."""
+        free = [row for row in range(self._max) if row not in self._rows]
+        if n > len(free):
+            raise ResourceLimitError(
+                f"{n} more workers do not fit: {len(self._rows)} of max_workers={self._max} are taken; "
+                "start the runtime with a larger max_workers"
+            )
+        machine = topology.read()
+        for row, cpu in zip(free, machine.choose(n, cores or None, self.cpus()), strict=False):
+            self._start_one(row, cpu, machine)
+
+    def _start_one(self, row: int, cpu: int, machine: topology.Topology) -> None:
+        core = machine.by_cpu[cpu]
+        self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = spawn("aspen_mp.workers.main", [str(os.getpid())], theirs)
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu)
+        self._table.worker_started(row, pid, _start_time(pid))
+        worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
+        self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
+        self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
+        self._send(worker, wire.SETUP, row, cpu, fds=self._fds)
+        for held in self._segments():
+            self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
+        self._send(worker, wire.SYNC, self.seq)
+
+    # ---- segments
+
+    def attach(self, held: Held) -> None:
+        for worker in self._rows.values():
+            self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
+
+    def detach(self, segment: int) -> None:
+        for worker in self._rows.values():
+            self._send(worker, wire.DETACH, segment)
+
+    def publish(self) -> None:
+        """Everything sent so far takes effect: workers are woken, and read their packets up to here."""
+        self.seq = self._table.publish()
+        for worker in self._rows.values():
+            self._send(worker, wire.SYNC, self.seq)
+
+    def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, fds: tuple[int, ...] = ()) -> None:
+        """Sends now, or queues where the worker is busy in an opaque tile and its socket is full."""
+        if not worker.out:
+            try:
+                wire.send(worker.sock, kind, a, b, c, fds=fds)
+                return
+            except BlockingIOError:
+                self._loop.watch_writable(worker.sock.fileno(), lambda: self._flush(worker))
+            except OSError:
+                return  # it is dead; its pidfd says so next
+        worker.out.append((kind, a, b, c, tuple(os.dup(fd) for fd in fds)))
+
+    def _flush(self, worker: Worker) -> None:
+        try:
+            while worker.out:
+                kind, a, b, c, fds = worker.out[0]
+                wire.send(worker.sock, kind, a, b, c, fds=fds)
+                _close_all(fds)
+                worker.out.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop_queue(worker)
+        self._loop.watch_writable(worker.sock.fileno(), None)
+
+    def _drop_queue(self, worker: Worker) -> None:
+        for *_, fds in worker.out:
+            _close_all(fds)
+        worker.out.clear()
+
+    # ---- hearing
+
+    def _readable(self, worker: Worker) -> None:
+        try:
+            kind, _, _, _, text, fds = wire.receive(worker.sock)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError):
+            self._loop.unwatch(worker.sock.fileno())
+            return
+        _close_all(fds)
+        if kind == wire.READY and worker.state == "starting":
+            worker.state = "running"
+            self._booted(worker)
+            self._on_ready()
+        elif kind == wire.DRAINED:
+            self._on_drained()
+        elif kind == wire.ERROR:
+            worker.error = text.decode("utf-8", "replace")
+
+    def _booted(self, worker: Worker) -> None:
+        if worker.boot is not None:
+            worker.boot.cancel()
+            worker.boot = None
+
+    def _gone(self, worker: Worker) -> None:
+        """The process has ended: reap it, then let go of its row."""
+        while worker.sock.fileno() in self._loop and self._pending(worker):
+            self._readable(worker)
+        booted = worker.state != "starting"
+        error = worker.error
+        asked = worker.state == "leaving"
+        status = self._forget(worker)
+        self._table.worker_gone(worker.row, died=not asked)
+        if asked:
+            self._on_left()
+        else:
+            self._on_death(worker.row, _why(status, error), booted)
+
+    def _pending(self, worker: Worker) -> bool:
+        """Whether the dead worker left packets: its last words."""
+        try:
+            return bool(worker.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def _forget(self, worker: Worker) -> int:
+        self._booted(worker)
+        del self._rows[worker.row]
+        self._loop.unwatch(worker.pidfd)
+        os.close(worker.pidfd)
+        self._drop_queue(worker)
+        self._loop.unwatch(worker.sock.fileno())
+        worker.sock.close()
+        return os.waitpid(worker.pid, 0)[1]
+
+    # ---- ending
+
+    def leave(self, n: int) -> None:
+        """The `n` newest workers finish the tile in hand, hand the rest over and exit."""
+        for worker in [w for w in reversed(self._rows.values()) if w.state != "leaving"][:n]:
+            worker.state = "leaving"
+            self._booted(worker)
+            self._table.worker_command(worker.row, "leave")
+
+    def kill_all(self) -> None:
+        """Ends every worker at once and reaps it; rows are free afterwards. No callback is called."""
+        for worker in self._rows.values():
+            self._kill(worker)
+        for worker in list(self._rows.values()):
+            self._forget(worker)
+            self._table.worker_gone(worker.row)
+
+    def _kill(self, worker: Worker) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def _start_time(pid: int) -> int:
+    """Field 22 of /proc/pid/stat: with the pid it names a process for good. 0 if it is gone already."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def _why(status: int, error: str) -> str:
+    if error:
+        return error
+    if os.WIFSIGNALED(status):
+        return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with status {os.waitstatus_to_exitcode(status)}"
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,337 @@
+"""Messages between clients and a runtime's planner process, and their frames on a Unix stream socket.
+
+A frame is ``<u32 payload bytes> <u16 descriptors> <u16 0x4d41>`` followed by a msgpack payload of at most 1 MiB. Descriptors travel by
+SCM_RIGHTS with the first byte of their frame. Messages are msgspec structs written as arrays: there are no keys, so there can be no
+unknown or duplicate ones, and surplus fields are refused. Nothing is ever pickled.
+
+The first message of a client is `Hello`, answered by `Welcome` or `Failed` within `HANDSHAKE_S`; a frame once begun must also be
+complete within `HANDSHAKE_S`. Every later request of a client carries an `id` of the client's choice; its answer carries the same, after
+any number of `Progress` messages. Answers may come in any order.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final, Generic, TypeVar
+
+import msgspec
+
+from aspen_mp.shm import errors
+from aspen_mp.shm.errors import AspenError, ProtocolError
+
+VERSION: Final = 1
+MAX_FRAME: Final = 1 << 20
+MAX_FDS: Final = 4
+HANDSHAKE_S: Final = 5.0
+_HEADER: Final = struct.Struct("<IHH")
+_MARK: Final = 0x4D41
+_FD_SPACE: Final = socket.CMSG_SPACE(64 * 4)  # more than MAX_FDS, so that a sender of too many is seen and refused, not truncated
+
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+Bytes64 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Dim = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Shape = Annotated[list[Dim], msgspec.Meta(max_length=64)]
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class Hello(Message):
+    """First message of a client. `layout` is the hash of shm/layout.h that the client was built with."""
+
+    version: int
+    layout: Annotated[str, msgspec.Meta(max_length=32)]
+    package: Name
+
+
+class Load(Message):
+    """Read a model. `path` is absolute; where it is empty the frame carries one descriptor of a memfd that holds the model's bytes."""
+
+    id: Count
+    path: Name
+    name: Name
+    instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
+    precision: Name
+    winograd: bool
+
+
+class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What is known of a value that a stage may read. `value` (row-major little-endian bytes) is set where its values decide shapes.
+    For dtype "object", `shape` is the capacity of its buffer in bytes."""
+
+    name: Name
+    dtype: Name
+    shape: Shape
+    value: bytes | None
+
+
+class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bytes to reserve for a result whose size only running tells."""
+
+    name: Name
+    nbytes: Bytes64
+
+
+class Plan(Message):
+    """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read."""
+
+    id: Count
+    model: Count
+    stages: Annotated[list[list[Bind]], msgspec.Meta(min_length=1, max_length=10000)]
+    capacities: list[Capacity]
+
+
+class Unload(Message):
+    id: Count
+    model: Count
+
+
+class Data(Message):
+    """Ask for a data segment of at least `nbytes` for inputs and outputs of requests."""
+
+    id: Count
+    nbytes: Bytes64
+
+
+class DropData(Message):
+    id: Count
+    index: Count
+
+
+class Explain(Message):
+    """Why did this op of this plan fail?"""
+
+    id: Count
+    plan: Count
+    op: Count
+
+
+class Resize(Message):
+    """Change the number of workers by `add` or `remove`, or to `total` (−1: leave). `cores` says where added ones run."""
+
+    id: Count
+    add: Count = 0
+    remove: Count = 0
+    total: Annotated[int, msgspec.Meta(ge=-1, le=256)] = -1
+    cores: Annotated[list[int], msgspec.Meta(max_length=256)] = []
+
+
+class Status(Message):
+    id: Count
+
+
+class Stop(Message):
+    id: Count
+
+
+class Welcome(Message):
+    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page."""
+
+    name: str
+    pid: int
+    client: int
+    package: str
+
+
+class Failed(Message):
+    """Answer to any request (id 0: the connection itself is refused). `error` is the name of a class of `aspen_mp.errors`."""
+
+    id: int
+    error: str
+    text: str
+
+
+class Progress(Message):
+    id: int
+    step: str
+    done: int
+    total: int
+
+
+class Done(Message):
+    """Answer to requests that have no result of their own."""
+
+    id: int
+    value: int = 0
+    text: str = ""
+
+
+class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …"""
+
+    name: str
+    dtype: str
+    shape: list[int | str] | None
+    kind: str = "tensor"
+    optional: bool = False
+
+
+class Loaded(Message):
+    id: int
+    model: int
+    name: str
+    inputs: list[ValueInfo]
+    outputs: list[ValueInfo]
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where an input or output of a stage lies in a request's region. For dtype "object", `nbytes` is the capacity."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+
+
+class Planned(Message):
+    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first."""
+
+    id: int
+    plan: int
+    generation: int
+    region: int
+    inputs: list[Slot]
+    outputs: list[Slot]
+    needs_values: list[str]
+    last: bool
+    dynamic: bool
+    instances: int
+
+
+class DataReady(Message):
+    """A data segment; its descriptor comes along."""
+
+    id: int
+    index: int
+    nbytes: int
+
+
+class StatusReply(Message):
+    id: int
+    json: bytes
+
+
+ToServer = Hello | Load | Plan | Unload | Data | DropData | Explain | Resize | Status | Stop
+ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply
+"""Every request of a client has an `id`; `Hello` alone has none."""
+
+_encoder = msgspec.msgpack.Encoder()
+_to_server = msgspec.msgpack.Decoder(ToServer)
+_to_client = msgspec.msgpack.Decoder(ToClient)
+
+
+def encode(message: Message, n_fds: int = 0, limit: int = MAX_FRAME) -> bytes:
+    """A message as a frame. Raises ProtocolError if it is over `limit` bytes or has over `MAX_FDS` descriptors."""
+    payload = _encoder.encode(message)
+    if len(payload) > limit:
+        raise ProtocolError(f"{type(message).__name__} message of {len(payload)} bytes is over the limit of {limit}")
+    if n_fds > MAX_FDS:
+        raise ProtocolError(f"{type(message).__name__} message with {n_fds} descriptors is over the limit of {MAX_FDS}")
+    return _HEADER.pack(len(payload), n_fds, _MARK) + payload
+
+
+T = TypeVar("T")
+
+
+class Receiver(Generic[T]):
+    """Cuts a byte stream with descriptors into messages. Owns every descriptor received and not yet handed out; `close` closes those."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T], limit: int = MAX_FRAME) -> None:
+        self._decoder = decoder
+        self._limit = limit
+        self._bytes = bytearray()
+        self._fds: deque[int] = deque()
+
+    @property
+    def partial(self) -> bool:
+        """Whether the beginning of a frame is waiting for its end."""
+        return bool(self._bytes or self._fds)
+
+    def read(self, sock: socket.socket) -> bool:
+        """One recvmsg. False at the end of the stream; ProtocolError if that end comes in mid-frame or descriptors were cut off."""
+        try:
+            data, ancillary, flags, _ = sock.recvmsg(1 << 16, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            data, ancillary, flags = b"", [], 0
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("too many descriptors in one message")
+        if not data:
+            if self._bytes:
+                raise ProtocolError("the peer closed the connection in mid-frame")
+            return False
+        self._bytes += data
+        return True
+
+    def messages(self) -> Iterator[tuple[T, list[int]]]:
+        """Complete messages, each with the descriptors that came along; the caller owns those."""
+        while len(self._bytes) >= _HEADER.size:
+            size, n_fds, mark = _HEADER.unpack_from(self._bytes)
+            if mark != _MARK:
+                raise ProtocolError("not an aspen-mp frame")
+            if size > self._limit:
+                raise ProtocolError(f"frame of {size} bytes is over the limit of {self._limit}")
+            if n_fds > MAX_FDS:
+                raise ProtocolError(f"frame with {n_fds} descriptors is over the limit of {MAX_FDS}")
+            end = _HEADER.size + size
+            if len(self._bytes) < end:
+                return
+            payload = bytes(memoryview(self._bytes)[_HEADER.size : end])
+            del self._bytes[:end]
+            if len(self._fds) < n_fds:
+                raise ProtocolError(f"frame announces {n_fds} descriptors, {len(self._fds)} came")
+            fds = [self._fds.popleft() for _ in range(n_fds)]
+            try:
+                message = self._decoder.decode(payload)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                close_all(fds)
+                raise ProtocolError(f"malformed message: {error}") from None
+            yield message, fds
+
+    def close(self) -> None:
+        close_all(self._fds)
+        self._fds.clear()
+        self._bytes.clear()
+
+
+def client_receiver() -> Receiver[ToClient]:
+    return Receiver(_to_client)
+
+
+def server_receiver() -> Receiver[ToServer]:
+    return Receiver(_to_server)
+
+
+def close_all(fds: Sequence[int] | deque[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def send_part(sock: socket.socket, data: memoryview, fds: Sequence[int]) -> int:
+    """One sendmsg of a frame's remaining bytes; descriptors go with the frame's first byte. Returns how many bytes went."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    return sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
+def peer(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group id of the other end (SO_PEERCRED)."""
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid, gid
+
+
+def make_error(name: str, text: str) -> AspenError:
+    """The error of `aspen_mp.errors` with this name; an AspenError where there is none."""
+    kind = getattr(errors, name, AspenError)
+    return kind(text) if isinstance(kind, type) and issubclass(kind, AspenError) else AspenError(text)

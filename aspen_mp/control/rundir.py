@@ -1,0 +1,175 @@
+"""Where named runtimes are found: a private directory with a socket and a lock file for each name.
+
+The lock is held for the life of the planner process, so a held lock means a living runtime whatever process ids say. Sockets are bound
+and connected through /proc/self/fd, which also keeps long directory names within the 107 bytes of a socket address.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import stat
+from contextlib import suppress
+
+from aspen_mp.shm.errors import AspenError, ProtocolError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """A runtime's name: 1 to 64 letters, digits, `_`, `.` or `-`, the first a letter or digit. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
+    return name
+
+
+def path() -> str:
+    """The run directory of this user; it need not exist."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(base, "aspen-mp") if base and os.path.isabs(base) else f"/tmp/aspen-mp-{os.getuid()}"
+
+
+def open_directory(*, create: bool) -> int:
+    """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError."""
+    where = path()
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(where, 0o700)
+    try:
+        fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
+    except OSError as error:
+        if os.path.islink(where):
+            raise ProtocolError(f"{where} is a link; remove it") from error
+        raise
+    info = os.fstat(fd)
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
+        os.close(fd)
+        mode = f"{stat.S_IMODE(info.st_mode):04o}"
+        raise ProtocolError(f"{where} belongs to user {info.st_uid} with mode {mode}; it must be yours with mode 0700")
+    return fd
+
+
+class Claim:
+    """A runtime name held by this process: the lock, and after `listen` the socket. `release` removes both files."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name)
+        self._dir = open_directory(create=True)
+        self._lock = -1
+        try:
+            self._lock = self._acquire()
+        except BaseException:
+            os.close(self._dir)
+            raise
+        self._bound = False
+
+    def _acquire(self) -> int:
+        while True:
+            fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(fd, 32).decode("ascii", "replace").strip()
+                os.close(fd)
+                raise AspenError(f"a runtime named {self.name!r} is running already (process {holder or 'unknown'})") from None
+            # Whoever held the lock before us may have removed the file between our open and our flock: then lock the new one.
+            with suppress(FileNotFoundError):
+                now = os.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
+                if os.path.samestat(now, os.fstat(fd)):
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                    return fd
+            os.close(fd)
+
+    def listen(self) -> socket.socket:
+        """The listening socket, mode 0600. Only the holder of the lock gets here, so a socket file that exists is a dead one's."""
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self.name}.sock", dir_fd=self._dir)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        mask = os.umask(0o177)
+        try:
+            sock.bind(f"/proc/self/fd/{self._dir}/{self.name}.sock")
+        finally:
+            os.umask(mask)
+        self._bound = True
+        sock.listen(64)
+        return sock
+
+    def release(self) -> None:
+        if self._lock < 0:
+            return
+        for suffix in ("sock", "lock"):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.name}.{suffix}", dir_fd=self._dir)
+        os.close(self._lock)
+        os.close(self._dir)
+        self._lock = -1
+
+
+def connect(name: str) -> socket.socket:
+    """A connected socket to the runtime `name`. Raises AspenError if none is running."""
+    check_name(name)
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        raise AspenError(f"no runtime named {name!r} is running (start one: aspen-mp launch --name {name})") from None
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            raise AspenError(f"no runtime named {name!r} is running (start one: aspen-mp launch --name {name})") from None
+        except BaseException:
+            sock.close()
+            raise
+    finally:
+        os.close(directory)
+    return sock
+
+
+def names() -> dict[str, bool]:
+    """Every name with files in the run directory, and whether its runtime is alive. Never raises for a missing directory."""
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        return {}
+    try:
+        found = {}
+        for entry in sorted(os.listdir(directory)):
+            stem, dot, suffix = entry.rpartition(".")
+            if dot and suffix in {"sock", "lock"} and _NAME.fullmatch(stem):
+                found[stem] = _held(directory, stem)
+        return found
+    finally:
+        os.close(directory)
+
+
+def clean() -> list[str]:
+    """Removes the files of runtimes that no longer live (killed ones leave them); returns their names."""
+    removed = []
+    for name, alive in names().items():
+        if not alive:
+            with suppress(AspenError):
+                claim = Claim(name)
+                claim.release()
+                removed.append(name)
+    return removed
+
+
+def _held(directory: int, name: str) -> bool:
+    try:
+        fd = os.open(f"{name}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

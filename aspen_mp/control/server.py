@@ -1,0 +1,354 @@
+"""The planner process: owns every segment of a runtime, starts and watches its workers, loads models, answers clients.
+
+One thread, one event loop. Nothing here is on the path of a request: clients publish those in their own segments and workers claim them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+import aspen_mp
+from aspen_mp.control import protocol, rundir
+from aspen_mp.control.connection import Connection
+from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
+from aspen_mp.control.models import Asker, ModelStore
+from aspen_mp.control.pool import WorkerPool
+from aspen_mp.control.segments import Held, SegmentStore
+from aspen_mp.control.spawn import SOCKET_FD
+from aspen_mp.shm import _control, _tables
+from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError
+from aspen_mp.shm.segments import Segment
+from aspen_mp.workers import process, topology
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a runtime is started with. `name` empty: reachable by its starter alone. It ends with its starter."""
+
+    name: str = ""
+    workers: int | None = None
+    cores: list[int] | None = None
+    max_workers: int | None = None
+    classes: list[str] | None = None
+    smt: bool = False
+    spin_us: int = 100
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """A connected client, once greeted: its number in the control table and its own segment's."""
+
+    connection: Connection
+    number: int
+    segment: int
+    data: dict[int, int]
+    since: float
+
+
+class Server:
+    def __init__(self, config: Config, starter: socket.socket) -> None:
+        self._config = config
+        self._loop = Loop()
+        self._started = time.time()
+        self._claim = rundir.Claim(config.name) if config.name else None
+        cpus = self._choose(config)
+        max_workers = config.max_workers or max(16, len(cpus), topology.read().online)
+        self._max_workers = min(max_workers, _tables.LIMITS["workers"])
+        if len(cpus) > self._max_workers:
+            raise ResourceLimitError(f"{len(cpus)} workers asked for, max_workers is {self._max_workers}")
+        self._control = Segment.create("control", _control.CONTROL_BYTES)
+        self._doorbell = Segment.create("doorbell", _control.DOORBELL_BYTES)
+        self._table = _control.ControlTable(
+            self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
+        )
+        self._pool = WorkerPool(
+            self._loop,
+            self._table,
+            self._control.fd,
+            self._doorbell.fd,
+            self._max_workers,
+            lambda: iter(self._segments),
+            on_ready=self._worker_ready,
+            on_death=self._worker_died,
+            on_left=self._collect,
+            on_drained=self._collect,
+        )
+        for own in (self._control, self._doorbell):
+            own.mapping.keep_from_children()
+        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
+        self._models = ModelStore(self._loop, self._table, self._segments, lambda: max(1, len(self._pool)), self._collect)
+        self._connections: set[Connection] = set()
+        self._clients: dict[Connection, Client] = {}
+        self._ungreeted: list[tuple[Connection, protocol.Hello]] = []
+        self._boot_failures = 0
+        self._deaths = 0
+        self._target = len(cpus)
+        self._last_words = ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.on_signal(number, self._loop.stop)
+        self._pool.start(len(cpus), cpus)
+        self._starter = self._adopt(starter)
+        self._listener = self._claim.listen() if self._claim else None
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            self._loop.watch(self._listener.fileno(), PRIORITY_CLIENT, self._accept)
+        # Forked planning children then have it all imported; done while the caller of Runtime() goes on.
+        self._loop.later(0, _import_planner)
+
+    @staticmethod
+    def _choose(config: Config) -> list[int]:
+        classes = config.classes or None
+        return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt)
+
+    def run(self) -> None:
+        self._loop.run()
+
+    def close(self) -> None:
+        """Ends workers, planning children and connections, in this order, and removes the run files."""
+        self._pool.kill_all()
+        self._models.close()
+        for connection in list(self._connections):
+            connection.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._claim is not None:
+            self._claim.release()
+        self._segments.close()
+        self._loop.close()
+
+    # ---- workers
+
+    def _worker_ready(self) -> None:
+        if not self._pool.starting:
+            self._boot_failures = 0
+            waiting, self._ungreeted = self._ungreeted, []
+            for connection, hello in waiting:
+                self._hello(connection, hello)
+
+    def _worker_died(self, row: int, why: str, booted: bool) -> None:
+        self._deaths += 1
+        self._last_words = f"worker {row} {why}"
+        self._worker_ready()
+
+    def _collect(self) -> None:
+        """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""
+        gone = self._table.collect()
+        for segment in gone:
+            self._segments.forget(segment)
+        self._models.collected(set(gone))
+        self._pool.publish()
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        _, uid, _ = protocol.peer(sock)
+        connection = self._adopt(sock)
+        if uid != os.getuid():
+            connection.refuse(ProtocolError(f"this runtime belongs to user {os.getuid()}, not to user {uid}"))
+        elif len(self._connections) > _tables.LIMITS["clients"]:
+            connection.refuse(ResourceLimitError(f"{len(self._connections) - 1} clients are connected, which is the limit"))
+
+    def _adopt(self, sock: socket.socket) -> Connection:
+        connection = Connection(self._loop, sock, self._message, self._closed)
+        self._connections.add(connection)
+        return connection
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        client = self._clients.pop(connection, None)
+        if client is not None:
+            self._table.drop_client(client.number)
+            self._models.client_gone(client.number)
+            self._collect()
+        if connection is self._starter:
+            self._loop.stop()
+
+    def _message(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
+        """One message of a client. Handlers that take over descriptors empty `fds`."""
+        try:
+            if isinstance(message, protocol.Hello):
+                self._hello(connection, message)
+                return
+            client = self._clients.get(connection)
+            if client is None:
+                raise ProtocolError(f"{type(message).__name__} before Hello")
+            self._dispatch(client, message, fds)
+        except ProtocolError as error:
+            connection.refuse(error)
+        except AspenError as error:
+            connection.fail(getattr(message, "id", 0), error)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            internal = AspenError(f"internal error of the planner process: {type(error).__name__}: {error}")
+            connection.fail(getattr(message, "id", 0), internal)
+        finally:
+            protocol.close_all(fds)
+
+    def _dispatch(self, client: Client, message: protocol.Message, fds: list[int]) -> None:
+        send = client.connection.send
+        match message:
+            case protocol.Load():
+                taken = list(fds)
+                fds.clear()
+                self._models.load(message, taken, self._asker(client, message.id))
+            case protocol.Plan():
+                self._models.plan(message, self._asker(client, message.id))
+            case protocol.Unload():
+                self._models.unload(message.model, client.number)
+                send(protocol.Done(message.id))
+            case protocol.Data():
+                self._data(client, message)
+            case protocol.DropData():
+                if client.data.pop(message.index, None) is None:
+                    raise RequestError(f"data segment {message.index} does not exist")
+                self._table.drop_data(client.number, message.index)
+                self._collect()
+                send(protocol.Done(message.id))
+            case protocol.Explain():
+                send(protocol.Done(message.id, text=self._models.op_name(message.plan, message.op)))
+            case protocol.Resize():
+                self._resize(message)
+                send(protocol.Done(message.id, len(self._pool)))
+            case protocol.Status():
+                send(protocol.StatusReply(message.id, json.dumps(self.status()).encode()))
+            case protocol.Stop():
+                send(protocol.Done(message.id))
+                self._loop.stop()
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__}")
+
+    def _asker(self, client: Client, request: int) -> Asker:
+        connection = client.connection
+        return Asker(client.number, request, connection.send, lambda error: connection.fail(request, error))
+
+    # ---- requests of clients
+
+    def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
+        if connection in self._clients:
+            raise ProtocolError("Hello twice")
+        ours = f"{_tables.LAYOUT_HASH:016x}"
+        if hello.version != protocol.VERSION or hello.layout != ours:
+            raise ProtocolError(
+                f"this runtime is aspen-mp {aspen_mp.__version__} (protocol {protocol.VERSION}, layout {ours}), "
+                f"the client is aspen-mp {hello.package} (protocol {hello.version}, layout {hello.layout}): use the same build"
+            )
+        connection.greeted = True
+        if self._pool.starting:
+            self._ungreeted.append((connection, hello))
+            return
+        if connection.closed:
+            return
+        if not len(self._pool):
+            raise ResourceLimitError(f"no worker could be started: {self._last_words}")
+        with Segment.create("client", _control.CLIENT_BYTES) as own:
+            segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
+            try:
+                number = self._table.add_client(segment, own.mapping)
+            except AspenError:
+                self._segments.drop(segment)
+                self._pool.publish()
+                raise
+            self._pool.publish()
+            self._clients[connection] = Client(connection, number, segment, {}, time.time())
+            welcome = protocol.Welcome(self._config.name, os.getpid(), number, aspen_mp.__version__)
+            connection.send(welcome, (own.fd, self._doorbell.fd))
+
+    def _data(self, client: Client, message: protocol.Data) -> None:
+        if not message.nbytes:
+            raise RequestError("a data segment of 0 bytes")
+        with Segment.create("data", message.nbytes) as created:
+            segment = self._segments.add("data", created.nbytes, os.dup(created.fd), f"process {client.connection.pid}")
+            try:
+                index = self._table.add_data(client.number, segment)
+            except AspenError:
+                self._segments.drop(segment)
+                self._pool.publish()
+                raise
+            client.data[index] = segment
+            self._pool.publish()
+            client.connection.send(protocol.DataReady(message.id, index, created.nbytes), (created.fd,))
+
+    def _resize(self, message: protocol.Resize) -> None:
+        change = message.total - len(self._pool) if message.total >= 0 else message.add - message.remove
+        if message.cores and change != len(message.cores):
+            raise RequestError(f"{change} workers to add, but {len(message.cores)} cores named")
+        if len(self._pool) + change < 1:
+            raise RequestError(f"a runtime keeps at least one worker: it has {len(self._pool)}")
+        if change > 0:
+            self._pool.start(change, message.cores)
+        elif change < 0:
+            self._pool.leave(-change)
+        self._target = len(self._pool)
+
+    def status(self) -> dict[str, Any]:
+        """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""
+        memory: dict[str, dict[str, int]] = {}
+        own = [Held(0, s.role, s.nbytes, s.fd, "") for s in (self._control, self._doorbell)]
+        for held in [*own, *self._segments]:
+            entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
+            entry["segments"] += 1
+            entry["bytes"] += held.nbytes
+        return {
+            "runtime": {
+                "name": self._config.name,
+                "pid": os.getpid(),
+                "version": aspen_mp.__version__,
+                "started": self._started,
+                "uptime_s": time.time() - self._started,
+                "max_workers": self._max_workers,
+                "worker_deaths": self._deaths,
+                "note": self._last_words,
+            },
+            "workers": self._pool.describe(),
+            "models": self._models.describe(),
+            "clients": [
+                {
+                    "client": client.number,
+                    "pid": client.connection.pid,
+                    "since": client.since,
+                    "data_bytes": sum(self._segments[segment].nbytes for segment in client.data.values()),
+                }
+                for client in self._clients.values()
+            ],
+            "memory": memory,
+            "scheduler": self._table.status(),
+        }
+
+
+def _import_planner() -> None:
+    import aspen_mp.planner.api
+    import aspen_mp.planner.planfile  # noqa: F401
+
+
+def main(argv: list[str]) -> None:
+    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket."""
+    sock = socket.socket(fileno=SOCKET_FD)
+    sock.set_inheritable(False)
+    process.set_name("aspen-planner")
+    # One thread here, whatever numpy's BLAS would like: planning children are forked from this process.
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    try:
+        server = Server(msgspec.json.decode(argv[0], type=Config), sock)
+    except AspenError as error:
+        with suppress(OSError):
+            sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))
+        sys.exit(1)
+    try:
+        server.run()
+    finally:
+        server.close()

@@ -1,0 +1,33 @@
+"""Starts the planner process and the worker processes: posix_spawn with an explicit list of descriptors, in a session of their own.
+
+A child sees descriptor 3 (its socket) and nothing else of ours, whatever the parent has open. It looks for modules where the parent does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+SOCKET_FD = 3
+_CODE = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);from {module} import main;main(sys.argv[2:])"
+
+
+def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session: bool = False) -> int:
+    """Runs ``module.main(arguments)`` in a new Python process with `sock` as descriptor 3 and /dev/null as input; returns its pid.
+
+    `session` puts it in a session of its own, out of reach of the terminal's Ctrl-C.
+    """
+    path = json.dumps([os.path.abspath(p) for p in sys.path])
+    command = [sys.executable, "-P", "-c", _CODE.format(module=module), path, *arguments]
+    # A descriptor that already has the target's number would keep its close-on-exec flag: dup2 onto itself does nothing.
+    source = sock.fileno() if sock.fileno() != SOCKET_FD else os.dup(SOCKET_FD)
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    actions.append((os.POSIX_SPAWN_DUP2, source, SOCKET_FD))
+    try:
+        return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=session, setsigmask=[])
+    finally:
+        if source != sock.fileno():
+            os.close(source)

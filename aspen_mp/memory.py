@@ -1,0 +1,108 @@
+"""A client's data segments: where the inputs and outputs of its requests lie. Segments are asked for as they are needed."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aspen_mp.shm import _control
+from aspen_mp.shm.segments import Segment
+
+ALIGN = 64
+FIRST_BYTES = 1 << 20
+"""The first segment's size. Later ones are at least as large as all before together, so that a client's 64 segments go a long way."""
+MAX_STEP = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`nbytes` bytes at `offset` of data segment `index`; `buffer` views the whole segment and keeps it mapped."""
+
+    index: int
+    offset: int
+    nbytes: int
+    buffer: memoryview
+
+
+class _Free:
+    """Free ranges of one segment: sorted, disjoint, none adjacent to another."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.begins = [_control.DATA_FIRST]
+        self.ends = [segment.nbytes]
+
+    @property
+    def unused(self) -> bool:
+        return self.begins == [_control.DATA_FIRST] and self.ends == [self.segment.nbytes]
+
+    def take(self, nbytes: int) -> int | None:
+        for i, (begin, end) in enumerate(zip(self.begins, self.ends, strict=True)):
+            if end - begin >= nbytes:
+                if end - begin == nbytes:
+                    del self.begins[i], self.ends[i]
+                else:
+                    self.begins[i] += nbytes
+                return begin
+        return None
+
+    def give(self, begin: int, end: int) -> None:
+        i = bisect.bisect(self.begins, begin)
+        joins_left = i > 0 and self.ends[i - 1] == begin
+        joins_right = i < len(self.begins) and self.begins[i] == end
+        if joins_left and joins_right:
+            self.ends[i - 1] = self.ends[i]
+            del self.begins[i], self.ends[i]
+        elif joins_left:
+            self.ends[i - 1] = end
+        elif joins_right:
+            self.begins[i] = begin
+        else:
+            self.begins.insert(i, begin)
+            self.ends.insert(i, end)
+
+
+class DataMemory:
+    """First fit over the client's data segments. `make(nbytes)` gets another: (index, mapped segment), `drop(index)` returns it."""
+
+    def __init__(self, make: Callable[[int], tuple[int, Segment]], drop: Callable[[int], None]) -> None:
+        self._make = make
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._free: dict[int, _Free] = {}
+
+    def allocate(self, nbytes: int) -> Span:
+        """A 64-byte aligned span. ResourceLimitError when no more shared memory can be had."""
+        nbytes = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        with self._lock:
+            for index, free in self._free.items():
+                offset = free.take(nbytes)
+                if offset is not None:
+                    return Span(index, offset, nbytes, free.segment.buf)
+            total = sum(free.segment.nbytes for free in self._free.values())
+            index, segment = self._make(max(nbytes + _control.DATA_FIRST, min(total, MAX_STEP), FIRST_BYTES))
+            free = self._free[index] = _Free(segment)
+            offset = free.take(nbytes)
+            assert offset is not None
+            return Span(index, offset, nbytes, segment.buf)
+
+    def give_back(self, span: Span) -> None:
+        with self._lock:
+            if span.index in self._free:
+                self._free[span.index].give(span.offset, span.offset + span.nbytes)
+
+    def trim(self) -> None:
+        """Returns the segments that hold nothing."""
+        with self._lock:
+            for index in [i for i, free in self._free.items() if free.unused]:
+                self._free.pop(index).segment.close()
+                self._drop(index)
+
+    def close(self) -> None:
+        """Unmaps everything; the planner process reclaims the memory when the client has gone."""
+        with self._lock:
+            for free in self._free.values():
+                free.segment.close()
+            self._free.clear()

@@ -1,0 +1,224 @@
+"""A loaded model: what it takes and gives, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.control import protocol
+from aspen_mp.shm import _control, values
+from aspen_mp.shm.errors import RequestError
+from aspen_mp.stages import StageTree, Stale
+
+if TYPE_CHECKING:
+    from aspen_mp.session import Session
+
+PRIORITIES: Final = _control.PRIORITIES
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """An input or output of a model.
+
+    `shape`: a dimension is an int, a symbol, or None where nothing is known of it; None for a value of unknown rank or no tensor.
+    `dtype`: numpy's dtype, object for strings and for values that are no tensors.
+    `kind`: "tensor", "string", "sequence", "optional" or "other".
+    `optional`: an input that has a default value in the model.
+    """
+
+    name: str
+    shape: tuple[int | str | None, ...] | None
+    dtype: np.dtype[Any]
+    kind: str = "tensor"
+    optional: bool = False
+
+    @classmethod
+    def from_message(cls, info: protocol.ValueInfo) -> ValueInfo:
+        shape = None if info.shape is None else tuple(None if d in {"", -1} else d for d in info.shape)
+        dtype = (
+            np.dtype(object)
+            if info.dtype in {"object", "string"} or info.kind not in {"tensor", "string"}
+            else values.dtype_by_name(info.dtype)
+        )
+        return cls(info.name, shape, dtype, info.kind, info.optional)
+
+
+class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
+    """A request's result to come. `stop`, if set, asks the workers to drop it. `cancel` succeeds until the result is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop: Callable[[], None] | None = None
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        if self.stop is not None:
+            self.stop()
+        return True
+
+
+class Model:
+    """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
+
+    `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.
+    """
+
+    def __init__(self, session: Session, loaded: protocol.Loaded) -> None:
+        self._session = session
+        self._id = loaded.model
+        self.name = loaded.name
+        self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
+        self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
+        self._input_names = {info.name for info in self.inputs}
+        self._output_names = [info.name for info in self.outputs]
+        self._tree = StageTree(session, loaded.model, self.name, self._output_names)
+        self._gone = False
+
+    def __repr__(self) -> str:
+        return f"<aspen_mp.Model {self.name!r}: {', '.join(self._input_names)} -> {', '.join(self._output_names)}>"
+
+    def run(
+        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, timeout: float | None = None, priority: str = "normal"
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
+
+        Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
+        `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
+        RequestTimeout, RuntimeLost. Ctrl-C cancels the request.
+        """
+        arrays = self._check(feeds)
+        names = self._wanted(outputs)
+        level = _priority(priority)
+        stage = self._tree.single(arrays)
+        if stage is not None:
+            try:
+                return stage.run(arrays, level, timeout, names)
+            except Stale:
+                self._tree.stale(stage)
+        results = self._tree.run(arrays, timeout, level, None)
+        return results if names is None else {name: results[name] for name in names}
+
+    def submit(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal") -> RequestFuture:
+        """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
+
+        Inputs are copied before this returns. There is no limit to the requests that wait, other than memory.
+        """
+        arrays = self._check(feeds)
+        names = self._wanted(outputs)
+        level = _priority(priority)
+        future = RequestFuture()
+        stage = self._tree.single(arrays)
+        if stage is not None:
+            known = stage
+
+            def again(kept: dict[str, Any]) -> None:
+                self._tree.stale(known)
+                self._tree.submit(kept, level, names, future)
+
+            stage.submit(arrays, level, names, future, again)
+        else:
+            copied = {name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+            self._tree.submit(copied, level, names, future)
+        return future
+
+    async def run_async(
+        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal"
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`run` for asyncio; cancelling the task cancels the request."""
+        return await asyncio.wrap_future(self.submit(feeds, outputs, priority=priority))
+
+    def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing."""
+        arrays: dict[str, Any] = {}
+        for info in self.inputs:
+            if info.name in shapes:
+                # Shape and dtype are all that planning reads of it; no memory stands behind it.
+                arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), tuple(shapes[info.name]))
+            elif not info.optional:
+                raise RequestError(f"model {self.name!r}: no shape is given for input {info.name!r}")
+        for name in shapes:
+            if name not in self._input_names:
+                raise RequestError(f"model {self.name!r} has no input {name!r}; it has {', '.join(sorted(self._input_names))}")
+        self._check(arrays)
+        self._tree.plan_first(arrays, progress)
+
+    def unload(self) -> None:
+        """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended."""
+        if self._gone:
+            return
+        self._gone = True
+        self._tree.close()
+        if self._session.error is None:
+            self._session.control.call(lambda number: protocol.Unload(number, self._id), protocol.Done)
+            self._session.memory.trim()
+
+    # ---- checks
+
+    def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
+        if self._gone:
+            raise RequestError(f"model {self.name!r} has been unloaded")
+        result: dict[str, Any] = {}
+        used = 0
+        for info in self.inputs:
+            value = feeds.get(info.name)
+            if value is None and info.name not in feeds:
+                if not info.optional:
+                    raise RequestError(f"model {self.name!r}: input {info.name!r} is missing")
+                continue
+            used += 1
+            result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
+        if used != len(feeds):
+            extra = sorted(str(name) for name in feeds if name not in self._input_names)
+            there = ", ".join(sorted(self._input_names))
+            raise RequestError(f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it has {there}")
+        return result
+
+    def _tensor(self, info: ValueInfo, value: Any) -> npt.NDArray[Any]:
+        where = f"model {self.name!r}: input {info.name!r}"
+        if isinstance(value, np.ndarray):
+            array = value
+            if info.dtype.hasobject and array.dtype.kind in "US":
+                array = array.astype(object)
+            if array.dtype != info.dtype or not array.dtype.isnative:
+                raise RequestError(f"{where} is {info.dtype}, got an array of {array.dtype}")
+        else:
+            try:
+                array = np.asarray(value, dtype=info.dtype)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RequestError(f"{where} is {info.dtype}, got a {type(value).__name__} that does not convert: {error}") from None
+        declared = info.shape
+        if declared is not None:
+            if len(declared) != array.ndim:
+                raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
+            for want, have in zip(declared, array.shape, strict=True):
+                if want.__class__ is int and want != have:
+                    raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
+        return array
+
+    def _wanted(self, outputs: Sequence[str] | None) -> Sequence[str] | None:
+        if outputs is None:
+            return None
+        for name in outputs:
+            if name not in self._output_names:
+                raise RequestError(f"model {self.name!r} has no output {name!r}; it has {', '.join(self._output_names)}")
+        return outputs
+
+
+def _priority(name: str) -> int:
+    try:
+        return PRIORITIES[name]
+    except KeyError:
+        raise RequestError(f"priority {name!r} is none of {', '.join(map(repr, PRIORITIES))}") from None
+
+
+def _shape_text(shape: Sequence[int | str | None]) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

@@ -1,0 +1,378 @@
+"""`Runtime`: a planner process and its workers, as a client sees them; `connect` to one that is running."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import aspen_mp
+from aspen_mp.control import protocol, rundir
+from aspen_mp.control.spawn import spawn
+from aspen_mp.session import Session
+from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
+
+if TYPE_CHECKING:
+    import onnx
+
+    from aspen_mp.config import Profile
+    from aspen_mp.model import Model
+
+START_S = 60.0
+"""How long a runtime of our own may take to start: it may have to compete for the machine."""
+
+MAX_INSTANCES = 32
+
+Progress = Callable[[str, int, int], None]
+
+
+class Runtime:
+    """A running set of workers that executes models.
+
+    Starts a planner process and `workers` workers, each pinned to a core (None: one for each core that the process may use; `cores=[0, 2]`:
+    exactly there). `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config` profile, its name or its file, for what
+    is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's other processes. It ends with `close`, at
+    the end of the ``with`` block, or with this process, whatever becomes of it.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        cores: Sequence[int] | None = None,
+        max_workers: int | None = None,
+        profile: str | Path | Profile | None = None,
+        name: str | None = None,
+    ) -> None:
+        from aspen_mp import config
+
+        self._profile = config.load(profile)
+        command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name)
+        self._server, sock = start_server(command)
+        try:
+            self._session = Session(sock, aspen_mp.__version__, START_S)
+        except BaseException as error:
+            status = _end(self._server)
+            if isinstance(error, RuntimeLost) and status:
+                raise RuntimeLost(f"the runtime's planner process ended with status {status} while it started") from None
+            raise
+        self._begin()
+
+    @classmethod
+    def _connect(cls, name: str, timeout: float) -> Runtime:
+        from aspen_mp import config
+
+        self = cls.__new__(cls)
+        self._server = 0
+        self._profile = config.load(None)
+        self._session = Session(rundir.connect(name), aspen_mp.__version__, timeout)
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        _live.add(self)
+
+    @property
+    def name(self) -> str:
+        """The name that `connect` takes; empty for a private runtime."""
+        return self._session.welcome.name
+
+    @property
+    def pid(self) -> int:
+        """Process id of the planner process."""
+        return self._session.welcome.pid
+
+    def __repr__(self) -> str:
+        return f"<aspen_mp.Runtime {self.name or 'private'}, process {self.pid}{', closed' if self._closed else ''}>"
+
+    # ---- models
+
+    def load(
+        self,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        *,
+        name: str | None = None,
+        instances: int | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: str | None = None,
+        winograd: bool | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of `aspen_mp.bench.models`.
+
+        `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for now; without it a model
+        whose shapes are all fixed is planned now, any other at its first request. `progress(step, done, total)` is called while it works.
+        None takes the profile's value. Raises FileNotFoundError, ModelParseError, ModelInvalidError, UnsupportedModelError,
+        ExternalDataError, ResourceLimitError.
+        """
+        from aspen_mp.model import Model
+
+        defaults = self._profile.models
+        path, data, label = _source(model)
+        options = (
+            name or label,
+            defaults.instances if instances is None else instances,
+            precision or defaults.precision,
+            defaults.winograd if winograd is None else winograd,
+        )
+        if options[2] != "f32":
+            raise ValueError(f"precision {options[2]!r} is not known; there is 'f32'")
+        if not 1 <= options[1] <= MAX_INSTANCES:
+            raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {options[1]}")
+        fds: tuple[int, ...] = () if data is None else (_memfd(data),)
+        try:
+            loaded, _ = self._session.control.call(
+                lambda number: protocol.Load(number, path, *options), protocol.Loaded, fds=fds, progress=progress
+            )
+        finally:
+            protocol.close_all(fds)
+        result = Model(self._session, loaded)
+        shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
+        if input_shapes is not None:
+            shapes.update({key: tuple(value) for key, value in input_shapes.items()})
+        fixed = {key: shape for key, shape in shapes.items() if shape is not None and all(isinstance(d, int) for d in shape)}
+        try:
+            if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
+                result.prepare(fixed, progress)  # type: ignore[arg-type]
+            elif input_shapes is not None:
+                missing = ", ".join(sorted(set(shapes) - set(fixed)))
+                raise RequestError(f"model {result.name!r}: input_shapes leaves dimensions of {missing} open")
+        except BaseException:
+            with contextlib.suppress(AspenError):
+                result.unload()
+            raise
+        return result
+
+    # ---- workers
+
+    def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
+        """`n` workers more, on `cores` if given, while requests run; returns how many there are now."""
+        count = len(cores or ()) if n is None else n
+        return self._resize(add=count or 1, cores=list(cores or ()))
+
+    def remove_workers(self, n: int = 1) -> int:
+        """`n` workers less; each finishes the tile in hand first. One always stays. Returns how many there are now."""
+        return self._resize(remove=n)
+
+    def scale(self, total: int) -> int:
+        """As many workers as `total`."""
+        return self._resize(total=total)
+
+    def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
+        try:
+            done, _ = self._session.control.call(lambda number: protocol.Resize(number, add, remove, total, cores or []), protocol.Done)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+        return done.value
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more."""
+        workers: list[dict[str, Any]] = self.status()["workers"]
+        return workers
+
+    def status(self) -> dict[str, Any]:
+        """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
+        reply, _ = self._session.control.call(protocol.Status, protocol.StatusReply)
+        status: dict[str, Any] = json.loads(reply.json)
+        return status
+
+    # ---- the end
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is of no more use: closed, or its planner process gone."""
+        return self._closed or self._session.error is not None
+
+    def wait(self, fd: int = -1) -> None:
+        """Sleeps until the runtime has ended, or `fd` is readable."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(pidfd)
+
+    def stop(self) -> None:
+        """Ends the runtime for everybody who uses it, and closes this handle."""
+        with contextlib.suppress(RuntimeLost):
+            self._session.control.call(protocol.Stop, protocol.Done)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _live.discard(self)
+        self._session.close()
+        if self._server:
+            _end(self._server)
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+    def _forked(self) -> None:
+        """In a forked child. What the parent started is the parent's."""
+        self._closed = True
+        self._server = 0
+        where = f"connect({self.name!r})" if self.name else "Runtime()"
+        self._session.abandon(
+            RuntimeLost(f"this runtime belongs to the parent process; in a forked child make your own with aspen_mp.{where}")
+        )
+
+
+def connect(name: str = "default", *, timeout: float = protocol.HANDSHAKE_S) -> Runtime:
+    """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
+
+    Raises AspenError if there is none, ProtocolError if it is of another build or user, RuntimeLost if it does not answer in `timeout`
+    seconds.
+    """
+    return Runtime._connect(name, timeout)
+
+
+# ---- starting a planner process
+
+
+def server_config(
+    workers: int | None = None,
+    *,
+    cores: Sequence[int] | None = None,
+    max_workers: int | None = None,
+    profile: Profile,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """What `start_server` takes, checked: arguments first, the profile where they are None."""
+    own = profile.workers
+    if workers is None and cores is None:
+        workers = None if own.count == "auto" else own.count
+        cores = None if own.cores == "auto" else own.cores
+    if workers is not None and not 1 <= workers <= 256:
+        raise ValueError(f"workers must be 1 to 256, not {workers}")
+    if max_workers is None and own.max != "auto":
+        max_workers = own.max
+    if max_workers is not None and not 1 <= max_workers <= 256:
+        raise ValueError(f"max_workers must be 1 to 256, not {max_workers}")
+    return {
+        "name": rundir.check_name(name) if name else "",
+        "workers": workers,
+        "cores": None if cores is None else [int(cpu) for cpu in cores],
+        "max_workers": max_workers,
+        "classes": list(own.classes),
+        "smt": own.smt,
+        "spin_us": own.spin_us,
+    }
+
+
+def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
+    """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes."""
+    ours, theirs = socket.socketpair()
+    try:
+        pid = spawn("aspen_mp.control.server", [json.dumps(dict(config))], theirs, session=True)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return pid, ours
+
+
+def _end(pid: int) -> int:
+    """Waits for a planner process that was told to end (its socket is closed); insists after a while. Its wait status as an exit code."""
+    pidfd = -1
+    try:
+        pidfd = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(10_000):
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except (ChildProcessError, ProcessLookupError):
+        return 0
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+# ---- models' bytes
+
+
+def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
+    """(absolute path, bytes, name): a path or bytes, not both."""
+    if isinstance(model, str) and model.startswith("zoo:"):
+        from aspen_mp.bench import models
+
+        return "", models.build(model[4:]).SerializeToString(), model[4:]
+    if isinstance(model, (str, os.PathLike)):
+        path = os.path.abspath(os.fspath(model))
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"no such model file: {path}")
+        return path, None, Path(path).stem
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return "", bytes(model), "model"
+    if hasattr(model, "SerializeToString"):
+        try:
+            return "", model.SerializeToString(), model.graph.name or "model"
+        except ValueError as error:
+            raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
+    raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}")
+
+
+def _memfd(data: bytes) -> int:
+    fd = os.memfd_create("aspen-model", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+# ---- processes that end or fork
+
+_live: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for runtime in list(_live):
+        runtime.close()
+
+
+def _forked() -> None:
+    for runtime in list(_live):
+        runtime._forked()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,273 @@
+"""What a client process holds of a runtime: control connection, submission channel, data memory, and the thread that resolves futures."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from aspen_mp.control import protocol
+from aspen_mp.control.client import ControlClient, fresh
+from aspen_mp.memory import DataMemory
+from aspen_mp.shm import _control
+from aspen_mp.shm.errors import AspenError, RuntimeLost
+from aspen_mp.shm.segments import Segment
+
+
+class Stop(Protocol):
+    """Told which ticket a request waits for, -1 when it no longer does, so that it can cancel it."""
+
+    def started(self, ticket: int) -> None: ...
+
+
+OnDone = Callable[[_control.Result | AspenError], None]
+"""Called once with how a request ended; with an error when the runtime was lost. The slot has been given back by then."""
+
+
+class Waiting:
+    """A request that is published, or waits for a slot: what to publish, and whom to tell."""
+
+    __slots__ = ("cancelled", "data", "generation", "offset", "on_done", "plan", "priority", "ticket")
+
+    def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone) -> None:
+        self.plan = plan
+        self.generation = generation
+        self.data = data
+        self.offset = offset
+        self.priority = priority
+        self.on_done = on_done
+        self.ticket = -1
+        self.cancelled = False
+
+
+class Session:
+    """One connection to one runtime. Any thread may use it."""
+
+    def __init__(self, sock: socket.socket, package: str, timeout: float) -> None:
+        self.control = ControlClient(sock, self._on_lost)
+        try:
+            welcome, fds = self.control.handshake(package, timeout)
+        except BaseException:
+            sock.close()
+            raise
+        self.welcome = welcome
+        if len(fds) != 2:
+            protocol.close_all(fds)
+            self.control.close()
+            raise RuntimeLost("the runtime's answer lacks its descriptors")
+        self._own = Segment.from_fd(fds[0], "client", writable=True)
+        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True)
+        self._own.close_fd()
+        self._doorbell.close_fd()
+        self.channel = _control.ClientChannel(self._own.mapping, self._doorbell.mapping)
+        self.memory = DataMemory(self._make_data, self._drop_data)
+        self.error: AspenError | None = None
+        self._lock = threading.Lock()
+        self._slots = threading.Semaphore(self.channel.capacity)
+        self._published: dict[int, Waiting] = {}
+        self._queue: deque[Waiting] = deque()
+        self._resolver: threading.Thread | None = None
+        self._closing = False
+
+    # ---- data segments
+
+    def _make_data(self, nbytes: int) -> tuple[int, Segment]:
+        ready, fds = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady)
+        segment = Segment.from_fd(fds[0], "data", writable=True)
+        segment.close_fd()
+        return ready.index, segment
+
+    def _drop_data(self, index: int) -> None:
+        if self.error is None:
+            self.control.call(lambda number: protocol.DropData(number, index), protocol.Done)
+
+    # ---- requests
+
+    def execute(
+        self,
+        plan: int,
+        generation: int,
+        data: int,
+        offset: int,
+        priority: int,
+        timeout: float | None,
+        on_left: Callable[[], None],
+        stop: Stop | None = None,
+    ) -> _control.Result | None:
+        """Publishes a request and sleeps until it is done, without a detour through another thread.
+
+        None after `timeout` seconds. Then, and when Ctrl-C ends the wait, the request is cancelled, and `on_left()` is called as soon as
+        nothing writes to its memory any more; otherwise the memory is free when this returns. `stop` can cancel it meanwhile.
+        """
+        if not self._slots.acquire(timeout=timeout):
+            on_left()
+            return None
+        try:
+            if self.error is not None:
+                raise fresh(self.error)
+            ticket = self.channel.submit(plan, generation, data, offset, priority)
+        except BaseException:
+            self._slots.release()
+            on_left()
+            raise
+        try:
+            if stop is not None:
+                stop.started(ticket)
+            result = self.channel.wait(ticket, timeout)
+            if stop is not None:
+                stop.started(-1)
+        except BaseException as error:
+            self._abandon(ticket, on_left)
+            if isinstance(error, RuntimeLost) and self.error is not None:
+                raise fresh(self.error) from None
+            raise
+        if result is None:
+            self._abandon(ticket, on_left)
+            return None
+        self.channel.release(ticket)
+        self._slots.release()
+        if self._queue:
+            self.channel.wake()
+        return result
+
+    def _abandon(self, ticket: int, on_left: Callable[[], None]) -> None:
+        """The resolver waits for what nobody else waits for."""
+        waiting = Waiting(0, 0, 0, 0, 0, lambda _: on_left())
+        waiting.ticket = ticket
+        self.channel.cancel(ticket)
+        with self._lock:
+            self._published[ticket] = waiting
+            self._start_resolver()
+        self.channel.wake()
+
+    def submit(self, waiting: Waiting) -> None:
+        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread."""
+        with self._lock:
+            if self.error is not None:
+                raise fresh(self.error)
+            self._start_resolver()
+            if self._queue or not self._slots.acquire(blocking=False):
+                self._queue.append(waiting)
+                return
+            self._publish(waiting)
+
+    def _publish(self, waiting: Waiting) -> None:
+        """With the lock held and a slot acquired."""
+        try:
+            waiting.ticket = self.channel.submit(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
+        except BaseException:
+            self._slots.release()
+            raise
+        self._published[waiting.ticket] = waiting
+
+    def cancel(self, waiting: Waiting) -> None:
+        """Asks for the request to end; `on_done` still comes."""
+        with self._lock:
+            waiting.cancelled = True
+            if waiting.ticket >= 0 and waiting.ticket in self._published:
+                self.channel.cancel(waiting.ticket)
+        self.channel.wake()
+
+    # ---- the resolver
+
+    def _start_resolver(self) -> None:
+        if self._resolver is None:
+            self._resolver = threading.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
+            self._resolver.start()
+
+    def _step(self) -> bool:
+        """Resolves what is done and publishes what was queued. False when the thread should end."""
+        ended: list[tuple[Waiting, _control.Result | AspenError]] = []
+        with self._lock:
+            for ticket, waiting in list(self._published.items()):
+                result = self.channel.result(ticket)
+                if result is not None:
+                    del self._published[ticket]
+                    self.channel.release(ticket)
+                    self._slots.release()
+                    ended.append((waiting, result))
+            error = self.error
+            if error is not None:
+                ended += [(waiting, fresh(error)) for waiting in (*self._published.values(), *self._queue)]
+                self._published.clear()
+                self._queue.clear()
+            while self._queue and (self._queue[0].cancelled or self._slots.acquire(blocking=False)):
+                waiting = self._queue.popleft()
+                if waiting.cancelled:
+                    ended.append((waiting, _cancelled()))
+                    continue
+                try:
+                    self._publish(waiting)
+                except AspenError as refused:
+                    ended.append((waiting, refused))
+            done = self._closing and not self._published and not self._queue
+        for waiting, outcome in ended:
+            waiting.on_done(outcome)
+        return not done
+
+    # ---- the end
+
+    def _on_lost(self, error: RuntimeLost) -> None:
+        self._fail(error)
+
+    def _fail(self, error: AspenError) -> None:
+        """Every request in flight, and every later one, ends with `error`."""
+        with self._lock:
+            if self.error is None:
+                self.error = error
+        self.channel.lost()
+
+    def close(self) -> None:
+        """Hangs up: the planner process cancels what is in flight and reclaims the memory. Futures fail with RuntimeLost."""
+        self._closing = True
+        self._fail(RuntimeLost("the runtime is closed"))
+        resolver = self._resolver
+        if resolver is not None and resolver is not threading.current_thread():
+            resolver.join()
+        self.control.close()
+        self.memory.close()
+        self.channel = cast("_control.ClientChannel", _NoChannel())
+        self._own.close()
+        self._doorbell.close()
+
+    def abandon(self, error: AspenError) -> None:
+        """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
+        self.error = error
+        self._lock = threading.Lock()
+        self._resolver = None
+        self._published = {}
+        self._queue = deque()
+        self.control.abandon(error)
+
+
+class _NoChannel:
+    """In place of a closed session's channel, so that its memory is unmapped: refuses everything that is not harmless."""
+
+    def submit(self, *_: object) -> int:
+        raise RuntimeLost("the runtime is closed")
+
+    def cancel(self, *_: object) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def lost(self) -> None: ...
+
+
+def _cancelled() -> AspenError:
+    from aspen_mp.shm.errors import RequestCancelled
+
+    return RequestCancelled("the request was cancelled")
+
+
+def _resolve(reference: weakref.ref[Session], channel: _control.ClientChannel) -> None:
+    """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected."""
+    while True:
+        seen = channel.completions()
+        session = reference()
+        if session is None or not session._step():
+            return
+        del session
+        channel.wait_any(seen)

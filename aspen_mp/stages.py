@@ -1,0 +1,435 @@
+"""Running a model as its stages: the shapes of a request decide which plans it runs, and later stages are planned from earlier results.
+
+Most models are one static stage: `StageTree.single` finds it by the shapes of the inputs, and `Stage.run` is the whole path of a request.
+Otherwise the tree is walked: each level is keyed by the shapes of what became known, and by the values of the few tensors whose values
+decide shapes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.control import protocol
+from aspen_mp.session import Session, Waiting
+from aspen_mp.shm import _control, values
+from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
+
+if TYPE_CHECKING:
+    from aspen_mp.control.client import ProgressCallback
+    from aspen_mp.memory import Span
+    from aspen_mp.model import RequestFuture
+
+_ERRORS: Final = _control.ERRORS
+_STALE: Final = frozenset({_ERRORS["PLAN_GONE"], _ERRORS["BAD_PLAN"]})
+_NEEDS_SPACE: Final = _ERRORS["NEEDS_SPACE"]
+MAX_DRIVERS: Final = 64
+"""Threads that drive requests of several stages; more such requests wait for one of them."""
+MAX_SHAPES: Final = 256
+"""Shapes of inputs whose plans a client remembers."""
+
+Key = tuple[Any, ...]
+
+
+def shape_key(arrays: Mapping[str, Any]) -> Key:
+    """What of the values decides the plan: names and shapes, and for values that are no tensors the capacity of their buffers."""
+    return tuple([(name, _shape(value)) for name, value in arrays.items()])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.shape if _is_tensor(value) else (_capacity(values.encoded_size(value)),)
+
+
+def _capacity(nbytes: int) -> int:
+    """Capacities come in steps, so that values of like size share a plan."""
+    return 1 << max(8, (nbytes - 1).bit_length())
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype) if _is_tensor(value) else "object"
+
+
+class Stale(Exception):
+    """The planner process has dropped the plan meanwhile: ask for it again."""
+
+
+class _Short(Exception):
+    """An object result did not fit; `capacities` says what it takes."""
+
+    def __init__(self, capacities: dict[str, int]) -> None:
+        super().__init__()
+        self.capacities = capacities
+
+
+class Region:
+    """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it."""
+
+    __slots__ = ("inputs", "outputs", "span")
+
+    def __init__(self, span: Span, inputs: Sequence[protocol.Slot], outputs: Sequence[protocol.Slot]) -> None:
+        self.span = span
+        self.inputs = [_view(span, slot) for slot in inputs]
+        self.outputs = [_view(span, slot) for slot in outputs]
+
+
+def _view(span: Span, slot: protocol.Slot) -> npt.NDArray[Any]:
+    if slot.offset + slot.nbytes > span.nbytes:
+        raise RequestError(f"{slot.name!r} lies outside its region")
+    dtype = np.dtype(np.uint8) if slot.dtype == "object" else values.dtype_by_name(slot.dtype)
+    # The array's base is the memoryview, which keeps the segment mapped as long as the array lives, whoever closes what.
+    return np.ndarray(slot.shape, dtype, span.buffer, span.offset + slot.offset)
+
+
+class Stage:
+    """One plan as its client sees it. Regions are kept for the next request."""
+
+    def __init__(self, session: Session, model: str, planned: protocol.Planned) -> None:
+        self._session = session
+        self._model = model
+        self.planned = planned
+        self._plan = planned.plan
+        self._generation = planned.generation
+        self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
+        self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
+        self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
+        self.output_names = [slot.name for slot in planned.outputs]
+        self._free: list[Region] = []
+
+    # ---- regions
+
+    def _acquire(self) -> Region:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Region(self._session.memory.allocate(self.planned.region), self.planned.inputs, self.planned.outputs)
+
+    def _release(self, region: Region) -> None:
+        self._free.append(region)
+
+    def close(self) -> None:
+        """Gives the regions back that no request uses."""
+        while self._free:
+            region = self._free.pop()
+            region.inputs.clear()
+            region.outputs.clear()
+            self._session.memory.give_back(region.span)
+
+    # ---- one request
+
+    def _fill(self, region: Region, arrays: Mapping[str, Any]) -> None:
+        if not self.objects:
+            for (name, _), view in zip(self._inputs, region.inputs, strict=True):
+                view[...] = arrays[name]
+            return
+        for (name, is_object), view in zip(self._inputs, region.inputs, strict=True):
+            if is_object:
+                values.Encoded(arrays[name]).write(view.data)
+            else:
+                view[...] = arrays[name]
+
+    def _collect(self, region: Region, names: Sequence[str] | None) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for (name, is_object), view in zip(self._outputs, region.outputs, strict=True):
+            if names is None or name in names:
+                result[name] = values.decode(view.data) if is_object else view.copy()
+        return result
+
+    def run(
+        self, arrays: Mapping[str, Any], level: int, timeout: float | None, names: Sequence[str] | None, stop: Stop | None = None
+    ) -> dict[str, Any]:
+        """Copies inputs in, executes, copies outputs out. Raises Stale where the plan has gone meanwhile."""
+        region = self._acquire()
+        try:
+            self._fill(region, arrays)
+        except BaseException:
+            self._release(region)
+            raise
+        span = region.span
+        result = self._session.execute(
+            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self._release(region), stop
+        )
+        if result is None:
+            raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
+        try:
+            if result.error:
+                self._raise(result, region)
+            return self._collect(region, names)
+        finally:
+            self._release(region)
+
+    def submit(
+        self,
+        arrays: Mapping[str, Any],
+        level: int,
+        names: Sequence[str] | None,
+        future: RequestFuture,
+        retry: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """As `run`, with the result in `future`. `retry(arrays)` is called where the plan has gone meanwhile."""
+        region = self._acquire()
+
+        def done(outcome: _control.Result | AspenError) -> None:
+            try:
+                if future.cancelled():
+                    return
+                if isinstance(outcome, AspenError):
+                    raise outcome
+                if outcome.error:
+                    self._raise(outcome, region)
+                result = self._collect(region, names)
+            except Stale:
+                retry({name: view.copy() for (name, _), view in zip(self._inputs, region.inputs, strict=True)})
+            except BaseException as error:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    future.set_result(result)
+            finally:
+                self._release(region)
+
+        try:
+            self._fill(region, arrays)
+            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done)
+            future.stop = lambda: self._session.cancel(waiting)
+            self._session.submit(waiting)
+        except BaseException:
+            self._release(region)
+            raise
+
+    def _raise(self, result: _control.Result, region: Region) -> None:
+        """The typed error of a failed request."""
+        if result.error in _STALE:
+            raise Stale
+        if result.error == _NEEDS_SPACE:
+            needed = {
+                name: values.needed_bytes(view.data)
+                for (name, is_object), view in zip(self._outputs, region.outputs, strict=True)
+                if is_object
+            }
+            raise _Short({name: nbytes for name, nbytes in needed.items() if nbytes})
+        if result.error == _ERRORS["CANCELLED"]:
+            raise RequestCancelled(f"model {self._model!r}: the request was cancelled")
+        if result.error == _ERRORS["CLIENT_GONE"]:
+            raise RuntimeLost("the runtime has dropped this client")
+        text = result.message or _control.ERROR_NAMES.get(result.error, f"error {result.error}").lower().replace("_", " ")
+        if result.op >= 0 and not result.message:
+            done, _ = self._session.control.call(lambda number: protocol.Explain(number, self._plan, result.op), protocol.Done)
+            text = f"{done.text}: {text}"
+        kind = PoisonTile if result.error == _ERRORS["POISON"] else RequestError
+        raise kind(f"model {self._model!r}: {text}")
+
+
+class Stop:
+    """Cancels a request that a driver thread walks through its stages, wherever it is."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._ticket = -1
+        self._asked = False
+
+    def started(self, ticket: int) -> None:
+        """The driver waits for this ticket now (-1: for none)."""
+        with self._lock:
+            self._ticket = ticket
+            if ticket >= 0 and self._asked:
+                self._session.channel.cancel(ticket)
+
+    def ask(self) -> None:
+        with self._lock:
+            self._asked = True
+            if self._ticket >= 0:
+                self._session.channel.cancel(self._ticket)
+
+    def check(self) -> None:
+        if self._asked:
+            raise RequestCancelled("the request was cancelled")
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the shapes so far lead to: the values that have to be known too (`wanted`, then `by_value`), or a stage and what follows it."""
+
+    binds: list[list[protocol.Bind]]
+    wanted: tuple[str, ...] = ()
+    by_value: dict[tuple[bytes, ...], _Node] = field(default_factory=dict)
+    stage: Stage | None = None
+    next: dict[Key, _Node] = field(default_factory=dict)
+    capacities: dict[str, int] = field(default_factory=dict)
+
+    def stages(self) -> list[Stage]:
+        found = [] if self.stage is None else [self.stage]
+        for child in (*self.by_value.values(), *self.next.values()):
+            found += child.stages()
+        return found
+
+
+class StageTree:
+    """The plans of a model that this client has met."""
+
+    def __init__(self, session: Session, model_id: int, model: str, outputs: Sequence[str]) -> None:
+        self._session = session
+        self._model_id = model_id
+        self._model = model
+        self._outputs = list(outputs)
+        self._roots: dict[Key, _Node] = {}
+        self._single: dict[Key, Stage] = {}
+        self._lock = threading.Lock()
+        self._drivers: ThreadPoolExecutor | None = None
+
+    def single(self, arrays: Mapping[str, Any]) -> Stage | None:
+        """The stage that is all of the model for these inputs, if that is known already."""
+        return self._single.get(shape_key(arrays)) if self._single else None
+
+    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None) -> None:
+        """Plans the first stage for inputs of these shapes, as far as shapes alone allow."""
+        key = shape_key(arrays)
+        node = self._roots.get(key) or self._root(key, arrays)
+        self._plan(node, progress)
+        self._note_single(key, node)
+
+    # ---- walking
+
+    def run(self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None) -> dict[str, Any]:
+        """Walks the stages; every output of the model."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        known = dict(arrays)
+        key = shape_key(known)
+        node = self._find(self._roots.get(key) or self._root(key, known), known)
+        self._note_single(key, self._roots.get(key))
+        while True:
+            stage = node.stage
+            assert stage is not None
+            if stop is not None:
+                stop.check()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                results = stage.run(known, level, left, None, stop)
+            except RequestTimeout:
+                raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled") from None
+            except (Stale, _Short) as again:
+                if isinstance(again, _Short):
+                    node.capacities.update({name: _capacity(nbytes) for name, nbytes in again.capacities.items()})
+                self._forget(node, stage)
+                self._plan(node, None)
+                continue
+            known.update(results)
+            if stage.planned.last:
+                return {name: known[name] for name in self._outputs}
+            key = shape_key(results)
+            child = node.next.get(key)
+            if child is None:
+                child = node.next.setdefault(key, _Node([*node.binds, _binds(results)]))
+            node = self._find(child, known)
+
+    def submit(self, arrays: Mapping[str, Any], level: int, names: Sequence[str] | None, future: RequestFuture) -> None:
+        """`run` on a driver thread, with the result in `future`."""
+        stop = Stop(self._session)
+        future.stop = stop.ask
+
+        def drive() -> None:
+            if future.cancelled():
+                return
+            try:
+                results = self.run(arrays, None, level, stop)
+                result = results if names is None else {name: results[name] for name in names}
+            except BaseException as error:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    future.set_result(result)
+
+        with self._lock:
+            if self._drivers is None:
+                self._drivers = ThreadPoolExecutor(MAX_DRIVERS, thread_name_prefix="aspen-mp stages")
+            self._drivers.submit(drive)
+
+    # ---- the tree
+
+    def _root(self, key: Key, arrays: Mapping[str, Any]) -> _Node:
+        node = self._roots.setdefault(key, _Node([_binds(arrays)]))
+        if len(self._roots) > MAX_SHAPES:
+            oldest = next(iter(self._roots))
+            self._single.pop(oldest, None)
+            for stage in self._roots.pop(oldest).stages():
+                stage.close()
+        return node
+
+    def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
+        """The node with the stage to run, planned if it is new."""
+        while node.stage is None:
+            if not node.wanted:
+                self._plan(node, None)
+            if node.wanted:
+                node = self._with_values(node, known)
+        return node
+
+    def _with_values(self, node: _Node, known: Mapping[str, Any]) -> _Node:
+        bound = []
+        for name in node.wanted:
+            if name not in known:
+                raise RequestError(f"model {self._model!r}: the value of {name!r} decides shapes, but is not known when it is needed")
+            bound.append(known[name])
+        value = tuple(values.encode(v) if not _is_tensor(v) else v.tobytes() for v in bound)
+        child = node.by_value.get(value)
+        if child is None:
+            last = {bind.name: bind for bind in node.binds[-1]}
+            for name, data, v in zip(node.wanted, value, bound, strict=True):
+                last[name] = protocol.Bind(name, _dtype(v), list(_shape(v)), data)
+            child = node.by_value.setdefault(value, _Node([*node.binds[:-1], list(last.values())]))
+        return child
+
+    def _plan(self, node: _Node, progress: ProgressCallback | None) -> None:
+        capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
+        planned, _ = self._session.control.call(
+            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities), protocol.Planned, progress=progress
+        )
+        if planned.needs_values:
+            node.wanted = tuple(planned.needs_values)
+        else:
+            node.stage = Stage(self._session, self._model, planned)
+
+    def _note_single(self, key: Key, node: _Node | None) -> None:
+        """From the second request on, a model of one static stage takes the short way."""
+        stage = None if node is None else node.stage
+        if stage is not None and stage.planned.last and not stage.objects and stage.output_names == self._outputs:
+            self._single[key] = stage
+
+    def _forget(self, node: _Node, stage: Stage) -> None:
+        node.stage = None
+        for key in [key for key, known in self._single.items() if known is stage]:
+            del self._single[key]
+        stage.close()
+
+    def stale(self, stage: Stage) -> None:
+        """The plan of a `single` stage has gone."""
+        for node in self._roots.values():
+            if node.stage is stage:
+                self._forget(node, stage)
+
+    def close(self) -> None:
+        for node in self._roots.values():
+            for stage in node.stages():
+                stage.close()
+        self._roots.clear()
+        self._single.clear()
+        if self._drivers is not None:
+            self._drivers.shutdown(wait=False, cancel_futures=True)
+
+
+def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
+    return [protocol.Bind(name, _dtype(value), list(_shape(value)), None) for name, value in arrays.items()]

@@ -1,0 +1,272 @@
+"""Running requests: results, checks of inputs, futures, asyncio, time-outs, cancelling, priorities."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+
+import numpy as np
+import pytest
+import small_models
+
+import aspen_mp
+from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
+
+
+def x_of(batch: int = 4, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, 16)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def mlp(shared_runtime):
+    proto = small_models.mlp()
+    return shared_runtime.load(proto), proto
+
+
+@pytest.fixture(scope="module")
+def chain(shared_runtime):
+    """A request of this takes long enough to be met while it runs."""
+    return shared_runtime.load(small_models.conv_chain(24, 64, 64))
+
+
+def chain_input() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)}
+
+
+def test_run(mlp):
+    model, proto = mlp
+    x = x_of()
+    out = model.run({"x": x})
+    assert list(out) == ["y"]
+    np.testing.assert_allclose(out["y"], small_models.mlp_reference(proto, x), rtol=1e-4, atol=1e-4)
+    assert out["y"].flags.owndata
+    assert model.run({"x": x})["y"].tobytes() == out["y"].tobytes()
+
+
+def test_signature(mlp):
+    model, _ = mlp
+    assert [(i.name, i.shape, i.dtype) for i in model.inputs] == [("x", (4, 16), np.dtype(np.float32))]
+    assert [(o.name, o.shape, o.dtype) for o in model.outputs] == [("y", (4, 8), np.dtype(np.float32))]
+
+
+def test_symbolic_shapes_are_planned_as_they_come(shared_runtime):
+    model = shared_runtime.load(small_models.two_inputs())
+    assert model.inputs[0].shape == ("n", 3)
+    b = np.ones(3, np.float32)
+    for n in (1, 5, 1, 300, 5):
+        a = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+        out = model.run({"a": a, "b": b})
+        np.testing.assert_array_equal(out["sum"], a + b)
+        np.testing.assert_array_equal(out["scaled"], a * 2)
+    out = model.run({"a": a, "b": b}, ["scaled"])
+    assert list(out) == ["scaled"]
+    model.unload()
+
+
+def test_weights_are_packed_once(shared_runtime):
+    model = shared_runtime.load(small_models.mlp("n", width=4096))
+    model.run({"x": x_of(1)})
+    before = shared_runtime.status()["memory"]["weights"]
+    model.run({"x": x_of(3)})
+    assert shared_runtime.status()["memory"]["weights"] == before
+    model.unload()
+
+
+def test_memory_order_does_not_matter(mlp):
+    model, _ = mlp
+    x = x_of()
+    expected = model.run({"x": x})["y"]
+    for view in (np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], x[:, ::-1].copy()[:, ::-1]):
+        np.testing.assert_array_equal(model.run({"x": view})["y"], expected)
+    np.testing.assert_array_equal(model.run({"x": x.tolist()})["y"], expected)
+
+
+BAD = {
+    "missing": ({}, "input 'x' is missing"),
+    "surplus": ({"x": x_of(), "z": x_of()}, "no input 'z'; it has x"),
+    "dtype": ({"x": x_of().astype(np.float64)}, "input 'x' is float32, got an array of float64"),
+    "byte order": ({"x": x_of().astype(">f4")}, "input 'x' is float32, got an array of >f4"),
+    "rank": ({"x": x_of()[0]}, r"input 'x' has shape \[4, 16\], got an array of shape \(16,\)"),
+    "shape": ({"x": x_of(5)}, r"input 'x' has shape \[4, 16\], got an array of shape \(5, 16\)"),
+    "objects": ({"x": x_of().astype(object)}, "input 'x' is float32, got an array of object"),
+    "no array": ({"x": "text"}, "input 'x' is float32, got a str"),
+    "none": ({"x": None}, "input 'x'"),
+}
+
+
+@pytest.mark.parametrize(("feeds", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_feeds(mlp, feeds, message):
+    model, _ = mlp
+    with pytest.raises(RequestError, match=f"model 'mlp'.*{message}"):
+        model.run(feeds)
+    with pytest.raises(RequestError):
+        model.submit(feeds)
+    model.run({"x": x_of()})
+
+
+def test_bad_arguments(mlp):
+    model, _ = mlp
+    with pytest.raises(RequestError, match="no output 'q'; it has y"):
+        model.run({"x": x_of()}, ["q"])
+    with pytest.raises(RequestError, match="priority 'urgent'"):
+        model.run({"x": x_of()}, priority="urgent")
+
+
+def test_failure_inside_names_model_and_node(shared_runtime):
+    model = shared_runtime.load(small_models.gather())
+    good = np.array([0, 3, -1])
+    np.testing.assert_array_equal(model.run({"i": good})["y"][:, 0], [0, 6, 6])
+    with pytest.raises(RequestError, match=r"model 'gather': .*lookup"):
+        model.run({"i": np.array([0, 4, 1])})
+    future = model.submit({"i": np.array([-5, 0, 0])})
+    with pytest.raises(RequestError, match="lookup"):
+        future.result(30)
+    np.testing.assert_array_equal(model.run({"i": good})["y"][:, 0], [0, 6, 6])
+    model.unload()
+
+
+def test_many_futures(mlp):
+    """More than slots, more than instances: the rest waits its turn. Inputs may be changed right after submit."""
+    model, proto = mlp
+    x = np.empty((4, 16), np.float32)
+    futures = []
+    for i in range(600):
+        x[...] = i
+        futures.append(model.submit({"x": x}))
+    for i, future in enumerate(futures):
+        expected = small_models.mlp_reference(proto, np.full((4, 16), i, np.float32))
+        np.testing.assert_allclose(future.result(60)["y"], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_threads(mlp):
+    model, _ = mlp
+    inputs = [x_of(seed=i) for i in range(8)]
+    expected = [model.run({"x": x})["y"] for x in inputs]
+
+    def work(i: int) -> bool:
+        return all(np.array_equal(model.run({"x": inputs[i]})["y"], expected[i]) for _ in range(50))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+def test_asyncio(mlp):
+    model, _ = mlp
+    x = x_of()
+    expected = model.run({"x": x})["y"]
+
+    async def several():
+        return await asyncio.gather(*(model.run_async({"x": x}) for _ in range(20)))
+
+    for out in asyncio.run(several()):
+        np.testing.assert_array_equal(out["y"], expected)
+
+
+def test_cancelling_a_task_cancels_the_request(chain):
+    async def start_and_cancel():
+        task = asyncio.create_task(chain.run_async(chain_input()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(start_and_cancel())
+    chain.run(chain_input())
+
+
+def test_timeout_cancels(chain):
+    expected = chain.run(chain_input())["y"]
+    for timeout in (0.0, 1e-4, 1e-3):
+        with pytest.raises(RequestTimeout, match="model 'chain'"):
+            chain.run(chain_input(), timeout=timeout)
+    np.testing.assert_array_equal(chain.run(chain_input(), timeout=60)["y"], expected)
+
+
+def test_cancel_futures(chain):
+    expected = chain.run(chain_input())["y"]
+    futures = [chain.submit(chain_input()) for _ in range(20)]
+    cancelled = [future.cancel() for future in futures[::2]]
+    for future, was in zip(futures[::2], cancelled, strict=True):
+        if was:
+            with pytest.raises(concurrent.futures.CancelledError):
+                future.result(60)
+    assert any(cancelled)
+    for future in futures[1::2]:
+        np.testing.assert_array_equal(future.result(60)["y"], expected)
+    done = futures[1]
+    assert not done.cancel()
+
+
+def test_callbacks_and_wait(mlp):
+    model, _ = mlp
+    called = threading.Event()
+    future = model.submit({"x": x_of()})
+    future.add_done_callback(lambda f: called.set())
+    done, _ = concurrent.futures.wait([future, model.submit({"x": x_of()})], timeout=60)
+    assert len(done) == 2
+    assert called.wait(60)
+
+
+def test_priorities_all_finish(chain):
+    futures = [chain.submit(chain_input(), priority=p) for p in ("low", "normal", "high") * 4]
+    results = [f.result(60)["y"].tobytes() for f in futures]
+    assert len(set(results)) == 1
+
+
+def test_value_bound_shapes(shared_runtime):
+    model = shared_runtime.load(small_models.reshape_by_input())
+    x = np.arange(12, dtype=np.float32)
+    for shape in ([3, 4], [4, 3], [2, -1], [3, 4]):
+        out = model.run({"x": x, "shape": np.array(shape)})
+        np.testing.assert_array_equal(out["y"], x.reshape(shape) + 1)
+    with pytest.raises(aspen_mp.errors.AspenError, match="reshape"):
+        model.run({"x": x, "shape": np.array([5, 5])})
+    np.testing.assert_array_equal(model.submit({"x": x, "shape": np.array([6, 2])}).result(60)["y"], x.reshape(6, 2) + 1)
+    model.unload()
+
+
+def test_shapes_that_depend_on_data(shared_runtime):
+    model = shared_runtime.load(small_models.nonzero())
+    for values in ([0, 1, 0, 2], [0, 0, 0, 0], [1, 2, 3, 4], np.arange(5000) % 3):
+        x = np.array(values, np.float32)
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x[x != 0] * 2)
+        np.testing.assert_array_equal(model.submit({"x": x}).result(60)["y"], x[x != 0] * 2)
+    model.unload()
+
+
+def test_strings(shared_runtime):
+    model = shared_runtime.load(small_models.strings())
+    for n in (1, 3, 2000):
+        a = np.array([f"a{i}" for i in range(n)], object)
+        b = np.array([f"ä{i}" * 3 for i in range(n)], object)
+        assert model.run({"a": a, "b": b})["y"].tolist() == [p + q for p, q in zip(a, b, strict=True)]
+    model.unload()
+
+
+def test_cancelling_a_request_of_several_stages(shared_runtime):
+    model = shared_runtime.load(small_models.nonzero())
+    futures = [model.submit({"x": np.ones(100, np.float32)}) for _ in range(10)]
+    for future in futures[::2]:
+        future.cancel()
+    for future in futures[1::2]:
+        assert future.result(60)["y"].shape == (100,)
+    for future in futures[::2]:
+        if future.cancelled():
+            with pytest.raises(concurrent.futures.CancelledError):
+                future.result()
+    model.unload()
+
+
+def test_unloaded_models_refuse(shared_runtime):
+    model = shared_runtime.load(small_models.mlp(seed=5))
+    model.run({"x": x_of()})
+    model.unload()
+    model.unload()
+    with pytest.raises(RequestError, match="has been unloaded"):
+        model.run({"x": x_of()})
+
+
+def test_error_classes():
+    assert issubclass(RequestTimeout, TimeoutError)
+    assert issubclass(RequestCancelled, RequestError)

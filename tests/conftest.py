@@ -1,0 +1,92 @@
+"""What every test of processes must leave behind: nothing.
+
+Tests under api, crash and stress are audited: segments in /dev/shm, child processes and descriptors of the test process have to be back to
+where they were. `ASPEN_MP_TIER=long` selects longer runs (`make stress`, `make zoo`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+AUDITED = {"api", "crash", "stress"}
+SETTLE_S = 20.0
+
+
+def _segments() -> set[str]:
+    try:
+        return {name for name in os.listdir("/dev/shm") if name.startswith(f"aspen-{os.getuid()}-")}
+    except FileNotFoundError:
+        return set()
+
+
+def _descendants() -> set[int]:
+    """Every process below this one, zombies included."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            tail = text.rpartition(")")[2]
+            parents[int(entry)] = int(tail.split()[1])
+    me = os.getpid()
+    found = set()
+    for pid in parents:
+        above = pid
+        while above > 1 and above != me:
+            above = parents.get(above, 0)
+        if above == me and pid != me:
+            found.add(pid)
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue
+    return found
+
+
+def _mappings() -> int:
+    """Shared mappings of ours that this process still has."""
+    with open("/proc/self/maps") as maps:
+        return sum("/dev/shm/aspen-" in line or "memfd:aspen" in line for line in maps)
+
+
+@pytest.fixture(autouse=True)
+def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test of an audited folder that leaves a segment, a process, a descriptor or a mapping."""
+    if not AUDITED & set(request.path.parts):
+        yield
+        return
+    segments, processes, descriptors, mappings = _segments(), _descendants(), _descriptors(), _mappings()
+    yield
+    # A runtime that outlives the test keeps the memory of its requests for the next ones.
+    keeps = "shared_runtime" in request.fixturenames
+    # Killed processes need a moment to be gone: a watchdog, not a wait.
+    gc.collect()
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        left = {
+            "segments": sorted(_segments() - segments),
+            "processes": sorted(_descendants() - processes),
+            "descriptors": sorted(
+                f"{fd}: {what}" for fd, what in _descriptors().items() if fd not in descriptors and not (keeps and "aspen-" in what)
+            ),
+            "mappings": 0 if keeps else max(0, _mappings() - mappings),
+        }
+        if not any(left.values()):
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: { {key: value for key, value in left.items() if value} }")
+        time.sleep(0.01)

@@ -1,0 +1,253 @@
+"""Whatever process is ended, and however: nothing hangs, nothing is left, and who can go on goes on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import aspen_mp
+from aspen_mp.errors import AspenError, PlanError, ResourceLimitError, RuntimeLost
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
+import small_models
+
+WATCHDOG_S = 60.0
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)}
+
+
+def chain(runtime: aspen_mp.Runtime) -> aspen_mp.Model:
+    return runtime.load(small_models.conv_chain(24, 64, 64))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + WATCHDOG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"watchdog: {what}"
+        time.sleep(0.005)
+
+
+def run_until_interrupted(model: aspen_mp.Model, delay: float) -> None:
+    timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    while True:
+        model.run(feeds())
+
+
+def load_again_and_again(runtime: aspen_mp.Runtime, times: int, model: onnx.ModelProto) -> None:
+    for _ in range(times):
+        runtime.load(model).unload()
+
+
+CLIENT = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, aspen_mp, small_models
+rt = aspen_mp.Runtime(workers=2)
+model = rt.load(small_models.conv_chain(24, 64, 64))
+x = {"x": np.ones((1, 64, 64, 64), np.float32)}
+model.run(x)
+print(os.getpid(), rt.pid, *[w["pid"] for w in rt.workers], flush=True)
+"""
+
+
+def start_client(body: str) -> tuple[subprocess.Popen, list[int]]:
+    code = CLIENT + body
+    child = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent.parent / "api")], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    return child, [int(pid) for pid in child.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_client_is_killed(number):
+    child, pids = start_client("while True:\n    futures = [model.submit(x) for _ in range(20)]\n    futures[-1].result()\n")
+    with child:
+        assert len(pids) == 4
+        child.send_signal(number)
+        child.wait(WATCHDOG_S)
+    wait_until(lambda: not any(map(alive, pids)), f"processes {pids} of a killed client")
+
+
+def test_client_leaves_without_closing():
+    child, pids = start_client("sys.exit(3)\n")
+    with child:
+        assert child.wait(WATCHDOG_S) == 3
+    wait_until(lambda: not any(map(alive, pids)), "processes of a client that left")
+
+
+def test_forked_child_does_not_keep_the_runtime_alive():
+    """A child that outlives its parent has copies of the parent's descriptors unless it closed them."""
+    child, pids = start_client("if os.fork() == 0:\n    import time\n    time.sleep(60)\nos.kill(os.getpid(), 9)\n")
+    with child:
+        child.wait(WATCHDOG_S)
+        wait_until(lambda: not any(map(alive, pids)), "the runtime of a dead parent")
+
+
+def test_interrupt_of_a_foreground_program():
+    """Ctrl-C reaches the client alone; it ends its runtime in good order."""
+    child, pids = start_client("while True:\n    model.run(x)\n")
+    with child:
+        child.send_signal(signal.SIGINT)
+        assert child.wait(WATCHDOG_S) == -signal.SIGINT
+    wait_until(lambda: not any(map(alive, pids)), "processes after Ctrl-C")
+
+
+def test_interrupt_of_a_request():
+    """KeyboardInterrupt comes out of run(), and the runtime is as good as before."""
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = chain(runtime)
+        expected = model.run(feeds())["y"].tobytes()
+        for delay in (0.0, 0.001, 0.003, 0.01):
+            with pytest.raises(KeyboardInterrupt):
+                run_until_interrupted(model, delay)
+            assert model.run(feeds())["y"].tobytes() == expected
+
+
+def test_planner_process_is_killed():
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = chain(runtime)
+        model.run(feeds())
+        pids = [runtime.pid, *[w["pid"] for w in runtime.workers]]
+        futures = [model.submit(feeds()) for _ in range(50)]
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while True:
+                    model.run(feeds())
+            except AspenError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        futures[0].result(WATCHDOG_S)
+        os.kill(runtime.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join(WATCHDOG_S)
+            assert not thread.is_alive()
+        assert [type(e) for e in errors] == [RuntimeLost] * 3
+        done, pending = wait(futures, WATCHDOG_S)
+        assert not pending
+        assert any(isinstance(f.exception(), RuntimeLost) for f in done)
+        with pytest.raises(RuntimeLost, match="is gone"):
+            model.run(feeds())
+        with pytest.raises(RuntimeLost, match="is gone"):
+            runtime.status()
+        with pytest.raises(RuntimeLost, match="is gone"):
+            runtime.load(small_models.mlp())
+        assert runtime.closed
+        wait_until(lambda: not any(map(alive, pids)), "workers of a killed planner process")
+
+
+def test_planner_process_is_killed_while_loading():
+    with aspen_mp.Runtime(workers=1) as runtime:
+        threading.Timer(0.05, lambda: os.kill(runtime.pid, signal.SIGKILL)).start()
+        with pytest.raises(RuntimeLost):
+            load_again_and_again(runtime, 10_000, small_models.conv_chain(4, 16, 16))
+
+
+def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
+    return [
+        int(p)
+        for p in Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
+        if Path(f"/proc/{p}/comm").read_text() == "aspen-plan\n"
+    ]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGKILL, ResourceLimitError), (signal.SIGSEGV, PlanError)])
+def test_a_planning_child_is_killed(number, error):
+    """Its load fails with a typed error; everything else goes on."""
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp("n"))
+        x = np.ones((3, 16), np.float32)
+        expected = model.run({"x": x})["y"]
+        stop = threading.Event()
+
+        def kill() -> None:
+            seen: set[int] = set(planning_children(runtime))
+            while not stop.is_set():
+                for pid in set(planning_children(runtime)) - seen:
+                    os.kill(pid, number)
+                    return
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            with pytest.raises(error, match=signal.Signals(number).name):
+                load_again_and_again(runtime, 50, small_models.conv_chain(30, 64, 32))
+        finally:
+            stop.set()
+            thread.join()
+        np.testing.assert_array_equal(model.run({"x": x})["y"], expected)
+        runtime.load(small_models.conv_chain(2, 16, 16)).run({"x": np.ones((1, 16, 16, 16), np.float32)})
+
+
+def test_runtime_in_a_forked_child():
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp())
+        x = np.ones((4, 16), np.float32)
+        expected = model.run({"x": x})["y"]
+        model.submit({"x": x}).result(WATCHDOG_S)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            said = []
+            for use in (lambda: model.run({"x": x}), lambda: model.submit({"x": x}), runtime.status, runtime.close, model.unload):
+                try:
+                    use()
+                    said.append("nothing")
+                except RuntimeLost as error:
+                    said.append("parent" if "belongs to the parent process" in str(error) else str(error))
+                except BaseException as error:
+                    said.append(repr(error))
+            os.write(write, ",".join(said).encode())
+            os._exit(0)
+        os.close(write)
+        os.waitpid(pid, 0)
+        with os.fdopen(read) as pipe:
+            assert pipe.read() == "parent,parent,parent,nothing,nothing"
+        np.testing.assert_array_equal(model.run({"x": x})["y"], expected)
+        assert runtime.status()["runtime"]["pid"] == runtime.pid
+
+
+def _own_runtime(queue) -> None:
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp())
+        queue.put(model.run({"x": np.ones((4, 16), np.float32)})["y"])
+
+
+def test_forked_child_makes_its_own_runtime():
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp())
+        expected = model.run({"x": np.ones((4, 16), np.float32)})["y"]
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        child = context.Process(target=_own_runtime, args=(queue,))
+        child.start()
+        child.join(WATCHDOG_S)
+        assert child.exitcode == 0
+        np.testing.assert_array_equal(queue.get(), expected)
+        queue.close()
+        child.close()
+        model.run({"x": np.ones((4, 16), np.float32)})

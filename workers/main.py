@@ -1,0 +1,128 @@
+"""A worker process: pinned to one CPU, it maps what the planner process sends and drives its scheduling engine until told to go.
+
+Kept light, so that a worker runs some tens of milliseconds after it is asked for: neither numpy nor onnx is imported before an opaque
+tile needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from aspen_mp.shm import _control
+from aspen_mp.shm.segments import Segment
+from aspen_mp.workers import _dse, process, wire
+
+TYPE_CHECKING = False  # typing's costs as much to import as the rest of this file
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from aspen_mp.workers.fallback import OpaqueCache
+
+SOCKET_FD = 3
+_WRITABLE = {"control", "doorbell", "client", "data", "arena"}
+_ROLE_NAMES = {number: name for name, number in _control.ROLES.items()}
+
+
+class Worker:
+    """Engine, socket to the planner process, and the segments mapped so far."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._segments: dict[int, Segment] = {}
+        self._cache: OpaqueCache | None = None
+        kind, row, cpu, _, isa, fds = wire.receive(sock)
+        if kind != wire.SETUP or len(fds) != 2:
+            raise EOFError
+        process.set_name(f"aspen-w{row}")
+        if cpu >= 0:
+            os.sched_setaffinity(0, {cpu})
+        self._control = Segment.from_fd(fds[0], "control", writable=True)
+        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True)
+        self._control.close_fd()
+        self._doorbell.close_fd()
+        self._engine = _dse.Engine(self._control.mapping, self._doorbell.mapping, row, isa.decode() or None)
+        self._sync(0)
+        self._engine.join()
+        wire.send(sock, wire.READY)
+
+    def run(self) -> None:
+        while True:
+            reason, a, b = self._engine.run()
+            if reason == "opaque":
+                self._opaque(a, b)
+            elif reason == "attach":
+                self._sync(a)
+            elif reason == "drained":
+                wire.send(self._sock, wire.DRAINED)
+            else:
+                return
+
+    def _sync(self, seq: int) -> None:
+        """Reads packets up to the SYNC that reaches `seq` (0: the first one), maps and unmaps what they say, and tells the engine."""
+        while True:
+            kind, a, role, _, _, fds = wire.receive(self._sock)
+            if kind == wire.ATTACH and len(fds) == 1:
+                name = _ROLE_NAMES[role]
+                segment = Segment.from_fd(fds[0], name, writable=name in _WRITABLE)
+                segment.close_fd()
+                self._segments[a] = segment
+                self._engine.map(a, name, segment.mapping)
+            elif kind == wire.DETACH:
+                self._engine.unmap(a)
+                self._segments.pop(a).close()
+                if self._cache is not None:
+                    self._cache.clear()  # numbers of instances are used again
+            elif kind == wire.SYNC and _reached(a, seq):
+                self._engine.attached(a)
+                return
+
+    def _opaque(self, instance: int, tile: int) -> None:
+        from aspen_mp.workers import fallback
+
+        if self._cache is None:
+            self._cache = fallback.OpaqueCache()
+        engine = self._engine
+        op, blob, outputs, inputs = engine.operands(instance, tile)
+        name = engine.name(instance, tile)
+        try:
+            given = [x for x in inputs if x is not None]
+            error, needed = fallback.run_tile(self._cache, (instance, op), blob, name, outputs=outputs, inputs=given)
+        except MemoryError:
+            error, needed = f"{name}: not enough memory", 0
+        del blob, outputs, inputs, given  # no view of shared memory may stay behind when its segment is unmapped
+        if error:
+            engine.finish(instance, tile, _control.ERRORS["OPAQUE_FAILED"], 0, error)
+        elif needed:
+            engine.finish(instance, tile, _control.ERRORS["NEEDS_SPACE"], needed, f"{name}: its result takes {needed} bytes")
+        else:
+            engine.finish(instance, tile)
+
+
+def _reached(a: int, seq: int) -> bool:
+    """Whether attach number `a` is `seq` or a later one; the numbers wrap at 2**32."""
+    return (a - seq) % (1 << 32) < 1 << 31
+
+
+def main(argv: list[str]) -> NoReturn:
+    """``argv``: process id of the planner process. Descriptor 3 is the socket to it."""
+    process.die_with(int(argv[0]))
+    process.set_oom_score(800)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=SOCKET_FD)
+    sock.set_inheritable(False)
+    status = 1
+    try:
+        Worker(sock).run()
+        status = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = 0  # the planner process is gone
+    except Exception as error:
+        wire.send(sock, wire.ERROR, text=f"{type(error).__name__}: {error}".encode()[: wire.MAX_TEXT])
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # nothing here needs an orderly interpreter shutdown, and this is faster

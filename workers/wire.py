@@ -1,0 +1,42 @@
+"""Packets between the planner process and a worker, on a SOCK_SEQPACKET socketpair: one packet, one message, at most one descriptor pair.
+
+The planner process sends the segments that a plan needs before it bumps `attach_seq`, and `SYNC` with the new number after them; a worker
+that sees the number change reads packets until it has the `SYNC` that reaches it. So nothing is ever used before it is mapped.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+
+SETUP = 1  # row, cpu (-1: not pinned); descriptors of control segment and doorbell page
+ATTACH = 2  # segment id, role, bytes; descriptor of the segment
+DETACH = 3  # segment id
+SYNC = 4  # attach_seq
+READY = 5  # worker: has everything and is about to run
+DRAINED = 6  # worker: the last request of something that was dropped has ended
+ERROR = 7  # worker: cannot go on; the text says why
+
+_HEAD = struct.Struct("<IqqQ")
+MAX_TEXT = 16384
+
+
+def send(sock: socket.socket, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([_HEAD.pack(kind, a, b, c), text[:MAX_TEXT]], ancillary, socket.MSG_NOSIGNAL)
+
+
+def receive(sock: socket.socket) -> tuple[int, int, int, int, bytes, list[int]]:
+    """(kind, a, b, c, text, descriptors). Raises EOFError when the other end is gone."""
+    data, ancillary, _, _ = sock.recvmsg(_HEAD.size + MAX_TEXT, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload)
+    if len(data) < _HEAD.size:
+        for fd in fds:
+            os.close(fd)
+        raise EOFError
+    return (*_HEAD.unpack_from(data), data[_HEAD.size :], list(fds))
