@@ -38,7 +38,7 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_LEAKY_RELU: EACH(vsel(vlt(x, zero), va * x, x));
   case ASPEN_U_GELU_ERF: EACH(vgelu_erf(x));
   case ASPEN_U_GELU_TANH: EACH(vgelu_tanh(x));
-  case ASPEN_U_SWISH: EACH(x * vsigmoid(va * x));
+  case ASPEN_U_SWISH: EACH(vswish(x, va));
   case ASPEN_U_HARD_SIGMOID: EACH(vmax(zero, vmin(one, va * x + vb)));
   case ASPEN_U_HARD_SWISH: EACH(x * vmax(zero, vmin(one, x * vset1(1.0f / 6) + vset1(0.5f))));
   case ASPEN_U_CLIP: EACH(vmin(vb, vmax(va, x)));

@@ -5,7 +5,7 @@
 
 #include "wide.h"
 
-#define CHUNK 64
+#define CHUNK 256
 
 #define EACH(E)                                            \
   do {                                                     \
@@ -59,27 +59,26 @@ static inline float power_special(float x, float y) { return y == 2 ? x * x : y 
 void FN(power)(const float *a, const float *b, float *out, int64_t n) {
   for (int64_t start = 0; start < n; start += CHUNK) {
     const int64_t m = n - start < CHUNK ? n - start : CHUNK;
-    float x[CHUNK], y[CHUNK];
     int others = 0, squares = 1, cubes = 1;
+    for (int64_t i = 0; i < m; i++) squares &= b[start + i] == 2, cubes &= b[start + i] == 3;
+    if (squares) {
+      for (int64_t i = 0; i < m; i++) out[start + i] = a[start + i] * a[start + i];
+      continue;
+    }
+    if (cubes) {
+      for (int64_t i = 0; i < m; i++) out[start + i] = a[start + i] * a[start + i] * a[start + i];
+      continue;
+    }
+    float x[CHUNK], y[CHUNK];
     memcpy(x, a + start, (size_t)m * sizeof *x);
     memcpy(y, b + start, (size_t)m * sizeof *y);
     for (int64_t i = 0; i < m; i++) {
-      squares &= y[i] == 2;
-      cubes &= y[i] == 3;
+      const float square = x[i] * x[i], cube = square * x[i], p = (float)wide_pow((double)x[i], (double)y[i]);
       others |= !((x[i] > 0) & (x[i] < INFINITY) & (fabsf(y[i]) < INFINITY));
+      out[start + i] = y[i] == 2 ? square : y[i] == 3 ? cube : p;
     }
-    if (squares) {
-      for (int64_t i = 0; i < m; i++) out[start + i] = x[i] * x[i];
-    } else if (cubes) {
-      for (int64_t i = 0; i < m; i++) out[start + i] = x[i] * x[i] * x[i];
-    } else {
-      for (int64_t i = 0; i < m; i++) {
-        const float square = x[i] * x[i], cube = square * x[i], p = (float)wide_pow((double)x[i], (double)y[i]);
-        out[start + i] = y[i] == 2 ? square : y[i] == 3 ? cube : p;
-      }
-      if (others)
-        for (int64_t i = 0; i < m; i++)
-          if (!((x[i] > 0) & (x[i] < INFINITY) & (fabsf(y[i]) < INFINITY))) out[start + i] = power_special(x[i], y[i]);
-    }
+    if (others)
+      for (int64_t i = 0; i < m; i++)
+        if (!((x[i] > 0) & (x[i] < INFINITY) & (fabsf(y[i]) < INFINITY))) out[start + i] = power_special(x[i], y[i]);
   }
 }

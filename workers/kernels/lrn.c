@@ -1,4 +1,6 @@
 /* LRN: x / (bias + alpha / size · Σ x²)^beta, the sum over a window of channels (axis 1), f32. Squares are summed in ascending order of channel. */
+#include <math.h>
+
 #include "functions.h"
 #include "nd.h"
 #include "vec.h"
@@ -8,6 +10,13 @@
 /* Divides n elements by (bias + scale · sum)^beta. */
 static void finish(const float *x, const float *sum, float *out, int64_t n, float bias, float scale, float beta) {
   float v[BLOCK], b[BLOCK];
+  if (beta == 0.75f) { /* what every published network with LRN has */
+    for (int64_t j = 0; j < n; j++) {
+      const float root = sqrtf(bias + scale * sum[j]);
+      out[j] = x[j] / (root * sqrtf(root));
+    }
+    return;
+  }
   for (int64_t j = 0; j < n; j++) v[j] = bias + scale * sum[j], b[j] = beta;
   FN(power)(v, b, v, n);
   for (int64_t j = 0; j < n; j++) out[j] = x[j] / v[j];

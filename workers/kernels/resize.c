@@ -1,8 +1,9 @@
 /* RESIZE as ONNX defines it: nearest (any fixed-size type), linear and cubic (f32), over any axes.
  *
  * Along each resized axis an output coordinate maps to a few input indices with weights (taps), computed in double as the specification
- * writes it. An output is the sum over the combinations of taps of its axes, last axis fastest, of the product of weights times the input.
- * The box is walked in blocks of the innermost axis, so that the taps of that axis are computed once a block.
+ * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line, a line being a sum over the combinations of
+ * taps of the other axes, last axis fastest, of the product of weights times the input.
+ * The box is walked in blocks of the two innermost axes, whose taps are computed once a block.
  */
 #include <math.h>
 
@@ -15,6 +16,13 @@ enum { PREFER_FLOOR, PREFER_CEIL, FLOOR, CEIL };
 
 #define BLOCK 128
 #define TAPS 4
+#define LINE 512 /* longest part of a line that is kept */
+
+typedef struct {
+  int n;
+  int64_t index[TAPS], offset[TAPS]; /* input elements, and the same in bytes */
+  double weight[TAPS];
+} tap_set;
 
 typedef struct {
   int64_t in, out;   /* lengths */
@@ -22,10 +30,8 @@ typedef struct {
   int64_t lo, hi;    /* box */
   double scale;
   int moved;         /* not the identity */
-  int64_t index;     /* current output index, outer axes only */
-  int n;             /* current taps: byte offsets and weights */
-  int64_t offset[TAPS];
-  double weight[TAPS];
+  int64_t index;     /* current output index and its taps: all axes but the innermost */
+  tap_set taps;
 } axis_state;
 
 typedef struct {
@@ -47,15 +53,15 @@ static double input_coordinate(const resize_params *r, const axis_state *a, doub
 static int64_t clamped(double i, int64_t n) { return i > 0 ? (i < (double)(n - 1) ? (int64_t)i : n - 1) : 0; }
 
 /* Fills the taps of output index i; taps of weight 0 are left out, which keeps infinities of elements that do not count out of sums. */
-static void find_taps(const resize_params *r, axis_state *a, int64_t i) {
+static void find_taps(const resize_params *r, const axis_state *a, int64_t i, tap_set *set) {
   if (!a->moved) {
-    a->n = 1, a->offset[0] = i * a->si, a->weight[0] = 1;
+    set->n = 1, set->index[0] = i, set->offset[0] = i * a->si, set->weight[0] = 1;
     return;
   }
   const double x = input_coordinate(r, a, (double)i);
   if (r->mode == NEAREST) {
     const double nearest = r->rounding == PREFER_FLOOR ? ceil(x - 0.5) : r->rounding == PREFER_CEIL ? floor(x + 0.5) : r->rounding == FLOOR ? floor(x) : ceil(x);
-    a->n = 1, a->offset[0] = clamped(nearest, a->in) * a->si, a->weight[0] = 1;
+    set->n = 1, set->index[0] = clamped(nearest, a->in), set->offset[0] = set->index[0] * a->si, set->weight[0] = 1;
     return;
   }
   const double left = floor(x), t = x - left;
@@ -76,83 +82,170 @@ static void find_taps(const resize_params *r, axis_state *a, int64_t i) {
     if (r->exclude_outside && (at < 0 || at > (double)(a->in - 1))) w[k] = 0;
     sum += w[k];
   }
-  a->n = 0;
+  set->n = 0;
   for (int k = 0; k < taps; k++) {
     if (w[k] == 0) continue;
-    a->offset[a->n] = clamped(left + (double)(k - before), a->in) * a->si;
-    a->weight[a->n++] = r->exclude_outside ? w[k] / sum : w[k];
+    set->index[set->n] = clamped(left + (double)(k - before), a->in);
+    set->offset[set->n] = set->index[set->n] * a->si;
+    set->weight[set->n++] = r->exclude_outside ? w[k] / sum : w[k];
   }
 }
 
-/* Taps of a block of the innermost axis, tap-major. Missing taps have weight 0 and are never read. */
+/* Taps of a block of the innermost axis, tap-major. Where an output has fewer taps than others the missing ones repeat the first and are not added. */
 typedef struct {
-  int n[BLOCK], most;
-  int64_t offset[TAPS][BLOCK];
+  int32_t n[BLOCK];
+  int most;
+  int64_t start, length;       /* the part of the line that the block needs, in elements of the axis */
+  int64_t offset[TAPS][BLOCK]; /* bytes */
+  int32_t place[TAPS][BLOCK];  /* relative to start; length ≤ LINE only */
   float weight[TAPS][BLOCK];
 } block_taps;
 
-static void find_block(const resize_params *r, axis_state *a, int64_t first, int64_t m, block_taps *b) {
+static void find_block(const resize_params *r, const axis_state *a, int64_t first, int64_t m, block_taps *b) {
+  int64_t least = INT64_MAX, last = 0;
   b->most = 0;
   for (int64_t j = 0; j < m; j++) {
-    find_taps(r, a, first + j);
-    b->n[j] = a->n;
-    if (a->n > b->most) b->most = a->n;
+    tap_set set;
+    find_taps(r, a, first + j, &set);
+    b->n[j] = set.n;
+    if (set.n > b->most) b->most = set.n;
     for (int k = 0; k < TAPS; k++) {
-      /* A missing tap repeats the first element: its product is not added. */
-      b->offset[k][j] = k < a->n ? a->offset[k] : a->offset[0];
-      b->weight[k][j] = k < a->n ? (float)a->weight[k] : 0;
+      const int t = k < set.n ? k : 0;
+      b->offset[k][j] = set.index[t] * a->si;
+      b->weight[k][j] = (float)set.weight[t];
+      least = nd_min(least, set.index[t]), last = nd_max(last, set.index[t]);
     }
   }
+  b->start = least, b->length = last - least + 1;
+  if (b->length > LINE) return;
+  for (int64_t j = 0; j < m; j++)
+    for (int k = 0; k < TAPS; k++) b->place[k][j] = a->si ? (int32_t)(b->offset[k][j] / a->si - least) : 0;
 }
 
-/* acc += weight · the row of inputs at p, interpolated along the innermost axis. */
-static void add_row(const axis_state *inner, const block_taps *b, const char *p, int64_t first, int64_t m, float weight, float *acc) {
-  if (!inner->moved) {
-    if (inner->si == 4) {
-      const float *x = (const float *)(p + first * 4);
-      for (int64_t j = 0; j < m; j++) acc[j] += weight * x[j];
-    } else {
-      for (int64_t j = 0; j < m; j++) acc[j] += weight * *(const float *)(p + (first + j) * inner->si);
+/* sum[j] += Σ weight[c] · x, c ascending, x at p + offset[c] + j step, or at p + offset[c] + places[j]. */
+static void add_lines(const char *p, const int64_t *offset, const float *weight, int count, int64_t step, const int64_t *places, int64_t m, float *sum) {
+  int64_t j = 0;
+  if (step == 4 && !places) {
+    for (; j + 4 * VL <= m; j += 4 * VL) {
+      vf a[4];
+      for (int k = 0; k < 4; k++) a[k] = vload(sum + j + k * VL);
+      for (int c = 0; c < count; c++) {
+        const float *x = (const float *)(p + offset[c]) + j;
+        const vf w = vset1(weight[c]);
+        for (int k = 0; k < 4; k++) a[k] = a[k] + w * vload(x + k * VL);
+      }
+      for (int k = 0; k < 4; k++) vstore(sum + j + k * VL, a[k]);
+    }
+    for (; j < m; j += VL) {
+      vf a = vload_part(sum + j, m - j);
+      for (int c = 0; c < count; c++) a = a + vset1(weight[c]) * vload_part((const float *)(p + offset[c]) + j, m - j);
+      vstore_part(sum + j, a, m - j);
     }
     return;
   }
-  for (int k = 0; k < b->most; k++)
-    for (int64_t j = 0; j < m; j++) {
-      const float x = *(const float *)(p + b->offset[k][j]), y = acc[j] + weight * b->weight[k][j] * x;
-      acc[j] = k < b->n[j] ? y : acc[j];
-    }
+  for (int c = 0; c < count; c++) {
+    const char *q = p + offset[c];
+    if (places)
+      for (j = 0; j < m; j++) sum[j] += weight[c] * *(const float *)(q + places[j]);
+    else
+      for (j = 0; j < m; j++) sum[j] += weight[c] * *(const float *)(q + j * step);
+  }
 }
 
-/* All combinations of the outer axes' taps, last axis fastest. */
-static void add_combinations(const axis_state *axes, int outer, const axis_state *inner, const block_taps *b, const char *p, int64_t first, int64_t m,
-                             float *acc) {
-  int tap[ASPEN_MAX_RANK] = {0};
-  for (;;) {
-    int64_t offset = 0;
-    double weight = 1;
-    for (int k = 0; k < outer; k++) offset += axes[k].offset[tap[k]], weight *= axes[k].weight[tap[k]];
-    add_row(inner, b, p + offset, first, m, (float)weight, acc);
-    int k = outer - 1;
+/* The sum over the combinations of the outer axes' taps of weight times input, for m elements: at p + j step, or at p + places[j]. */
+static void sum_lines(const axis_state *axes, int outer, const char *p, int64_t step, const int64_t *places, int64_t m, float *sum) {
+  enum { AT_ONCE = 64 };
+  int64_t offset[AT_ONCE];
+  float weight[AT_ONCE];
+  int tap[ASPEN_MAX_RANK + 1] = {0}, count = 0, more = 1, varied = 0;
+  const tap_set *sets[ASPEN_MAX_RANK + 1];
+  memset(sum, 0, (size_t)m * sizeof *sum);
+  for (int k = 0; k < outer; k++) /* a single tap has weight 1 */
+    if (axes[k].taps.n > 1) sets[varied++] = &axes[k].taps;
+    else p += axes[k].taps.offset[0];
+  while (more) {
+    double product = 1;
+    offset[count] = 0;
+    for (int k = 0; k < varied; k++) offset[count] += sets[k]->offset[tap[k]], product *= sets[k]->weight[tap[k]];
+    weight[count++] = (float)product;
+    int k = varied - 1;
     for (; k >= 0; k--) {
-      if (++tap[k] < axes[k].n) break;
+      if (++tap[k] < sets[k]->n) break;
       tap[k] = 0;
     }
-    if (k < 0) return;
+    more = k >= 0;
+    if (more && count < AT_ONCE) continue;
+    add_lines(p, offset, weight, count, step, places, m, sum);
+    count = 0;
   }
 }
 
-/* Steps the outer axes to the next position. Returns 0 after the last. */
-static int advance(const resize_params *r, axis_state *axes, int outer) {
-  for (int k = outer - 1; k >= 0; k--) {
-    axis_state *a = &axes[k];
-    if (++a->index < a->hi) {
-      find_taps(r, a, a->index);
-      return 1;
+/* m outputs of a row whose innermost axis is resized. A line too long to keep (strong reduction) is computed at the taps alone: the same sums. */
+static void interpolate_row(const axis_state *axes, int outer, const block_taps *b, const char *p, int64_t m, float *restrict acc) {
+  const axis_state *inner = &axes[outer];
+  float line[LINE];
+  const int kept = b->length <= LINE;
+  if (kept) sum_lines(axes, outer, p + b->start * inner->si, inner->si, NULL, b->length, line);
+  for (int64_t j = 0; j < m; j++) acc[j] = 0;
+  for (int k = 0; k < b->most; k++) {
+    const int32_t *n = b->n, *place = b->place[k];
+    const float *w = b->weight[k];
+    if (kept) {
+      for (int64_t j = 0; j < m; j++) {
+        const float y = acc[j] + w[j] * line[place[j]];
+        acc[j] = k < n[j] ? y : acc[j];
+      }
+    } else {
+      sum_lines(axes, outer, p, 0, b->offset[k], m, line);
+      for (int64_t j = 0; j < m; j++) {
+        const float y = acc[j] + w[j] * line[j];
+        acc[j] = k < n[j] ? y : acc[j];
+      }
     }
-    a->index = a->lo;
-    find_taps(r, a, a->index);
+  }
+}
+
+/* Nearest, along an innermost axis that is resized. */
+static void pick_row(char *o, int64_t so, const char *p, const block_taps *b, int64_t m, size_t size) {
+#define PICK(T) for (int64_t j = 0; j < m; j++) *(T *)(o + j * so) = *(const T *)(p + b->offset[0][j]); break
+  switch (size) {
+    case 1: PICK(nd_u8);
+    case 2: PICK(nd_u16);
+    case 4: PICK(nd_u32);
+    case 8: PICK(nd_u64);
+    case 16: PICK(nd_u128);
+  }
+#undef PICK
+}
+
+/* Steps the given axes to their next position. Returns 0 after the last, back at the first. */
+static int advance(const resize_params *r, axis_state *axes, int count) {
+  for (int k = count - 1; k >= 0; k--) {
+    axis_state *a = &axes[k];
+    a->index = a->index + 1 < a->hi ? a->index + 1 : a->lo;
+    find_taps(r, a, a->index, &a->taps);
+    if (a->index != a->lo) return 1;
   }
   return 0;
+}
+
+/* One row of the block: all axes but the innermost stand at their current positions. */
+static void resize_row(const resize_params *r, const axis_state *axes, int outer, const block_taps *taps, const aspen_arg *out, const aspen_arg *in,
+                       int64_t first, int64_t m, size_t size) {
+  const axis_state *inner = &axes[outer];
+  char *o = out->ptr + first * inner->so;
+  const char *p = in->ptr;
+  for (int k = 0; k < outer; k++) o += axes[k].index * axes[k].so;
+  if (r->mode != NEAREST) {
+    float acc[BLOCK];
+    if (inner->moved) interpolate_row(axes, outer, taps, p, m, acc);
+    else sum_lines(axes, outer, p + first * inner->si, inner->si, NULL, m, acc);
+    nd_copy_row(o, inner->so, (const char *)acc, 4, m, 4);
+    return;
+  }
+  for (int k = 0; k < outer; k++) p += axes[k].taps.offset[0];
+  if (inner->moved) pick_row(o, inner->so, p, taps, m, size);
+  else nd_copy_row(o, inner->so, p + first * inner->si, inner->si, m, size);
 }
 
 int FN(resize)(const aspen_call *c) {
@@ -164,8 +257,9 @@ int FN(resize)(const aspen_call *c) {
   if (out->dtype != in->dtype || out->rank != in->rank || !size || out->dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (r.mode < NEAREST || r.mode > CUBIC || (r.mode != NEAREST && out->dtype != ASPEN_DT_F32)) return ASPEN_KERNEL_BAD_ARGUMENT;
   /* Axes, outermost in the output's memory first. */
-  axis_state axes[ASPEN_MAX_RANK + 1];
+  axis_state axes[ASPEN_MAX_RANK + 2];
   int rank = 0;
+  for (; rank < 2 - out->rank; rank++) axes[rank] = (axis_state){.in = 1, .out = 1, .so = INT64_MAX, .lo = 0, .hi = 1, .scale = 1};
   for (int a = 0; a < out->rank; a++) {
     const axis_state s = {.in = in->dims[a], .out = out->dims[a], .si = in->strides[a] * unit, .so = out->strides[a] * unit,
                           .lo = c->lo[a], .hi = c->hi[a], .scale = aspen_param_f(c, 4 + a), .index = c->lo[a],
@@ -176,29 +270,25 @@ int FN(resize)(const aspen_call *c) {
     for (; k > 0 && nd_abs(axes[k - 1].so) < nd_abs(s.so); k--) axes[k] = axes[k - 1];
     axes[k] = s;
   }
-  if (rank == 0) axes[rank++] = (axis_state){.in = 1, .out = 1, .lo = 0, .hi = 1, .scale = 1};
   const int outer = rank - 1;
-  axis_state *inner = &axes[outer];
-  block_taps taps = {.most = 0};
-  for (int64_t first = inner->lo; first < inner->hi; first += BLOCK) {
-    const int64_t m = nd_min(BLOCK, inner->hi - first);
-    if (inner->moved) find_block(&r, inner, first, m, &taps);
-    for (int k = 0; k < outer; k++) axes[k].index = axes[k].lo, find_taps(&r, &axes[k], axes[k].lo);
-    do {
-      char *o = out->ptr + first * inner->so;
-      const char *p = in->ptr;
-      for (int k = 0; k < outer; k++) o += axes[k].index * axes[k].so;
-      if (r.mode != NEAREST) {
-        float acc[BLOCK] = {0};
-        add_combinations(axes, outer, inner, &taps, p, first, m, acc);
-        nd_copy_row(o, inner->so, (const char *)acc, 4, m, 4);
-        continue;
-      }
-      for (int k = 0; k < outer; k++) p += axes[k].offset[0];
-      if (!inner->moved) nd_copy_row(o, inner->so, p + first * inner->si, inner->si, m, size);
-      else
-        for (int64_t j = 0; j < m; j++) nd_copy_row(o + j * inner->so, 0, p + taps.offset[0][j], 0, 1, size);
-    } while (advance(&r, axes, outer));
+  axis_state *inner = &axes[outer], *middle = &axes[outer - 1];
+  block_taps taps;
+  tap_set cached[BLOCK]; /* of the middle axis */
+  for (int64_t i0 = inner->lo; i0 < inner->hi; i0 += BLOCK) {
+    const int64_t m = nd_min(BLOCK, inner->hi - i0);
+    if (inner->moved) find_block(&r, inner, i0, m, &taps);
+    for (int64_t j0 = middle->lo; j0 < middle->hi; j0 += BLOCK) {
+      const int64_t n = nd_min(BLOCK, middle->hi - j0);
+      for (int64_t j = 0; j < n; j++) find_taps(&r, middle, j0 + j, &cached[j]);
+      for (int k = 0; k < outer - 1; k++) axes[k].index = axes[k].lo, find_taps(&r, &axes[k], axes[k].lo, &axes[k].taps);
+      do
+        for (int64_t j = 0; j < n; j++) {
+          middle->index = j0 + j;
+          middle->taps = cached[j];
+          resize_row(&r, axes, outer, &taps, out, in, i0, m, size);
+        }
+      while (advance(&r, axes, outer - 1));
+    }
   }
   return ASPEN_KERNEL_OK;
 }

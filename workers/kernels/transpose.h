@@ -21,6 +21,10 @@ static inline void transpose_4x4(char *out, int64_t so, const char *in, int64_t 
 /* out[r][c] = in[c][r]: rows r are `so` bytes apart in out and contiguous elements in `in`; columns c are contiguous in out, `si` bytes apart in `in`. */
 static inline void transpose(char *out, int64_t so, const char *in, int64_t si, int64_t rows, int64_t columns, size_t size) {
   const int64_t unit = (int64_t)size;
+  if (columns < 4) { /* images of few channels: each column runs along its own line of the input */
+    for (int64_t c = 0; c < columns; c++) nd_copy_row(out + c * unit, so, in + c * si, unit, rows, size);
+    return;
+  }
   for (int64_t r0 = 0; r0 < rows; r0 += TRANSPOSE_BLOCK)
     for (int64_t c0 = 0; c0 < columns; c0 += TRANSPOSE_BLOCK) {
       const int64_t r1 = nd_min(rows, r0 + TRANSPOSE_BLOCK), c1 = nd_min(columns, c0 + TRANSPOSE_BLOCK);

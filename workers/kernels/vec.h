@@ -228,21 +228,33 @@ INLINE vf vceil(vf a) {
 #endif
 
 /* ---- across lanes, in a fixed order: halves are combined until one lane is left ---- */
+#if VL == 16
+#define VEC_HALVES(v, COMBINE)                                                                                                     \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15}));                          \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7}));                                      \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3}));                                      \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
+#elif VL == 8
+#define VEC_HALVES(v, COMBINE)                                                                                                     \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){4, 5, 6, 7, 4, 5, 6, 7}));                                                              \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){2, 3, 2, 3, 2, 3, 2, 3}));                                                              \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){1, 1, 1, 1, 1, 1, 1, 1}));
+#else
+#define VEC_HALVES(v, COMBINE)                                                                                                     \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){2, 3, 2, 3}));                                                                          \
+  v = COMBINE(v, __builtin_shuffle(v, (vi){1, 1, 1, 1}));
+#endif
 #define VEC_REDUCE(NAME, COMBINE)                                                                                                  \
   INLINE float NAME(vf v) {                                                                                                        \
-    float t[VL] __attribute__((aligned(64)));                                                                                      \
-    vstore(t, v);                                                                                                                  \
-    for (int h = VL / 2; h; h /= 2)                                                                                                \
-      for (int i = 0; i < h; i++) {                                                                                                \
-        const float a = t[i], b = t[i + h];                                                                                        \
-        t[i] = COMBINE;                                                                                                            \
-      }                                                                                                                            \
-    return t[0];                                                                                                                   \
+    VEC_HALVES(v, COMBINE)                                                                                                         \
+    return v[0];                                                                                                                   \
   }
-VEC_REDUCE(vhadd, a + b)
-VEC_REDUCE(vhmul, a * b)
-VEC_REDUCE(vhmin, a != a || a < b ? a : b) /* NaN wins */
-VEC_REDUCE(vhmax, a != a || a > b ? a : b)
+#define VEC_ADD(a, b) ((a) + (b))
+#define VEC_MUL(a, b) ((a) * (b))
+VEC_REDUCE(vhadd, VEC_ADD)
+VEC_REDUCE(vhmul, VEC_MUL)
+VEC_REDUCE(vhmin, vmin_nan) /* NaN wins */
+VEC_REDUCE(vhmax, vmax_nan)
 #undef VEC_REDUCE
 
 #endif
