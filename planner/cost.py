@@ -15,7 +15,7 @@ from aspen_mp.planner.storage import nbytes
 
 FLOPS_PER_NS = 100.0
 """Matrix kernels, one core."""
-DEPTHWISE_FLOPS_PER_NS = 50.0
+DEPTHWISE_FLOPS_PER_NS = 45.0
 COLD_BYTES_PER_NS = 20.0
 """Memory traffic that misses the caches: weights, and activations of large layers."""
 WARM_BYTES_PER_NS = 60.0
@@ -23,22 +23,15 @@ WARM_BYTES_PER_NS = 60.0
 TILE_NS = 2000.0
 """What a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends."""
 OPAQUE_NS = 200_000.0
+PANEL = 32
+"""Width of a weight panel."""
 
 _SLOW_UNARY = frozenset(
     {"EXP", "LOG", "SIGMOID", "TANH", "ERF", "ELU", "SELU", "CELU", "GELU_ERF", "GELU_TANH", "SWISH", "SOFTPLUS", "MISH", "SIN", "COS"}
     | {"TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "ASINH", "ACOSH", "ATANH"}
 )
-_ELEMENT_NS = {
-    "SOFTMAX": 0.31,
-    "NORM": 0.16,
-    "LRN": 2.0,
-    "RESIZE": 0.5,
-    "GATHER_ELEMENTS": 0.5,
-    "CUMSUM": 0.5,
-    "ARGREDUCE": 0.3,
-    "REDUCE": 0.1,
-    "CAST": 0.1,
-}
+_ELEMENT_NS = {"SOFTMAX": 0.31, "NORM": 0.25, "LRN": 2.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 0.5, "CUMSUM": 0.5}
+_ELEMENT_NS |= {"ARGREDUCE": 0.3, "REDUCE": 0.1, "POOL": 0.1, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +48,14 @@ def _activation_ns(node: Node) -> float:
     return 0.4 if act is not None and act[0] in _SLOW_UNARY else 0.0
 
 
+def output_ns(node: Node) -> float:
+    """What an element of the output of a matrix kernel costs besides its multiply-adds: writing it, the residual, the activation."""
+    residual = len(node.inputs) > 3 and node.inputs[3] is not None
+    return 0.4 + (0.8 if residual else 0.0) + _activation_ns(node)
+
+
 def element_ns(node: Node) -> float:
-    """Arithmetic per element of the output (of the input, for reductions) of a node that is no matrix product."""
+    """Arithmetic per element of the output (of the input for reductions, per tap for POOL) of a node that is no matrix product."""
     if node.op == "UNARY":
         return 0.4 if node.attrs["opcode"] in _SLOW_UNARY else 0.05
     if node.op == "BINARY":
@@ -83,21 +82,34 @@ def flops(node: Node) -> float:
     return float(out)
 
 
+def _traffic(node: Node) -> float:
+    written = sum(nbytes(t) for t in node.outputs)
+    if node.op == "GATHER":
+        return 2.0 * written
+    return float(written + sum(nbytes(t) for t in node.inputs if t is not None))
+
+
+def _matrix_ns(node: Node, ops: float) -> float:
+    """Multiply-adds count with the columns that fill the last panel of weights."""
+    columns = node.output.shape[-1] if node.op == "GEMM" else node.output.shape[1] // int(node.attrs["groups"])
+    padded = -(-columns // PANEL) * PANEL / max(columns, 1)
+    return ops * padded / FLOPS_PER_NS + node.output.size * output_ns(node)
+
+
 def work(node: Node) -> Work:
     """Estimate for a whole node on one core."""
-    inputs = [t for t in node.inputs if t is not None]
-    traffic = float(sum(min(nbytes(t), max(node.output.size, 1) * 64) if node.op == "GATHER" else nbytes(t) for t in inputs))
-    traffic += sum(nbytes(t) for t in node.outputs)
-    ops = flops(node)
+    traffic, ops, out = _traffic(node), flops(node), node.output.size
+    memory_ns = traffic / COLD_BYTES_PER_NS
     if node.op in ("GEMM", "CONV"):
-        ns = max(ops / FLOPS_PER_NS, traffic / COLD_BYTES_PER_NS) + node.output.size * _activation_ns(node)
-    elif node.op in ("DWCONV", "POOL"):
-        ns = max(ops / DEPTHWISE_FLOPS_PER_NS, traffic / COLD_BYTES_PER_NS) + node.output.size * _activation_ns(node)
+        ns = max(_matrix_ns(node, ops), memory_ns)
+    elif node.op == "DWCONV":
+        ns = max(ops / DEPTHWISE_FLOPS_PER_NS + out * output_ns(node), memory_ns)
     elif node.op == "OPAQUE":
-        ns = OPAQUE_NS + traffic / COLD_BYTES_PER_NS
+        ns = OPAQUE_NS + memory_ns
+    elif node.op in ("REDUCE", "ARGREDUCE", "POOL"):
+        ns = ops * element_ns(node) + memory_ns
     else:
-        elements = inputs[0].size if node.op in ("REDUCE", "ARGREDUCE") else node.output.size
-        ns = elements * element_ns(node) + traffic / COLD_BYTES_PER_NS
+        ns = out * element_ns(node) + memory_ns
     return Work(ops, traffic, ns)
 
 

@@ -23,8 +23,8 @@ from aspen_mp.planner.storage import Storage, item_bytes
 from aspen_mp.shm.tables import LIMITS
 
 TILE_AXES = LIMITS["tile_axes"]
-PANEL = 32
-"""Width of a weight panel: cuts of output channels are multiples of it."""
+PANEL = cost.PANEL
+"""Cuts of output channels are multiples of a weight panel's width."""
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
 ROWS_LOST = 0.6
@@ -219,11 +219,10 @@ def _gemm(node: Node, workers: int) -> Grid:
     a, b = node.inputs[0], node.inputs[1]
     assert a is not None
     assert b is not None
-    element_ns = 0.4 if node.attrs["act"][0] not in ("IDENTITY", "RELU", "CLIP") else 0.0
     rank = len(shape)
     lead = shape[: rank - 2]
     batched = not node.attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
-    parts = _gemm_parts((prod(lead), shape[-2]), shape[-1], a.shape[-1], 1 if batched else 0, element_ns, workers)
+    parts = _gemm_parts((prod(lead), shape[-2]), shape[-1], a.shape[-1], 1 if batched else 0, cost.output_ns(node), workers)
     cuts: list[npt.NDArray[np.int64]] = []
     left = parts[0]
     for d in lead[:TILE_AXES]:
@@ -262,9 +261,8 @@ def _conv(node: Node, workers: int) -> Grid:
         granule = PANEL
     else:
         granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
-    element_ns = 0.4 if node.attrs["act"][0] not in ("IDENTITY", "RELU", "CLIP") else 0.0
     kernel, strides = tuple(node.attrs["kernel"]), tuple(node.attrs["strides"])
-    evaluate = _Convolution(x.shape[1] // groups, kernel, strides, groups, group_outputs, element_ns)
+    evaluate = _Convolution(x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node))
     parts = _conv_parts(shape, granule, evaluate, workers)
     cuts = (
         split(shape[0], parts[0]),
