@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aspen_mp.planner.cost import Work
 from aspen_mp.planner.ir import Node
@@ -70,6 +70,12 @@ def totals(plan: Plan, cores: int) -> Totals:
         predicted_ms=_schedule(plan, busy, cores) * 1e-6,
         longest_path_ms=path * 1e-6,
     )
+
+
+def report(plan: Plan, cores: int) -> dict[str, Any]:
+    """Everything that can be said about a plan, as plain numbers and strings: ``{"name", "layers": [row …], "totals": {…}}``. A row has
+    the fields of `OpInfo`, in the order of layers."""
+    return {"name": plan.name, "layers": [asdict(row) for row in plan.info], "totals": asdict(totals(plan, cores))}
 
 
 def _longest(plan: Plan, busy: list[float]) -> tuple[int, float]:

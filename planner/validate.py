@@ -43,6 +43,8 @@ U32 = np.dtype("<u4")
 I64 = np.dtype("<i8")
 MAX_SEGMENT = 1 << 46
 """No space is larger than what a process can map."""
+MAX_SCRATCH = 1 << 30
+"""Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
 JOIN, END, OPAQUE = (KERNELS[k].code for k in ("JOIN", "END", "OPAQUE"))
 
@@ -137,9 +139,9 @@ def _check_spaces(h: dict[str, Any]) -> None:
         if h[name] % ALIGN or h[name] < at:
             refuse(f"header.{name}", h[name], f"a multiple of {ALIGN} from {at} on")
         at = h[name] + size
-    for name in ("arena_bytes", "request_bytes", "scratch_bytes"):
-        if h[name] > MAX_SEGMENT:
-            refuse(f"header.{name}", h[name], f"at most {MAX_SEGMENT}")
+    for name, most in (("arena_bytes", MAX_SEGMENT), ("request_bytes", MAX_SEGMENT), ("scratch_bytes", MAX_SCRATCH)):
+        if h[name] > most:
+            refuse(f"header.{name}", h[name], f"at most {most}")
     if h["arena_bytes"] < at:
         refuse("header.arena_bytes", h["arena_bytes"], f"its parts end at {at}")
     for k, size in enumerate(h["weights_bytes"]):

@@ -1,0 +1,126 @@
+"""Plans with a few fields changed at random: validate() refuses them, or executing them harms nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_tools import GraphBuilder
+from test_plan_graphs import attention, concat_shapes, depthwise, random_grids, residual_block, sequence_ops
+
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.validate import validate
+from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
+from aspen_mp.workers._dse import PlanRunner
+
+CASES = 150
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def mutate(raw: bytearray, rng: np.random.Generator) -> str:
+    """Changes one or two numbers that decide what a kernel touches, to values close to the old ones or to extremes."""
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    done = []
+    for _ in range(int(rng.integers(1, 3))):
+        kind = str(rng.choice(["operand", "param", "kernel", "box", "dtype", "rank"]))
+        value = int(rng.choice([-1, 1, 2, -2, 32, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, 1 << 62]))
+        if kind == "param":
+            target = np.frombuffer(raw, np.int64, header["n_params"], int(header["params"]))
+            k = int(rng.integers(len(target)))
+            old = int(target[k])
+            target[k] = np.clip(old + value, -(1 << 63), (1 << 63) - 1) if rng.random() < 0.7 else value
+        elif kind == "box":
+            tiles = np.frombuffer(raw, TILE, header["n_tiles"], int(header["tiles"]))
+            k = int(rng.integers(len(tiles)))
+            side = tiles[str(rng.choice(["lo", "hi"]))]
+            axis = int(rng.integers(6))
+            side[k, axis] = (int(side[k, axis]) + value) % (1 << 32)
+        elif kind == "kernel":
+            ops = np.frombuffer(raw, OP, header["n_ops"], int(header["ops"]))
+            k = int(rng.integers(len(ops)))
+            same = [x.code for x in KERNELS.values() if x.n_params == ops["n_params"][k]]
+            ops["kernel"][k] = int(rng.choice(same or [0]))
+        else:
+            operands = np.frombuffer(raw, OPERAND, header["n_operands"], int(header["operands"]))
+            k = int(rng.integers(len(operands)))
+            name = {"operand": str(rng.choice(["dims", "strides", "offset"]))}.get(kind, kind)
+            if name in ("dims", "strides"):
+                operands[name][k, int(rng.integers(4))] += value
+            elif name == "offset":
+                operands[name][k] += 4 * (value % 64)
+            else:
+                operands[name][k] = int(rng.integers(1, 14 if name == "dtype" else 9))
+        done.append(f"{kind}[{k}] {value}")
+    return ", ".join(done)
+
+
+def pages(nbytes: int) -> Any:
+    """Memory at a multiple of 64 bytes that ends at a page which faults, and follows one."""
+    guard = mmap.PAGESIZE
+    nbytes = -(-max(nbytes, 1) // 64) * 64
+    size = -(-nbytes // guard) * guard
+    whole = np.frombuffer(mmap.mmap(-1, size + 2 * guard), np.uint8)
+    address = whole.__array_interface__["data"][0]
+    for at in (address, address + guard + size):
+        assert LIBC.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(guard), 0) == 0
+    return whole[guard + size - nbytes : guard + size]
+
+
+def execute(raw: bytearray, weights: Any) -> None:
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    segment = pages(len(raw))
+    segment[: len(raw)] = np.frombuffer(raw, np.uint8)
+    arena, request = pages(int(header["arena_bytes"])), pages(int(header["request_bytes"]))
+    PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request).run("fifo")
+
+
+def survives(raw: bytearray, weights: Any) -> bool:
+    """Executes the plan in a child process; False if a signal killed it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            signal.alarm(20)
+            execute(raw, weights)
+        except PlanError:
+            code = 1
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.WIFEXITED(status)
+
+
+def packed(plan: Plan) -> Any:
+    directory, size = plan.default_directory()
+    weights = pages(size)
+    for item in plan.weights:
+        at = directory[item.key][1]
+        item.write(memoryview(weights)[at : at + item.nbytes])
+    return weights
+
+
+@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops])
+def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
+    plan = build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1)))
+    good, weights = plan.segment(), packed(plan)
+    assert survives(good, weights)
+    rng = np.random.default_rng(11)
+    accepted = 0
+    for case in range(CASES):
+        raw = bytearray(good)
+        what = mutate(raw, rng)
+        try:
+            validate(raw)
+        except PlanError:
+            continue
+        accepted += 1
+        assert survives(raw, weights), f"case {case}: {what}"
+    assert accepted > 0
