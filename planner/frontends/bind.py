@@ -41,6 +41,8 @@ _HINT = 8192  # values of more bytes never decide shapes
 _MAX_INLINE = 64  # functions in functions
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
+_SHAPED_AS_INPUT = {"GroupNormalization"}  # no shape inference in onnx
+
 VALUE_INPUTS: dict[str, tuple[int, ...]] = {
     "Reshape": (1,),
     "Expand": (1,),
@@ -343,6 +345,8 @@ class Binder:
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
             # ONNX's inference takes a missing attribute for 0, its definition for 1.
             proto = _with_attribute(proto, "onesided", 1)
+        if proto.op_type in _SHAPED_AS_INPUT and domain == "" and inputs[0] is not None:
+            return {proto.output[0]: (inputs[0].dtype, inputs[0].shape)}
         types, hints = {}, {}
         for name, tensor in zip(entry.names, inputs, strict=True):
             if tensor is not None:

@@ -171,11 +171,25 @@ def _window(node: NodeProto) -> None:
 
 
 def onnx_rules(light: ModelProto) -> None:
-    """ONNX's checker. Raises ModelInvalidError."""
+    """ONNX's checker. Raises ModelInvalidError.
+
+    Inputs and outputs of unknown rank are let pass: exporters and people write them, and binding finds the rank.
+    """
+    if any(_unranked(v) for v in (*light.graph.input, *light.graph.output)):
+        copy = ModelProto()
+        copy.CopyFrom(light)
+        light = copy
+        for value in (*light.graph.input, *light.graph.output):
+            if _unranked(value):
+                value.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:
         raise ModelInvalidError(_shorten(str(error))) from None
+
+
+def _unranked(value: onnx.ValueInfoProto) -> bool:
+    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
 def infer(light: ModelProto) -> ModelProto:
@@ -183,7 +197,8 @@ def infer(light: ModelProto) -> ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        if _in_function_body(light, str(error)):
+        # A declared shape that differs from the inferred one does not stop a model: declarations may be sloppy, inferences wrong (STFT).
+        if "Inferred shape and existing shape differ" in str(error) or _in_function_body(light, str(error)):
             return onnx.shape_inference.infer_shapes(light, data_prop=True)
         raise ModelInvalidError(_shorten(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through

@@ -91,7 +91,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
     groups, channels = int(node.attrs.get("group", 1)), x.shape[1]
     depthwise = groups == channels == w.shape[0] and groups > 1
     kernel = w.shape[2:]
-    w = _packed(b, w, groups, depthwise)
+    w = packed(b, w, groups, depthwise)
     out = b.emit(
         "DWCONV" if depthwise else "CONV",
         [x, w, bias],
@@ -107,7 +107,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
     return b.reshape(out, node.output.shape)
 
 
-def _packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
+def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
     """Weights as CONV or DWCONV wants them: packed once where they are constant, else padded and moved by kernels."""
     if w.is_const:
         return b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)

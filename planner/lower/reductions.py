@@ -92,13 +92,18 @@ def _norm(b: Builder, x: Tensor, scale: Tensor | None, bias: Tensor | None, axis
 
 
 @rule("LayerNormalization", "RMSNormalization", widened=True)
-def _layer_norm(b: Builder, node: Node) -> Tensor:
-    if any(t.name for t in node.outputs[1:]):
-        raise NoKernel("mean and deviation as outputs")
+def _layer_norm(b: Builder, node: Node) -> list[Tensor]:
     x = data(node)
     axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
     mode = "layer" if node.op == "LayerNormalization" else "rms"
-    return _norm(b, x, optional(node, 1), optional(node, 2), axis, mode, float(node.attrs.get("epsilon", 1e-5)))
+    eps = float(node.attrs.get("epsilon", 1e-5))
+    out = _norm(b, x, optional(node, 1), optional(node, 2), axis, mode, eps)
+    if not any(t.name for t in node.outputs[1:]):
+        return [out]
+    axes = range(axis, len(x.shape))
+    mean = b.reduce("MEAN", x, axes)
+    variance = b.reduce("MEAN", b.unary("SQUARE", b.binary("SUB", x, mean)), axes)
+    return [out, mean, b.unary("RECIPROCAL", b.unary("SQRT", b.binary("ADD", variance, b.constant(eps, F32))))]
 
 
 @rule("InstanceNormalization", widened=True)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, patterns
+from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, identities, patterns
 
 Pass = Callable[[Graph], None]
 
 ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine,)
 KERNEL_LEVEL: Sequence[Pass] = (
+    identities.drop_identities,
     common.share,
     patterns.fuse_norms,
     patterns.fuse_activations,

@@ -1,0 +1,207 @@
+"""Lowering, passes and stages against ONNX's own node tests: each model is lowered and run kernel by kernel, as it stands and once more
+with all inputs but the first as constants, which is how weights reach the packing rules."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from kernel_graphs import run_model
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from aspen_mp.planner import api
+
+ELSEWHERE = {
+    r"bernoulli": "random",
+    r"image_decoder": "needs Pillow",
+    r"range_.*_expanded": "onnx.reference gives Loop's scan outputs another shape",
+    r"if_opt": "onnx.reference wraps an optional sequence once more",
+    r"scan_sum": "onnx.reference has no Scan of opset 8",
+}
+"""Cases whose difference is not the planner's, and why."""
+
+ROUNDING = {"float16": 2e-3, "bfloat16": 2e-2}  # relative; kernels round once where the reference rounds after each step
+
+
+@lru_cache(maxsize=1)
+def cases() -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.case import node
+
+        found = node.collect_testcases(None)
+    return [c for c in found if c.model is not None and c.data_sets and not any(re.search(p, c.name) for p in ELSEWHERE)]
+
+
+def array(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def difference(got: Any, want: Any, rtol: float, atol: float) -> str:
+    """Empty, or what differs."""
+    if isinstance(want, list):
+        if len(got) != len(want):
+            return f"{len(got)} elements, not {len(want)}"
+        return next((d for g, w in zip(got, want, strict=True) if (d := difference(g, w, rtol, atol))), "")
+    if want is None:
+        return "" if got is None else "a value, not none"
+    got, want = np.asarray(got), np.asarray(want)
+    if got.shape != want.shape:
+        return f"shape {got.shape}, not {want.shape}"
+    if want.dtype.kind in "OUS":
+        return "" if (got == want).all() else "other strings"
+    if got.dtype != want.dtype:
+        return f"dtype {got.dtype}, not {want.dtype}"
+    if want.dtype.kind in "iub":
+        return "" if np.array_equal(got, want) else f"{got.reshape(-1)[:6]}, not {want.reshape(-1)[:6]}"
+    rtol = max(rtol, ROUNDING.get(want.dtype.name, 0.0))
+    if want.dtype.kind != "c":
+        got, want = got.astype(np.float64), want.astype(np.float64)
+    finite = np.abs(want[np.isfinite(want)])
+    atol = max(atol, 1e-6, rtol * float(finite.max()) * 1e-2 if finite.size else 0.0, rtol if rtol >= 2e-3 else 0.0)
+    return "" if np.allclose(got, want, rtol=rtol, atol=atol, equal_nan=True) else f"error {np.nanmax(np.abs(got - want))}"
+
+
+def failures(run: Any) -> Iterator[str]:
+    for case in cases():
+        for inputs, outputs in case.data_sets:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    wrong = run(case, [array(x) for x in inputs], [array(x) for x in outputs])
+            except Exception as error:
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                yield f"{case.name}: {wrong[:300]}"
+
+
+def compare(model: onnx.ModelProto, feeds: dict[str, Any], wanted: list[Any], case: Any) -> str:
+    got = run_model(api.load(model), feeds)
+    return "; ".join(d for g, w in zip(got, wanted, strict=True) if (d := difference(g, w, case.rtol, case.atol)))
+
+
+def test_node_models() -> None:
+    def run(case: Any, inputs: list[Any], outputs: list[Any]) -> str:
+        return compare(case.model, dict(zip([i.name for i in case.model.graph.input], inputs, strict=True)), outputs, case)
+
+    wrong = list(failures(run))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_node_models_with_constants() -> None:
+    def run(case: Any, inputs: list[Any], outputs: list[Any]) -> str:
+        plain = [isinstance(x, np.ndarray) and x.dtype.kind not in "OUS" for x in inputs]
+        if len(inputs) < 2 or not all(plain[1:]):
+            return ""
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        names = [i.name for i in model.graph.input]
+        model.graph.initializer.extend(numpy_helper.from_array(x, n) for n, x in zip(names[1:], inputs[1:], strict=True))
+        del model.graph.input[1:]
+        model.ir_version = max(model.ir_version, 4)
+        return compare(model, {names[0]: inputs[0]}, outputs, case)
+
+    wrong = list(failures(run))
+    assert not wrong, "\n".join(wrong)
+
+
+def single(
+    op: str, inputs: dict[str, np.ndarray], dtype: Any = np.float32, constants: tuple[str, ...] = (), **attrs: Any
+) -> onnx.ModelProto:
+    """A model of one node whose inputs are named and whose output has `dtype`; inputs in `constants` are initializers."""
+    kinds = {n: helper.np_dtype_to_tensor_dtype(x.dtype) for n, x in inputs.items()}
+    infos = [helper.make_tensor_value_info(n, kinds[n], x.shape) for n, x in inputs.items() if n not in constants]
+    result = helper.make_tensor_value_info("out", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
+    node = helper.make_node(op, list(inputs), ["out"], **attrs)
+    graph = helper.make_graph([node], op, infos, [result], [numpy_helper.from_array(inputs[n], n) for n in constants])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def check(op: str, inputs: dict[str, np.ndarray], constants: tuple[str, ...] = (), kernels: set[str] | None = None, **attrs: Any) -> None:
+    model = single(op, inputs, constants=constants, **attrs)
+    feeds = {n: x for n, x in inputs.items() if n not in constants}
+    want = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    counts: dict[str, int] = {}
+    got = run_model(api.load(model), feeds, counts=counts)
+    assert not difference(got[0], want[0], 1e-5, 1e-5)
+    assert "OPAQUE" not in counts
+    assert kernels is None or kernels <= set(counts)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "equation", ["bij,bjk->bik", "ij,jk", "bhid,bhjd->bhij", "...ij,...jk->...ik", "bid,jd->bij", "bi,bi->b", "i,j->ij", "ijk,k->ji"]
+)
+def test_einsum(equation: str) -> None:
+    sizes = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 6, "d": 7}
+    terms = equation.split("->", maxsplit=1)[0].split(",")
+    shapes = [tuple(sizes[c] for c in t.replace("...", "bh")) for t in terms]
+    check("Einsum", {f"x{k}": normal(*s) for k, s in enumerate(shapes)}, kernels={"GEMM"}, equation=equation)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"strides": [2, 3]},
+        {"strides": [2, 2], "pads": [1, 0, 1, 2], "output_padding": [1, 1]},
+        {"dilations": [2, 1]},
+        {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    ],
+)
+def test_transposed_convolution(groups: int, attrs: dict[str, Any]) -> None:
+    inputs = {"x": normal(2, 4, 5, 6), "w": normal(4, 8 // groups if groups < 4 else 1, 3, 2), "b": normal(8 if groups < 4 else 4)}
+    check("ConvTranspose", inputs, ("w", "b"), group=groups, **attrs)
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
+@pytest.mark.parametrize("strides", [[1, 1], [2, 3]])
+def test_convolution_pads(auto_pad: str, strides: list[int]) -> None:
+    check("Conv", {"x": normal(1, 3, 7, 8), "w": normal(5, 3, 3, 2)}, ("w",), kernels={"CONV"}, auto_pad=auto_pad, strides=strides)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ((4,), (4,)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((2, 1, 3, 4), (5, 4, 6)),
+        ((40, 4), (3, 4, 2)),
+    ],
+)
+@pytest.mark.parametrize("constants", [(), ("y",), ("x",)])
+def test_matmul_ranks(x: tuple[int, ...], y: tuple[int, ...], constants: tuple[str, ...]) -> None:
+    check("MatMul", {"x": normal(*x), "y": normal(*y)}, constants, {"GEMM"})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+def test_quantisation(dtype: Any) -> None:
+    scale = np.array([0.1, 0.25, 0.5], np.float32)
+    zero = np.array([3, 0, 7], dtype)
+    x = normal(2, 3, 4) * 20
+    model = single("QuantizeLinear", {"x": x, "s": scale, "z": zero}, dtype, ("s", "z"), axis=1)
+    want = ReferenceEvaluator(model).run(None, {"x": x})[0]
+    got = run_model(api.load(model), {"x": x})[0]
+    assert not difference(got, want, 0, 0)
+    back = single("DequantizeLinear", {"q": got, "s": scale, "z": zero}, constants=("s", "z"), axis=1)
+    counts: dict[str, int] = {}
+    again = run_model(api.load(back), {"q": got}, counts=counts)[0]
+    assert not difference(again, ReferenceEvaluator(back).run(None, {"q": got})[0], 1e-6, 1e-6)
+    assert "OPAQUE" not in counts
