@@ -25,7 +25,8 @@ import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner.frontends import functions, tensors
-from aspen_mp.planner.frontends.check import domain_of, name_of, schema
+from aspen_mp.planner.frontends.check import CHECKED, domain_of, name_of, schema
+from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import RANDOM, VIEWS, attributes, evaluate
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
 from aspen_mp.planner.ir import Node, Shape, Source, Tensor
@@ -123,13 +124,13 @@ class Binder:
         self.model = model
         self.lowered = lowered
         self.env: dict[str, Tensor] = {}
+        self._count = 0
         self.constants: dict[str, TensorProto | SparseTensorProto] = dict(model.initializers)
         self.constants.update({t.values.name: t for t in model.graph.sparse_initializer})
         self.outputs = [o.name for o in model.graph.output]
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
-        self._count = 0
         self._used = set(self.outputs)
         for entry in self.pending:
             self._used.update(entry.names)
@@ -235,6 +236,8 @@ class Binder:
         if types is None:
             return self._why(entry, inputs)
         self._check_sizes(entry, types)
+        if domain == "" and op in CHECKED and proto.output[0] in types:
+            check_operands(proto, inputs, types[proto.output[0]][1], attrs)
         if all(tensors.is_plain(dtype) and 0 in shape for dtype, shape in types.values()):
             for name, (dtype, shape) in types.items():  # nothing to compute
                 self.env[name] = Tensor(name, shape, dtype, data=np.empty(shape, dtype))

@@ -5,18 +5,21 @@ name node and tensor."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.wire import REFERENCE
-from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
+from aspen_mp.planner.ir import Tensor
+from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedModelError
 
 _MAX_EXTENT = 2**31 - 1
+_FEW_INDICES = 4096
 _WINDOWED = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
 _WINDOWED |= {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "MaxRoiPool"}
 
@@ -45,6 +48,7 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
 
     Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError.
     """
+    _names(proto.graph)
     _opsets(proto)
     unknown: list[str] = []
     scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
@@ -52,6 +56,7 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
     for nodes, imports in scopes:
         versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
         for node in all_nodes(nodes):
+            _text(node.name, node.op_type, node.domain, *node.input, *node.output)
             domain = domain_of(node)
             known = (domain, node.op_type, node.overload) in functions
             if not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
@@ -62,6 +67,18 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
         raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
     _graph(proto.graph, store, "graph")
+
+
+def _text(*names: object) -> None:
+    """The protobuf library hands out bytes where a string is not valid UTF-8."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelParseError(f"not an ONNX model: the name {name!r} is not valid UTF-8")
+
+
+def _names(graph: GraphProto) -> None:
+    _text(graph.name, *(v.name for v in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)))
+    _text(*(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim))
 
 
 def _opsets(proto: ModelProto) -> None:
@@ -219,5 +236,31 @@ def _shorten(text: str) -> str:
     return text if len(text) < 2000 else text[:2000] + " …"
 
 
-def make_type(dtype: Any, shape: tuple[int, ...]) -> onnx.TypeProto:
-    return helper.make_tensor_type_proto(tensors.elem_type(dtype), shape)
+CHECKED = frozenset({"Reshape", "Conv", "ConvTranspose", "Gather"})
+
+
+def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    """What shape inference does not compare: sizes of Reshape, channels of convolutions, constant indices. Raises ModelInvalidError."""
+    x = inputs[0] if inputs else None
+    second = inputs[1] if len(inputs) > 1 else None
+    if x is None or second is None:
+        return
+    if node.op_type == "Reshape":
+        if prod(x.shape) != prod(output):
+            raise ModelInvalidError(f"{name_of(node)}: {node.input[0]!r} of shape {list(x.shape)} cannot take shape {list(output)}")
+    elif node.op_type == "Conv":
+        groups = int(attrs.get("group", 1))
+        if x.shape[1] != second.shape[1] * groups or second.shape[0] % groups:
+            raise ModelInvalidError(
+                f"{name_of(node)}: {node.input[0]!r} has {x.shape[1]} channels, "
+                f"but weights {node.input[1]!r} of shape {list(second.shape)} in {groups} groups take {second.shape[1] * groups}"
+            )
+    elif node.op_type == "ConvTranspose":
+        if x.shape[1] != second.shape[0] or x.shape[1] % int(attrs.get("group", 1)):
+            raise ModelInvalidError(
+                f"{name_of(node)}: {node.input[0]!r} has {x.shape[1]} channels, weights {node.input[1]!r} take {second.shape[0]}"
+            )
+    elif node.op_type == "Gather" and second.data is not None and second.size and second.size <= _FEW_INDICES:
+        dim = x.shape[int(attrs.get("axis", 0))]
+        if second.data.min() < -dim or second.data.max() >= dim:
+            raise ModelInvalidError(f"{name_of(node)}: an index in {node.input[1]!r} is outside axis of {dim} of {node.input[0]!r}")

@@ -196,7 +196,7 @@ def _strip_proto(source: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
 
 
 def _reference_or_copy(tensor: TensorProto, new: TensorProto, spans: list[TensorProto]) -> None:
-    if tensor.HasField("raw_data") and prod(tensor.dims) > INLINE_LIMIT:
+    if tensor.HasField("raw_data") and 4 * prod(tensor.dims) > INLINE_LIMIT:
         new.MergeFromString(reference(len(spans)))
         new.name, new.data_type = tensor.name, tensor.data_type
         new.dims.extend(tensor.dims)
