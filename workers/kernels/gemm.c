@@ -48,12 +48,17 @@ static void pack_panel(float *panel, const float *b, int64_t k_stride, int64_t n
       for (int64_t i = 0; i < ASPEN_NR; i += VL) vstore(panel + i, n - i <= 0 ? vzero() : vload_part(b + i, n - i));
     return;
   }
-  int64_t k = 0;
-  if (k_stride == 1 && n == ASPEN_NR)
-    for (; k + 8 <= k_end; k += 8)
-      for (int64_t i = 0; i < ASPEN_NR; i += 8) transpose_8x8(b + i * n_stride + k, n_stride, panel + k * ASPEN_NR + i);
-  for (; k < k_end; k++)
-    for (int64_t i = 0; i < ASPEN_NR; i++) panel[k * ASPEN_NR + i] = i < n ? b[k * k_stride + i * n_stride] : 0.0f;
+  int64_t done = 0; /* columns copied by blocks, up to term k_blocks */
+  const int64_t k_blocks = k_stride == 1 ? k_end / 8 * 8 : 0;
+  for (; k_blocks && done + 8 <= n; done += 8)
+    for (int64_t k = 0; k < k_blocks; k += 8) {
+      const float *from = b + done * n_stride + k;
+      if (k % 16 == 0)
+        for (int i = 0; i < 8; i++) __builtin_prefetch(from + (i + ASPEN_NR) * n_stride); /* the next panel */
+      transpose_8x8(from, n_stride, panel + k * ASPEN_NR + done);
+    }
+  for (int64_t k = 0; k < k_end; k++)
+    for (int64_t i = k < k_blocks ? done : 0; i < ASPEN_NR; i++) panel[k * ASPEN_NR + i] = i < n ? b[k * k_stride + i * n_stride] : 0.0f;
 }
 
 /* The rows of a tile: a mixed-radix counter over the row axes, innermost last, with the offset of each operand in elements. */
