@@ -1,8 +1,8 @@
 """The planner's intermediate representation: a graph of nodes over tensors of known shape.
 
 Two levels share these classes. *ONNX level*: ``Node.op`` is an ONNX operator name, attributes are the ONNX ones. *Kernel level*, after
-`passes.lower`: ``Node.op`` is a kernel's name (``"GEMM"``, see `aspen_mp.shm.tables.KERNELS`), a view (``"view.…"``), ``"concat"`` or ``"OPAQUE"``,
-and ``Node.attrs`` holds exactly what the kernel's parameters need. Views move no data:
+`aspen_mp.planner.lower`: ``Node.op`` is a kernel's name (``"GEMM"``, see `aspen_mp.shm.tables`), a view (``"view.…"``), ``"concat"`` or
+``"OPAQUE"``, and ``Node.attrs`` holds exactly what the kernel's parameters need. Views move no data:
 
 =================  =============================================  ====================================================
 op                 attrs                                          meaning
@@ -14,9 +14,9 @@ op                 attrs                                          meaning
 ``concat``         ``axis``                                       inputs side by side; placed without copies where it can be
 =================  =============================================  ====================================================
 
-Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of CONV; scale and bias of
-NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which attributes each
-kernel has is written down in `aspen_mp.planner.params`.
+Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of CONV; scale and bias
+of NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which
+attributes each kernel has is written down in `aspen_mp.planner.params`.
 """
 
 from __future__ import annotations

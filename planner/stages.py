@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ class _Stages:
             return
         shape = binding.shape
         if kind != "tensor" or not tensors.is_plain(binding.dtype) or shape is None:
-            held = shape[0] if shape is not None and len(shape) == 1 else 0
+            held = _serialised_bytes(binding)
             capacity = max(self.capacities.get(name, 0), 1 << max(held - 1, _LEAST_CAPACITY - 1).bit_length())
             self.binder.env[name] = self.inputs[name] = Tensor(name, (capacity,), tensors.OBJECT)
             return
@@ -267,6 +268,15 @@ def _plain(proto: onnx.TypeProto) -> bool:
     if proto.WhichOneof("value") not in {"tensor_type", None}:
         return False
     return proto.tensor_type.elem_type == 0 or tensors.is_plain(tensors.numpy_dtype(proto.tensor_type.elem_type))
+
+
+def _serialised_bytes(binding: Binding) -> int:
+    """At least what the serialised value takes, where that is known."""
+    if binding.shape is None:
+        return 0
+    if binding.dtype == tensors.OBJECT:
+        return binding.shape[0] if len(binding.shape) == 1 else 0
+    return prod(binding.shape) * binding.dtype.itemsize + 4096
 
 
 def fits(info: ValueInfo, binding: Binding) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isfinite
 
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
-from aspen_mp.planner.passes.rewrite import Rewriter, no_act, scalar_of
+from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
 _PRODUCTS = ("GEMM", "CONV", "DWCONV")
@@ -21,6 +21,7 @@ ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"
 def sink_reshapes(graph: Graph) -> None:
     """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue."""
     rewriter = Rewriter(graph)
+    sunk: set[Tensor] = set()  # results of functions that follow a product already
     for node in rewriter.live():
         if not rewriter.alive(node) or node.op not in {"UNARY", "BINARY"} or node.output.dtype != "float32":
             continue
@@ -29,29 +30,33 @@ def sink_reshapes(graph: Graph) -> None:
             if view is None or tensor is None or not rewriter.only_use(tensor) or tensor.shape != node.output.shape:
                 continue
             source = view.inputs[0]
-            if source is None or rewriter.made_by(source, *_PRODUCTS) is None or not rewriter.only_use(source):
+            if source is None or not rewriter.only_use(source):
                 continue
-            if _sink(rewriter, node, k, source):
+            if source not in sunk and rewriter.made_by(source, *_PRODUCTS) is None:
+                continue
+            inner = _sink(rewriter, node, k, source)
+            if inner is not None:
+                sunk.add(inner)
                 break
     rewriter.finish()
 
 
-def _sink(rewriter: Rewriter, node: Node, k: int, source: Tensor) -> bool:
+def _sink(rewriter: Rewriter, node: Node, k: int, source: Tensor) -> Tensor | None:
     inputs: list[Tensor | None] = [source]
     if node.op == "BINARY":
         other = node.inputs[1 - k]
         assert other is not None
         shape = reshaped_operand(other.shape, node.output.shape, source.shape)
         if shape is None:
-            return False
-        if other.is_const and other.data is not None and other.weight_key is None:
-            other = Tensor(other.name, shape, other.dtype, data=other.data.reshape(shape))
+            return None
+        if other.is_const:
+            other = reshaped_constant(other, shape)
         elif shape != other.shape:
             other = rewriter.insert(node, "view.reshape", [other], shape, {})
         inputs = [source, other] if k == 0 else [other, source]
     inner = rewriter.insert(node, node.op, inputs, source.shape, dict(node.attrs))
     rewriter.replace(node, "view.reshape", [inner], {})
-    return True
+    return inner
 
 
 def reshaped_operand(operand: Shape, whole: Shape, target: Shape) -> Shape | None:
@@ -162,7 +167,7 @@ def _add(rewriter: Rewriter, node: Node) -> None:
             continue
         place = _place(product, inputs, other)
         if place is not None:
-            inputs[place] = other if place == 3 or product.op == "GEMM" else _vector(rewriter, node, other)
+            inputs[place] = other if place == 3 or product.op == "GEMM" else reshaped_constant(other, (other.size,))
             _absorb(rewriter, node, product, inputs)
             return
 
@@ -175,14 +180,6 @@ def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | N
     if inputs[2] is None and other.is_const and other.shape == channels:
         return 2
     return 3 if other.shape == product.output.shape else None
-
-
-def _vector(rewriter: Rewriter, node: Node, other: Tensor) -> Tensor:
-    shape = (other.size,)
-    if other.data is not None:
-        key = None if other.weight_key is None else f"{other.weight_key}|vector"
-        return Tensor(other.name, shape, other.dtype, data=other.data.reshape(shape), weight_key=key)
-    return rewriter.insert(node, "view.reshape", [other], shape, {})
 
 
 def _activate(rewriter: Rewriter, node: Node) -> None:

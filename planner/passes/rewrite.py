@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import numpy.typing as npt
 
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.params import NO_ACT
@@ -107,6 +110,18 @@ class Rewriter:
         self.dead.add(id(node))
         for tensor in node.inputs:
             self._release(tensor)
+
+
+def reshaped_constant(tensor: Tensor, shape: Shape) -> Tensor:
+    """The same constant in another shape."""
+    key = None if tensor.weight_key is None else f"{tensor.weight_key}|shape{list(shape)}"
+    if tensor.data is not None:
+        return Tensor(f"{tensor.name}|shape", shape, tensor.dtype, data=tensor.data.reshape(shape), weight_key=key)
+    return Tensor(f"{tensor.name}|shape", shape, tensor.dtype, weight_key=key, pack=partial(_write_reshaped, tensor))
+
+
+def _write_reshaped(tensor: Tensor, out: npt.NDArray[Any]) -> None:
+    tensor.write(out.reshape(tensor.shape))
 
 
 def scalar_of(tensor: Tensor | None) -> float | None:

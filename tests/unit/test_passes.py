@@ -1,0 +1,289 @@
+"""Passes: the same numbers as without them, and the kernels that each is there to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from kernel_graphs import bind, run_model
+from onnx import TensorProto, helper, numpy_helper
+
+from aspen_mp.planner import api, stages
+from aspen_mp.planner.ir import Graph, Node
+
+N = helper.make_node
+Array = np.ndarray[Any, Any]
+
+
+class Net:
+    """A model under construction: constants by value, nodes by function."""
+
+    def __init__(self, **inputs: tuple[int, ...]) -> None:
+        self.rng = np.random.default_rng(11)
+        self.inputs = inputs
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False) -> str:
+        value = (self.rng.standard_normal(shape) * scale).astype(np.float32)
+        return self.constant(np.abs(value) + np.float32(0.5) if positive else value)
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def number(self, value: float) -> str:
+        return self.constant(np.float32(value))
+
+    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(N(op, list(inputs), [name], name=f"{op}{len(self.nodes)}", **attrs))
+        return name
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self.inputs.items()]
+        results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+        graph = helper.make_graph(self.nodes, "net", infos, results, self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def lowered(model: onnx.ModelProto, feeds: dict[str, Array]) -> Graph:
+    opened = api.load(model)
+    stage = stages.derive(opened, [bind(feeds)])
+    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
+
+
+def check(net: Net, *outputs: str, scale: float = 1.0) -> list[Node]:
+    """The kernels that remain (views left out), after comparing results with and without passes."""
+    model = net.model(*outputs)
+    feeds = {n: (net.rng.standard_normal(s) * scale).astype(np.float32) for n, s in net.inputs.items()}
+    opened = api.load(model)
+    plain, fused = run_model(opened, feeds, api.Options(fuse=False)), run_model(opened, feeds)
+    for want, got in zip(plain, fused, strict=True):
+        assert np.abs(got - want).max() <= 1e-5 * max(np.abs(want).max(), 1.0)
+    return [n for n in lowered(model, feeds).nodes if not n.op.startswith("view.")]
+
+
+def ops(nodes: list[Node]) -> list[str]:
+    return [n.op for n in nodes]
+
+
+def test_batchnorm_into_convolution() -> None:
+    net = Net(x=(2, 3, 8, 8))
+    y = net("Conv", "x", net.weight(40, 3, 3, 3), net.weight(40))
+    y = net("BatchNormalization", y, net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True))
+    y = net("Mul", y, net.weight(1, 40, 1, 1))
+    y = net("Add", y, net.weight(40, 1, 1))
+    nodes = check(net, net("Relu", y))
+    assert ops(nodes) == ["CONV"]
+    assert nodes[0].attrs["act"][0] == "RELU"
+    weights, bias = nodes[0].inputs[1], nodes[0].inputs[2]
+    assert weights is not None
+    assert bias is not None
+    assert weights.weight_key is not None
+    assert bias.weight_key is not None
+
+
+def test_batchnorm_into_gemm() -> None:
+    net = Net(x=(4, 6))
+    y = net("Gemm", "x", net.weight(40, 6), net.weight(40), transB=1, alpha=0.5, beta=2.0)
+    y = net("BatchNormalization", y, net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True))
+    assert ops(check(net, y)) == ["GEMM"]
+
+
+def test_batchnorm_alone() -> None:
+    net = Net(x=(2, 3, 4, 4))
+    y = net("BatchNormalization", "x", net.weight(3), net.weight(3), net.weight(3), net.weight(3, positive=True))
+    assert ops(check(net, y)) == ["TERNARY"]
+
+
+def test_convolution_with_two_readers_is_left() -> None:
+    net = Net(x=(1, 3, 6, 6))
+    y = net("Conv", "x", net.weight(4, 3, 1, 1))
+    z = net("BatchNormalization", y, net.weight(4), net.weight(4), net.weight(4), net.weight(4, positive=True))
+    assert ops(check(net, net("Sigmoid", y), z)) == ["CONV", "TERNARY", "UNARY"]
+
+
+def test_residual_block() -> None:
+    net = Net(x=(1, 8, 6, 6))
+    y = net("Relu", net("Conv", "x", net.weight(8, 8, 3, 3), net.weight(8), pads=[1] * 4))
+    y = net("Conv", y, net.weight(8, 8, 3, 3), net.weight(8), pads=[1] * 4)
+    nodes = check(net, net("Relu", net("Add", y, "x")))
+    assert ops(nodes) == ["CONV", "CONV"]
+    assert nodes[1].inputs[3] is not None
+
+
+def test_of_two_products_the_later_takes_the_earlier() -> None:
+    net = Net(x=(1, 8, 6, 6))
+    left, right = (net("Conv", "x", net.weight(8, 8, 1, 1), net.weight(8)) for _ in range(2))
+    nodes = check(net, net("Relu", net("Add", right, left)))
+    assert ops(nodes) == ["CONV", "CONV"]
+    assert nodes[1].inputs[3] is nodes[0].output
+
+
+def test_a_value_added_to_itself_is_no_residual() -> None:
+    net = Net(x=(4, 6))
+    y = net("MatMul", "x", net.weight(6, 6))
+    assert ops(check(net, net("Add", y, y))) == ["GEMM", "BINARY"]
+
+
+def test_activation_between_keeps_the_sum_outside() -> None:
+    net = Net(x=(4, 6))
+    y = net("Relu", net("MatMul", "x", net.weight(6, 6)))
+    nodes = check(net, net("Tanh", net("Add", y, "x")))
+    assert ops(nodes) == ["GEMM", "BINARY"]
+    assert nodes[1].attrs["act"][0] == "TANH"
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_attention(rows: int) -> None:
+    """Projections with biases, scores with scale and mask, residual: nothing but GEMM, SOFTMAX and NORM remains."""
+    net = Net(x=(2, rows, 32), mask=(2, 1, 1, rows))
+
+    def project(source: str) -> str:
+        y = net("Add", net("MatMul", source, net.weight(32, 32, scale=0.2)), net.weight(32))
+        return net("Transpose", net("Reshape", y, net.constant([2, rows, 4, 8])), perm=[0, 2, 1, 3])
+
+    q, k, v = (project("x") for _ in range(3))
+    scores = net("Div", net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2])), net.number(8**0.5))
+    weights = net("Softmax", net("Add", scores, "mask"), axis=-1)
+    y = net("Reshape", net("Transpose", net("MatMul", weights, v), perm=[0, 2, 1, 3]), net.constant([2, rows, 32]))
+    y = net("Add", net("Add", net("MatMul", y, net.weight(32, 32, scale=0.2)), net.weight(32)), "x")
+    nodes = check(net, net("LayerNormalization", y, net.weight(32), net.weight(32)))
+    assert sorted(ops(nodes)) == ["GEMM"] * 6 + ["NORM", "SOFTMAX"]
+
+
+def test_scales_of_both_operands() -> None:
+    net = Net(q=(2, 5, 8), k=(2, 7, 8))
+    q, k = net("Mul", "q", net.number(0.3)), net("Mul", net.number(0.5), net("Transpose", "k", perm=[0, 2, 1]))
+    nodes = check(net, net("Mul", net("MatMul", q, k), net.number(4.0)))
+    assert ops(nodes) == ["GEMM"]
+    assert nodes[0].attrs["alpha"] == pytest.approx(0.6)
+
+
+def layer_norm(net: Net, x: str, square: str, again: bool) -> str:
+    mean = net("ReduceMean", x, axes=[-1])
+    centred = net("Sub", x, mean)
+    other = net("Sub", x, mean) if again else centred
+    squared = {
+        "pow": lambda: net("Pow", other, net.number(2.0)),
+        "mul": lambda: net("Mul", other, other),
+    }[square]()
+    deviation = net("Sqrt", net("Add", net("ReduceMean", squared, axes=[-1]), net.number(1e-5)))
+    return net("Add", net("Mul", net("Div", centred, deviation), net.weight(24)), net.weight(24))
+
+
+@pytest.mark.parametrize("square", ["pow", "mul"])
+@pytest.mark.parametrize("again", [True, False])
+def test_layer_norm(square: str, again: bool) -> None:
+    net = Net(x=(3, 5, 24))
+    assert ops(check(net, layer_norm(net, "x", square, again))) == ["NORM"]
+
+
+def test_rms_norm() -> None:
+    net = Net(x=(3, 5, 24))
+    inverse = net("Reciprocal", net("Sqrt", net("Add", net("ReduceMean", net("Pow", "x", net.number(2.0)), axes=[-1]), net.number(1e-6))))
+    nodes = check(net, net("Mul", net.weight(24), net("Mul", "x", inverse)))
+    assert ops(nodes) == ["NORM"]
+    assert nodes[0].attrs["mode"] == "rms"
+
+
+def test_centred_by_another_mean_is_no_norm() -> None:
+    net = Net(x=(3, 5, 24), z=(3, 5, 1))
+    centred = net("Sub", "x", "z")
+    deviation = net("Sqrt", net("Add", net("ReduceMean", net("Mul", centred, centred), axes=[-1]), net.number(1e-5)))
+    nodes = check(net, net("Div", centred, deviation))
+    assert [n.attrs["mode"] for n in nodes if n.op == "NORM"] == ["rms"]
+
+
+GELUS: dict[str, tuple[str, Callable[[Net], str]]] = {
+    "erf": ("GELU_ERF", lambda n: n("Mul", n("Mul", "x", n("Add", n("Erf", n("Div", "x", n.number(2**0.5))), n.number(1))), n.number(0.5))),
+    "erf, half first": (
+        "GELU_ERF",
+        lambda n: n("Mul", n("Mul", n.number(0.5), "x"), n("Add", n.number(1), n("Erf", n("Mul", "x", n.number(0.5**0.5))))),
+    ),
+    "tanh": (
+        "GELU_TANH",
+        lambda n: n("Mul", n("Mul", n.number(0.5), "x"), n("Add", n.number(1), n("Tanh", n("Mul", root(n), cubic(n, "pow"))))),
+    ),
+    "tanh by products": (
+        "GELU_TANH",
+        lambda n: n("Mul", n("Mul", n("Add", n("Tanh", n("Mul", cubic(n, "mul"), root(n))), n.number(1)), "x"), n.number(0.5)),
+    ),
+    "tanh factored": (
+        "GELU_TANH",
+        lambda n: n("Mul", n("Mul", n.number(0.5), "x"), n("Add", n("Tanh", factored(n)), n.number(1))),
+    ),
+    "silu": ("SWISH", lambda n: n("Mul", "x", n("Sigmoid", "x"))),
+    "quick": ("SWISH", lambda n: n("Mul", n("Sigmoid", n("Mul", "x", n.number(1.702))), "x")),
+    "hard swish": ("HARD_SWISH", lambda n: n("Mul", "x", n("HardSigmoid", "x", alpha=1 / 6, beta=0.5))),
+    "mish": ("MISH", lambda n: n("Mul", "x", n("Tanh", n("Softplus", "x")))),
+}
+
+
+def root(n: Net) -> str:
+    return n.number((2 / np.pi) ** 0.5)
+
+
+def cubic(n: Net, how: str) -> str:
+    cube = n("Pow", "x", n.number(3.0)) if how == "pow" else n("Mul", n("Mul", "x", "x"), "x")
+    return n("Add", "x", n("Mul", n.number(0.044715), cube))
+
+
+def factored(n: Net) -> str:
+    inner = n("Add", n.number(1), n("Mul", n("Mul", "x", "x"), n.number(0.044715)))
+    return n("Mul", n("Mul", "x", root(n)), inner)
+
+
+@pytest.mark.parametrize("name", GELUS)
+def test_activations(name: str) -> None:
+    net = Net(x=(4, 50))
+    opcode, build = GELUS[name]
+    nodes = check(net, build(net), scale=3.0)
+    assert ops(nodes) == ["UNARY"]
+    assert nodes[0].attrs["opcode"] == opcode
+
+
+def test_another_curve_is_left_alone() -> None:
+    net = Net(x=(4, 50))
+    y = net("Mul", net("Mul", "x", net("Add", net("Erf", net("Div", "x", net.number(1.3))), net.number(1))), net.number(0.5))
+    assert "GELU_ERF" not in {n.attrs.get("opcode") for n in check(net, y)}
+
+
+def test_equal_nodes_are_one() -> None:
+    net = Net(x=(4, 5))
+    assert len([n for n in check(net, net("Sub", net("Exp", "x"), net("Mul", net("Exp", "x"), "x"))) if n.op == "UNARY"]) == 1
+
+
+def test_neutral_elements_vanish() -> None:
+    net = Net(x=(4, 5))
+    y = net("Div", net("Mul", net("Add", "x", net.constant(np.zeros(5, np.float32))), net.number(1)), net.number(1))
+    assert ops(check(net, net("Exp", y))) == ["UNARY"]
+
+
+def test_outputs_of_their_own() -> None:
+    """An output that is an input, a constant, or a value given twice is a copy."""
+    net = Net(x=(4, 5))
+    y = net("Exp", "x")
+    nodes = check(net, net("Identity", "x"), y, net("Identity", y), net("Identity", net.weight(3)))
+    assert sorted(ops(nodes)) == ["COPY", "COPY", "COPY", "UNARY"]
+
+
+def test_weight_keys_do_not_depend_on_shapes() -> None:
+    net = Net(x=(1, 3, 8, 8))
+    y = net("Conv", "x", net.weight(40, 3, 3, 3), net.weight(40))
+    y = net("BatchNormalization", y, net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True))
+    y = net("Gemm", net("Flatten", net("GlobalAveragePool", y)), net.weight(10, 40), net.weight(10), transB=1)
+    keys = []
+    for n in (1, 2):
+        model = net.model(y)
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+        graph = lowered(model, {"x": np.zeros((n, 3, 8, 8), np.float32)})
+        constants = [t for node in graph.nodes for t in node.inputs if t is not None and t.is_const]
+        keys.append([(t.weight_key, t.shape) for t in constants])
+        assert all(t.weight_key for t in constants)
+    assert keys[0] == keys[1]
