@@ -114,7 +114,13 @@ def stretched(rng: np.random.Generator, shape: Sequence[int], p: float = 0.3) ->
 
 
 def check_tiles(
-    rng: np.random.Generator, whole: Array, kernel: str, out: Array, inputs: Sequence[Array | None], params: Sequence[int | float], isa: str | None
+    rng: np.random.Generator,
+    whole: Array,
+    kernel: str,
+    out: Array,
+    inputs: Sequence[Array | None],
+    params: Sequence[int | float],
+    isa: str | None,
 ) -> None:
     """The same bits come out of a random tiling."""
     tiles = boxes(rng, whole.shape, int(rng.integers(2, 8)))

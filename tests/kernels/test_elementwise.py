@@ -105,7 +105,11 @@ def float_reference(op: str):
 
 CASES = (
     [(op, d) for op in [*COMPARISONS, *ARITHMETIC, "DIV", "MOD", "FMOD", "POW", "PRELU"] for d in FLOATS + HALVES]
-    + [(op, d) for op in [*COMPARISONS, *ARITHMETIC, *BITS, "DIV", "MOD", "FMOD", "POW", "PRELU", "SHIFT_LEFT", "SHIFT_RIGHT"] for d in INTEGERS]
+    + [
+        (op, d)
+        for op in [*COMPARISONS, *ARITHMETIC, *BITS, "DIV", "MOD", "FMOD", "POW", "PRELU", "SHIFT_LEFT", "SHIFT_RIGHT"]
+        for d in INTEGERS
+    ]
     + [(op, BOOL) for op in [*LOGICAL, "EQUAL"]]
 )
 
@@ -168,7 +172,9 @@ def test_binary_with_activation(isa, seed, shape, op, act, dtype):
     result = run("BINARY", out, [x, y], params, isa=isa)
     with np.errstate(all="ignore"):
         v = ARITHMETIC[op](x, y)
-        wanted = {"RELU": np.maximum(v, 0), "CLIP": np.clip(v, a, b), "LEAKY_RELU": np.where(v < 0, v * dtype.type(a), v), "SQUARE": v * v}[name]
+        wanted = {"RELU": np.maximum(v, 0), "CLIP": np.clip(v, a, b), "LEAKY_RELU": np.where(v < 0, v * dtype.type(a), v), "SQUARE": v * v}[
+            name
+        ]
     check_equal(result, wanted.astype(dtype))
     check_tiles(rng, result, "BINARY", out, [x, y], params, isa)
 
@@ -268,7 +274,9 @@ def test_unary_exact(isa, seed, shape, case, plain):
     op, dtype = case
     rng = np.random.default_rng(seed)
     x = broadcast(rng, values(rng, stretched(rng, shape), dtype), shape, plain)
-    a, b = {"CLIP": (-2.0, 3.0), "ISINF": (float(rng.integers(2)), float(rng.integers(2))), "THRESHOLDED_RELU": (0.75, 0.0)}.get(op, (0.0, 0.0))
+    a, b = {"CLIP": (-2.0, 3.0), "ISINF": (float(rng.integers(2)), float(rng.integers(2))), "THRESHOLDED_RELU": (0.75, 0.0)}.get(
+        op, (0.0, 0.0)
+    )
     out = layout(rng, shape, BOOL if op.startswith("IS") else dtype, plain)
     params = [UNARY[op], a, b]
     result = run("UNARY", out, [x], params, isa=isa)

@@ -66,7 +66,26 @@ FUNCTIONS = {
 def arguments() -> np.ndarray:
     rng = np.random.default_rng(1)
     parts = [
-        np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-45, -1e-45, 1.17549435e-38, 3.4028235e38, -3.4028235e38, 88.72, 88.73, -103.9, -87.4]),
+        np.array(
+            [
+                0.0,
+                -0.0,
+                np.inf,
+                -np.inf,
+                np.nan,
+                1,
+                -1,
+                1e-45,
+                -1e-45,
+                1.17549435e-38,
+                3.4028235e38,
+                -3.4028235e38,
+                88.72,
+                88.73,
+                -103.9,
+                -87.4,
+            ]
+        ),
         rng.standard_normal(6000) * rng.choice([1e-3, 0.1, 1, 3, 20, 1000], 6000),
         rng.uniform(-1.01, 1.01, 2000),
         1 + rng.standard_normal(1000) * 1e-3,
@@ -86,7 +105,9 @@ def test_f32(isa, name):
     assert _kernels.call("UNARY", [out, x], [UNARY[name], float(a), float(b)], [0], x.shape, isa) == 0
     with np.errstate(all="ignore"):
         wanted = reference(x.astype(np.float64))
-    extremes = np.isinf(x) & np.isin(name, ["GELU_ERF", "GELU_TANH", "SWISH", "HARD_SWISH", "SOFTSIGN", "MISH"])  # 0 × ∞, either way of writing it
+    extremes = np.isinf(x) & np.isin(
+        name, ["GELU_ERF", "GELU_TANH", "SWISH", "HARD_SWISH", "SOFTSIGN", "MISH"]
+    )  # 0 × ∞, either way of writing it
     check_ulps(out[~extremes], wanted[~extremes], ulps, absolute)
 
 
@@ -121,7 +142,9 @@ def test_tails_equal_bodies(isa):
 def test_pow(isa):
     rng = np.random.default_rng(2)
     special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2, 3, -2, -3, 0.5, -0.5, 1e-40, 3e38, 1e30], np.float32)
-    x = np.concatenate([np.repeat(special, special.size), np.exp(rng.standard_normal(4000) * 3), rng.standard_normal(2000) * 3]).astype(np.float32)
+    x = np.concatenate([np.repeat(special, special.size), np.exp(rng.standard_normal(4000) * 3), rng.standard_normal(2000) * 3]).astype(
+        np.float32
+    )
     y = np.concatenate([np.tile(special, special.size), rng.standard_normal(4000) * 5, rng.integers(-6, 7, 2000)]).astype(np.float32)
     out, part = np.empty_like(x), np.empty_like(x)
     params = [BINARY["POW"], UNARY["IDENTITY"], 0.0, 0.0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ISAS, SHAPES, broadcast, check_equal, check_tiles, filled, layout, run, same_bits
+from kernel_tools import ISAS, SHAPES, check_equal, check_tiles, filled, layout, run, same_bits
 
 from aspen_mp.shm.tables import PAD_MODES
 from aspen_mp.workers import _kernels
@@ -71,7 +71,11 @@ def castable(rng: np.random.Generator, shape: list[int], source: np.dtype, targe
         top = min(float(info.max), 2.0**62 if target.kind == "i" else 2.0**63)
         v = np.clip(v, max(float(info.min), -(2.0**62)), top * (1 - 2.0**-8))
     else:
-        v = np.where(rng.random(shape) < 0.2, rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 65504, 65519.9, 65520, 1e-7, 6e-8, 3e-8, 1e300], shape), v)
+        v = np.where(
+            rng.random(shape) < 0.2,
+            rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 65504, 65519.9, 65520, 1e-7, 6e-8, 3e-8, 1e300], shape),
+            v,
+        )
     with np.errstate(over="ignore"):
         return np.asarray(v).astype(source)
 
@@ -104,7 +108,9 @@ def test_halves_exhaustively(isa):
         keep = ~np.isnan(wide)
         np.testing.assert_array_equal(back.view(np.uint16)[keep], bits[keep])
         for step in (-1, 1):
-            near = (wide.view(np.uint32) + np.uint32(0x1000 if dtype.kind == "f" else 0x8000) + np.uint32(step & 0xFFFFFFFF)).view(np.float32)
+            near = (wide.view(np.uint32) + np.uint32(0x1000 if dtype.kind == "f" else 0x8000) + np.uint32(step & 0xFFFFFFFF)).view(
+                np.float32
+            )
             assert _kernels.call("CAST", [back, near], [0], [0], wide.shape, isa) == 0
             with np.errstate(over="ignore"):
                 check_equal(back, near.astype(dtype))
@@ -177,7 +183,9 @@ def test_gather(isa, seed, shape, dtype, index_dtype, index_shape):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=SHAPES.filter(lambda s: s), dtype=st.sampled_from(MOVED), index_dtype=st.sampled_from(["i4", "i8"]))
+@given(
+    seed=st.integers(0, 2**32), shape=SHAPES.filter(lambda s: s), dtype=st.sampled_from(MOVED), index_dtype=st.sampled_from(["i4", "i8"])
+)
 def test_gather_elements(isa, seed, shape, dtype, index_dtype):
     rng = np.random.default_rng(seed)
     axis = int(rng.integers(len(shape)))

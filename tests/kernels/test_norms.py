@@ -16,7 +16,9 @@ WIDE = st.one_of(SHAPES, st.sampled_from([[3, 1000], [1000, 3], [2, 9000], [9000
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=WIDE.filter(lambda s: s), log=st.booleans(), plain=st.booleans(), spread=st.sampled_from([1.0, 30.0]))
+@given(
+    seed=st.integers(0, 2**32), shape=WIDE.filter(lambda s: s), log=st.booleans(), plain=st.booleans(), spread=st.sampled_from([1.0, 30.0])
+)
 def test_softmax(isa, seed, shape, log, plain, spread):
     rng = np.random.default_rng(seed)
     axis = int(rng.integers(len(shape)))
@@ -85,7 +87,13 @@ def test_norm(isa, seed, shape, mode, scale, bias, plain, channels_last):
     y = centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + 1e-5)
     wanted = y * (1 if s is None else s) + (0 if b is None else b)
     # A mean's rounding (relative to the values) counts most where the variance is small.
-    slack = 16 * EPS * np.abs(x64).max(axes, keepdims=True) / np.sqrt((centred * centred).mean(axes, keepdims=True) + 1e-5) * (1 if s is None else np.abs(s))
+    slack = (
+        16
+        * EPS
+        * np.abs(x64).max(axes, keepdims=True)
+        / np.sqrt((centred * centred).mean(axes, keepdims=True) + 1e-5)
+        * (1 if s is None else np.abs(s))
+    )
     bound = 16 * EPS * (np.abs(y) * (1 if s is None else np.abs(s)) + (0 if b is None else np.abs(b))) + slack
     assert (np.abs(result - wanted) <= bound).all(), (np.abs(result - wanted) / bound).max()
     check_tiles(rng, result, "NORM", out, [x, s, b], params, isa)

@@ -86,7 +86,12 @@ def test_reduce_floats(isa, seed, shape, op, dtype, plain):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=SHAPES, dtype=st.sampled_from(WHOLE + SMALL), op=st.sampled_from(["SUM", "MEAN", "MAX", "MIN", "PROD", "L1", "L2", "SUM_SQUARE"]))
+@given(
+    seed=st.integers(0, 2**32),
+    shape=SHAPES,
+    dtype=st.sampled_from(WHOLE + SMALL),
+    op=st.sampled_from(["SUM", "MEAN", "MAX", "MIN", "PROD", "L1", "L2", "SUM_SQUARE"]),
+)
 def test_reduce_integers(isa, seed, shape, dtype, op):
     rng = np.random.default_rng(seed)
     axes = drawn_axes(rng, len(shape))
@@ -94,7 +99,9 @@ def test_reduce_integers(isa, seed, shape, dtype, op):
         op = "MAX" if op in ("SUM", "MAX", "L1", "L2") else "MIN"
         values = rng.random(shape) < 0.5
     else:
-        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if op in ("SUM", "MAX", "MIN", "PROD") else (0 if dtype.kind == "u" else -9, 10)
+        low, high = (
+            (np.iinfo(dtype).min, np.iinfo(dtype).max) if op in ("SUM", "MAX", "MIN", "PROD") else (0 if dtype.kind == "u" else -9, 10)
+        )
         values = rng.integers(low, high, stretched(rng, shape, 0.1), dtype=dtype, endpoint=True)
     x = broadcast(rng, np.asarray(values), shape)
     out = layout(rng, [1 if a in axes else n for a, n in enumerate(shape)], dtype)
@@ -150,7 +157,12 @@ def test_long_sums_stay_accurate(isa):
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=150, deadline=None)
 @given(
-    seed=st.integers(0, 2**32), shape=SHAPES.filter(lambda s: s), dtype=st.sampled_from(NUMBERS), smallest=st.booleans(), last=st.booleans(), nans=st.booleans()
+    seed=st.integers(0, 2**32),
+    shape=SHAPES.filter(lambda s: s),
+    dtype=st.sampled_from(NUMBERS),
+    smallest=st.booleans(),
+    last=st.booleans(),
+    nans=st.booleans(),
 )
 def test_argreduce(isa, seed, shape, dtype, smallest, last, nans):
     rng = np.random.default_rng(seed)
@@ -163,10 +175,9 @@ def test_argreduce(isa, seed, shape, dtype, smallest, last, nans):
     params = [int(smallest), axis, int(last), 0]
     result = run("ARGREDUCE", out, [x], params, isa=isa)
     f = np.argmin if smallest else np.argmax
+    wanted = np.expand_dims(f(np.flip(x, axis) if last else x, axis), axis)
     if last:
-        wanted = shape[axis] - 1 - np.expand_dims(f(np.flip(x, axis), axis), axis)
-    else:
-        wanted = np.expand_dims(f(x, axis), axis)
+        wanted = shape[axis] - 1 - wanted
     np.testing.assert_array_equal(result, wanted)
     check_tiles(rng, result, "ARGREDUCE", out, [x], params, isa)
 
@@ -176,7 +187,13 @@ def test_argreduce(isa, seed, shape, dtype, smallest, last, nans):
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), shape=SHAPES.filter(lambda s: s), dtype=st.sampled_from(FLOATS + WHOLE), exclusive=st.booleans(), reverse=st.booleans())
+@given(
+    seed=st.integers(0, 2**32),
+    shape=SHAPES.filter(lambda s: s),
+    dtype=st.sampled_from(FLOATS + WHOLE),
+    exclusive=st.booleans(),
+    reverse=st.booleans(),
+)
 def test_cumsum(isa, seed, shape, dtype, exclusive, reverse):
     rng = np.random.default_rng(seed)
     axis = int(rng.integers(len(shape)))

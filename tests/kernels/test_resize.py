@@ -93,7 +93,11 @@ def test_resize(isa, seed, shape, mode, kind, rounding, exclude, by_size, channe
     wanted = x if mode == "nearest" else x.astype(np.float64)
     size_of_terms = np.abs(wanted) if mode != "nearest" else None
     for axis, (scale, n_in, n_out) in enumerate(zip(scales, shape, sizes, strict=True)):
-        m = matrix(mode, kind, rounding, a, exclude and mode != "nearest", scale, n_in, n_out) if n_in != n_out or scale != 1 else np.eye(n_in)
+        m = (
+            matrix(mode, kind, rounding, a, exclude and mode != "nearest", scale, n_in, n_out)
+            if n_in != n_out or scale != 1
+            else np.eye(n_in)
+        )
         if mode == "nearest":
             wanted = np.take(wanted, m.argmax(1), axis)
         else:

@@ -186,7 +186,8 @@ int FN(binary)(const aspen_call *c) {
   const double act_a = aspen_param_f(c, 2), act_b = aspen_param_f(c, 3);
   const uint8_t dtype = c->args[1].dtype, out_dtype = is_comparison(op) ? ASPEN_DT_BOOL : dtype;
   const binary_fn fn = binary_for(dtype);
-  const int is_float = dtype == ASPEN_DT_F32 || dtype == ASPEN_DT_F64 || elt_is_half(dtype);
+  const uint8_t computed = elt_is_half(dtype) ? ASPEN_DT_F32 : dtype;
+  const int is_float = computed == ASPEN_DT_F32 || computed == ASPEN_DT_F64;
   if (!fn || c->args[2].dtype != dtype || c->args[0].dtype != out_dtype) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (act != ASPEN_U_IDENTITY && (!is_float || is_comparison(op))) return ASPEN_KERNEL_BAD_ARGUMENT;
 
@@ -204,7 +205,7 @@ int FN(binary)(const aspen_call *c) {
       const void *b = sb == 0 && i > 0 ? bb.bytes : elt_load(dtype, it.ptr[2] + i * sb, sb, m, &bb);
       void *t = elt_target(out_dtype, o, so, &bo);
       error = fn(op, m, t, a, b);
-      if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(dtype == ASPEN_DT_F64 ? dtype : ASPEN_DT_F32, act, act_a, act_b, m, t, t);
+      if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(computed, act, act_a, act_b, m, t, t);
       if (!error) elt_store(out_dtype, o, so, m, &bo);
     }
   } while (!error && nd_next(&it));
@@ -290,7 +291,8 @@ int FN(ternary)(const aspen_call *c) {
   const uint8_t dtype = c->args[0].dtype;
   const int where = op == ASPEN_T_WHERE;
   if (c->args[2].dtype != dtype || c->args[3].dtype != dtype) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->args[1].dtype != (where ? ASPEN_DT_BOOL : dtype) || dtype == ASPEN_DT_NONE || dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->args[1].dtype != (where ? ASPEN_DT_BOOL : dtype)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (dtype == ASPEN_DT_NONE || dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
   elt_buffer buffers[3], bo;
   nd it;
   if (!nd_open(&it, c, 3)) return ASPEN_KERNEL_OK;

@@ -1,4 +1,4 @@
-/* GATHER and GATHER_ELEMENTS: moves of elements of any fixed size. Indices are read once and checked, since a client may change them meanwhile. */
+/* GATHER and GATHER_ELEMENTS: moves of elements of any fixed size. Indices are read once and checked: a client may change them meanwhile. */
 #include "nd.h"
 #include "vec.h"
 
@@ -21,7 +21,7 @@ static inline void move(char *to, const char *from, size_t size) {
   }
 }
 
-/* out = X[:axis] + indices + X[axis+1:]. For each index (a nest over output, X and indices) one copy over the axes that output and X share (another). */
+/* out = X[:axis] + indices + X[axis+1:]: for each index (nest `outer`) a copy over the axes that output and X share (nest `slab`). */
 int FN(gather)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *x = &c->args[1], *indices = &c->args[2];
   const int axis = (int)c->params[0], q = indices->rank;

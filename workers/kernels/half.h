@@ -19,7 +19,7 @@ static inline uint32_t half_bits(float f) {
 
 static inline float f16_to_f32(uint16_t h) {
   uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
-  uint32_t finite = half_bits(half_float(magnitude) * half_float(0x77800000)); /* 2^112 moves the exponent's bias; exact, subnormals included */
+  uint32_t finite = half_bits(half_float(magnitude) * half_float(0x77800000)); /* times 2^112: another bias; exact */
   uint32_t special = magnitude | 0x7f800000;
   return half_float((magnitude >= 0x0f800000 ? special : finite) | sign);
 }

@@ -76,8 +76,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * COPY   out = in0, same shape, any strides, any fixed-size dtype
  * PAD    in: X, value? (rank 0). params: mode, rank, begin[8] (begin may be negative: crop). End pads follow from the output's dims
  * REDUCE over the axes where the output has dim 1 and the input more (keepdims form: same rank). params: opcode, axes mask (bit i: axis i).
- *        f32, f64, i32, i64. Sums in f32 use a fixed order that depends on shape and strides alone
- * ARGREDUCE params: 0 max / 1 min, axis, select_last, 0. keepdims form; out i64
+ *        f32 and f64: all; i8, u8, i32, u32, i64, u64, bool: all but LOG_SUM_EXP (sums wrap, means and roots truncate). Sums in f32 use a fixed
+ *        order that depends on shape and strides alone
+ * ARGREDUCE params: 0 max / 1 min, axis, select_last, 0. keepdims form; out i64. All integers, f32, f64 (a NaN wins)
  * SOFTMAX params: axis, log. f32
  * NORM   over axes axis…rank-1, f32. in: X, scale?, bias? (rank of X, broadcast by stride 0). params: axis, mode (0 layer: mean and variance; 1 rms), f64 eps
  * LRN    over axis 1. params: size, f64 alpha, f64 beta, f64 bias
@@ -86,7 +87,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * RESIZE any axes, f32 (nearest: any fixed-size dtype). params: mode (0 nearest, 1 linear, 2 cubic), coordinate mode
  *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
  *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
- * CUMSUM params: axis, exclusive, reverse. f32, f64, i32, i64
+ * CUMSUM params: axis, exclusive, reverse. f32, f64, all integers
  */
 
 /* Instruction sets, best first. ASPEN_MP_ISA forces one. */

@@ -15,7 +15,7 @@
 #define COLUMNS_CHUNK 256
 #define COLUMNS (4 * VL)
 
-/* A nest over the axes of `arg` in `mask`, whole extents, ordered by stride. Walked at a byte offset for each output. Returns 0 when empty. */
+/* A nest over the axes of `arg` in `mask`, whole extents, ordered by stride, walked at a byte offset for each output. 0: it is empty. */
 static inline int lanes_nest(nd *it, const aspen_arg *arg, uint64_t mask) {
   nd_begin(it, 1);
   it->ptr[0] = arg->ptr;
@@ -79,7 +79,7 @@ INLINE void columns_store(char *p, int64_t step, const vf x[4], int64_t m) {
   }
 }
 
-/* static void NAME(vf out[4], nd *nest, int64_t offset, int64_t step, int64_t m, const vf vp[4]): the same over m outputs, `step` bytes apart. */
+/* static void NAME(vf out[4], nd *nest, int64_t offset, int64_t step, int64_t m, const vf vp[4]): m outputs, `step` bytes apart. */
 #define LANES_COLUMNS(NAME, INIT, STEP, COMBINE)                                                                   \
   INLINE void NAME##_any(vf out[4], nd *nest, int64_t offset, int64_t step, int64_t m, const vf vp[4]) {         \
     vf acc[4], total[4], x[4];                                                                                     \

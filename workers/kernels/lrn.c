@@ -1,4 +1,4 @@
-/* LRN: x / (bias + alpha / size · Σ x²)^beta, the sum over a window of channels (axis 1), f32. Squares are summed in ascending order of channel. */
+/* LRN: x / (bias + alpha / size · Σ x²)^beta, f32, the sum over a window of channels (axis 1) in ascending order. */
 #include <math.h>
 
 #include "functions.h"

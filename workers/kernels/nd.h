@@ -6,8 +6,8 @@
  * the order in which elements are visited differs from tile to tile. Kernels whose values depend on an order (sums) choose their
  * reduced axes from the shapes and strides of the whole tensors instead (nd_add_axis on a nest of their own).
  *
- * Rows are then staged (nd_stage, nd_commit) through buffers of ND_BLOCK elements where they are not contiguous, so each operation needs only one
- * loop, over contiguous data, and every path computes an element with the same instructions.
+ * Rows are then staged (nd_stage, nd_commit) through buffers of ND_BLOCK elements where they are not contiguous, so each operation needs
+ * only one loop, over contiguous data, and every path computes an element with the same instructions.
  */
 #ifndef ASPEN_ND_H
 #define ASPEN_ND_H

@@ -20,7 +20,8 @@ INLINE vf result(vf x, vf mean, vf inverse, vf scale, vf bias, int has_scale, in
 }
 
 /* m ≤ COLUMNS results whose arguments are `step[k]` bytes apart; mean and inverse given for each. */
-INLINE void apply(char *const p[N_ARGS], const int64_t step[N_ARGS], int64_t m, const vf mean[4], const vf inverse[4], int has_scale, int has_bias) {
+INLINE void apply(char *const p[N_ARGS], const int64_t step[N_ARGS], int64_t m, const vf mean[4], const vf inverse[4], int has_scale,
+                  int has_bias) {
   vf x[4], scale[4], bias[4];
   columns_load(x, p[IN], step[IN], m);
   for (int k = 0; k < 4; k++) scale[k] = bias[k] = vzero();
@@ -31,7 +32,8 @@ INLINE void apply(char *const p[N_ARGS], const int64_t step[N_ARGS], int64_t m, 
 }
 
 /* n results along a line. mean and inverse are the same for all. */
-INLINE void apply_line(char *const p[N_ARGS], const int64_t step[N_ARGS], int64_t n, float mean, float inverse, int has_scale, int has_bias) {
+INLINE void apply_line(char *const p[N_ARGS], const int64_t step[N_ARGS], int64_t n, float mean, float inverse, int has_scale,
+                       int has_bias) {
   vf means[4], inverses[4];
   for (int k = 0; k < 4; k++) means[k] = vset1(mean), inverses[k] = vset1(inverse);
   int64_t i = 0;
@@ -110,7 +112,8 @@ static void norm_columns(norm_plan *n) {
 
 int FN(norm)(const aspen_call *c) {
   static const aspen_arg absent = {0};
-  const aspen_arg *args[N_ARGS] = {&c->args[1], &c->args[0], c->n_inputs > 1 ? &c->args[2] : &absent, c->n_inputs > 2 ? &c->args[3] : &absent};
+  const aspen_arg *scale = c->n_inputs > 1 ? &c->args[2] : &absent, *bias = c->n_inputs > 2 ? &c->args[3] : &absent;
+  const aspen_arg *args[N_ARGS] = {&c->args[1], &c->args[0], scale, bias};
   const int axis = (int)c->params[0], rank = c->args[0].rank;
   norm_plan n = {.rms = c->params[1] == 1,
                  .eps = (float)aspen_param_f(c, 2),

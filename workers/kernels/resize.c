@@ -1,8 +1,8 @@
 /* RESIZE as ONNX defines it: nearest (any fixed-size type), linear and cubic (f32), over any axes.
  *
  * Along each resized axis an output coordinate maps to a few input indices with weights (taps), computed in double as the specification
- * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line, a line being a sum over the combinations of
- * taps of the other axes, last axis fastest, of the product of weights times the input.
+ * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line; a line is a sum over the combinations
+ * of taps of the other axes, last axis fastest, of the product of weights times the input.
  * The box is walked in blocks of the two innermost axes, whose taps are computed once a block.
  */
 #include <math.h>
@@ -60,7 +60,10 @@ static void find_taps(const resize_params *r, const axis_state *a, int64_t i, ta
   }
   const double x = input_coordinate(r, a, (double)i);
   if (r->mode == NEAREST) {
-    const double nearest = r->rounding == PREFER_FLOOR ? ceil(x - 0.5) : r->rounding == PREFER_CEIL ? floor(x + 0.5) : r->rounding == FLOOR ? floor(x) : ceil(x);
+    const double nearest = r->rounding == PREFER_FLOOR  ? ceil(x - 0.5)
+                           : r->rounding == PREFER_CEIL ? floor(x + 0.5)
+                           : r->rounding == FLOOR       ? floor(x)
+                                                        : ceil(x);
     set->n = 1, set->index[0] = clamped(nearest, a->in), set->offset[0] = set->index[0] * a->si, set->weight[0] = 1;
     return;
   }
@@ -91,7 +94,7 @@ static void find_taps(const resize_params *r, const axis_state *a, int64_t i, ta
   }
 }
 
-/* Taps of a block of the innermost axis, tap-major. Where an output has fewer taps than others the missing ones repeat the first and are not added. */
+/* Taps of a block of the innermost axis, tap-major. Taps that an output lacks repeat its first and are not added. */
 typedef struct {
   int32_t n[BLOCK];
   int most;
@@ -123,7 +126,8 @@ static void find_block(const resize_params *r, const axis_state *a, int64_t firs
 }
 
 /* sum[j] += Σ weight[c] · x, c ascending, x at p + offset[c] + j step, or at p + offset[c] + places[j]. */
-static void add_lines(const char *p, const int64_t *offset, const float *weight, int count, int64_t step, const int64_t *places, int64_t m, float *sum) {
+static void add_lines(const char *p, const int64_t *offset, const float *weight, int count, int64_t step, const int64_t *places, int64_t m,
+                      float *sum) {
   int64_t j = 0;
   if (step == 4 && !places) {
     for (; j + 4 * VL <= m; j += 4 * VL) {
@@ -180,7 +184,7 @@ static void sum_lines(const axis_state *axes, int outer, const char *p, int64_t 
   }
 }
 
-/* m outputs of a row whose innermost axis is resized. A line too long to keep (strong reduction) is computed at the taps alone: the same sums. */
+/* m outputs of a row whose innermost axis is resized. A line too long to keep (strong reduction) is computed at the taps alone. */
 static void interpolate_row(const axis_state *axes, int outer, const block_taps *b, const char *p, int64_t m, float *restrict acc) {
   const axis_state *inner = &axes[outer];
   float line[LINE];
@@ -230,8 +234,8 @@ static int advance(const resize_params *r, axis_state *axes, int count) {
 }
 
 /* One row of the block: all axes but the innermost stand at their current positions. */
-static void resize_row(const resize_params *r, const axis_state *axes, int outer, const block_taps *taps, const aspen_arg *out, const aspen_arg *in,
-                       int64_t first, int64_t m, size_t size) {
+static void resize_row(const resize_params *r, const axis_state *axes, int outer, const block_taps *taps, const aspen_arg *out,
+                       const aspen_arg *in, int64_t first, int64_t m, size_t size) {
   const axis_state *inner = &axes[outer];
   char *o = out->ptr + first * inner->so;
   const char *p = in->ptr;

@@ -73,8 +73,8 @@ int FN(argreduce)(const aspen_call *c) {
 /* Runs from the axis' start (or end) to the last element of the box, [lo, hi) of the axis, and writes what belongs to the box.
  * along, across: bytes, input and output. Integers wrap (-fwrapv). */
 #define CUMSUM_TYPE(S, T, D)                                                                                       \
-  static void cumsum_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2], int64_t n, int64_t lo, int64_t hi, int64_t m, \
-                         int exclusive, int reverse) {                                                             \
+  static void cumsum_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2], int64_t n,       \
+                         int64_t lo, int64_t hi, int64_t m, int exclusive, int reverse) {                          \
     T sum[COLUMNS] = {0};                                                                                          \
     for (int64_t step = 0; step < n; step++) {                                                                     \
       const int64_t i = reverse ? n - 1 - step : step;                                                             \
@@ -100,10 +100,12 @@ int FN(cumsum)(const aspen_call *c) {
   do {
     for (int64_t i = 0; i < row; i += COLUMNS) {
       const int64_t m = nd_min(COLUMNS, row - i);
+      const char *p = kept.ptr[0] + i * across[0];
+      char *o = kept.ptr[1] + i * across[1];
       switch (in->dtype) {
 #define CASE(S, T, D)                                                                                              \
   case ASPEN_DT_##D:                                                                                               \
-    cumsum_##S(kept.ptr[0] + i * across[0], kept.ptr[1] + i * across[1], along, across, n, c->lo[axis], c->hi[axis], m, exclusive, reverse); \
+    cumsum_##S(p, o, along, across, n, c->lo[axis], c->hi[axis], m, exclusive, reverse);                           \
     break;
         NUMBERS(CASE)
 #undef CASE

@@ -68,9 +68,9 @@ static void softmax_row(int log, nd *nest, int64_t offset, const char *in, char 
   }
 }
 
-/* m neighbouring rows at once, the axis being strided in the input. along: its steps, across: those between the rows (0 output, 1 input). */
-static void softmax_columns(int log, nd *nest, int64_t offset, const char *in, char *out, const int64_t along[2], const int64_t across[2], int64_t m,
-                            int64_t lo, int64_t hi) {
+/* m neighbouring rows at once, the axis being strided in the input. along: its steps, across: between the rows (0 output, 1 input). */
+static void softmax_columns(int log, nd *nest, int64_t offset, const char *in, char *out, const int64_t along[2], const int64_t across[2],
+                            int64_t m, int64_t lo, int64_t hi) {
   vf max[4], last[4], x[4];
   for (int k = 0; k < 4; k++) max[k] = vzero();
   columns_max(max, nest, offset, across[1], m, max);

@@ -58,8 +58,8 @@ INLINE vf verf(vf x) { /* beyond 0.92 as 1 - exp(-t g(t)) with erfc(t) = exp(-t 
 /* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = exp(-ln 2 - t g(t)): nothing cancels, so the negative tail keeps its digits too. */
 INLINE vf vgelu_erf(vf x) {
   const vf t = vabs(x);
-  const vf g = VPOLY(t, 0.797887444f, 0.318276346f, 0.0364629924f, -0.00500538805f, 1.69698949e-4f, 1.07626183e-4f, -2.74132708e-5f, 3.22601932e-6f,
-                     -1.95747788e-7f, 4.90344165e-9f); /* 4e-8 of x for positive x, 4e-5 of the result in the negative tail */
+  const vf g = VPOLY(t, 0.797887444f, 0.318276346f, 0.0364629924f, -0.00500538805f, 1.69698949e-4f, 1.07626183e-4f, -2.74132708e-5f,
+                     3.22601932e-6f, -1.95747788e-7f, 4.90344165e-9f); /* 4e-8 of x for positive x, 4e-5 of the result in the negative tail */
   const vf q = vexp(vfnma(t, g, vset1(-0.693147181f)));
   return vfnma(t, q, vmax(vzero(), x));
 }

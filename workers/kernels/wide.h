@@ -1,8 +1,8 @@
-/* Functions of one f32 (two for pow) computed in f64: the seldom used ones, where simple formulas in a wide type beat clever ones in a narrow type.
+/* Functions of one f32 (two for pow) computed in f64: the seldom used ones, for which simple formulas in a wide type will do.
  * Relative error before the final rounding below 2^-32, so results are within 0.51 ulp of f32.
  *
  * Plain C without branches, which the compiler turns into vector code; no fused operations, so the bits are the same on every ISA.
- * Arguments are always values of f32: subnormals of f64 do not occur. Polynomials are Taylor series cut where the next term is below that error.
+ * Arguments are values of f32: subnormals of f64 do not occur. Polynomials are Taylor series, cut where the next term is below that error.
  */
 #ifndef ASPEN_WIDE_H
 #define ASPEN_WIDE_H
