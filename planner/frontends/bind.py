@@ -38,6 +38,8 @@ SMALL = 64 * 1024
 PLAN_CONSTANT = 1 << 20
 """Larger values that depend on the input shapes are computed by the plan, not stored in it."""
 
+_REPEATING = {"ConstantOfShape", "Expand", "Tile"}
+_MOST_REPEATED = 4 << 20
 _HINT = 8192  # values of more bytes never decide shapes
 _MAX_INLINE = 64  # functions in functions
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
@@ -433,6 +435,8 @@ class Binder:
         elif not plain:
             return False
         elif of_model:
+            if entry.proto.op_type in _REPEATING and large > max(_MOST_REPEATED, 4 * sources):
+                return False  # repetition is a view for kernels, but would fill the weights with copies
             if not view:
                 self._fold_later(entry, inputs, types, key)
                 return True

@@ -169,6 +169,20 @@ def test_sequences_stay_in_one_dynamic_stage() -> None:
     assert kinds(proto, {"x": X}) == ["static", "dynamic", "static"]
 
 
+def test_repetition_is_no_weight() -> None:
+    """A large constant that repeats a small one stays a view: no plan or weight segment holds its copies."""
+    nodes = [
+        N("Expand", ["one", "s"], ["big"]),
+        N("ConstantOfShape", ["s"], ["zero"]),
+        N("Add", ["big", "zero"], ["h"]),
+        N("Add", ["h", "x"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (F, [1, 1])}, {"y": F}, {"one": np.array([[1.5]], np.float32), "s": np.array([2048, 1024])})
+    planned = api.plan_stage(proto, [bind({"x": np.zeros((1, 1), np.float32)})], workers=2)
+    assert planned.plan is not None
+    assert planned.plan.weights_bytes + len(planned.plan.consts) < 4096
+
+
 def test_too_many_bindings() -> None:
     proto = model([N("Relu", ["x"], ["y"])], {"x": (F, ["n", 4])}, {"y": F})
     with pytest.raises(RequestError, match="no stage"):
