@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from aspen_mp.model import RequestFuture
 
 _ERRORS: Final = _control.ERRORS
+_REASONS: Final = {
+    "BAD_INDEX": "an index is out of range",
+    "BAD_ARGUMENT": "its operands are not what the kernel was made for",
+    "INT_DIVIDE": "integer division by zero",
+    "POISON": "its execution ended worker after worker",
+    "LOST": "it was restarted too often",
+}
 _STALE: Final = frozenset({_ERRORS["PLAN_GONE"], _ERRORS["BAD_PLAN"]})
 _NEEDS_SPACE: Final = _ERRORS["NEEDS_SPACE"]
 MAX_DRIVERS: Final = 64
@@ -224,7 +231,8 @@ class Stage:
             raise RequestCancelled(f"model {self._model!r}: the request was cancelled")
         if result.error == _ERRORS["CLIENT_GONE"]:
             raise RuntimeLost("the runtime has dropped this client")
-        text = result.message or _control.ERROR_NAMES.get(result.error, f"error {result.error}").lower().replace("_", " ")
+        name = _control.ERROR_NAMES.get(result.error, f"error {result.error}")
+        text = result.message or _REASONS.get(name, name.lower().replace("_", " "))
         if result.op >= 0 and not result.message:
             done, _ = self._session.control.call(lambda number: protocol.Explain(number, self._plan, result.op), protocol.Done)
             text = f"{done.text}: {text}"

@@ -1,5 +1,6 @@
 """The control segment as the planner process sees it, and a client's submission channel."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 from typing_extensions import Buffer
@@ -100,6 +101,20 @@ class ControlTable:
     def epoch_begin(self) -> int:
         """Makes the epoch odd: every DSE parks at its next look. Returns the epoch."""
     def epoch_parked(self, row: int) -> bool: ...
+    def epoch_stopped(self) -> list[int]:
+        """Rows whose worker runs and has not parked at this epoch yet: recovery waits for them, or ends and reaps them."""
+    def recovery_segments(self) -> list[int]:
+        """Segments that recover() has to be given: plans and arenas of running requests, clients."""
+    def recover(self, buffers: Mapping[int, Buffer], *, restart: bool = False) -> dict[str, int]:
+        """Makes queues and counters anew from the executed flags; epoch_stopped() must be empty. `buffers`: mapped segments by id, writable but
+        for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many requests were continued,
+        restarted, completed and resubmitted."""
+    def current(self, row: int) -> tuple[int, int, int] | None:
+        """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""
+    def instance(self, number: int) -> dict[str, Any]:
+        """state, generation, plan, client of an instance."""
+    def fail(self, instance: int, generation: int, error: int, op: int) -> None:
+        """Marks a running request as failed, unless it is already or another runs there now; its remaining tiles become no-ops."""
     def epoch_end(self) -> None:
         """Makes the epoch even and lets the DSEs go on."""
 

@@ -6,12 +6,15 @@ from time import monotonic
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 
 from aspen_mp.shm.errors import ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 
 cdef extern from *:
     """
+    #include "recover.h"
     #include "submit.h"
     #include "table.h"
     struct aspen_code { const char *name; long code; };
@@ -29,7 +32,7 @@ cdef extern from "table.h" nogil:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
         ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
-        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
     struct aspen_magic:
         pass
     struct aspen_signals:
@@ -46,7 +49,8 @@ cdef extern from "table.h" nogil:
     struct aspen_plan:
         uint32_t state, generation, segment, n_weights, n_instances
     struct aspen_instance:
-        uint64_t word, served
+        uint64_t word, served, fault
+        uint32_t plan, arena, client
     struct aspen_client:
         uint32_t state, segment
         uint32_t data[64]
@@ -107,6 +111,26 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_collect_client(aspen_control *, uint32_t, uint32_t *)
     void aspen_worker_reset(aspen_control *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t)
     void aspen_worker_command(aspen_control *, aspen_doorbell *, uint32_t, uint32_t)
+
+cdef extern from "recover.h" nogil:
+    struct aspen_mapping:
+        char *base
+        uint64_t bytes
+        uint32_t role
+    struct aspen_user:
+        const aspen_signals *signals
+        uint64_t *const *next
+    struct aspen_station:
+        aspen_control *control
+        aspen_doorbell *bell
+        aspen_user user
+        const aspen_mapping *segment
+    struct aspen_recovery:
+        aspen_station station
+        uint64_t **next
+        uint32_t continued, restarted, completed, resubmitted
+    void aspen_recover(aspen_recovery *, int)
+    int aspen_cas_word "aspen_cas_seq"(uint64_t *, uint64_t, uint64_t)
 
 cdef extern from "submit.h" nogil:
     uint32_t aspen_submit(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *)
@@ -425,6 +449,81 @@ cdef class ControlTable:
 
     def epoch_parked(self, row):
         return aspen_load_acquire(&self.c.worker[self._row(row)].parked) == aspen_load_acquire(&self.c.signals.epoch)
+
+    def epoch_stopped(self):
+        cdef uint32_t r, state
+        epoch = aspen_load_acquire(&self.c.signals.epoch)
+        rows = []
+        for r in range(self.c.signals.n_rows):
+            state = aspen_load_acquire(&self.c.worker[r].state)
+            if state in (ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING) and aspen_load_acquire(&self.c.worker[r].parked) != epoch:
+                rows.append(r)
+        return rows
+
+    def recovery_segments(self):
+        cdef uint32_t i
+        wanted = set()
+        for i in range(1, ASPEN_MAX_INSTANCES):
+            if ASPEN_INSTANCE_CLAIMED <= (self.c.instance[i].word & 0xffffffff) <= ASPEN_INSTANCE_DONE:
+                wanted |= {self.c.instance[i].arena, self.c.plan[self.c.instance[i].plan].segment}
+        for i in range(1, ASPEN_MAX_CLIENTS):
+            if self.c.client[i].state:
+                wanted.add(self.c.client[i].segment)
+        return sorted(wanted)
+
+    def current(self, row):
+        cdef uint64_t item = aspen_stat_load(&self.c.worker[self._row(row)].current)
+        cdef uint64_t word
+        if not item:
+            return None
+        word = aspen_load_word(&self.c.instance[ASPEN_ITEM_INSTANCE(item)].word)
+        if (word >> 32) & 0xffff != item >> 48:
+            return None
+        return ASPEN_ITEM_INSTANCE(item), ASPEN_ITEM_TILE(item), word >> 32
+
+    def fail(self, instance, generation, error, op):
+        cdef aspen_instance *i = &self.c.instance[<uint32_t>instance]
+        cdef uint64_t fault = <uint64_t><uint32_t>error | <uint64_t><uint32_t>op << 32
+        if aspen_load_word(&i.word) >> 32 == generation:
+            aspen_cas_word(&i.fault, 0, fault)
+
+    def instance(self, number):
+        cdef aspen_instance *i = &self.c.instance[<uint32_t>number]
+        cdef uint64_t word = aspen_load_word(&i.word)
+        return {"state": _INSTANCE_STATES[word & 0xffffffff], "generation": word >> 32, "plan": i.plan, "client": i.client}
+
+    def recover(self, buffers, *, restart=False):
+        cdef aspen_recovery r
+        cdef aspen_mapping *table
+        cdef Py_buffer *views
+        cdef int held = 0, again = bool(restart)
+        if not aspen_load_acquire(&self.c.signals.epoch) & 1 or self.epoch_stopped():
+            raise RuntimeError("recovery while workers run")
+        table = <aspen_mapping *>calloc(ASPEN_MAX_SEGMENTS, sizeof(aspen_mapping))
+        views = <Py_buffer *>calloc(len(buffers) + 1, sizeof(Py_buffer))
+        memset(&r, 0, sizeof(r))
+        r.next = <uint64_t **>calloc(ASPEN_MAX_INSTANCES, sizeof(void *))
+        try:
+            if table == NULL or views == NULL or r.next == NULL:
+                raise MemoryError()
+            for segment, buf in buffers.items():
+                PyObject_GetBuffer(buf, &views[held], PyBUF_WRITABLE if _ROLE_NAMES[self.c.segment[<uint32_t>segment].role] != "plan" else PyBUF_SIMPLE)
+                table[<uint32_t>segment].base = <char *>views[held].buf
+                table[<uint32_t>segment].bytes = views[held].len
+                table[<uint32_t>segment].role = self.c.segment[<uint32_t>segment].role
+                held += 1
+            r.station.control, r.station.bell, r.station.segment = self.c, self.bell, table
+            r.station.user.signals, r.station.user.next = &self.c.signals, r.next
+            with nogil:
+                aspen_recover(&r, again)
+        finally:
+            while held:
+                held -= 1
+                PyBuffer_Release(&views[held])
+            free(table)
+            free(views)
+            free(r.next)
+        return {"continued": r.continued, "restarted": r.restarted, "completed": r.completed, "resubmitted": r.resubmitted}
 
     def epoch_end(self):
         cdef uint32_t epoch = aspen_load_acquire(&self.c.signals.epoch)

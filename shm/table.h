@@ -36,11 +36,13 @@ static inline void aspen_table_create(struct aspen_control *c, uint32_t max_work
 
 static inline void aspen_wake_all(struct aspen_doorbell *bell) { aspen_ring(bell, INT_MAX); }
 
-/* Has every worker that runs mapped and unmapped what was announced up to `seq`? */
+/* Has every worker mapped and unmapped what was announced up to `seq`? One that joins counts: it may still be reading about segments that
+ * have been dropped since, whose ids must not mean anything else yet. */
 static inline int aspen_all_attached(const struct aspen_control *c, uint32_t seq) {
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     uint32_t state = aspen_load_acquire(&c->worker[r].state);
-    if ((state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING) && (int32_t)(aspen_load_acquire(&c->worker[r].attached) - seq) < 0) return 0;
+    int maps = state == ASPEN_WORKER_JOINING || state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING;
+    if (maps && (int32_t)(aspen_load_acquire(&c->worker[r].attached) - seq) < 0) return 0;
   }
   return 1;
 }

@@ -225,6 +225,14 @@ class ModelStore:
         self._changed()
         return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas])
 
+    def op_of_tile(self, plan: int, tile: int) -> int:
+        """The op that a tile of a plan belongs to."""
+        for model in self._models.values():
+            for stage in model.stages.values():
+                if stage.answer.plan == plan:
+                    return planning.op_of_tile(self._segments[stage.segments[0]].fd, tile)
+        return 0
+
     def op_name(self, plan: int, op: int) -> str:
         """ "node name (op type)" of an op of a plan."""
         for model in self._models.values():

@@ -222,6 +222,16 @@ def checked_plan(received: Received, result: StagePlanned, weights: list[int], a
     return segment
 
 
+def op_of_tile(fd: int, tile: int) -> int:
+    """The op that a tile belongs to, read from a plan segment."""
+    import numpy as np
+
+    from aspen_mp.shm.tables import PLAN_HEADER, TILE
+
+    header = np.frombuffer(os.pread(fd, PLAN_HEADER.itemsize, 0), PLAN_HEADER)[0]
+    return int(np.frombuffer(os.pread(fd, TILE.itemsize, int(header["tiles"]) + tile * TILE.itemsize), TILE)[0]["op"])
+
+
 def op_name(fd: int, op: int) -> str:
     """ "node name (op type)" of an op, read from a plan segment."""
     import numpy as np

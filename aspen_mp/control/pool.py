@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
+from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.control.spawn import spawn
 from aspen_mp.shm import _control
@@ -38,7 +39,7 @@ class Worker:
 
 
 class WorkerPool:
-    """`on_ready()` follows each worker that begins to run or has failed to; `on_death(row, why, booted)` each one that ended unasked;
+    """`on_ready()` follows each worker that begins to run or has failed to; `on_death` each one that ended unasked;
     `on_drained()`: something that was dropped is no longer used; `on_left()` follows each asked-for end."""
 
     def __init__(
@@ -51,7 +52,7 @@ class WorkerPool:
         segments: Callable[[], Iterable[Held]],
         *,
         on_ready: Callable[[], None],
-        on_death: Callable[[int, str, bool], None],
+        on_death: Callable[[Death], None],
         on_left: Callable[[], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -94,10 +95,11 @@ class WorkerPool:
             )
         machine = topology.read()
         for row, cpu in zip(free, machine.choose(n, cores or None, self.cpus()), strict=False):
-            self._start_one(row, cpu, machine)
+            self.start_at(row, cpu, machine)
 
-    def _start_one(self, row: int, cpu: int, machine: topology.Topology) -> None:
-        core = machine.by_cpu[cpu]
+    def start_at(self, row: int, cpu: int, machine: topology.Topology | None = None) -> None:
+        """Starts a worker in a free row, on a CPU that may be used."""
+        core = (machine or topology.read()).by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -193,12 +195,16 @@ class WorkerPool:
         booted = worker.state != "starting"
         error = worker.error
         asked = worker.state == "leaving"
+        at = self._table.current(worker.row)
         status = self._forget(worker)
+        # One that was asked to leave and was killed before it had handed its tiles over is a death like any other.
+        asked = asked and status == 0
         self._table.worker_gone(worker.row, died=not asked)
         if asked:
             self._on_left()
         else:
-            self._on_death(worker.row, _why(status, error), booted)
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted))
 
     def _pending(self, worker: Worker) -> bool:
         """Whether the dead worker left packets: its last words."""
@@ -233,6 +239,17 @@ class WorkerPool:
         for worker in list(self._rows.values()):
             self._forget(worker)
             self._table.worker_gone(worker.row)
+
+    def kill(self, rows: Iterable[int]) -> list[tuple[int, int]]:
+        """Ends the workers of these rows at once and reaps them; (row, cpu) of each that is to be replaced. No callback is called."""
+        ended = []
+        for worker in [self._rows[row] for row in rows if row in self._rows]:
+            self._kill(worker)
+            self._forget(worker)
+            self._table.worker_gone(worker.row)
+            if worker.state != "leaving":
+                ended.append((worker.row, worker.cpu))
+        return ended
 
     def _kill(self, worker: Worker) -> None:
         with suppress(ProcessLookupError):

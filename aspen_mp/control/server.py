@@ -23,10 +23,11 @@ from aspen_mp.control.connection import Connection
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.pool import WorkerPool
+from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.shm import _control, _tables
-from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError
+from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
 
@@ -89,10 +90,17 @@ class Server:
         self._connections: set[Connection] = set()
         self._clients: dict[Connection, Client] = {}
         self._ungreeted: list[tuple[Connection, protocol.Hello]] = []
-        self._boot_failures = 0
-        self._deaths = 0
-        self._target = len(cpus)
-        self._last_words = ""
+        self._recovery = Recovery(
+            self._loop,
+            self._table,
+            self._segments,
+            kill=self._pool.kill,
+            start=self._pool.start_at,
+            alive=lambda: len(self._pool),
+            op_of=lambda instance, tile: self._models.op_of_tile(self._table.instance(instance)["plan"], tile),
+            after=self._collect,
+            give_up=self._no_workers,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
         self._pool.start(len(cpus), cpus)
@@ -114,6 +122,7 @@ class Server:
 
     def close(self) -> None:
         """Ends workers, planning children and connections, in this order, and removes the run files."""
+        self._recovery.closed = True
         self._pool.kill_all()
         self._models.close()
         for connection in list(self._connections):
@@ -129,15 +138,20 @@ class Server:
 
     def _worker_ready(self) -> None:
         if not self._pool.starting:
-            self._boot_failures = 0
             waiting, self._ungreeted = self._ungreeted, []
             for connection, hello in waiting:
                 self._hello(connection, hello)
 
-    def _worker_died(self, row: int, why: str, booted: bool) -> None:
-        self._deaths += 1
-        self._last_words = f"worker {row} {why}"
-        self._worker_ready()
+    def _worker_died(self, death: Death) -> None:
+        self._recovery.died(death)
+        if not death.booted:
+            self._worker_ready()
+
+    def _no_workers(self, why: str) -> None:
+        """Nothing can run any more: every client is told, and the runtime ends."""
+        for connection in list(self._connections):
+            connection.refuse(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
+        self._loop.stop()
 
     def _collect(self) -> None:
         """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""
@@ -253,7 +267,7 @@ class Server:
         if connection.closed:
             return
         if not len(self._pool):
-            raise ResourceLimitError(f"no worker could be started: {self._last_words}")
+            raise ResourceLimitError(f"no worker could be started: {self._recovery.last}")
         with Segment.create("client", _control.CLIENT_BYTES) as own:
             segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
             try:
@@ -292,7 +306,6 @@ class Server:
             self._pool.start(change, message.cores)
         elif change < 0:
             self._pool.leave(-change)
-        self._target = len(self._pool)
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""
@@ -310,8 +323,12 @@ class Server:
                 "started": self._started,
                 "uptime_s": time.time() - self._started,
                 "max_workers": self._max_workers,
-                "worker_deaths": self._deaths,
-                "note": self._last_words,
+            },
+            "recovery": {
+                "worker_deaths": self._recovery.deaths,
+                "last": self._recovery.last,
+                "last_stop_s": self._recovery.last_stop_s,
+                "requests": dict(self._recovery.totals),
             },
             "workers": self._pool.describe(),
             "models": self._models.describe(),

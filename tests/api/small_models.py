@@ -94,3 +94,25 @@ def gather() -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info("i", TensorProto.INT64, [3])]
     outputs = [helper.make_tensor_value_info("y", F32, [3, 2])]
     return _model(nodes, inputs, outputs, [("table", np.arange(8, dtype=np.float32).reshape(4, 2))], "gather")
+
+
+def loop() -> onnx.ModelProto:
+    """y = a loop that adds 1 to 0 `n` times and stops when it reaches `limit`: a single opaque tile that takes as long as one likes."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["v", "one"], ["w"], "step"),
+            helper.make_node("Less", ["w", "limit"], ["go"], "more"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", F32, []),
+        ],
+        [helper.make_tensor_value_info("go", TensorProto.BOOL, []), helper.make_tensor_value_info("w", F32, [])],
+    )
+    nodes = [helper.make_node("Loop", ["n", "yes", "zero"], ["y"], "count", body=body)]
+    inputs = [helper.make_tensor_value_info("n", TensorProto.INT64, []), helper.make_tensor_value_info("limit", F32, [])]
+    outputs = [helper.make_tensor_value_info("y", F32, [])]
+    constants = [("yes", np.array(True)), ("zero", np.array(0, np.float32)), ("one", np.array(1, np.float32))]
+    return _model(nodes, inputs, outputs, constants, "loop")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -21,30 +20,7 @@ from aspen_mp.errors import AspenError, PlanError, ResourceLimitError, RuntimeLo
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models
-
-WATCHDOG_S = 60.0
-
-
-def feeds() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)}
-
-
-def chain(runtime: aspen_mp.Runtime) -> aspen_mp.Model:
-    return runtime.load(small_models.conv_chain(24, 64, 64))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + WATCHDOG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"watchdog: {what}"
-        time.sleep(0.005)
+from process_tools import WATCHDOG_S, alive, chain, feeds, wait_until
 
 
 def run_until_interrupted(model: aspen_mp.Model, delay: float) -> None:

@@ -1,0 +1,168 @@
+"""What happens when a worker dies: the world is stopped, queues and counters are made anew from what has been executed, and it goes on.
+
+    idle ── a worker dies ──► stopping ── every other has parked, or was ended and reaped ──► rebuilt ──► idle, and new workers start
+
+Requests in flight are continued, not lost. Where the dead worker may have written anywhere (it died of a fault of its own), they begin anew
+from their inputs. A tile whose execution ends worker after worker fails its request alone (PoisonTile).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from aspen_mp.control.loop import Loop
+from aspen_mp.control.segments import SegmentStore
+from aspen_mp.shm import _control
+from aspen_mp.shm._mapping import Mapping
+
+PARK_S: Final = 2.0
+"""How long a worker may take to finish the tile in hand; then it is ended as well. Kernels take milliseconds, opaque tiles maybe longer."""
+TICK_S: Final = 0.0005
+FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+MOST_FAULTS: Final = 3
+MOST_KILLS: Final = 8
+MOST_BOOTS: Final = 8
+"""Workers in a row that end by themselves before they run: then no more are started."""
+MOST_DELAY_S: Final = 1.0
+BURST: Final = 8
+BURST_S: Final = 10.0
+"""More faults than `BURST` in this time: the next worker waits a second, so that a request that kills workers does not fill the machine."""
+
+
+@dataclass(slots=True)
+class Death:
+    """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing."""
+
+    row: int
+    cpu: int
+    why: str
+    number: int
+    at: tuple[int, int, int] | None
+    booted: bool
+
+
+@dataclass(slots=True)
+class Recovery:
+    """`kill(rows)` ends and reaps workers without a word; `start(row, cpu)` starts one; `op_of(instance, tile)` finds a tile's op;
+    `after()` is called when the world goes on; `give_up(why)` when no worker can be kept alive."""
+
+    loop: Loop
+    table: _control.ControlTable
+    segments: SegmentStore
+    kill: Callable[[list[int]], list[tuple[int, int]]]
+    start: Callable[[int, int], None]
+    alive: Callable[[], int]
+    op_of: Callable[[int, int], int]
+    after: Callable[[], None]
+    give_up: Callable[[str], None]
+    deaths: int = 0
+    last: str = ""
+    last_stop_s: float = 0.0
+    totals: Counter[str] = field(default_factory=Counter)
+    _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _unborn: int = 0
+    _failed: int = 0
+    _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
+    _since: float | None = None
+    _restart: bool = False
+    _vacant: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+
+    def died(self, death: Death) -> None:
+        """Begins a recovery, or joins the one that goes on."""
+        if self.closed:
+            return
+        self.deaths += 1
+        self.last = f"worker {death.row} on CPU {death.cpu} {death.why}"
+        self._unborn = 0 if death.booted else self._unborn + 1
+        # Whoever was killed by others (memory ran out, say) would perhaps have come to run.
+        self._failed = 0 if death.booted else self._failed + (death.number not in {signal.SIGKILL, signal.SIGTERM})
+        self._vacant[death.row] = death.cpu
+        fault = death.number in FAULTS
+        if fault:
+            self._faults.append(time.monotonic())
+        self._restart |= fault
+        if death.at is not None:
+            self._blame(death.at, fault)
+        if self._since is None:
+            self._since = time.monotonic()
+            self.table.epoch_begin()
+        self._tick()
+
+    def _blame(self, at: tuple[int, int, int], fault: bool) -> None:
+        instance, tile, generation = at
+        counts, most = (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
+        counts[at] += 1
+        if counts[at] >= most:
+            self.table.fail(instance, generation, _control.ERRORS["POISON"], self.op_of(instance, tile))
+
+    def _tick(self) -> None:
+        if self._since is None or self.closed:
+            return
+        late = self.table.epoch_stopped()
+        if late and time.monotonic() - self._since > PARK_S:
+            self._vacant.update(self.kill(late))
+            late = self.table.epoch_stopped()
+        if late:
+            self.loop.later(TICK_S, self._tick)
+            return
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        assert self._since is not None
+        buffers = {}
+        for segment in self.table.recovery_segments():
+            held = self.segments[segment]
+            buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
+        self.totals.update(self.table.recover(buffers, restart=self._restart))
+        for mapping in buffers.values():
+            mapping.close()
+        self.table.epoch_end()
+        self.last_stop_s = time.monotonic() - self._since
+        self._since = None
+        self._restart = False
+        self._forget_old()
+        self.after()
+        self._refill()
+
+    def _forget_old(self) -> None:
+        """Blame is for a request: it ends with it."""
+        for counts in (self._attempts, self._kills):
+            for at in list(counts):
+                if self.table.instance(at[0])["generation"] != at[2]:
+                    del counts[at]
+
+    def _refill(self) -> None:
+        """Starts a worker in each vacant row: at once, but later and later where they do not even come to run."""
+        vacant, self._vacant = self._vacant, {}
+        if self._failed >= MOST_BOOTS:
+            if not self.alive():
+                self.give_up(self.last)
+            return
+        delay = min(MOST_DELAY_S, 0.01 * 2**self._unborn) if self._unborn else 0.0
+        if len(self._faults) == BURST and time.monotonic() - self._faults[0] < BURST_S:
+            delay = MOST_DELAY_S
+        for row, cpu in vacant.items():
+            if delay:
+                self.loop.later(delay, partial(self._start, row, cpu))
+            else:
+                self._start(row, cpu)
+
+    def _start(self, row: int, cpu: int) -> None:
+        if self.closed:
+            return
+        try:
+            self.start(row, cpu)
+        except Exception as error:
+            self.last = f"a worker could not be started: {error}"
+            sys.stderr.write(f"aspen-mp: {self.last}\n")
+            if not self.alive():
+                self.give_up(self.last)
