@@ -6,7 +6,8 @@
 #include "kernel.h"
 #include "vec.h"
 
-/* out[i] = f(in[i]) for n contiguous elements; out may be in. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32 form. */
+/* out[i] = f(in[i]) for n contiguous elements; out may be in. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32
+ * form. */
 int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64_t n);
 
 /* Whether f(x) is min(max(x, *low), *high) to the bit, NaN included; if so, epilogues do it in registers. */

@@ -1,12 +1,12 @@
 /* CONV: 2-D convolution with groups, strides, dilation and any pads, as a product of pixels and packed weights.
  *
- * There is no im2col. A pixel of the output is a row of the product, cut into taps: tap (kh, kw) points at the Cg channels of the input pixel
- * it reads, or at a row of zeros when that lies left or right of the image. Kernel rows that lie wholly above or below the image are skipped for
- * that row of output pixels; both rules depend on the output pixel alone. mm.h does the rest.
+ * There is no im2col. A pixel of the output is a row of the product, cut into taps: tap (kh, kw) points at the Cg channels of the input
+ * pixel it reads, or at a row of zeros when that lies left or right of the image. Kernel rows that lie wholly above or below the image are
+ * skipped for that row of output pixels; both rules depend on the output pixel alone. mm.h does the rest.
  *
- * When channels are not contiguous, or too few to be worth a tap, the part of the input that a block of pixels reads is first copied into scratch,
- * channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation leave
- * gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's.
+ * When channels are not contiguous, or too few to be worth a tap, the part of the input that a block of pixels reads is first copied into
+ * scratch, channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation
+ * leave gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's.
  *
  * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
@@ -70,7 +70,8 @@ static int setup(conv *v, const aspen_call *c) {
   v->out_channels = v->out->dims[1] / v->groups;
   v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1);
   v->taps = v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
-  const int64_t pixel_bytes = v->in_channels * min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel) * (int64_t)sizeof(float);
+  const int64_t new_pixels = min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel);
+  const int64_t pixel_bytes = new_pixels * v->in_channels * (int64_t)sizeof(float); /* of input, for each pixel of output */
   v->block = min64(v->copy ? COPIED_PIXELS : PIXELS, max64(INPUT_BYTES / max64(pixel_bytes, 1), 4 * MM_MAX_ROWS));
   v->block = max64(min64(v->block, POINTER_BYTES / (v->taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
   return 0;
@@ -153,7 +154,8 @@ static void copy_input(const conv *v, float *to, const float *x, int64_t oh, int
       copy_columns(v, line, from, first_column, 1, horizontal.size);
     } else {
       for (int64_t q = 0; q < columns; q++)
-        copy_columns(v, line + q * v->columns.kernel * v->in_channels, from, first_column + q * v->columns.stride, v->columns.dilation, v->columns.kernel);
+        copy_columns(v, line + q * v->columns.kernel * v->in_channels, from, first_column + q * v->columns.stride, v->columns.dilation,
+                     v->columns.kernel);
     }
   }
 }
@@ -176,7 +178,8 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
     const int64_t pixels = (next - i) * columns, pieces = mm_blocks(pixels);
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
-      s->runs[runs++] = (block_run){(int32_t)(i * columns + first), (int32_t)n, (int32_t)((to - from) * across), (int32_t)pointers, skipped};
+      s->runs[runs++] = (block_run){.pixel = (int32_t)(i * columns + first), .rows = (int32_t)n, .taps = (int32_t)((to - from) * across),
+                                    .pointers = (int32_t)pointers, .skipped = skipped};
       for (int64_t r = 0; r < n; r++) {
         const int64_t row = i + (first + r) / columns, column = (first + r) % columns, pixel = row * columns + column;
         const int64_t oh = oh0 + row, ow = ow0 + column;
@@ -185,7 +188,8 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
         const float **p = s->pointers + pointers + r;
         for (int64_t kh = from; kh < to; kh++) {
           if (v->copy) {
-            const float *line = s->input + ((row * vertical.step + kh * vertical.tap) * horizontal.size + column * horizontal.step) * v->in_channels;
+            const int64_t slot = (row * vertical.step + kh * vertical.tap) * horizontal.size + column * horizontal.step;
+            const float *line = s->input + slot * v->in_channels;
             for (int64_t kw = 0; kw < across; kw++, p += n) *p = line + kw * horizontal.tap * v->in_channels;
           } else {
             const float *line = x + (oh * v->rows.stride - v->rows.pad + kh * v->rows.dilation) * v->x->strides[2];
@@ -203,8 +207,8 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
 }
 
 /* All panels times all pixels of a block. out, bias and residual point at column 0 of the group, in the image. */
-static void multiply_block(const conv *v, const workspace *s, const mm_job *job, int64_t runs, const float *w, float *out, const float *bias,
-                           const float *residual, int64_t oc_lo, int64_t oc_hi) {
+static void multiply_block(const conv *v, const workspace *s, const mm_job *job, int64_t runs, const float *w, float *out,
+                           const float *bias, const float *residual, int64_t oc_lo, int64_t oc_hi) {
   const int panels = mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS);
   for (int64_t oc = oc_lo; oc < oc_hi;) {
     const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
@@ -230,7 +234,8 @@ static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_cal
   for (int64_t g = c->lo[1] / v->out_channels; g * v->out_channels < c->hi[1]; g++) {
     const int64_t oc0 = g * v->out_channels, oc_lo = max64(c->lo[1] - oc0, 0), oc_hi = min64(c->hi[1] - oc0, v->out_channels);
     const float *x = (const float *)v->x->ptr + n * v->x->strides[0] + g * v->in_channels * v->x->strides[1];
-    const float *residual = v->residual ? (const float *)v->residual->ptr + n * v->residual->strides[0] + oc0 * v->residual->strides[1] : NULL;
+    const aspen_arg *r = v->residual;
+    const float *residual = r ? (const float *)r->ptr + n * r->strides[0] + oc0 * r->strides[1] : NULL;
     if (v->copy) copy_input(v, s->input, x, oh, rows, ow, columns);
     if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
     multiply_block(v, s, job, runs, (const float *)v->w->ptr + g * v->w->strides[0],
@@ -246,7 +251,8 @@ int FN(conv)(const aspen_call *c) {
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   mm_job job = {.a_stride = 1, .b_stride = ASPEN_NR, .b_panel = v.w->strides[1], .out_stride = v.out->strides[1],
-                .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1, .alpha = 1, .one_bias = 1};
+                .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
+                .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11))) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));

@@ -44,10 +44,10 @@ INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, 
   }
 }
 
-/* The same for whole kernel rows of K taps, column stride S, no dilation, unit channels: neighbours share what they read, so an input vector is
- * loaded once a kernel row. */
-INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, const int S, vf sum[][4], const float *x, const int64_t kh[2],
-                       int64_t c) {
+/* The same for whole kernel rows of K taps, column stride S, no dilation, unit channels: neighbours share what they read, so an input
+ * vector is loaded once a kernel row. */
+INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, const int S, vf sum[][4], const float *x,
+                       const int64_t kh[2], int64_t c) {
   for (int64_t i = kh[0]; i < kh[1]; i++) {
     const float *from = x + i * d->rows.dilation * d->x_row + c, *w = d->w + i * K * d->w_tap + c;
     vf weight[5][4];
@@ -68,9 +68,10 @@ INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, c
   }
 }
 
-/* P pixels from output column ow on, all with the same taps, times V vectors of channels. K: taps of a kernel row where whole_taps serves, or 0. */
-INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, const int K, const int S, const float *x, const float *residual,
-                   float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t n) {
+/* P pixels from output column ow on, all with the same taps, times V vectors of channels. K: taps of a kernel row where whole_taps
+ * serves, or 0. */
+INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, const int K, const int S, const float *x,
+                   const float *residual, float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t n) {
   vf sum[PIXELS][4];
 #pragma GCC unroll 4
   for (int p = 0; p < P; p++)
@@ -81,8 +82,9 @@ INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, co
   else
     any_taps(d, P, V, unit, sum, x, kh, kw, c, n);
   const vf low = vset1(d->low), high = vset1(d->high);
-  const int64_t residual_column = d->residual_column, residual_channel = d->residual_channel; /* here: the compiler cannot know that stores */
-  const int64_t out_column = d->out_column, out_channel = d->out_channel;                    /* to the output leave d alone */
+  /* Copies, because the compiler cannot know that stores to the output leave d alone. */
+  const int64_t residual_column = d->residual_column, residual_channel = d->residual_channel;
+  const int64_t out_column = d->out_column, out_channel = d->out_channel;
   const float *const biases = d->bias;
   const int64_t bias_channel = d->bias_channel;
   const int in_registers = d->clamp; /* other activations: pixel rows later, or here where they are no rows */
@@ -117,8 +119,8 @@ INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, co
 }
 
 /* All channels of P pixels, W vectors at a time and then one. */
-INLINE void channels(const dwconv *d, const int P, const int W, const int unit, const int K, const int S, const float *x, const float *residual,
-                     float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t end) {
+INLINE void channels(const dwconv *d, const int P, const int W, const int unit, const int K, const int S, const float *x,
+                     const float *residual, float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t end) {
   const int64_t begin = c;
   if (unit) {
     for (; c + W * VL <= end; c += W * VL) pixels(d, P, W, 1, K, S, x, residual, out, kh, kw, c, W * VL);
@@ -193,7 +195,8 @@ int FN(dwconv)(const aspen_call *c) {
   if (out->dtype != ASPEN_DT_F32 || x->dtype != ASPEN_DT_F32 || w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
   dwconv d = {.rows = {x->dims[2], p[1], p[3], p[5], p[7]}, .columns = {x->dims[3], p[2], p[4], p[6], p[8]},
               .w = (const float *)w->ptr, .bias = bias ? (const float *)bias->ptr : NULL,
-              .x_row = x->strides[2], .x_column = x->strides[3], .x_channel = x->strides[1], .w_tap = w->strides[0], .w_channel = w->strides[1],
+              .x_row = x->strides[2], .x_column = x->strides[3], .x_channel = x->strides[1],
+              .w_tap = w->strides[0], .w_channel = w->strides[1],
               .bias_channel = bias ? bias->strides[0] : 1, .residual_column = residual ? residual->strides[3] : 0,
               .residual_channel = residual ? residual->strides[1] : 1, .out_column = out->strides[3], .out_channel = out->strides[1],
               .act = p[9], .act_a = (float)aspen_param_f(c, 10), .act_b = (float)aspen_param_f(c, 11)};

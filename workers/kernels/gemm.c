@@ -2,8 +2,8 @@
  *
  * Loops: leading axes that B depends on; panels of ASPEN_NR columns, so that a panel of weights is read from memory once a tile and then
  * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
- * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where rows are
- * too few to pay for the copy.
+ * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
+ * rows are too few to pay for the copy.
  */
 #include "mm.h"
 

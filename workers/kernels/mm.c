@@ -155,8 +155,10 @@ MULTIPLY(1, 8)
 MULTIPLY(7, 1) MULTIPLY(8, 1) MULTIPLY(7, 2) MULTIPLY(8, 2)
 MULTIPLY(4, 4) MULTIPLY(5, 4) MULTIPLY(6, 4)
 MULTIPLY(2, 8) MULTIPLY(3, 8)
-static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1, multiply_7x1, multiply_8x1};
-static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2, multiply_7x2, multiply_8x2};
+static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1,
+                                     multiply_7x1, multiply_8x1};
+static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2,
+                                     multiply_7x2, multiply_8x2};
 static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4, multiply_4x4, multiply_5x4, multiply_6x4};
 static multiply_fn *const by_8[] = {multiply_1x8, multiply_2x8, multiply_3x8};
 #else

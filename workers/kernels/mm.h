@@ -55,10 +55,12 @@ INLINE int mm_panels(int64_t rows) {
 #endif
 }
 
-/* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first, and [column, last) spans at most mm_panels panels. */
+/* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first, and [column, last) spans at most mm_panels
+ * panels. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
-/* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i), mm_cut(rows, n, i + 1)). */
+/* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i),
+ * mm_cut(rows, n, i + 1)). */
 INLINE int64_t mm_blocks(int64_t rows) { return (rows + MM_ROWS - 1) / MM_ROWS; }
 INLINE int64_t mm_cut(int64_t rows, int64_t n, int64_t i) {
   const int64_t extra = rows % n;

@@ -1,7 +1,7 @@
 /* POOL: sliding maximum or average over two spatial axes.
  *
- * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from zero, then
- * the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins.
+ * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
+ * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins.
  */
 #include "kernel.h"
 #include "vec.h"

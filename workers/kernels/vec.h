@@ -1,8 +1,8 @@
 /* Vectors of f32 and i32, VL lanes each: 16 (AVX-512), 8 (AVX2) or 4 (portable, GCC vector extensions).
  *
- * A family includes this file and nothing else from <immintrin.h>; it is compiled once per instruction set with ASPEN_ISA naming it. Functions
- * that other sources call are spelled FN(name) and so get the ISA as suffix; everything else must be static, or the linker
- * might keep the AVX-512 copy of a shared inline function for a CPU without it.
+ * A family includes this file and nothing else from <immintrin.h>; it is compiled once per instruction set with ASPEN_ISA naming it.
+ * Functions that other sources call are spelled FN(name) and so get the ISA as suffix; everything else must be static, or the linker might
+ * keep the AVX-512 copy of a shared inline function for a CPU without it.
  *
  * vf and vi are GCC vectors: + - * / and, on vi, & | ^ ~ << >> work lane by lane (>> is arithmetic).
  * vm is a set of lanes; make it with vlt … and use it with vsel.
