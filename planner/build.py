@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import TILE_AXES, Grid, choose_grids
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
-from aspen_mp.shm.errors import UnsupportedModelError
+from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
 DEPTHS = LIMITS["depths"]
@@ -29,9 +30,11 @@ LAST_RANK = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own."""
+    """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
+    ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's."""
 
     reuse_memory: bool = True
+    memory_bytes: int | None = None
     grids: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -39,18 +42,30 @@ class PlanOptions:
 def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None) -> Plan:
     """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one).
 
-    Results do not depend on `workers`. UnsupportedModelError: a tensor has a dtype, rank or size that operands cannot express.
+    Results do not depend on `workers`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot express.
+    ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
     storage = assign_storage(graph)
+    budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
+    if largest is not None:
+        _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
+    _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
     grids = (options.grids or choose_grids)(storage, max(workers, 1))
     tile_graph = build_edges(storage, grids)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
+    _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
     parents, children = order_recycling(tile_graph, lives, len(storage.steps))
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, options).plan()
+
+
+def _within(budget: int, needed: int, what: str) -> None:
+    if needed > budget:
+        raise ResourceLimitError(f"{what}: {needed} bytes of memory needed, the limit is {budget}")
 
 
 class _Writer:

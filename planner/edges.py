@@ -84,6 +84,9 @@ class _Builder:
         self.leaves: dict[int, list[tuple[Tensor, int]]] = {}
 
     def run(self) -> TileGraph:
+        for node in self.storage.nodes:
+            if node.op == "concat":
+                self._leaves(node)  # inner ones first
         for k, node in enumerate(self.storage.steps):
             if self.grids[k].n:
                 found = self._read(node, *self.grids[k].boxes())

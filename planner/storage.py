@@ -33,6 +33,8 @@ CONVOLUTIONS = frozenset({"CONV", "DWCONV", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS"}
 """Ops whose result is laid out as their main input."""
+VIEW_DEPTH = 64
+"""So many views in a row are looked through when a layout is judged."""
 CHANNELS_LAST_THROUGH = ELEMENTWISE | {"PAD", "REDUCE", "LRN", "RESIZE", "concat", "view.slice"}
 """Ops through which the wish for channels-last spreads."""
 
@@ -101,14 +103,16 @@ def _nest_concats(nodes: list[Node]) -> list[Node]:
             table.setdefault((node.attrs["axis"], tuple(id(t) for t in node.inputs)), node)
     if len(table) < 2:
         return nodes
-    lengths = sorted({(axis, len(ids)) for axis, ids in table}, reverse=True)
+    lengths: dict[tuple[int, int], set[int]] = {}
+    for axis, ids in table:
+        lengths.setdefault((axis, ids[0]), set()).add(len(ids))
     changed = False
     for node in nodes:
         if node.op != "concat":
             continue
-        ids = tuple(id(t) for t in node.inputs)
-        for axis, n in lengths:
-            other = table.get((axis, ids[:n])) if axis == node.attrs["axis"] and n < len(ids) else None
+        axis, ids = node.attrs["axis"], tuple(id(t) for t in node.inputs)
+        for n in sorted(lengths.get((axis, ids[0]), ()), reverse=True):
+            other = table.get((axis, ids[:n])) if n < len(ids) else None
             if other is not None and other is not node:
                 node.inputs = [other.output, *node.inputs[n:]]
                 changed = True
@@ -241,13 +245,16 @@ class _Assignment:
     def _failures(self, t: Tensor, strides: st.Strides) -> int:
         """How many reshapes that hang on `t` through views would need a copy if it had these strides."""
         count = 0
-        for node, _ in self.readers.get(t, ()):
-            if node.op in VIEW_OPS:
-                out = self._view(node, t.shape, strides)
-                if out is None:
-                    count += 1
-                else:
-                    count += self._failures(node.output, out)
+        todo = [(t, strides, 0)]
+        while todo:
+            t, strides, depth = todo.pop()
+            for node, _ in self.readers.get(t, ()) if depth < VIEW_DEPTH else ():
+                if node.op in VIEW_OPS:
+                    out = self._view(node, t.shape, strides)
+                    if out is None:
+                        count += 1
+                    else:
+                        todo.append((node.output, out, depth + 1))
         return count
 
     def _likes(self, node: Node, t: Tensor, strides: st.Strides) -> bool:
@@ -261,17 +268,22 @@ class _Assignment:
 
     def _place(self, t: Tensor, ref: Ref) -> dict[Tensor, Ref] | None:
         """Assignments that put `t` there and leave its producer content, or None."""
-        node = self.producer.get(t)
-        if node is None or t in self.placed or t.is_const or 0 in t.shape:
-            return None
-        if node.op in ("view.reshape", "view.transpose"):
+        while True:
+            node = self.producer.get(t)
+            if node is None or t in self.placed or t.is_const or 0 in t.shape:
+                return None
+            if node.op not in ("view.reshape", "view.transpose"):
+                break
             source = node.inputs[0]
             assert source is not None
+            back: st.Strides | None
             if node.op == "view.transpose":
-                back: st.Strides | None = st.untranspose(ref.strides, node.attrs["perm"])
+                back = st.untranspose(ref.strides, node.attrs["perm"])
             else:
                 back = st.reshape(t.shape, ref.strides, source.shape)
-            return None if back is None else self._place(source, Ref(ref.buffer, ref.offset, back))
+            if back is None:
+                return None
+            t, ref = source, Ref(ref.buffer, ref.offset, back)
         if node.op in VIEW_OPS or not self._likes(node, t, ref.strides):
             return None
         if self._failures(t, ref.strides) > self._failures(t, self.natural[t]):

@@ -113,6 +113,16 @@ class Run:
     high: int
     axes: tuple[tuple[int, int], ...]
 
+    @property
+    def gapless(self) -> bool:
+        """Does it touch every byte from `low` to `high`?"""
+        reach = 0
+        for d, stride in sorted(self.axes, key=lambda axis: axis[1]):
+            if stride > reach + 1:
+                return False
+            reach += (d - 1) * stride
+        return True
+
     @classmethod
     def of(cls, offset: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Run | None:
         """`offset` in bytes, `strides` in elements. None if there are no elements."""

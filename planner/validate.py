@@ -35,6 +35,8 @@ from aspen_mp.shm.tables import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Buffer
 
 Array = npt.NDArray[Any]
@@ -398,49 +400,81 @@ def _execution_order(s: _Segment) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------------ memory
 
 
-@dataclass(slots=True)
-class _Access:
-    op: int
-    operand: int
-    writes: bool
-    run: Run
+class _Live:
+    """Accesses to a space that a later writer has to come after: those of ops so far, less what has been overwritten entirely (who comes
+    after the new writer comes after them too)."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.low = self.high = self.op = np.zeros(0, np.int64)
+        self.fresh: list[tuple[int, Run]] = []
+
+    def near(self, run: Run) -> list[tuple[int, Run]]:
+        """(op, run) of accesses whose extent meets that of `run`."""
+        if self.fresh:
+            self.runs += [r for _, r in self.fresh]
+            self.low = np.concatenate([self.low, np.array([r.low for _, r in self.fresh])])
+            self.high = np.concatenate([self.high, np.array([r.high for _, r in self.fresh])])
+            self.op = np.concatenate([self.op, np.array([op for op, _ in self.fresh])])
+            self.fresh = []
+        found = np.flatnonzero((self.low <= run.high) & (self.high >= run.low)).tolist()
+        return [(int(self.op[k]), self.runs[k]) for k in found]
+
+    def overwritten(self, run: Run) -> None:
+        """Forgets accesses inside a gapless run."""
+        inside = (self.low >= run.low) & (self.high <= run.high)
+        if run.gapless and inside.any():
+            keep = ~inside
+            self.runs = [r for r, k in zip(self.runs, keep.tolist(), strict=True) if k]
+            self.low, self.high, self.op = self.low[keep], self.high[keep], self.op[keep]
 
 
 def _check_memory(s: _Segment, order: list[int]) -> None:
     """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
 
     "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here."""
-    accesses: dict[int, list[_Access]] = {SPACES["ARENA"]: [], SPACES["REQUEST"]: []}
-    space, dtype, rank = s.operands["space"].tolist(), s.operands["dtype"].tolist(), s.operands["rank"].tolist()
-    offset, dims, strides = s.operands["offset"].tolist(), s.operands["dims"].tolist(), s.operands["strides"].tolist()
-    for op, (first, outputs, inputs) in enumerate(s.op_operands):
-        for i in range(first, first + outputs + inputs):
-            if dtype[i] == NONE or space[i] not in accesses:
-                continue
-            run = Run.of(offset[i], dims[i][: rank[i]], strides[i][: rank[i]], DTYPE_BYTES[dtype[i]])
-            if run is not None:
-                accesses[space[i]].append(_Access(op, i, i < first + outputs, run))
+    spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
     above = _common_ancestors(s, order)
     begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
-    for rows in accesses.values():
-        low, high = np.array([a.run.low for a in rows], np.int64), np.array([a.run.high for a in rows], np.int64)
-        ops = np.array([a.op for a in rows], np.int64)
-        for k, a in enumerate(rows):
-            if not a.writes:
+    for op, (outputs, inputs) in enumerate(_accesses(s)):
+        for i, space, run in outputs:
+            if any(where == space and overlap(run, r) for j, where, r in (*outputs, *inputs) if j != i):
+                refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
+            if above is None:
                 continue
-            near = np.flatnonzero((low <= a.run.high) & (high >= a.run.low) & (ops <= a.op))
-            for j in reversed(near.tolist()):  # the own op first
-                b = rows[j]
-                if j == k or (b.op == a.op and b.writes and j > k):
-                    continue
-                if b.op == a.op:
-                    if overlap(a.run, b.run):
-                        refuse(f"operands[{a.operand}].offset", f"ops[{a.op}] writes what it reads", "outputs lie apart from inputs")
-                elif above is not None:
-                    tiles = ((1 << (begin[b.op + 1] - begin[b.op])) - 1) << begin[b.op]
-                    if tiles & ~above[a.op] and overlap(a.run, b.run):
-                        what = f"ops[{a.op}] may overwrite what ops[{b.op}] still uses"
-                        refuse(f"operands[{a.operand}].offset", what, "recycled memory needs anti-dependencies")
+            for earlier, old in spaces[space].near(run):
+                tiles = ((1 << (begin[earlier + 1] - begin[earlier])) - 1) << begin[earlier]
+                if tiles & ~above[op] and overlap(run, old):
+                    what = f"ops[{op}] may overwrite what ops[{earlier}] still uses"
+                    refuse(f"operands[{i}].offset", what, "recycled memory needs anti-dependencies")
+        if above is not None and begin[op] < begin[op + 1]:
+            for _, space, run in outputs:
+                spaces[space].overwritten(run)
+            for _, space, run in (*outputs, *inputs):
+                spaces[space].fresh.append((op, run))
+
+
+_Place = tuple[int, int, Run]
+"""(operand, space, bytes)"""
+
+
+def _accesses(s: _Segment) -> Iterator[tuple[list[_Place], list[_Place]]]:
+    """Of each op: what it writes and what it reads in memory that others write."""
+    space, dtype, rank = s.operands["space"].tolist(), s.operands["dtype"].tolist(), s.operands["rank"].tolist()
+    offset, dims, strides = s.operands["offset"].tolist(), s.operands["dims"].tolist(), s.operands["strides"].tolist()
+    shared = (SPACES["ARENA"], SPACES["REQUEST"])
+
+    def places(numbers: range) -> list[_Place]:
+        out = []
+        for i in numbers:
+            if dtype[i] != NONE and space[i] in shared:
+                run = Run.of(offset[i], dims[i][: rank[i]], strides[i][: rank[i]], DTYPE_BYTES[dtype[i]])
+                if run is not None:
+                    out.append((i, space[i], run))
+        return out
+
+    for first, outputs, inputs in s.op_operands:
+        yield places(range(first, first + outputs)), places(range(first + outputs, first + outputs + inputs))
 
 
 def _common_ancestors(s: _Segment, order: list[int]) -> list[int] | None:
