@@ -80,7 +80,10 @@ def test_reduce_floats(isa, seed, shape, op, dtype, plain):
         if op == "MEAN":
             size = size / terms
         scale = np.maximum(np.abs(size), 1) if op.startswith("LOG") else np.abs(size)
-        assert (np.abs(result - wanted) <= roundings * eps * scale + 1e-300).all(), (np.abs(result - wanted) / (eps * scale)).max()
+        with np.errstate(invalid="ignore", over="ignore"):
+            same = result == wanted.astype(dtype)  # a product may leave the range of its dtype
+            near = np.abs(result - wanted) <= roundings * eps * scale + np.finfo(dtype).tiny
+        assert (same | near).all(), f"{op}: {result[~(same | near)][:3]} for {wanted[~(same | near)][:3]}"
     check_tiles(rng, result, "REDUCE", out, [x], params, isa)
 
 
