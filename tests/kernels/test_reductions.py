@@ -64,7 +64,8 @@ def test_reduce_floats(isa, seed, shape, op, dtype, plain):
     if op == "LOG_SUM":
         values = np.abs(values) + 0.1
     if op == "PROD":
-        values = np.exp(values * 0.05) * np.where(rng.random(values.shape) < 0.5, -1, 1)
+        # Small enough that no partial product leaves the range of f32, in whatever order.
+        values = np.exp(values * min(0.05, 15 / np.prod(shape))) * np.where(rng.random(values.shape) < 0.5, -1, 1)
     x = broadcast(rng, np.asarray(values).astype(dtype), shape, plain)
     out = layout(rng, [1 if a in axes else n for a, n in enumerate(shape)], dtype, plain)
     params = [REDUCE[op], sum(1 << a for a in axes)]
@@ -80,10 +81,7 @@ def test_reduce_floats(isa, seed, shape, op, dtype, plain):
         if op == "MEAN":
             size = size / terms
         scale = np.maximum(np.abs(size), 1) if op.startswith("LOG") else np.abs(size)
-        with np.errstate(invalid="ignore", over="ignore"):
-            same = result == wanted.astype(dtype)  # a product may leave the range of its dtype
-            near = np.abs(result - wanted) <= roundings * eps * scale + np.finfo(dtype).tiny
-        assert (same | near).all(), f"{op}: {result[~(same | near)][:3]} for {wanted[~(same | near)][:3]}"
+        assert (np.abs(result - wanted) <= roundings * eps * scale + 1e-300).all(), (np.abs(result - wanted) / (eps * scale)).max()
     check_tiles(rng, result, "REDUCE", out, [x], params, isa)
 
 
