@@ -7,6 +7,6 @@ feeds = inputs(model)
 from __future__ import annotations
 
 from .inputs import inputs
-from .zoo import Description, build, describe, names
+from .zoo import Description, build, describe, miniature, names
 
-__all__ = ["Description", "build", "describe", "inputs", "names"]
+__all__ = ["Description", "build", "describe", "inputs", "miniature", "names"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import onnx
@@ -31,23 +31,26 @@ class Entry:
     options: type[ImageOptions] | type[TextOptions]
     defaults: Mapping[str, Any]
     extra: bool = False
+    mini: Mapping[str, Any] = field(default_factory=lambda: {"image": 64})
 
 
 def _entries() -> dict[str, Entry]:
-    table = {"alexnet": Entry(alexnet, ImageOptions, {})}
-    table |= {name + suffix: Entry(vgg, ImageOptions, {}) for name in VGG for suffix in ("", "_bn")}
+    tokens = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 101}
+    table = {"alexnet": Entry(alexnet, ImageOptions, {}, mini={"image": 79})}
+    table |= {name + suffix: Entry(vgg, ImageOptions, {}, mini={"image": 32}) for name in VGG for suffix in ("", "_bn")}
     table |= {name: Entry(resnet, ImageOptions, {}) for name in RESNET}
     table |= {name: Entry(squeezenet, ImageOptions, {}) for name in FIRES}
     table |= {name: Entry(densenet, ImageOptions, {}) for name in DENSENET}
-    table["inception_v3"] = Entry(inception_v3, ImageOptions, {"image": (299, 299)})
-    table["yolov3"] = Entry(yolov3, ImageOptions, {"image": (416, 416), "classes": 80})
-    table |= {name: Entry(bert, TextOptions, {}) for name in ("bert_base", "bert_large")}
-    table["gpt2"] = Entry(gpt2, TextOptions, {})
-    table["aspen32"] = Entry(aspen, ImageOptions, {"image": (64, 64)})
+    table["inception_v3"] = Entry(inception_v3, ImageOptions, {"image": (299, 299)}, mini={"image": 107})
+    table["yolov3"] = Entry(yolov3, ImageOptions, {"image": (416, 416), "classes": 80}, mini={"image": (64, 96)})
+    table["bert_base"] = Entry(bert, TextOptions, {}, mini=tokens)
+    table["bert_large"] = Entry(bert, TextOptions, {}, mini={**tokens, "layers": 3, "hidden": 96, "heads": 6})
+    table["gpt2"] = Entry(gpt2, TextOptions, {}, mini=tokens)
+    table["aspen32"] = Entry(aspen, ImageOptions, {"image": (64, 64)}, mini={"image": 16, "channels": 32})
     table["mobilenet_v2"] = Entry(mobilenet_v2, ImageOptions, {}, extra=True)
-    table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True)
-    table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True)
-    table["tcn"] = Entry(tcn, TextOptions, {}, extra=True)
+    table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True, mini={"image": 64, "layers": 2, "hidden": 64, "heads": 4})
+    table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True, mini={"image": 64, "width": 8})
+    table["tcn"] = Entry(tcn, TextOptions, {}, extra=True, mini={})
     return table
 
 
@@ -57,6 +60,17 @@ ENTRIES = _entries()
 def names(*, extra: bool = False) -> list[str]:
     """Names of the zoo's networks; with `extra` also those that only tests use."""
     return [name for name, entry in ENTRIES.items() if extra or not entry.extra]
+
+
+def miniature(name: str) -> dict[str, Any]:
+    """Options with which `build` makes a small version of a network, of the same structure: for tests in seconds."""
+    return dict(entry_of(name).mini)
+
+
+def entry_of(name: str) -> Entry:
+    if name not in ENTRIES:
+        raise KeyError(f"no network {name!r} in the zoo; it has {', '.join(ENTRIES)}")
+    return ENTRIES[name]
 
 
 def build(
@@ -90,9 +104,7 @@ def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = Fal
 
 
 def _build(name: str, weights: Weights, *, batch: int, seq: int, symbolic: bool, **options: Any) -> onnx.ModelProto:
-    entry = ENTRIES.get(name)
-    if entry is None:
-        raise KeyError(f"no network {name!r} in the zoo; it has {', '.join(ENTRIES)}")
+    entry = entry_of(name)
     for key, value in (("batch", batch), ("seq", seq)):
         if value < 1:
             raise ValueError(f"{key}={value}: must be at least 1")

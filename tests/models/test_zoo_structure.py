@@ -58,24 +58,7 @@ GMACS = {  # convolutions and matrix products at the usual size, batch 1, 128 to
     "bert_large": 39.461,
 }
 FAMILIES = ("resnet18", "squeezenet1_1", "densenet121", "yolov3", "bert_base", "gpt2", "aspen32", "mobilenet_v2", "vit_b_16", "unet", "tcn")
-VGGS = {name: {"image": 32} for name in models.names() if name.startswith("vgg")}
-SMALL: dict[str, dict[str, Any]] = {
-    "inception_v3": {"image": 107},
-    "yolov3": {"image": (64, 96)},
-    "alexnet": {"image": 79},
-    "bert_base": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 101},
-    "bert_large": {"layers": 3, "hidden": 96, "heads": 6, "vocab": 101},
-    "gpt2": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 101},
-    "aspen32": {"image": 16, "channels": 32},
-    "vit_b_16": {"image": 64, "layers": 2, "hidden": 64, "heads": 4},
-    "unet": {"image": 64, "width": 8},
-    "tcn": {},
-    **VGGS,
-}
-
-
-def small(name: str) -> dict[str, Any]:
-    return SMALL.get(name, {"image": 64})
+small = models.miniature
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
