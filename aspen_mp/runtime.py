@@ -289,6 +289,7 @@ def server_config(
         "classes": list(own.classes),
         "smt": own.smt,
         "spin_us": own.spin_us,
+        "stealing": own.stealing,
     }
 
 

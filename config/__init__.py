@@ -32,6 +32,7 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smt: bool = False
     max: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
+    stealing: bool = True
 
 
 class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

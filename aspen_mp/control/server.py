@@ -42,6 +42,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[str] | None = None
     smt: bool = False
     spin_us: int = 100
+    stealing: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +72,7 @@ class Server:
         self._table = _control.ControlTable(
             self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
         )
+        self._table.set_stealing(config.stealing)
         self._pool = WorkerPool(
             self._loop,
             self._table,
