@@ -42,6 +42,10 @@ MAX_DRIVERS: Final = 64
 """Threads that drive requests of several stages; more such requests wait for one of them."""
 MAX_SHAPES: Final = 256
 """Shapes of inputs whose plans a client remembers."""
+MAX_KEPT_BYTES: Final = 512 << 20
+"""Bytes of regions that a model keeps for coming requests; beyond, those of the shapes that were met first are given back."""
+MAX_VALUE_BYTES: Final = 64 << 10
+"""Largest value that may decide shapes."""
 
 Key = tuple[Any, ...]
 
@@ -113,6 +117,7 @@ class Stage:
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
         self._free: list[Region] = []
+        self._closed = False
 
     # ---- regions
 
@@ -124,11 +129,22 @@ class Stage:
 
     def _release(self, region: Region) -> None:
         self._free.append(region)
+        if self._closed:
+            self.close()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the regions that wait for a request."""
+        return len(self._free) * self.planned.region
 
     def close(self) -> None:
-        """Gives the regions back that no request uses."""
-        while self._free:
-            region = self._free.pop()
+        """Gives the regions back that no request uses; those in use follow when their requests end."""
+        self._closed = True
+        while True:
+            try:
+                region = self._free.pop()
+            except IndexError:
+                return
             region.inputs.clear()
             region.outputs.clear()
             self._session.memory.give_back(region.span)
@@ -369,13 +385,17 @@ class StageTree:
     # ---- the tree
 
     def _root(self, key: Key, arrays: Mapping[str, Any]) -> _Node:
-        node = self._roots.setdefault(key, _Node([_binds(arrays)]))
-        if len(self._roots) > MAX_SHAPES:
-            oldest = next(iter(self._roots))
-            self._single.pop(oldest, None)
-            for stage in self._roots.pop(oldest).stages():
-                stage.close()
+        with self._lock:
+            node = self._roots.setdefault(key, _Node([_binds(arrays)]))
+            while len(self._roots) > 1 and (len(self._roots) > MAX_SHAPES or self._kept_bytes() > MAX_KEPT_BYTES):
+                oldest = next(iter(self._roots))
+                self._single.pop(oldest, None)
+                for stage in self._roots.pop(oldest).stages():
+                    stage.close()
         return node
+
+    def _kept_bytes(self) -> int:
+        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages())
 
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
@@ -393,6 +413,11 @@ class StageTree:
                 raise RequestError(f"model {self._model!r}: the value of {name!r} decides shapes, but is not known when it is needed")
             bound.append(known[name])
         value = tuple(values.encode(v) if not _is_tensor(v) else v.tobytes() for v in bound)
+        for name, data in zip(node.wanted, value, strict=True):
+            if len(data) > MAX_VALUE_BYTES:
+                raise RequestError(
+                    f"model {self._model!r}: the value of {name!r} decides shapes and has {len(data)} bytes; {MAX_VALUE_BYTES} may"
+                )
         child = node.by_value.get(value)
         if child is None:
             last = {bind.name: bind for bind in node.binds[-1]}

@@ -25,6 +25,8 @@ from aspen_mp.shm.segments import Segment
 
 MAX_PLANS = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
+MAX_PLAN_BYTES = 4 << 30
+"""The same for what the plans of a model and their arenas take together."""
 
 
 @dataclass(slots=True)
@@ -165,8 +167,11 @@ class ModelStore:
         model.stages[key] = stage
         for asker in model.planning.pop(key, []):
             asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
-        if len(model.stages) > MAX_PLANS:
+        while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._plan_bytes(model) > MAX_PLAN_BYTES):
             self._drop_stage(model, next(iter(model.stages)))
+
+    def _plan_bytes(self, model: Model) -> int:
+        return sum(self._segments[segment].nbytes for stage in model.stages.values() for segment in stage.segments)
 
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         for asker in model.planning.pop(key, []):

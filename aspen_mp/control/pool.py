@@ -32,6 +32,7 @@ class Worker:
     pidfd: int
     sock: socket.socket
     cpu: int
+    core_class: str
     state: str = "starting"
     error: str = ""
     boot: Timer | None = None
@@ -78,7 +79,12 @@ class WorkerPool:
     def describe(self) -> list[dict[str, Any]]:
         """One dict a worker: the control table's row and what only this process knows."""
         known = {row["row"]: row for row in self._table.workers()}
-        return [{**known.get(w.row, {}), "id": w.row, "pid": w.pid, "cpu": w.cpu, "process": w.state} for w in self._rows.values()]
+        found = []
+        for worker in self._rows.values():
+            row = known.get(worker.row, {})
+            about = {"id": worker.row, "pid": worker.pid, "cpu": worker.cpu, "core_class": worker.core_class, "process": worker.state}
+            found.append({**row, **about, "busy_s": row.get("busy_ns", 0) / 1e9})
+        return found
 
     def cpus(self) -> list[int]:
         return [worker.cpu for worker in self._rows.values()]
@@ -107,7 +113,7 @@ class WorkerPool:
         finally:
             theirs.close()
         ours.setblocking(False)
-        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu)
+        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu, core.core_class)
         self._table.worker_started(row, pid, _start_time(pid))
         worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
         self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
@@ -166,13 +172,17 @@ class WorkerPool:
     # ---- hearing
 
     def _readable(self, worker: Worker) -> None:
+        if not self._hear(worker):
+            self._loop.unwatch(worker.sock.fileno())
+
+    def _hear(self, worker: Worker) -> bool:
+        """One packet, if there is one. False: there will be no more."""
         try:
             kind, _, _, _, text, fds = wire.receive(worker.sock)
-        except BlockingIOError:
-            return
+        except (BlockingIOError, ConnectionResetError):
+            return True  # reset: it has left something of ours unread; what it sent itself comes next
         except (EOFError, OSError):
-            self._loop.unwatch(worker.sock.fileno())
-            return
+            return False
         _close_all(fds)
         if kind == wire.READY and worker.state == "starting":
             worker.state = "running"
@@ -182,6 +192,7 @@ class WorkerPool:
             self._on_drained()
         elif kind == wire.ERROR:
             worker.error = text.decode("utf-8", "replace")
+        return True
 
     def _booted(self, worker: Worker) -> None:
         if worker.boot is not None:
@@ -190,8 +201,9 @@ class WorkerPool:
 
     def _gone(self, worker: Worker) -> None:
         """The process has ended: reap it, then let go of its row."""
-        while worker.sock.fileno() in self._loop and self._pending(worker):
-            self._readable(worker)
+        for _ in range(1000):  # its last words; the bound only guards against a socket that somebody else holds open
+            if not self._hear(worker):
+                break
         booted = worker.state != "starting"
         error = worker.error
         asked = worker.state == "leaving"
@@ -204,14 +216,7 @@ class WorkerPool:
             self._on_left()
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted))
-
-    def _pending(self, worker: Worker) -> bool:
-        """Whether the dead worker left packets: its last words."""
-        try:
-            return bool(worker.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
-            return False
+            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted, worker.state != "leaving"))
 
     def _forget(self, worker: Worker) -> int:
         self._booted(worker)

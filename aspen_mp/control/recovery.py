@@ -38,7 +38,8 @@ BURST_S: Final = 10.0
 
 @dataclass(slots=True)
 class Death:
-    """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing."""
+    """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
+    `booted`: it had come to run. `replace`: another is to take its place."""
 
     row: int
     cpu: int
@@ -46,6 +47,12 @@ class Death:
     number: int
     at: tuple[int, int, int] | None
     booted: bool
+    replace: bool
+
+    @property
+    def killed(self) -> bool:
+        """Ended by others, not by a fault of its own."""
+        return self.number in {signal.SIGKILL, signal.SIGTERM}
 
 
 @dataclass(slots=True)
@@ -84,8 +91,9 @@ class Recovery:
         self.last = f"worker {death.row} on CPU {death.cpu} {death.why}"
         self._unborn = 0 if death.booted else self._unborn + 1
         # Whoever was killed by others (memory ran out, say) would perhaps have come to run.
-        self._failed = 0 if death.booted else self._failed + (death.number not in {signal.SIGKILL, signal.SIGTERM})
-        self._vacant[death.row] = death.cpu
+        self._failed = 0 if death.booted else self._failed + (not death.killed)
+        if death.replace:
+            self._vacant[death.row] = death.cpu
         fault = death.number in FAULTS
         if fault:
             self._faults.append(time.monotonic())

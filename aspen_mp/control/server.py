@@ -5,6 +5,7 @@ One thread, one event loop. Nothing here is on the path of a request: clients pu
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -30,6 +31,12 @@ from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
+
+_PLANNER = (
+    *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
+    *("aspen_mp.planner.frontends.bind", "aspen_mp.planner.lower", "aspen_mp.planner.stages", "aspen_mp.planner.build"),
+    *("aspen_mp.planner.api", "aspen_mp.planner.planfile"),
+)
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +75,7 @@ class Server:
         if len(cpus) > self._max_workers:
             raise ResourceLimitError(f"{len(cpus)} workers asked for, max_workers is {self._max_workers}")
         self._control = Segment.create("control", _control.CONTROL_BYTES)
-        self._doorbell = Segment.create("doorbell", _control.DOORBELL_BYTES)
+        self._doorbell = _sealed("doorbell", _control.DOORBELL_BYTES)
         self._table = _control.ControlTable(
             self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
         )
@@ -111,8 +118,8 @@ class Server:
         if self._listener is not None:
             self._listener.setblocking(False)
             self._loop.watch(self._listener.fileno(), PRIORITY_CLIENT, self._accept)
-        # Forked planning children then have it all imported; done while the caller of Runtime() goes on.
-        self._loop.later(0, _import_planner)
+        self._to_import = list(_PLANNER)
+        self._worked = False
 
     @staticmethod
     def _choose(config: Config) -> list[int]:
@@ -139,6 +146,7 @@ class Server:
     # ---- workers
 
     def _worker_ready(self) -> None:
+        self._worked = True
         if not self._pool.starting:
             waiting, self._ungreeted = self._ungreeted, []
             for connection, hello in waiting:
@@ -146,8 +154,9 @@ class Server:
 
     def _worker_died(self, death: Death) -> None:
         self._recovery.died(death)
-        if not death.booted:
-            self._worker_ready()
+        self._worked |= death.booted
+        if not self._worked and not death.killed:
+            self._no_workers(death.why)  # no worker has ever run, and this one ended by itself: so will the next
 
     def _no_workers(self, why: str) -> None:
         """Nothing can run any more: every client is told, and the runtime ends."""
@@ -218,6 +227,8 @@ class Server:
         send = client.connection.send
         match message:
             case protocol.Load():
+                while self._to_import:
+                    importlib.import_module(self._to_import.pop(0))
                 taken = list(fds)
                 fds.clear()
                 self._models.load(message, taken, self._asker(client, message.id))
@@ -270,7 +281,7 @@ class Server:
             return
         if not len(self._pool):
             raise ResourceLimitError(f"no worker could be started: {self._recovery.last}")
-        with Segment.create("client", _control.CLIENT_BYTES) as own:
+        with _sealed("client", _control.CLIENT_BYTES) as own:
             segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
             try:
                 number = self._table.add_client(segment, own.mapping)
@@ -282,11 +293,19 @@ class Server:
             self._clients[connection] = Client(connection, number, segment, {}, time.time())
             welcome = protocol.Welcome(self._config.name, os.getpid(), number, aspen_mp.__version__)
             connection.send(welcome, (own.fd, self._doorbell.fd))
+        self._loop.later(0, self._import_next)
+
+    def _import_next(self) -> None:
+        """What planning children need is imported here, once for all that are forked later, after the first client has its answer; in
+        pieces, so that whatever happens meanwhile is seen to. A model that comes first waits for the rest."""
+        if self._to_import:
+            importlib.import_module(self._to_import.pop(0))
+            self._loop.later(0, self._import_next)
 
     def _data(self, client: Client, message: protocol.Data) -> None:
         if not message.nbytes:
             raise RequestError("a data segment of 0 bytes")
-        with Segment.create("data", message.nbytes) as created:
+        with _sealed("data", message.nbytes) as created:
             segment = self._segments.add("data", created.nbytes, os.dup(created.fd), f"process {client.connection.pid}")
             try:
                 index = self._table.add_data(client.number, segment)
@@ -348,9 +367,9 @@ class Server:
         }
 
 
-def _import_planner() -> None:
-    import aspen_mp.planner.api
-    import aspen_mp.planner.planfile  # noqa: F401
+def _sealed(role: str, nbytes: int) -> Segment:
+    """A segment that clients get hold of: a sealed memfd, which they cannot shrink under the workers' feet."""
+    return Segment.create(role, nbytes, memfd=True)
 
 
 def main(argv: list[str]) -> None:
@@ -367,7 +386,13 @@ def main(argv: list[str]) -> None:
         with suppress(OSError):
             sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))
         sys.exit(1)
+    status = 1
     try:
         server.run()
+        status = 0
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         server.close()
+        sys.stderr.flush()
+        os._exit(status)  # the interpreter's own end would only take time from whoever waits for ours

@@ -341,3 +341,9 @@ def test_descriptors_that_a_message_does_not_want_are_closed(run_directory):
 
 def test_protocol_error_class():
     assert issubclass(ProtocolError, AspenError)
+
+
+def test_unknown_instruction_set(monkeypatch):
+    monkeypatch.setenv("ASPEN_MP_ISA", "sse1")
+    with pytest.raises(AspenError, match="sse1"):
+        aspen_mp.Runtime(workers=1)
