@@ -1,1 +1,3 @@
-assert __name__ == "aspen_mp.workers", "import aspen_mp.workers, not workers: run Python outside the repository's top folder or install the package"
+assert __name__ == "aspen_mp.workers", (
+    "import aspen_mp.workers, not workers: run Python outside the repository's top folder or install the package"
+)
