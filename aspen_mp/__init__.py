@@ -12,13 +12,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.1.0"
-__all__ = ["InferenceSession", "Model", "RequestFuture", "Runtime", "ValueInfo", "__version__", "connect", "errors"]
+__all__ = ["InferenceSession", "Model", "RequestFuture", "Runtime", "SessionOptions", "ValueInfo", "__version__", "connect", "errors"]
 
 if TYPE_CHECKING:
     from typing import Any
 
     from aspen_mp import errors as errors
     from aspen_mp.inference import InferenceSession as InferenceSession
+    from aspen_mp.inference import SessionOptions as SessionOptions
     from aspen_mp.model import Model as Model
     from aspen_mp.model import RequestFuture as RequestFuture
     from aspen_mp.model import ValueInfo as ValueInfo
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "InferenceSession": "aspen_mp.inference",
+    "SessionOptions": "aspen_mp.inference",
     "Runtime": "aspen_mp.runtime",
     "connect": "aspen_mp.runtime",
     "Model": "aspen_mp.model",

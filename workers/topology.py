@@ -390,7 +390,7 @@ def _cgroups(base: Path) -> list[_Cgroup]:
     for version, options, inside, mount in _cgroup_mounts(base):
         for controllers, path in paths:
             if version == 2 and not controllers:
-                found.append(_Cgroup(2, frozenset({"cpu", "cpuset"}), _ancestry(base, mount, inside, path)))
+                found.append(_Cgroup(2, frozenset({"cpu", "cpuset", "memory"}), _ancestry(base, mount, inside, path)))
             elif version == 1 and controllers & options:
                 found.append(_Cgroup(1, controllers, _ancestry(base, mount, inside, path)))
     return found
@@ -444,6 +444,29 @@ def _quota(cgroups: Sequence[_Cgroup]) -> float | None:
             if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
                 limits.append(int(quota) / int(period))
     return min(limits, default=None)
+
+
+def memory_limit(root: str | Path = "/") -> int | None:
+    """Bytes of memory that the strictest cgroup of this process grants, None without a limit."""
+    limits = []
+    for group in _cgroups(Path(root)):
+        if "memory" in group.controllers:
+            name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
+            limits += [limit for folder in group.folders if (limit := _int(folder / name)) is not None and 0 < limit < 1 << 60]
+    return min(limits, default=None)
+
+
+def cache_sizes(cpu: int, root: str | Path = "/") -> dict[str, tuple[int, int]]:
+    """The caches of a CPU: name ("L1d", "L1i", "L2", "L3") → (bytes, number of CPUs that share it)."""
+    found = {}
+    for index in _entries(Path(root) / f"sys/devices/system/cpu/cpu{cpu}/cache", "index"):
+        kind = {"Data": "d", "Instruction": "i"}.get(_text(index / "type"), "")
+        size = _text(index / "size")
+        factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1:], 0)
+        if factor and size[:-1].isdigit():
+            shared = len(_cpus(index / "shared_cpu_list")) or 1
+            found[f"L{_text(index / 'level')}{kind}"] = (int(size[:-1]) * factor, shared)
+    return dict(sorted(found.items()))
 
 
 def _cpuset(cgroups: Sequence[_Cgroup]) -> set[int]:

@@ -289,6 +289,21 @@ def test_cpuset_v2(tree: Tree) -> None:
     assert [c.cpu for c in topology.read(tree.root, range(8)).cores] == [4, 5]
 
 
+def test_memory_limit(tree: Tree) -> None:
+    tree.cgroup2("/a/b")
+    tree.put("sys/fs/cgroup/a/b/memory.max", "max")
+    assert topology.memory_limit(tree.root) is None
+    tree.put("sys/fs/cgroup/a/memory.max", 512 << 20)
+    assert topology.memory_limit(tree.root) == 512 << 20
+
+
+def test_cache_sizes(tree: Tree) -> None:
+    uniform(tree, 2)
+    tree.put("sys/devices/system/cpu/cpu0/cache/index1/size", "1024K")
+    tree.put("sys/devices/system/cpu/cpu0/cache/index2/size", "32M")
+    assert topology.cache_sizes(0, tree.root) == {"L2": (1 << 20, 1), "L3": (32 << 20, 2)}
+
+
 def test_pin() -> None:
     before = os.sched_getaffinity(0)
     try:

@@ -1,0 +1,3 @@
+from aspen_mp.cli import main
+
+main()

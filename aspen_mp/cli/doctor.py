@@ -1,0 +1,76 @@
+"""`aspen-mp doctor`: what the machine offers, what would be leased, what dead runtimes left behind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from aspen_mp.cli import output
+from aspen_mp.cli.output import mebibytes
+
+
+@output.command
+def doctor(
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what dead runtimes have left behind.")] = False,
+    profile: Annotated[str | None, typer.Option("--profile", help="Judge the lease by this profile: a name or a TOML file.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Show what this machine offers and what a runtime would lease. Exit status 1 if something would keep a runtime from working."""
+    from aspen_mp import doctor as examination
+
+    removed = examination.clean() if clean else None
+    report = examination.examine(profile)
+    if removed is not None:
+        report["removed"] = removed
+    if as_json:
+        output.emit_json(report)
+    else:
+        _show(report)
+    if any(finding["level"] == "problem" for finding in report["findings"]):
+        raise typer.Exit(1)
+
+
+def _show(report: dict[str, Any]) -> None:
+    machine, memory, isa, lease = report["machine"], report["memory"], report["isa"], report["lease"]
+    quota = machine["cpu_quota"]
+    output.facts(
+        [
+            ("processor", f"{machine['cpu']} ({machine['architecture']}), {machine['system']}"),
+            ("CPUs", f"{machine['online_cpus']} online; this process may use {machine['usable_cpus']}"),
+            ("cores", f"{machine['physical_cores']} physical, {machine['packages']} package(s), {machine['numa_nodes']} NUMA node(s)"),
+            ("CPU quota", "no limit" if quota is None else f"{quota:g} CPUs"),
+            ("instruction sets", f"{', '.join(isa['supported'])}; in use: {isa['selected'] or 'none'}"),
+            (
+                "memory",
+                f"{mebibytes(memory['available'])} of {mebibytes(memory['total'])} available; cgroup: {mebibytes(memory['cgroup_limit'])}",
+            ),
+            ("/dev/shm", f"{mebibytes(memory['shm_free'])} of {mebibytes(memory['shm_total'])} free"),
+            ("huge pages", f"{memory['transparent_huge_pages']}; shared memory: {memory['shmem_huge_pages']}"),
+            ("kernel offers", ", ".join(name for name, there in report["kernel"].items() if there) or "nothing needed"),
+            ("packages", ", ".join(f"{name} {version or '(not installed)'}" for name, version in report["packages"].items())),
+            ("runtimes", ", ".join(report["runtimes"]["running"]) or f"none running ({report['runtimes']['directory']})"),
+        ],
+        title=f"aspen-mp {report['version']}",
+    )
+    output.out.print()
+    rows = []
+    for core in report["cores"]:
+        caches = ", ".join(
+            f"{name} {mebibytes(c['bytes'])}" + (f" shared by {c['shared_by']}" if c["shared_by"] > 1 else "")
+            for name, c in core["caches"].items()
+        )
+        leased = "worker" if core["cpu"] in lease["cpus"] else ""
+        rows.append([core["cpu"], core["class"], f"{core['speed']:.2f}", core["package"], core["node"], core["threads"], caches, leased])
+    output.table("Cores", ["cpu", "class", "speed", "package", "node", "threads", "caches", "lease"], rows, right=(0, 2, 3, 4))
+    output.out.print(f"\nA runtime would lease {output.count(lease['workers'], 'core')}: CPU {', '.join(map(str, lease['cpus']))}.")
+    for what, names in report.get("removed", {}).items():
+        if names:
+            output.out.print(f"removed {what}: {', '.join(names)}")
+    for finding in report["findings"]:
+        mark = "[red]problem[/red]" if finding["level"] == "problem" else "[yellow]note[/yellow]"
+        remedy = f" [dim]({escape(finding['remedy'])})[/dim]" if finding["remedy"] else ""
+        output.out.print(f"{mark}: {escape(finding['text'])}{remedy}")
+    if not report["findings"]:
+        output.out.print("No problems found.")

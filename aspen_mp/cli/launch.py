@@ -1,0 +1,138 @@
+"""`aspen-mp launch`: a named runtime, in the foreground until Ctrl-C or `stop`, or in the background with --detach."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from aspen_mp import errors
+from aspen_mp.cli import output, sources
+from aspen_mp.errors import AspenError
+from aspen_mp.workers import topology
+
+NameOption = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
+
+
+@output.command
+def launch(
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]…", help="Models to load at once: .onnx files or zoo:NAME.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", min=1, help="Number of workers; default: one for each usable core.")
+    ] = None,
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to pin the workers to.")] = None,
+    max_workers: Annotated[int | None, typer.Option("--max-workers", min=1, help="Most workers that may ever join.")] = None,
+    name: NameOption = "default",
+    profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
+    ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    as_json: output.Json = False,
+) -> None:
+    """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
+    cpus = _cpus(cores)
+    if detach:
+        _detached(models or [], workers, cores, max_workers, name, profile, as_json=as_json)
+        return
+    import aspen_mp
+
+    if ready_fd >= 0:
+        os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
+    found = [sources.resolve(text) for text in models or ()]
+    stopped = _Stop()
+    with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name) as runtime:
+        for source in found:
+            with output.progress(f"loading {source.label}", quiet=as_json) as update:
+                runtime.load(source.model, name=source.label, progress=update)
+        report = {
+            "name": name,
+            "pid": os.getpid(),
+            "workers": [worker["cpu"] for worker in runtime.workers],
+            "models": models or [],
+        }
+        if ready_fd >= 0:
+            with os.fdopen(ready_fd, "w") as ready:
+                json.dump(report, ready)
+        else:
+            _announce(report, as_json)
+        runtime.wait(stopped.fd)
+    if not as_json and ready_fd < 0:
+        output.notice(f"runtime {name!r} has ended")
+
+
+class _Stop:
+    """A descriptor that becomes readable on Ctrl-C or SIGTERM, so that waiting for the runtime and for signals is one sleep."""
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._caught)
+
+    def _caught(self, number: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"!")
+
+
+def _cpus(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    cpus: list[int] = []
+    try:
+        for part in text.split(","):
+            cpus += topology.parse_cpus(part)
+    except ValueError:
+        cpus = []
+    if not cpus:
+        raise typer.BadParameter(f"{text!r} is no list of CPUs such as 0,2-3", param_hint="--cores")
+    return cpus
+
+
+def _announce(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.emit_json(report)
+        return
+    cpus = ", ".join(map(str, report["workers"]))
+    n = output.count(len(report["workers"]), "worker")
+    output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}; process {report['pid']}")
+
+
+def _detached(
+    models: list[str], workers: int | None, cores: str | None, max_workers: int | None, name: str, profile: str | None, *, as_json: bool
+) -> None:
+    """Starts the same command in a session of its own and waits until it is ready or has failed."""
+    read, write = os.pipe()
+    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--ready-fd", str(write), *models]
+    for option, value in (("--workers", workers), ("--cores", cores), ("--max-workers", max_workers), ("--profile", profile)):
+        if value is not None:
+            arguments += [option, str(value)]
+    arguments.append("--json")
+    # What the runtime has to say goes to memory that lives as long as it does: a pipe would break when this process ends.
+    answer, said = (os.memfd_create(f"aspen-{what}", os.MFD_CLOEXEC) for what in ("launch-answer", "launch-log"))
+    try:
+        with output.progress(f"starting {name}", quiet=as_json):
+            child = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=answer, stderr=said, pass_fds=[write], start_new_session=True
+            )
+            os.close(write)
+            with os.fdopen(read) as ready:
+                text = ready.read()
+        if not text:
+            raise _failure(child.wait(), os.pread(answer, 1 << 20, 0), os.pread(said, 1 << 20, 0))
+    finally:
+        os.close(answer)
+        os.close(said)
+    _announce(json.loads(text), as_json)
+
+
+def _failure(status: int, answer: bytes, said: bytes) -> Exception:
+    """Why the detached command did not start, as the error that it raised itself."""
+    try:
+        error = json.loads(answer)["error"]
+        return getattr(errors, error["type"], AspenError)(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return AspenError(said.decode(errors="replace").strip() or f"the runtime did not start: exit status {status}")

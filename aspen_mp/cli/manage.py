@@ -1,0 +1,122 @@
+"""`aspen-mp status`, `add`, `remove`, `scale`, `stop`: what one does with a running runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aspen_mp.cli import output
+from aspen_mp.cli.launch import NameOption, _cpus
+
+if TYPE_CHECKING:
+    from aspen_mp import Runtime
+
+Count = Annotated[int, typer.Argument(metavar="N", min=0, help="Number of workers.")]
+
+
+@contextmanager
+def _runtime(name: str) -> Iterator[Runtime]:
+    import aspen_mp
+
+    with aspen_mp.connect(name) as runtime:
+        yield runtime
+
+
+@output.command
+def status(name: NameOption = "default", as_json: output.Json = False) -> None:
+    """What a runtime is doing: workers, models, memory, requests."""
+    with _runtime(name) as runtime:
+        report = runtime.status()
+    if as_json:
+        output.emit_json(report)
+        return
+    _show_status(report)
+
+
+@output.command
+def add(
+    n: Count,
+    name: NameOption = "default",
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs for the new workers.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Let N workers join a running runtime; requests go on."""
+    cpus = _cpus(cores)
+    with _runtime(name) as runtime:
+        runtime.add_workers(n, cores=cpus)
+        _workers(runtime, as_json)
+
+
+@output.command
+def remove(n: Count, name: NameOption = "default", as_json: output.Json = False) -> None:
+    """Let N workers leave a running runtime; requests go on."""
+    with _runtime(name) as runtime:
+        runtime.remove_workers(n)
+        _workers(runtime, as_json)
+
+
+@output.command
+def scale(n: Count, name: NameOption = "default", as_json: output.Json = False) -> None:
+    """Bring a running runtime to N workers; requests go on."""
+    with _runtime(name) as runtime:
+        runtime.scale(n)
+        _workers(runtime, as_json)
+
+
+@output.command
+def stop(name: NameOption = "default", as_json: output.Json = False) -> None:
+    """End a runtime: its workers, planner process and shared memory."""
+    with _runtime(name) as runtime:
+        runtime.stop()
+    if as_json:
+        output.emit_json({"name": name, "stopped": True})
+    else:
+        output.notice(f"runtime {name!r} has ended")
+
+
+def _workers(runtime: Runtime, as_json: bool) -> None:
+    workers = [w for w in runtime.workers if w["process"] != "leaving"]
+    if as_json:
+        output.emit_json(workers)
+    else:
+        _show_workers(workers)
+
+
+def _show_workers(workers: list[dict[str, Any]]) -> None:
+    keys = ("id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s")
+    rows = [[f"{w[k]:.2f}" if k == "busy_s" and k in w else w.get(k, "") for k in keys] for w in workers]
+    output.table("Workers", keys, rows, right=(0, 1, 2, 5, 6, 7))
+
+
+def _show_status(report: dict[str, Any]) -> None:
+    """Facts for a dict of plain values, a table for a list of dicts or a dict of dicts; workers first."""
+    output.facts(_plain_items(report.get("runtime", {})), title="Runtime")
+    output.out.print()
+    _show_workers(report.get("workers", []))
+    for key, value in report.items():
+        if key in ("runtime", "workers") or not value:
+            continue
+        rows = value if isinstance(value, list) else [{key: name, **row} for name, row in value.items() if isinstance(row, dict)]
+        output.out.print()
+        if isinstance(value, dict) and len(rows) < len(value):
+            output.facts(_plain_items(value), title=key.capitalize())
+            continue
+        columns = [name for name, cell in rows[0].items() if not isinstance(cell, (dict, list))]
+        output.table(key.capitalize(), columns, ([_cell(name, row.get(name, "")) for name in columns] for row in rows))
+
+
+def _plain_items(table: dict[str, Any]) -> list[tuple[str, object]]:
+    return [(key, _cell(key, value)) for key, value in table.items() if not isinstance(value, (dict, list)) and value != ""]
+
+
+def _cell(name: str, value: object) -> object:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if name.endswith("bytes"):
+            return output.mebibytes(value)
+        if name in ("started", "since"):
+            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    return f"{value:.2f}" if isinstance(value, float) else value

@@ -1,0 +1,231 @@
+"""`aspen-mp run`: a model once or many times, its outputs, its latency, and whether onnxruntime agrees."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from aspen_mp.cli import output, sources
+from aspen_mp.errors import AspenError
+
+if TYPE_CHECKING:
+    from aspen_mp import Model
+
+
+@output.command
+def run(
+    model: sources.ModelArgument,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. Repeatable.")
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Random values for inputs that are not given.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of --random.")] = 0,
+    batch: sources.BatchOption = None,
+    seq: sources.SeqOption = None,
+    shape: sources.ShapeOption = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", min=1, help="Workers of a private runtime; default: one for each core.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Profile of the private runtime: a name or a TOML file.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Timed runs, after one that is not counted.")] = 1,
+    output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare every output with onnxruntime's.")] = False,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="--check fails above this error, relative to the output's largest magnitude.")
+    ] = 1e-3,
+    as_json: output.Json = False,
+) -> None:
+    """Run MODEL once or several times; print its outputs' shapes and the latency."""
+    import aspen_mp
+
+    if name is not None and (workers is not None or profile is not None):
+        raise typer.BadParameter("a running runtime has its own workers and profile", param_hint="--name")
+    shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
+    source = sources.resolve(model, batch, seq)
+    runtime = aspen_mp.connect(name) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
+    with runtime:
+        began = time.perf_counter()
+        with output.progress(f"loading {source.label}", quiet=as_json) as update:
+            loaded = runtime.load(source.model, name=source.label, progress=update)
+        feeds = _feeds(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
+        with output.progress(f"planning {source.label}", quiet=as_json):
+            results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
+        ready = time.perf_counter() - began
+        times = []
+        with output.progress("running", quiet=as_json or repeat == 1) as update:
+            for i in range(repeat):
+                start = time.perf_counter()
+                results = loaded.run(feeds)
+                times.append(1e3 * (time.perf_counter() - start))
+                update("", i + 1, repeat)
+        count = len(runtime.workers)
+        order = [o.name for o in loaded.outputs]
+        loaded.unload()
+    report: dict[str, Any] = {
+        "model": source.label,
+        "workers": count,
+        "ready_s": ready,
+        "latency_ms": {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times), "runs": repeat},
+        "inputs": [{"name": key, **_summary(value)} for key, value in feeds.items()],
+        "outputs": [{"name": key, **_summary(results[key])} for key in order],
+    }
+    if output_dir is not None:
+        report["files"] = _write(output_dir, {key: results[key] for key in order})
+    if check:
+        report["check"] = _check(source, feeds, {key: results[key] for key in order}, tolerance)
+    _show(report, as_json)
+    if check and not all(row["ok"] for row in report["check"]):
+        raise typer.Exit(1)
+
+
+def _feeds(
+    source: sources.Source,
+    model: Model,
+    options: Sequence[str] | None,
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    batch: int | None,
+    seq: int | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    names = [i.name for i in model.inputs]
+    files = sources.pairs(options, "--input", lone=names[0] if len(names) == 1 else None)
+    for hint, given in (("--input", files), ("--shape", shapes)):
+        for key in given:
+            if key not in names:
+                raise typer.BadParameter(f"the model has no input {key!r}; it has {', '.join(names)}", param_hint=hint)
+    missing = [i for i in model.inputs if i.name not in files and not i.optional]
+    if missing and seed is None:
+        listed = ", ".join(f"{i.name} ({i.dtype} {sources.describe(i.shape)})" for i in missing)
+        raise typer.BadParameter(f"no value for {listed}: give --input NAME=FILE, or --random", param_hint="--input")
+    feeds: dict[str, Any] = {key: sources.load_array(path, key) for key, path in files.items()}
+    if missing and source.zoo and not shapes:
+        from aspen_mp.bench import models
+
+        made = models.inputs(source.proto(), seed=seed or 0, batch=batch or 1, seq=seq or 128)
+        feeds.update({i.name: made[i.name] for i in missing})
+        missing = []
+    limits = sources.index_limits(source.proto()) if missing else {}
+    rng = np.random.default_rng(seed)
+    for i in missing:
+        if i.kind != "tensor":
+            raise typer.BadParameter(f"input {i.name!r} is no tensor: it cannot be random", param_hint="--random")
+        dims = sources.bind_shape(i.name, i.shape, shapes, batch, seq)
+        feeds[i.name] = sources.random_array(i.name, i.dtype, dims, limits.get(i.name), rng)
+    return {key: feeds[key] for key in names if key in feeds}
+
+
+def _summary(value: Any) -> dict[str, Any]:
+    if isinstance(value, np.ndarray):
+        return {"dtype": "string" if value.dtype == object else value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (list, tuple)):
+        return {"dtype": "sequence", "shape": [len(value)]}
+    return {"dtype": type(value).__name__, "shape": []}
+
+
+def _write(folder: Path, results: dict[str, Any]) -> list[str]:
+    """Each output as NAME.npy (sequences: NAME.0.npy, …; strings as numpy strings; bfloat16 and 8-bit floats as float32)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+
+    def write(stem: str, value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                write(f"{stem}.{i}", item)
+            return
+        path = folder / f"{stem}.npy"
+        if value is None or isinstance(value, dict):
+            path = path.with_suffix(".json")
+            path.write_text(json.dumps(value, default=lambda x: np.asarray(x).tolist()))
+        else:
+            array = np.asarray(value)
+            array = array.astype(str) if array.dtype == object else array.astype(np.float32) if array.dtype.kind == "V" else array
+            np.save(path, array, allow_pickle=False)
+        written.append(str(path))
+
+    for key, value in results.items():
+        write("".join(c if c.isalnum() or c in "._-" else "_" for c in key).lstrip(".") or "output", value)
+    return written
+
+
+def _check(source: sources.Source, feeds: dict[str, Any], results: dict[str, Any], tolerance: float) -> list[dict[str, Any]]:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise AspenError("--check compares with onnxruntime, which is not installed: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    model = source.model if isinstance(source.model, str) else source.model.SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        expected = session.run(list(results), feeds)
+    except Exception as error:  # onnxruntime's errors share no base class
+        raise AspenError(f"onnxruntime cannot run this model, so there is nothing to compare with: {error}") from None
+    return [{"name": key, **compare(results[key], want, tolerance)} for key, want in zip(results, expected, strict=True)]
+
+
+def compare(got: Any, want: Any, tolerance: float) -> dict[str, Any]:
+    """`error`: largest difference relative to the largest magnitude of `want` (0 or 1 for no numbers); `ok`: not above `tolerance`.
+
+    Not-a-numbers and infinities must stand at the same places.
+    """
+    if isinstance(want, (list, tuple)):
+        if not isinstance(got, (list, tuple)) or len(got) != len(want):
+            return {"error": float("inf"), "ok": False}
+        rows = [compare(g, w, tolerance) for g, w in zip(got, want, strict=True)]
+        return {"error": max((r["error"] for r in rows), default=0.0), "ok": all(r["ok"] for r in rows)}
+    if not isinstance(want, np.ndarray):
+        same = bool(got == want)
+        return {"error": 0.0 if same else 1.0, "ok": same}
+    got = np.asarray(got)
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return {"error": float("inf"), "ok": False, "got": f"{got.dtype} {got.shape}", "want": f"{want.dtype} {want.shape}"}
+    error = largest_error(got, want)
+    return {"error": error, "ok": error <= tolerance}
+
+
+def largest_error(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
+    """Largest difference relative to the largest finite magnitude of `want`; infinite where one is NaN or infinite and the other is not."""
+    if want.dtype.kind not in "fcV":
+        return 0.0 if bool((got == want).all()) else 1.0 if want.dtype.kind in "ObUST" else _distance(got.astype(float), want.astype(float))
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    return _distance(got.astype(wide), want.astype(wide))
+
+
+def _distance(got: npt.NDArray[Any], want: npt.NDArray[Any]) -> float:
+    finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(got)) or not np.array_equal(got[~finite], want[~finite], equal_nan=True):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(want[finite]).max()) or 1.0
+    return float(np.abs(got[finite] - want[finite]).max()) / scale
+
+
+def _show(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.emit_json(report)
+        return
+    checks = {row["name"]: row for row in report.get("check", ())}
+    columns = ["output", "dtype", "shape", *(["error vs onnxruntime", ""] if checks else [])]
+    rows = []
+    for row in report["outputs"]:
+        cells = [row["name"], row["dtype"], sources.describe(row["shape"])]
+        if checks:
+            found = checks[row["name"]]
+            cells += [f"{found['error']:.2e}", "ok" if found["ok"] else f"differs {found.get('got', '')} {found.get('want', '')}".strip()]
+        rows.append(cells)
+    output.table("", columns, rows)
+    times = report["latency_ms"]
+    speed = f"median {times['median']:.2f} ms, p95 {times['p95']:.2f} ms, min {times['min']:.2f} ms ({output.count(times['runs'], 'run')})"
+    output.out.print(f"\n{report['model']} on {output.count(report['workers'], 'worker')}: {speed}; ready after {report['ready_s']:.2f} s")
+    for path in report.get("files", ()):
+        output.out.print(f"wrote {path}")

@@ -1,0 +1,171 @@
+"""Models and inputs as a command line names them: files, `zoo:NAME`, NAME=FILE, NAME=1x3x224x224, random values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+if TYPE_CHECKING:
+    import onnx
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
+SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of symbolic sequence dimensions.")]
+ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=1x3x224x224", help="Shape of an input. Repeatable.")]
+
+_BATCH = ("batch", "n", "b", "bs")
+_SEQ = ("seq", "sequence", "length", "tokens", "t", "s")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to load: `model` is a path or a ModelProto, `label` what to call it; `zoo`: it comes from the zoo."""
+
+    label: str
+    model: str | onnx.ModelProto
+    zoo: bool = False
+
+    def proto(self) -> onnx.ModelProto:
+        """The graph, external weights left where they are."""
+        import onnx
+
+        return onnx.load(self.model, load_external_data=False) if isinstance(self.model, str) else self.model
+
+
+def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Source:
+    """The model that `text` names. Typer's BadParameter (exit status 2) if there is none."""
+    if not text.startswith("zoo:"):
+        path = Path(text)
+        if not path.exists():
+            raise typer.BadParameter(f"there is no file {text!r}; networks of the zoo are called zoo:NAME", param_hint="MODEL")
+        if path.is_dir():
+            raise typer.BadParameter(f"{text!r} is a folder, not an .onnx file", param_hint="MODEL")
+        return Source(path.name, str(path))
+    from aspen_mp.bench import models
+
+    name = text.removeprefix("zoo:")
+    if name not in models.names():
+        raise typer.BadParameter(f"the zoo has no {name!r}; it has {', '.join(sorted(models.names()))}", param_hint="MODEL")
+    return Source(text, models.build(name, batch=batch or 1, seq=seq or 128), zoo=True)
+
+
+def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> dict[str, str]:
+    """``NAME=VALUE`` options as a dict. Without ``NAME=`` the value belongs to `lone`, if there is just one input."""
+    found: dict[str, str] = {}
+    for option in options or ():
+        name, equals, value = option.partition("=")
+        if not equals:
+            if lone is None:
+                raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint=hint)
+            name, value = lone, option
+        if name in found:
+            raise typer.BadParameter(f"{name!r} is given twice", param_hint=hint)
+        found[name] = value
+    return found
+
+
+def parse_shape(text: str, hint: str = "--shape") -> tuple[int, ...]:
+    """``1x3x224x224`` (or with commas); an empty text is a scalar's shape."""
+    try:
+        dims = tuple(int(part) for part in text.replace(",", "x").split("x") if part != "")
+    except ValueError:
+        dims = (-1,)
+    if any(d < 0 for d in dims):
+        raise typer.BadParameter(f"{text!r} is no shape such as 1x3x224x224", param_hint=hint)
+    return dims
+
+
+def bind_shape(
+    name: str, shape: Sequence[int | str | None] | None, given: dict[str, tuple[int, ...]], batch: int | None, seq: int | None
+) -> tuple[int, ...]:
+    """The shape of an input as integers: from --shape, else its symbols from --batch and --seq; a free batch dimension is 1."""
+    if name in given:
+        want = given[name]
+        if shape is not None and (len(want) != len(shape) or any(isinstance(d, int) and d != w for d, w in zip(shape, want, strict=True))):
+            raise typer.BadParameter(f"input {name!r} has shape {describe(shape)}, not {'x'.join(map(str, want))}", param_hint="--shape")
+        return want
+    if shape is None:
+        raise typer.BadParameter(f"the shape of input {name!r} is unknown: give --shape {name}=…", param_hint="--shape")
+    dims = []
+    for axis, dim in enumerate(shape):
+        symbol = str(dim or "").lower()
+        if isinstance(dim, int):
+            dims.append(dim)
+        elif symbol.startswith(("batch", "unk__batch")) or symbol in _BATCH or (axis == 0 and not symbol):
+            dims.append(batch or 1)
+        elif seq is not None and (
+            symbol.startswith(("seq", "sequence")) or symbol in _SEQ or "length" in symbol or (axis == 1 and not symbol)
+        ):
+            dims.append(seq)
+        else:
+            example = "x".join(str(d) if isinstance(d, int) else "N" for d in shape)
+            raise typer.BadParameter(
+                f"dimension {dim!r} of input {name!r} is free: give --shape {name}={example}, --seq or --batch", param_hint="--shape"
+            )
+    return tuple(dims)
+
+
+def describe(shape: Sequence[int | str | None] | None) -> str:
+    """A shape for people: ``batchx3x224x224``, "?" where nothing is known, "scalar"."""
+    if shape is None:
+        return "?"
+    return "x".join("?" if d is None or d == "" else str(d) for d in shape) or "scalar"
+
+
+def load_array(path: str, name: str) -> npt.NDArray[Any]:
+    """An input from a .npy file, a .pb file (TensorProto), or the entry `name` of an .npz file."""
+    try:
+        if path.endswith(".pb"):
+            import onnx
+
+            return np.asarray(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(Path(path).read_bytes())))
+        loaded = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise typer.BadParameter(f"there is no file {path!r}", param_hint="--input") from None
+    except Exception as error:  # each format has errors of its own
+        raise typer.BadParameter(f"{path!r} holds no array: {error}", param_hint="--input") from None
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        if name not in loaded:
+            raise typer.BadParameter(f"{path!r} has no array {name!r}; it has {', '.join(loaded.files)}", param_hint="--input")
+        return np.asarray(loaded[name])
+
+
+def index_limits(model: onnx.ModelProto) -> dict[str, int]:
+    """For graph inputs that index a constant table (token ids of an embedding), the number of its rows."""
+    tables = {t.name: list(t.dims) for t in model.graph.initializer}
+    limits: dict[str, int] = {}
+    source = {i.name: i.name for i in model.graph.input}
+    for node in model.graph.node:
+        if node.op_type in ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand") and node.input[0] in source:
+            source[node.output[0]] = source[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in tables and node.input[1] in source:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            name = source[node.input[1]]
+            limits[name] = min(limits.get(name, 1 << 31), tables[node.input[0]][axis])
+    return limits
+
+
+def random_array(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], limit: int | None, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Plausible values: normal floats, indices below `limit`, masks of ones, segment ids of zeros."""
+    if dtype.kind in "f":
+        return rng.standard_normal(shape).astype(dtype)
+    if dtype == np.dtype(bool):
+        return np.ones(shape, dtype)
+    if dtype.kind in "iu":
+        if "mask" in name.lower():
+            return np.ones(shape, dtype)
+        top = limit if limit is not None else 2 if "type" in name.lower() or "segment" in name.lower() else 100
+        return rng.integers(0, max(1, min(top, np.iinfo(dtype).max)), shape).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    if dtype == np.dtype(object):
+        return np.array([f"text {i}" for i in range(int(np.prod(shape)))], dtype=object).reshape(shape)
+    return rng.standard_normal(shape).astype(np.float32).astype(dtype)  # bfloat16 and the 8-bit floats

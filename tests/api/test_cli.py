@@ -1,0 +1,207 @@
+"""The command line as its users meet it: what it prints, what it writes, its exit status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+WATCHDOG_S = 120
+
+
+def cli(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aspen_mp.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd or "/", timeout=WATCHDOG_S)
+
+
+def ok(*arguments: object, cwd: Path | None = None) -> str:
+    done = cli(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def as_json(*arguments: object) -> Any:
+    return json.loads(ok(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """y = relu(x w), hidden = det(x xᵀ) without a kernel, batch and width symbolic."""
+    path = tmp_path_factory.mktemp("models") / "small.onnx"
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
+        helper.make_node("Relu", ["h"], ["y"]),
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["t", "x"], ["square"]),
+        helper.make_node("Det", ["square"], ["d"], name="determinant"),
+    ]
+    w = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.linspace(-1, 1, 12))
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3]), helper.make_tensor_value_info("d", TensorProto.FLOAT, [])],
+        initializer=[w],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_version_and_help() -> None:
+    import aspen_mp
+
+    assert ok("--version").strip() == f"aspen-mp {aspen_mp.__version__}"
+    text = ok("--help")
+    for command in ("launch", "run", "plan", "status", "add", "remove", "scale", "stop", "doctor"):
+        assert command in text
+    assert "--check" in ok("run", "--help")
+
+
+def test_run_with_files_checks_and_writes(model: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    text = ok("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--workers", 2, "--repeat", 3, "--check", "--output", tmp_path / "out")
+    assert "6x3" in text
+    assert "median" in text
+    assert "ok" in text
+    w = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "y.npy"), np.maximum(x @ w, 0), rtol=1e-5, atol=1e-6)
+    assert np.load(tmp_path / "out" / "d.npy").shape == ()
+
+
+def test_run_random_as_json(model: Path) -> None:
+    report = as_json("run", model, "--random", "--batch", 5, "--workers", 1, "--check")
+    assert report["workers"] == 1
+    assert report["outputs"][0] == {"name": "y", "dtype": "float32", "shape": [5, 3]}
+    assert report["latency_ms"]["runs"] == 1
+    assert all(row["ok"] for row in report["check"])
+    again = as_json("run", model, "--random", "--shape", "x=2x4", "--workers", 1)
+    assert again["inputs"] == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nosuch.onnx"], "no file 'nosuch.onnx'"),
+        (["run", "zoo:nosuch"], "the zoo has no 'nosuch'"),
+        (["run", "MODEL"], "no value for x (float32 batchx4)"),
+        (["run", "MODEL", "--input", "z=f.npy"], "no input 'z'"),
+        (["run", "MODEL", "--random", "--name", "a", "--workers", "2"], "its own workers"),
+        (["run", "MODEL", "--workers", "0"], "--workers"),
+        (["plan", "MODEL", "--shape", "x=5"], "not 5"),
+        (["launch", "--cores", "a-b"], "no list of CPUs"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_use_is_status_2(model: Path, arguments: list[str], message: str) -> None:
+    done = cli(*(str(model) if a == "MODEL" else a for a in arguments))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_failures_are_status_1_and_one_panel(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"\xff" * 100)
+    done = cli("run", bad, "--random", "--workers", 1)
+    assert done.returncode == 1
+    assert "ModelParseError" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = cli("run", bad, "--random", "--workers", 1, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["type"] == "ModelParseError"
+    done = cli("status", "--name", "nobody-is-called-so")
+    assert done.returncode == 1
+    assert "nobody-is-called-so" in done.stderr
+
+
+def test_plan(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.aspen"
+    report = as_json("plan", model, "--batch", 8, "--cores", 4, "-o", file)
+    assert report["cores"] == 4
+    assert report["tiles"] >= report["ops"] > 0
+    assert [row["name"] for row in report["layers"] if row["opaque"]] == ["determinant"]
+    assert file.stat().st_size > 0
+    text = ok("plan", model, "--explain")
+    assert "determinant" in text
+    assert "Det" in text
+    assert "opaque" in text
+
+
+def test_doctor() -> None:
+    report = as_json("doctor", "--clean")
+    assert report["lease"]["workers"] == len(report["lease"]["cpus"]) >= 1
+    assert report["isa"]["selected"] in report["isa"]["supported"]
+    assert set(report["lease"]["cpus"]) <= {core["cpu"] for core in report["cores"]}
+    assert {"runtimes", "segments"} == set(report["removed"])
+    assert "A runtime would lease" in ok("doctor")
+
+
+def test_doctor_finds_and_removes_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "aspen-mp"
+    folder.mkdir(mode=0o700)
+    for suffix in ("lock", "sock"):
+        (folder / f"gone.{suffix}").touch()
+    assert as_json("doctor")["stale"]["runtimes"] == ["gone"]
+    assert as_json("doctor", "--clean")["removed"]["runtimes"] == ["gone"]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run directory of our own, so that no other runtime is in the way."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path
+    for lock in (tmp_path / "aspen-mp").glob("*.lock"):
+        cli("stop", "--name", lock.stem)
+
+
+@pytest.mark.usefixtures("runtimes")
+def test_life_of_a_detached_runtime(model: Path) -> None:
+    report = as_json("launch", "--detach", "--name", "one", "--workers", 1, "--max-workers", 3, model)
+    assert len(report["workers"]) == 1
+    done = cli("launch", "--detach", "--name", "one")
+    assert done.returncode == 1
+    assert "running already" in " ".join(done.stderr.replace("│", " ").split())
+    status = as_json("status", "--name", "one")
+    assert [m["name"] for m in status["models"]] == ["small.onnx"]
+    assert len(as_json("add", 1, "--name", "one")) == 2
+    assert len(as_json("scale", 3, "--name", "one")) == 3
+    assert len(as_json("remove", 2, "--name", "one")) == 1
+    assert as_json("run", model, "--random", "--name", "one")["workers"] == 1
+    text = ok("status", "--name", "one")
+    assert "Workers" in text
+    assert "small.onnx" in text
+    assert as_json("doctor")["runtimes"]["running"] == ["one"]
+    assert as_json("stop", "--name", "one") == {"name": "one", "stopped": True}
+    assert cli("status", "--name", "one").returncode == 1
+    assert as_json("doctor")["stale"] == {"runtimes": [], "segments": []}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_foreground_launch_ends_on_signals(runtimes: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", "front", "--workers", "1"], stderr=subprocess.PIPE, text=True, cwd="/"
+    )
+    try:
+        assert process.stderr is not None
+        assert "is ready" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.wait(WATCHDOG_S) == 0
+        assert "has ended" in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+    assert list((runtimes / "aspen-mp").iterdir()) == []
