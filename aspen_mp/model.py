@@ -55,13 +55,20 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
     def __init__(self) -> None:
         super().__init__()
         self.stop: Callable[[], None] | None = None
+        self.model: Model | None = None  # keeps it loaded for as long as the request may need it
+
+    def settle(self) -> None:
+        """Lets go of everything that only a request in flight needs."""
+        self.stop = None
+        self.model = None
 
     def cancel(self) -> bool:
         if not super().cancel():
             return False
         self.set_running_or_notify_cancel()
-        if self.stop is not None:
-            self.stop()
+        stop = self.stop
+        if stop is not None:
+            stop()
         return True
 
 
@@ -115,6 +122,7 @@ class Model:
         names = self._wanted(outputs)
         level = _priority(priority)
         future = RequestFuture()
+        future.model = self
         stage = self._tree.single(arrays)
         if stage is not None:
             known = stage
@@ -151,14 +159,18 @@ class Model:
         self._tree.plan_first(arrays, progress)
 
     def unload(self) -> None:
-        """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended."""
-        if self._gone:
-            return
-        self._gone = True
-        self._tree.close()
-        if self._session.error is None:
-            self._session.control.call(lambda number: protocol.Unload(number, self._id), protocol.Done)
-            self._session.memory.trim()
+        """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
+
+        A model that is forgotten without this is given back at the next `Runtime.load` or `Runtime.status`.
+        """
+        if not self._gone:
+            self._gone = True
+            _release(self._session, self._tree, self._id)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_gone", True) and self._session.error is None:
+            session, tree, number = self._session, self._tree, self._id
+            session.later(lambda: _release(session, tree, number))
 
     # ---- checks
 
@@ -211,6 +223,13 @@ class Model:
             if name not in self._output_names:
                 raise RequestError(f"model {self.name!r} has no output {name!r}; it has {', '.join(self._output_names)}")
         return outputs
+
+
+def _release(session: Session, tree: StageTree, number: int) -> None:
+    tree.close()
+    if session.error is None:
+        session.control.call(lambda request: protocol.Unload(request, number), protocol.Done)
+        session.memory.trim()
 
 
 def _priority(name: str) -> int:

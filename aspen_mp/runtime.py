@@ -121,6 +121,7 @@ class Runtime:
         """
         from aspen_mp.model import Model
 
+        self._session.sweep()
         defaults = self._profile.models
         path, data, label = _source(model)
         options = (
@@ -187,6 +188,7 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
+        self._session.sweep()
         reply, _ = self._session.control.call(protocol.Status, protocol.StatusReply)
         status: dict[str, Any] = json.loads(reply.json)
         return status

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, cast
 
 from aspen_mp.control import protocol
@@ -71,6 +73,17 @@ class Session:
         self._queue: deque[Waiting] = deque()
         self._resolver: threading.Thread | None = None
         self._closing = False
+        self._garbage: deque[Callable[[], None]] = deque()
+
+    def later(self, clean: Callable[[], None]) -> None:
+        """Something to clean up at the next `sweep`: for finalizers, which may run at any moment and must take no lock."""
+        self._garbage.append(clean)
+
+    def sweep(self) -> None:
+        while self._garbage:
+            clean = self._garbage.popleft()
+            with suppress(AspenError):
+                clean()
 
     # ---- data segments
 
@@ -205,7 +218,10 @@ class Session:
                     ended.append((waiting, refused))
             done = self._closing and not self._published and not self._queue
         for waiting, outcome in ended:
-            waiting.on_done(outcome)
+            try:
+                waiting.on_done(outcome)
+            except Exception as error:  # nobody to hand it to, and the others' results must still be delivered
+                sys.excepthook(type(error), error, error.__traceback__)
         return not done
 
     # ---- the end
@@ -229,6 +245,7 @@ class Session:
             resolver.join()
         self.control.close()
         self.memory.close()
+        self._garbage.clear()
         self.channel = cast("_control.ClientChannel", _NoChannel())
         self._own.close()
         self._doorbell.close()

@@ -205,23 +205,24 @@ class Stage:
 
         def done(outcome: _control.Result | AspenError) -> None:
             try:
-                if future.cancelled():
-                    return
-                if isinstance(outcome, AspenError):
-                    raise outcome
-                if outcome.error:
-                    self._raise(outcome, region)
-                result = self._collect(region, names)
+                if not future.cancelled():
+                    if isinstance(outcome, AspenError):
+                        raise outcome
+                    if outcome.error:
+                        self._raise(outcome, region)
+                    _set_result(future, self._collect(region, names))
             except Stale:
-                retry({name: view.copy() for (name, _), view in zip(self._inputs, region.inputs, strict=True)})
+                kept = {name: view.copy() for (name, _), view in zip(self._inputs, region.inputs, strict=True)}
+                try:
+                    retry(kept)
+                    return
+                except BaseException as error:
+                    _set_exception(future, error)
             except BaseException as error:
-                with suppress(InvalidStateError):
-                    future.set_exception(error)
-            else:
-                with suppress(InvalidStateError):
-                    future.set_result(result)
+                _set_exception(future, error)
             finally:
                 self._release(region)
+            future.settle()
 
         try:
             self._fill(region, arrays)
@@ -254,6 +255,16 @@ class Stage:
             text = f"{done.text}: {text}"
         kind = PoisonTile if result.error == _ERRORS["POISON"] else RequestError
         raise kind(f"model {self._model!r}: {text}")
+
+
+def _set_result(future: RequestFuture, result: dict[str, Any]) -> None:
+    with suppress(InvalidStateError):  # it was cancelled meanwhile
+        future.set_result(result)
+
+
+def _set_exception(future: RequestFuture, error: BaseException) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)
 
 
 class Stop:
@@ -313,6 +324,11 @@ class StageTree:
         self._single: dict[Key, Stage] = {}
         self._lock = threading.Lock()
         self._drivers: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RequestError(f"model {self._model!r} has been unloaded")
 
     def single(self, arrays: Mapping[str, Any]) -> Stage | None:
         """The stage that is all of the model for these inputs, if that is known already."""
@@ -329,6 +345,7 @@ class StageTree:
 
     def run(self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None) -> dict[str, Any]:
         """Walks the stages; every output of the model."""
+        self._check()
         deadline = None if timeout is None else time.monotonic() + timeout
         known = dict(arrays)
         key = shape_key(known)
@@ -365,19 +382,16 @@ class StageTree:
         future.stop = stop.ask
 
         def drive() -> None:
-            if future.cancelled():
-                return
             try:
-                results = self.run(arrays, None, level, stop)
-                result = results if names is None else {name: results[name] for name in names}
+                if not future.cancelled():
+                    results = self.run(arrays, None, level, stop)
+                    _set_result(future, results if names is None else {name: results[name] for name in names})
             except BaseException as error:
-                with suppress(InvalidStateError):
-                    future.set_exception(error)
-            else:
-                with suppress(InvalidStateError):
-                    future.set_result(result)
+                _set_exception(future, error)
+            future.settle()
 
         with self._lock:
+            self._check()
             if self._drivers is None:
                 self._drivers = ThreadPoolExecutor(MAX_DRIVERS, thread_name_prefix="aspen-mp stages")
             self._drivers.submit(drive)
@@ -455,13 +469,15 @@ class StageTree:
                 self._forget(node, stage)
 
     def close(self) -> None:
+        """Gives every region back. Requests that wait for a driver fail."""
+        self._closed = True
         for node in self._roots.values():
             for stage in node.stages():
                 stage.close()
         self._roots.clear()
         self._single.clear()
         if self._drivers is not None:
-            self._drivers.shutdown(wait=False, cancel_futures=True)
+            self._drivers.shutdown(wait=False)
 
 
 def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:

@@ -270,3 +270,27 @@ def test_unloaded_models_refuse(shared_runtime):
 def test_error_classes():
     assert issubclass(RequestTimeout, TimeoutError)
     assert issubclass(RequestCancelled, RequestError)
+
+
+def test_forgotten_models_are_given_back(shared_runtime):
+    before = len(shared_runtime.status()["models"])
+    futures = [shared_runtime.load(small_models.mlp(seed=i)).submit({"x": x_of()}) for i in range(3)]
+    assert all(f.result(60)["y"].shape == (4, 8) for f in futures)
+    del futures
+    assert len(shared_runtime.status()["models"]) == before
+
+
+def test_unloading_with_requests_in_flight(shared_runtime):
+    """Those that have begun end well, the others with an error that says why; nothing hangs."""
+    model = shared_runtime.load(small_models.conv_chain(8, 32, 32))
+    x = {"x": np.ones((1, 32, 32, 32), np.float32)}
+    expected = model.run(x)["y"].tobytes()
+    futures = [model.submit(x) for _ in range(300)]
+    model.unload()
+    outcomes = [future.exception(60) for future in futures]
+    assert all(e is None or (isinstance(e, RequestError) and "unloaded" in str(e)) for e in outcomes)
+    assert all(f.result()["y"].tobytes() == expected for f, e in zip(futures, outcomes, strict=True) if e is None)
+    dynamic = shared_runtime.load(small_models.nonzero())
+    futures = [dynamic.submit({"x": np.ones(10, np.float32)}) for _ in range(100)]
+    dynamic.unload()
+    assert all(e is None or isinstance(e, aspen_mp.errors.AspenError) for e in (f.exception(60) for f in futures))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -347,3 +348,19 @@ def test_unknown_instruction_set(monkeypatch):
     monkeypatch.setenv("ASPEN_MP_ISA", "sse1")
     with pytest.raises(AspenError, match="sse1"):
         aspen_mp.Runtime(workers=1)
+
+
+def test_idle_runtime_uses_no_cpu(runtime):
+    """Workers park, the planner process waits, the resolver sleeps: processor time, not a time-out, is what is measured."""
+    model = runtime.load(small_models.mlp())
+    model.submit({"x": X}).result(60)
+    pids = [runtime.pid, os.getpid(), *[w["pid"] for w in runtime.workers]]
+
+    def used() -> float:
+        ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids]
+        return sum(int(t) for pair in ticks for t in pair) / os.sysconf("SC_CLK_TCK")
+
+    time.sleep(0.5)
+    before = used()
+    time.sleep(2)
+    assert used() - before <= 0.04
