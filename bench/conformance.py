@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 RUN_TIMEOUT_S = 120.0
+THREADS = 4
 
 _DOWNLOAD = "its model must be downloaded"
 # Tests that no run decides, by the beginning of their names.
@@ -161,6 +163,12 @@ def judge(case: Case, prepare: Callable[[onnx.ModelProto], Any]) -> Verdict:
     return Verdict(case.name)
 
 
+def judge_all(cases: Sequence[Case], prepare: Callable[[onnx.ModelProto], Any], threads: int = THREADS) -> Iterator[Verdict]:
+    """Runs tests, several at a time (planning a test's model takes longer than running it); verdicts come in the order of `cases`."""
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(lambda case: judge(case, prepare), cases)
+
+
 class Reference:
     """`onnx.reference` behind the interface that `judge` expects."""
 
@@ -254,9 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reference: dict[str, bool] = {}
     began = time.perf_counter()
     with aspen_mp.Runtime(workers=options.workers) as runtime:
-        prepare = OnRuntime(runtime)
-        for i, case in enumerate(found):
-            verdict = verdicts[case.name] = judge(case, prepare)
+        for i, (case, verdict) in enumerate(zip(found, judge_all(found, OnRuntime(runtime)), strict=True)):
+            verdicts[case.name] = verdict
             reference[case.name] = case.kind == "real" or judge(case, Reference).passed
             if options.verbose or not verdict.passed:
                 print(

@@ -25,8 +25,7 @@ def runtime() -> Iterator[aspen_mp.Runtime]:
 
 @pytest.mark.parametrize("chunk", CHUNKS, ids=lambda chunk: chunk[0].name)
 def test_still_passes(runtime: aspen_mp.Runtime, chunk: list[conformance.Case]) -> None:
-    prepare = conformance.OnRuntime(runtime)
-    failed = [v for v in (conformance.judge(case, prepare) for case in chunk) if not v.passed]
+    failed = [v for v in conformance.judge_all(chunk, conformance.OnRuntime(runtime)) if not v.passed]
     assert not failed, "\n".join(f"{v.name}: {v.error}" for v in failed)
 
 
