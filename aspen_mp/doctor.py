@@ -111,6 +111,8 @@ def _core(core: topology.Core) -> dict[str, Any]:
         "package": core.package,
         "node": core.node,
         "threads": list(core.siblings),
+        "l2": core.l2,
+        "l3": core.l3,
         "caches": {name: {"bytes": size, "shared_by": shared} for name, (size, shared) in topology.cache_sizes(core.cpu).items()},
     }
 

@@ -4,8 +4,8 @@ Everything is read from `/proc` and `/sys` (no dependency, no numpy), below a `r
 missing or odd costs precision, never an error: the core then counts as an ordinary one that shares its caches with its package.
 
 How many cores may be used is the least of: CPUs of the affinity mask, CPUs of the cpuset, physical cores among those, and the CPU quota of
-the process's cgroup and of every cgroup above it. Which ones are used, and in which order a worker steals from the others, follows from
-core class (performance before efficiency cores), caches and NUMA nodes.
+the process's cgroup and of every cgroup above it. Which ones are used follows from core class (performance before efficiency
+cores), caches and NUMA nodes; in which order a worker steals from the others the engine works out from the same facts.
 """
 
 from __future__ import annotations
@@ -44,18 +44,6 @@ class Core:
     rank: int
     core_class: str
     speed: float
-
-    def distance(self, other: Core) -> int:
-        """How far work stolen from `other` has to come: 0 same physical core … 6 another package."""
-        if self.cpu in other.siblings:
-            return 0
-        if self.l2 == other.l2:
-            return 1
-        if self.l3 == other.l3:
-            return 2 if self.rank == other.rank else 3
-        if self.node == other.node:
-            return 4
-        return 5 if self.package == other.package else 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,27 +145,6 @@ class Topology:
         order = [cpu for cpu in order if cpu not in busy] + [cpu for cpu in order if cpu in busy]
         return [order[i % len(order)] for i in range(n)]
 
-    def steal_order(self, row: int, rows: Sequence[int | None]) -> list[int]:
-        """The other rows of the ready pool, nearest worker first. `rows[i]` is the CPU of row i's worker, None where there is none.
-
-        Equally near rows come in turn after `row`, so that thieves do not all start at row 0. Empty rows come last: what a worker that
-        left has pushed may still be there.
-        """
-        n = len(rows)
-        by_cpu = self.by_cpu
-        cpu = rows[row]
-        me = by_cpu.get(cpu) if cpu is not None else None
-
-        def key(other: int) -> tuple[int, int]:
-            there = rows[other]
-            turn = (other - row) % n
-            if there is None:
-                return 8, turn
-            core = by_cpu.get(there)
-            return (7 if me is None or core is None else me.distance(core)), turn
-
-        return sorted((i for i in range(n) if i != row), key=key)
-
 
 def parse_cpus(text: str) -> list[int]:
     """CPU numbers of a kernel list such as ``0-3,8,10-11``; empty for an empty list. ValueError if it is none."""
@@ -216,34 +183,9 @@ def read(root: str | Path = "/", affinity: Iterable[int] | None = None) -> Topol
     return Topology(cores=_cores(base, sorted(usable), sorted(online | usable)), quota=_quota(cgroups), online=len(online))
 
 
-def cores() -> tuple[Core, ...]:
-    """The logical CPUs that this process may use."""
-    return read().cores
-
-
 def default_workers() -> int:
     """How many workers a runtime starts when the user does not say: one for each physical core that affinity, cpuset and quota allow."""
     return read().default_workers
-
-
-def choose_cores(n: int, explicit: Sequence[int] | None = None) -> list[int]:
-    """`Topology.choose` on the machine as it is now."""
-    return read().choose(n, explicit)
-
-
-def steal_order(row: int, rows: Sequence[int | None]) -> list[int]:
-    """`Topology.steal_order` on the machine as it is now."""
-    return read().steal_order(row, rows)
-
-
-def pin(cpu: int) -> None:
-    """Bind the calling thread to one CPU. `ResourceLimitError` where the kernel refuses (outside the cpuset, or offline)."""
-    try:
-        os.sched_setaffinity(0, {cpu})
-    except (OSError, ValueError) as error:
-        raise ResourceLimitError(
-            f"cannot pin to CPU {cpu}: {error}; this process may run on CPUs {format_cpus(os.sched_getaffinity(0))}"
-        ) from None
 
 
 # ------------------------------------------------------------------------------------------------ files

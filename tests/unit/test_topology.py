@@ -65,9 +65,7 @@ def test_this_machine() -> None:
     found = topology.read()
     assert {c.cpu for c in found.cores} <= os.sched_getaffinity(0)
     assert 1 <= topology.default_workers() <= len(found.cores)
-    assert topology.choose_cores(1)[0] in found.by_cpu
-    assert topology.steal_order(0, [found.cores[0].cpu, None]) == [1]
-    assert topology.cores() == found.cores
+    assert found.select(1)[0] in found.by_cpu
 
 
 def test_no_files_at_all(tmp_path: Path) -> None:
@@ -113,7 +111,6 @@ def test_hybrid(tree: Tree, pmu: bool) -> None:
     assert (found.physical, found.default_workers) == (6, 6)
     # Whole fast cores, then slow cores, then second threads.
     assert found.choose(8) == [0, 2, 4, 5, 6, 7, 1, 3]
-    assert found.steal_order(2, [0, 2, 4, 5, 1]) == [3, 4, 0, 1]
 
 
 def test_core_classes_and_threads_on_request(tree: Tree) -> None:
@@ -190,8 +187,6 @@ def test_numa_and_smt(tree: Tree) -> None:
     assert found.default_workers == 8
     assert found.choose(4) == [0, 1, 2, 3]
     assert found.choose(16) == list(range(16))
-    rows = [0, 1, 2, 4, 8, None, 6]
-    assert found.steal_order(0, rows) == [4, 1, 2, 3, 6, 5]
 
 
 def test_fuller_node_first(tree: Tree) -> None:
@@ -205,12 +200,6 @@ def test_second_thread_alone_counts_as_a_core(tree: Tree) -> None:
     two_nodes(tree)
     found = topology.read(tree.root, [8, 9])
     assert (found.default_workers, found.choose(2)) == (2, [8, 9])
-
-
-def test_steals_from_equally_near_rows_in_turn(tree: Tree) -> None:
-    uniform(tree, 4)
-    found = topology.read(tree.root, range(4))
-    assert found.steal_order(2, [0, 1, 2, 3]) == [3, 0, 1]
 
 
 def test_explicit_cores(tree: Tree) -> None:
@@ -302,14 +291,3 @@ def test_cache_sizes(tree: Tree) -> None:
     tree.put("sys/devices/system/cpu/cpu0/cache/index1/size", "1024K")
     tree.put("sys/devices/system/cpu/cpu0/cache/index2/size", "32M")
     assert topology.cache_sizes(0, tree.root) == {"L2": (1 << 20, 1), "L3": (32 << 20, 2)}
-
-
-def test_pin() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        topology.pin(min(before))
-        assert os.sched_getaffinity(0) == {min(before)}
-    finally:
-        os.sched_setaffinity(0, before)
-    with pytest.raises(ResourceLimitError, match="cannot pin to CPU 4000"):
-        topology.pin(4000)
