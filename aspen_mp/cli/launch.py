@@ -46,9 +46,10 @@ def launch(
     found = [sources.resolve(text) for text in models or ()]
     stopped = _Stop()
     with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name) as runtime:
+        held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
-                runtime.load(source.model, name=source.label, progress=update)
+                held.append(runtime.load(source.model, name=source.label, progress=update))
         report = {
             "name": name,
             "pid": os.getpid(),
