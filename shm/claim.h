@@ -115,7 +115,12 @@ static inline int aspen_seed(struct aspen_station *s) {
   }
   uint32_t n = seed->n;
   seed->instance = 0;
-  if (n > 1 && aspen_wake_for(&control->idle, s->bell, n - 1)) aspen_stat_add(&aspen_me(s)->wakes, 1);
+  int woken = 0;
+  if (!aspen_stat_load(&control->signals.steal))
+    woken = aspen_wake_owners(&control->idle, s->bell);
+  else if (n > 1)
+    woken = aspen_wake_for(&control->idle, s->bell, n - 1);
+  if (woken) aspen_stat_add(&aspen_me(s)->wakes, 1);
   return ASPEN_OK;
 }
 

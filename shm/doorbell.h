@@ -43,6 +43,12 @@ static inline int aspen_wake_for(struct aspen_idle *idle, struct aspen_doorbell 
   return aspen_ring(bell, n < ASPEN_WAKE_MOST ? n : ASPEN_WAKE_MOST);
 }
 
+/* After tiles were put into others' rows while nobody steals: only a row's owner can take them, so a spinner of another row is no help and
+ * one futex wake may reach the wrong sleeper. Wakes every sleeper. */
+static inline int aspen_wake_owners(struct aspen_idle *idle, struct aspen_doorbell *bell) {
+  return aspen_load_seq(&idle->sleepers) ? aspen_ring(bell, INT_MAX) : 0;
+}
+
 static inline int aspen_bell_pending(const struct aspen_doorbell *bell) {
   uint64_t any = 0;
   for (unsigned i = 0; i < ASPEN_MAX_CLIENTS / 64; i++) any |= aspen_load_seq(&bell->pending[i]);

@@ -361,6 +361,7 @@ static inline int aspen_dse_leave(struct aspen_dse *d) {
       return r;
     }
   }
+  if (!aspen_stat_load(&d->s.control->signals.steal)) aspen_wake_owners(&d->s.control->idle, d->s.bell);
   return r == ASPEN_EMPTY ? ASPEN_OK : r;
 }
 
