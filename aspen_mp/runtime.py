@@ -141,7 +141,7 @@ class Runtime:
             )
         finally:
             protocol.close_all(fds)
-        result = Model(self._session, loaded)
+        result = Model(self._session, msgspec.structs.replace(loaded, name=name) if name else loaded)
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
         if input_shapes is not None:
             shapes.update({key: tuple(value) for key, value in input_shapes.items()})

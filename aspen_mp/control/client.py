@@ -87,10 +87,7 @@ class ControlClient:
             number = next(self._ids)
             self._calls[number] = call
             try:
-                data = memoryview(protocol.encode(make(number), len(fds)))
-                while data:
-                    data = data[protocol.send_part(self._sock, data, fds) :]
-                    fds = ()
+                self._send(make(number), fds)
             except BaseException as error:
                 del self._calls[number]
                 if isinstance(error, OSError):
@@ -102,6 +99,9 @@ class ControlClient:
             with self._lock:
                 self._calls.pop(number, None)
             protocol.close_all(call.fds)
+            if call.answer is not None and not isinstance(call.answer, AspenError):
+                with suppress(OSError):
+                    self._give_back(call.answer)
             raise
         if isinstance(call.answer, AspenError):
             raise call.answer
@@ -147,6 +147,7 @@ class ControlClient:
             protocol.close_all(fds)
             if isinstance(message, protocol.Failed) and message.id == 0:
                 raise ProtocolError(message.text)
+            self._give_back(message)
             return
         if isinstance(message, protocol.Progress):
             if call.progress is not None:
@@ -155,6 +156,22 @@ class ControlClient:
         call.answer = make_error(message.error, message.text) if isinstance(message, protocol.Failed) else message
         call.fds = fds
         call.done.set()
+
+    def _give_back(self, message: protocol.ToClient) -> None:
+        """What nobody waits for any more (Ctrl-C ended the call) goes back; the answer to that finds nobody waiting either."""
+        with self._lock:
+            number = next(self._ids)
+            if isinstance(message, protocol.Loaded):
+                self._send(protocol.Unload(number, message.model))
+            elif isinstance(message, protocol.DataReady):
+                self._send(protocol.DropData(number, message.index))
+
+    def _send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
+        """With the lock held: frames of several threads must not mix."""
+        data = memoryview(protocol.encode(message, len(fds)))
+        while data:
+            data = data[protocol.send_part(self._sock, data, fds) :]
+            fds = ()
 
     def close(self) -> None:
         """Hangs up. Calls that wait fail with RuntimeLost."""

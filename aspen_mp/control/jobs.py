@@ -60,7 +60,10 @@ class JobSegment(protocol.Message):
 
 
 class Inspected(protocol.Message):
+    """`digest`: SHA-256 of the model's bytes where it did not come from a file, which tells equal models of several clients."""
+
     name: str
+    digest: bytes
     inputs: list[ValueInfo]
     outputs: list[ValueInfo]
 

@@ -114,10 +114,17 @@ class ModelStore:
 
     def _inspected(self, model: Model, result: Inspected | StagePlanned) -> None:
         assert isinstance(result, Inspected)
-        model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs)
         waiting, model.waiting = model.waiting, []
+        known = model
+        if result.digest:
+            known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
+        if known is model:
+            model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs)
+            self._by_key.pop(model.key, None)
+            model.key = ("digest", result.digest, *model.key[2:]) if result.digest else model.key
+            self._by_key[model.key] = model
         for asker in waiting:
-            self._welcome(model, asker)
+            self._welcome(known, asker)
         if not model.users:
             self._drop(model)
 

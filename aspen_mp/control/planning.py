@@ -6,6 +6,7 @@ mix two versions of its weights.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import socket
@@ -66,6 +67,14 @@ class Source:
             os.close(self.fd)
             self.fd = -1
 
+    def digest(self) -> bytes:
+        """Of a descriptor's bytes; empty for a file, which is known by its stamp."""
+        if self.path:
+            return b""
+        with open(self.fd, "rb", closefd=False) as file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").digest()
+
     def read(self) -> api.Model:
         """The model, opened and checked. Raises the loader's typed errors, and PlanError if the file is no longer the same."""
         from aspen_mp.planner import api
@@ -100,7 +109,7 @@ class Planner:
             side.progress("reading", 0, 1)
             self._opened = self._source.read()
         if isinstance(message, Inspect):
-            return _inspect(self._opened)
+            return _inspect(self._opened, self._source.digest())
         return self._plan(self._opened, message, side)
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
@@ -163,9 +172,9 @@ def serve(model: Model, sock: socket.socket) -> None:
     ChildSide(sock).run(Planner(model).do)
 
 
-def _inspect(model: api.Model) -> Inspected:
+def _inspect(model: api.Model, digest: bytes) -> Inspected:
     signature = model.signature
-    return Inspected(model.graph.name, [_value(v) for v in signature.inputs], [_value(v) for v in signature.outputs])
+    return Inspected(model.graph.name, digest, [_value(v) for v in signature.inputs], [_value(v) for v in signature.outputs])
 
 
 def _value(info: api.ValueInfo) -> protocol.ValueInfo:

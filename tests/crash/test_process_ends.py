@@ -30,6 +30,12 @@ def run_until_interrupted(model: aspen_mp.Model, delay: float) -> None:
         model.run(feeds())
 
 
+def interrupted_load(runtime: aspen_mp.Runtime, model: onnx.ModelProto, timer: threading.Timer) -> None:
+    timer.start()
+    while True:
+        runtime.load(model).unload()
+
+
 def load_again_and_again(runtime: aspen_mp.Runtime, times: int, model: onnx.ModelProto) -> None:
     for _ in range(times):
         runtime.load(model).unload()
@@ -227,3 +233,15 @@ def test_forked_child_makes_its_own_runtime():
         queue.close()
         child.close()
         model.run({"x": np.ones((4, 16), np.float32)})
+
+
+def test_interrupt_of_loading():
+    """What was being loaded when Ctrl-C came is given back when it is there; the runtime goes on."""
+    with aspen_mp.Runtime(workers=1) as runtime:
+        big = small_models.conv_chain(60, 96, 16)
+        for delay in (0.02, 0.1, 0.3):
+            timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                interrupted_load(runtime, big, timer)
+        wait_until(lambda: not runtime.status()["models"], "interrupted models to be gone")
+        runtime.load(small_models.mlp()).run({"x": np.ones((4, 16), np.float32)})
