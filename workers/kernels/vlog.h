@@ -6,7 +6,7 @@
 INLINE vf vlog(vf x) {
   const vf zero = vzero(), infinity = vset1(__builtin_inff());
   const vm tiny = vlt(x, vset1(1.17549435e-38f)); /* subnormals are scaled up; zero and negative arguments are dealt with at the end */
-  const vi bits = vbits(vsel(tiny, x * vset1(16777216.0f), x));
+  const vi bits = vbits(vabs(vsel(tiny, x * vset1(16777216.0f), x))); /* abs: the difference below must not overflow */
   /* x = 2^e m, m in [√½, √2) */
   const vi shifted = bits - viset1(0x3f3504f3);
   const vf e = vfromi(shifted >> 23) - vsel(tiny, vset1(24), zero);
