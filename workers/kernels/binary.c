@@ -195,20 +195,15 @@ int FN(binary)(const aspen_call *c) {
   nd it;
   if (!nd_open(&it, c, 2)) return ASPEN_KERNEL_OK;
   int error = ASPEN_KERNEL_OK;
-  const int64_t n = nd_row(&it), so = nd_step(&it, 0), sa = nd_step(&it, 1), sb = nd_step(&it, 2);
+  nd_walk w;
+  nd_walk_open(&w, &it);
   do {
-    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
-      const int64_t m = nd_min(ND_BLOCK, n - i);
-      char *o = it.ptr[0] + i * so;
-      /* A broadcast element fills its buffer once a row. */
-      const void *a = sa == 0 && i > 0 ? ba.bytes : elt_load(dtype, it.ptr[1] + i * sa, sa, m, &ba);
-      const void *b = sb == 0 && i > 0 ? bb.bytes : elt_load(dtype, it.ptr[2] + i * sb, sb, m, &bb);
-      void *t = elt_target(out_dtype, o, so, &bo);
-      error = fn(op, m, t, a, b);
-      if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(computed, act, act_a, act_b, m, t, t);
-      if (!error) elt_store(out_dtype, o, so, m, &bo);
-    }
-  } while (!error && nd_next(&it));
+    const void *a = elt_load(dtype, &w, 1, &ba), *b = elt_load(dtype, &w, 2, &bb);
+    void *t = elt_target(out_dtype, &w, &bo);
+    error = fn(op, w.count, t, a, b);
+    if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(computed, act, act_a, act_b, w.count, t, t);
+    if (!error) elt_store(out_dtype, &w, &bo);
+  } while (!error && nd_walk_next(&w));
   return error;
 }
 
@@ -296,33 +291,24 @@ int FN(ternary)(const aspen_call *c) {
   elt_buffer buffers[3], bo;
   nd it;
   if (!nd_open(&it, c, 3)) return ASPEN_KERNEL_OK;
-  const int64_t n = nd_row(&it), so = nd_step(&it, 0);
   const size_t size = nd_size(dtype);
   int error = ASPEN_KERNEL_OK;
+  nd_walk w;
+  nd_walk_open(&w, &it);
   do {
-    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
-      const int64_t m = nd_min(ND_BLOCK, n - i);
-      char *o = it.ptr[0] + i * so;
-      const void *in[3];
-      for (int k = 0; k < 3; k++) {
-        const int64_t step = nd_step(&it, 1 + k);
-        const char *p = it.ptr[1 + k] + i * step;
-        if (step == 0 && i > 0) in[k] = buffers[k].bytes;
-        else if (where) in[k] = nd_stage(p, step, m, k == 0 ? 1 : size, buffers[k].bytes);
-        else in[k] = elt_load(dtype, p, step, m, &buffers[k]);
-      }
-      if (where) {
-        void *t = nd_target(o, so, size, bo.bytes);
-        where_row(size, m, t, in[0], in[1], in[2]);
-        nd_commit(o, so, m, size, bo.bytes);
-      } else {
-        void *t = elt_target(dtype, o, so, &bo);
-        error = op == ASPEN_T_FMA     ? fma_row(dtype, m, t, in[0], in[1], in[2])
-                : op == ASPEN_T_CLAMP ? clamp_row(dtype, m, t, in[0], in[1], in[2])
-                                      : ASPEN_KERNEL_BAD_ARGUMENT;
-        if (!error) elt_store(dtype, o, so, m, &bo);
-      }
+    const void *in[3];
+    if (where) {
+      for (int k = 0; k < 3; k++) in[k] = nd_stage(&w, 1 + k, k == 0 ? 1 : size, buffers[k].bytes);
+      where_row(size, w.count, nd_target(&w, size, bo.bytes), in[0], in[1], in[2]);
+      nd_commit(&w, size, bo.bytes);
+      continue;
     }
-  } while (!error && nd_next(&it));
+    for (int k = 0; k < 3; k++) in[k] = elt_load(dtype, &w, 1 + k, &buffers[k]);
+    void *t = elt_target(dtype, &w, &bo);
+    error = op == ASPEN_T_FMA     ? fma_row(dtype, w.count, t, in[0], in[1], in[2])
+            : op == ASPEN_T_CLAMP ? clamp_row(dtype, w.count, t, in[0], in[1], in[2])
+                                  : ASPEN_KERNEL_BAD_ARGUMENT;
+    if (!error) elt_store(dtype, &w, &bo);
+  } while (!error && nd_walk_next(&w));
   return error;
 }

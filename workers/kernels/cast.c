@@ -107,24 +107,22 @@ int FN(cast)(const aspen_call *c) {
   nd it;
   if (!nd_open(&it, c, 1)) return ASPEN_KERNEL_OK;
   _Alignas(64) char source[ND_BLOCK * 8], middle[ND_BLOCK * 8], target[ND_BLOCK * 8];
-  const int64_t n = nd_row(&it), so = nd_step(&it, 0), si = nd_step(&it, 1);
   int error = ASPEN_KERNEL_OK;
+  nd_walk w;
+  nd_walk_open(&w, &it);
   do {
-    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
-      const int64_t m = nd_min(ND_BLOCK, n - i);
-      char *o = it.ptr[0] + i * so;
-      const void *x = nd_stage(it.ptr[1] + i * si, si, m, from_size, source);
-      if (wide != from) widen(from, m, middle, x), x = middle;
-      void *t = nd_target(o, so, to_size, target);
-      switch (wide) {
-        case ASPEN_DT_I32: error = from_i32(to, m, t, x); break;
-        case ASPEN_DT_I64: error = from_i64(to, m, t, x); break;
-        case ASPEN_DT_U64: error = from_u64(to, m, t, x); break;
-        case ASPEN_DT_F32: error = from_f32(to, m, t, x); break;
-        case ASPEN_DT_F64: error = from_f64(to, m, t, x); break;
-      }
-      if (!error) nd_commit(o, so, m, to_size, target);
+    const int64_t m = w.count;
+    const void *x = nd_stage(&w, 1, from_size, source);
+    if (wide != from) widen(from, m, middle, x), x = middle;
+    void *t = nd_target(&w, to_size, target);
+    switch (wide) {
+      case ASPEN_DT_I32: error = from_i32(to, m, t, x); break;
+      case ASPEN_DT_I64: error = from_i64(to, m, t, x); break;
+      case ASPEN_DT_U64: error = from_u64(to, m, t, x); break;
+      case ASPEN_DT_F32: error = from_f32(to, m, t, x); break;
+      case ASPEN_DT_F64: error = from_f64(to, m, t, x); break;
     }
-  } while (!error && nd_next(&it));
+    if (!error) nd_commit(&w, to_size, target);
+  } while (!error && nd_walk_next(&w));
   return error;
 }

@@ -11,30 +11,31 @@ typedef struct {
 
 static inline int elt_is_half(uint8_t dtype) { return dtype == ASPEN_DT_F16 || dtype == ASPEN_DT_BF16; }
 
-/* n ≤ ND_BLOCK elements of a row (step: bytes) as a contiguous array of the computing type: the row itself or a copy in buf. */
-static inline const void *elt_load(uint8_t dtype, const char *p, int64_t step, int64_t n, elt_buffer *buf) {
-  if (!elt_is_half(dtype)) return nd_stage(p, step, n, nd_size(dtype), buf->bytes);
-  char *narrow = buf->bytes + ND_BLOCK * 4;
-  const uint16_t *h = (const uint16_t *)nd_stage(p, step, n, 2, narrow);
-  if (dtype == ASPEN_DT_F16) f16_widen(n, (float *)buf->bytes, h);
-  else bf16_widen(n, (float *)buf->bytes, h);
+/* Argument k of the block as a contiguous array of the computing type: itself, or a copy in buf, which is the caller's for this argument. */
+static inline const void *elt_load(uint8_t dtype, const nd_walk *w, int k, elt_buffer *buf) {
+  if (!elt_is_half(dtype)) return nd_stage(w, k, nd_size(dtype), buf->bytes);
+  if (nd_walk_repeats(w, k)) return buf->bytes;
+  const uint16_t *h = (const uint16_t *)nd_stage(w, k, 2, buf->bytes + ND_BLOCK * 4);
+  if (dtype == ASPEN_DT_F16) f16_widen(w->count, (float *)buf->bytes, h);
+  else bf16_widen(w->count, (float *)buf->bytes, h);
   return buf->bytes;
 }
 
-/* Where to compute a block of the output row at p; elt_store takes it home. */
-static inline void *elt_target(uint8_t dtype, char *p, int64_t step, elt_buffer *buf) {
-  return elt_is_half(dtype) ? (void *)buf->bytes : nd_target(p, step, nd_size(dtype), buf->bytes);
+/* Where to compute the block of the output; elt_store takes it home. */
+static inline void *elt_target(uint8_t dtype, const nd_walk *w, elt_buffer *buf) {
+  return elt_is_half(dtype) ? (void *)buf->bytes : nd_target(w, nd_size(dtype), buf->bytes);
 }
 
-static inline void elt_store(uint8_t dtype, char *p, int64_t step, int64_t n, elt_buffer *buf) {
+static inline void elt_store(uint8_t dtype, const nd_walk *w, elt_buffer *buf) {
   if (!elt_is_half(dtype)) {
-    nd_commit(p, step, n, nd_size(dtype), buf->bytes);
+    nd_commit(w, nd_size(dtype), buf->bytes);
     return;
   }
-  uint16_t *narrow = step == 2 ? (uint16_t *)p : (uint16_t *)(buf->bytes + ND_BLOCK * 4);
-  if (dtype == ASPEN_DT_F16) f16_narrow(n, narrow, (const float *)buf->bytes);
-  else bf16_narrow(n, narrow, (const float *)buf->bytes);
-  nd_commit(p, step, n, 2, narrow);
+  char *narrow = buf->bytes + ND_BLOCK * 4;
+  uint16_t *h = (uint16_t *)nd_target(w, 2, narrow);
+  if (dtype == ASPEN_DT_F16) f16_narrow(w->count, h, (const float *)buf->bytes);
+  else bf16_narrow(w->count, h, (const float *)buf->bytes);
+  nd_commit(w, 2, narrow);
 }
 
 /* out[i] = op(in[i]) for n contiguous elements; in may be out. Not for the half types. Returns an enum aspen_kernel_error. */

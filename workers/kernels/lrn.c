@@ -55,7 +55,9 @@ int FN(lrn)(const aspen_call *c) {
           j0 = nd_max(0, first + w - channels + 1), j1 = nd_min(m, first + w + 1);
         }
         if (j0 >= j1) continue;
-        const float *q = nd_stage(p + w * channel_step + j0 * si, si, j1 - j0, 4, t);
+        const char *near = p + w * channel_step + j0 * si;
+        const float *q = si == 4 ? (const float *)near : t;
+        if (si != 4) nd_copy_row((char *)t, 4, near, si, j1 - j0, 4);
         for (int64_t j = j0; j < j1; j++) sum[j] += q[j - j0] * q[j - j0];
       }
       nd_copy_row((char *)x, 4, p, si, m, 4);

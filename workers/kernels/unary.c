@@ -158,17 +158,14 @@ int FN(unary)(const aspen_call *c) {
   if (!nd_open(&it, c, 1)) return ASPEN_KERNEL_OK;
   elt_buffer bi, bo;
   int error = ASPEN_KERNEL_OK;
-  const int64_t n = nd_row(&it), so = nd_step(&it, 0), si = nd_step(&it, 1);
+  nd_walk w;
+  nd_walk_open(&w, &it);
   do {
-    for (int64_t i = 0; i < n && !error; i += ND_BLOCK) {
-      const int64_t m = nd_min(ND_BLOCK, n - i);
-      char *o = it.ptr[0] + i * so;
-      const void *x = elt_load(in_dtype, it.ptr[1] + i * si, si, m, &bi);
-      void *t = elt_target(out_dtype, o, so, &bo);
-      if (classify) classify_row(computed == ASPEN_DT_F64, op, a, b, m, t, x);
-      else error = FN(unary_row)(computed, op, a, b, m, t, x);
-      if (!error) elt_store(out_dtype, o, so, m, &bo);
-    }
-  } while (!error && nd_next(&it));
+    const void *x = elt_load(in_dtype, &w, 1, &bi);
+    void *t = elt_target(out_dtype, &w, &bo);
+    if (classify) classify_row(computed == ASPEN_DT_F64, op, a, b, w.count, t, x);
+    else error = FN(unary_row)(computed, op, a, b, w.count, t, x);
+    if (!error) elt_store(out_dtype, &w, &bo);
+  } while (!error && nd_walk_next(&w));
   return error;
 }
