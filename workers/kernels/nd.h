@@ -215,8 +215,9 @@ static inline void nd_walk_open(nd_walk *w, nd *it) {
   w->n = nd_row(it);
   w->rows = w->most = 1;
   for (int k = 0; k < it->args; k++) w->step[k] = nd_step(it, k);
-  if (it->rank > 1 && w->n <= ND_BLOCK / 8) {
-    const int outer = it->rank - 2;
+  /* Short rows go together; longer ones only where that costs the output no copy. */
+  const int outer = it->rank - 2;
+  if (outer >= 0 && (w->n <= ND_BLOCK / 8 || (w->n <= ND_BLOCK / 2 && it->strides[0][outer] == w->n * w->step[0]))) {
     w->rows = it->dims[outer];
     w->most = ND_BLOCK / w->n;
     it->dims[outer] = 1;
@@ -247,7 +248,8 @@ static inline int nd_walk_contiguous(const nd_walk *w, int k, size_t size) {
 
 /* Has argument k the same elements in this block as in the one before, which was at least as large? */
 static inline int nd_walk_repeats(const nd_walk *w, int k) {
-  return !w->first && w->step[k] == 0 && (w->rows == 1 || w->row_step[k] == 0);
+  if (w->first || (w->rows > 1 && w->row_step[k] != 0)) return 0;
+  return w->step[k] == 0 || w->most > 1; /* one element for all, or whole rows that are all the same */
 }
 
 /* rows × n elements between a contiguous buffer and memory; rows and elements there are the given bytes apart. */
