@@ -65,7 +65,8 @@ class ControlTable:
     def add_plan(self, segment: int, weights: list[int], arenas: list[int]) -> tuple[int, int]:
         """Makes a plan known: (plan, generation), with one instance for each arena segment."""
     def drop_plan(self, plan: int) -> None:
-        """Refuses new submissions (PLAN_GONE), lets running ones finish; collect() then returns its plan and arena segments, not its weights."""
+        """Refuses new submissions (PLAN_GONE), lets running ones finish; collect() then returns its plan and arena segments, not
+        its weights."""
     def collect(self) -> list[int]:
         """Segments whose plan, client or data index was dropped and whose last request has ended; they are marked as by drop_segment.
         Call it after a drop_… and when a worker reports "drained"; publish() if the list is not empty."""
@@ -106,8 +107,8 @@ class ControlTable:
     def recovery_segments(self) -> list[int]:
         """Segments that recover() has to be given: plans and arenas of running requests, clients."""
     def recover(self, buffers: Mapping[int, Buffer], *, restart: bool = False) -> dict[str, int]:
-        """Makes queues and counters anew from the executed flags; epoch_stopped() must be empty. `buffers`: mapped segments by id, writable but
-        for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many requests were continued,
+        """Makes queues and counters anew from the executed flags; epoch_stopped() must be empty. `buffers`: mapped segments by id,
+        writable but for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many requests were continued,
         restarted, completed and resubmitted."""
     def current(self, row: int) -> tuple[int, int, int] | None:
         """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""

@@ -237,6 +237,6 @@ def _no_space(role: str, nbytes: int, e: OSError) -> ResourceLimitError:
     mib = -(-advice // (1 << 20))
     return ResourceLimitError(
         f"not enough shared memory for the {role} segment: {format_bytes(nbytes)} needed, {have}, and anonymous memory could not be had "
-        f"either ({e.strerror or e}). Raise the limit with `mount -o remount,size={mib}m {_SHM_DIR}`, in Docker with `--shm-size={mib}m`, in "
-        f"Kubernetes with an emptyDir of medium Memory mounted there; or raise the container's memory limit."
+        f"either ({e.strerror or e}). Raise the limit with `mount -o remount,size={mib}m {_SHM_DIR}`, in Docker with `--shm-size={mib}m`, "
+        f"in Kubernetes with an emptyDir of medium Memory mounted there; or raise the container's memory limit."
     )

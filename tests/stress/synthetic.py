@@ -1,7 +1,8 @@
 """Random tile graphs with known answers, written by hand straight into the plan format: the scheduler's tests need no planner.
 
-Every node is an elementwise u64 operation of two earlier values (one of them perhaps reversed), cut into the same number of tiles along its one axis.
-Buffers are recycled as soon as every reader is an ancestor in the edge list, with write-after-read edges from each reader, as in real plans.
+Every node is an elementwise u64 operation of two earlier values (one of them perhaps reversed), cut into the same number of tiles along its
+one axis. Buffers are recycled as soon as every reader is an ancestor in the edge list, with write-after-read edges from each reader, as in
+real plans.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def random_plan(
         spec.append((int(rng.integers(lo, v)), int(rng.integers(lo, v)), bool(rng.integers(2)), int(rng.integers(len(OPS)))))
     cut = np.linspace(0, length, parts + 1).astype(int)
     uses = [0] * nodes
-    for v, (left, right, flip, op) in enumerate(spec):
+    for v, (first, second, flip, op) in enumerate(spec):
         # At most three readers a node: the rest of the fan-out is for edges of recycled buffers.
-        left, right = (p if p < 0 or uses[p] < 3 else -1 for p in (left, right))
+        left, right = (p if p < 0 or uses[p] < 3 else -1 for p in (first, second))
         for p in {left, right} - {-1}:
             uses[p] += 1
         spec[v] = (left, right, flip, op)
