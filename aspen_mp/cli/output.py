@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -21,6 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from aspen_mp.errors import AspenError
+
+_REDRAW_S = 0.5
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,17 +113,25 @@ def fail(error: Exception, *, as_json: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def progress(label: str, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error while something long runs; yields ``update(step, done, total)``. Nothing where nobody watches."""
+def progress(label: str, quiet: bool = False, *, moving: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on standard error while something long runs; yields ``update(step, done, total)``. Nothing where nobody watches.
+
+    `moving=False` draws only inside `update`, seldom: a bar that moves by itself would take time from what is being measured.
+    """
     if quiet or not err.is_terminal:
         yield lambda step, done, total: None
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=err, transient=True, auto_refresh=moving) as bar:
         task = bar.add_task(escape(label), total=None)
+        drawn = time.monotonic()
 
         def update(step: str, done: int, total: int) -> None:
+            nonlocal drawn
             bar.update(task, description=escape(f"{label}: {step}" if step else label), completed=done, total=total or None)
+            if not moving and time.monotonic() - drawn > _REDRAW_S:
+                bar.refresh()
+                drawn = time.monotonic()
 
         yield update
 

@@ -60,7 +60,7 @@ def run(
             results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
         ready = time.perf_counter() - began
         times = []
-        with output.progress("running", quiet=as_json or repeat == 1) as update:
+        with output.progress("running", quiet=as_json or repeat == 1, moving=False) as update:
             for i in range(repeat):
                 start = time.perf_counter()
                 results = loaded.run(feeds)

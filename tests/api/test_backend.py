@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from onnx import TensorProto, checker, helper
+from onnx.backend.test import BackendTest
 
 from aspen_mp import backend, errors, shared
 
@@ -52,3 +54,15 @@ def test_single_nodes() -> None:
     np.testing.assert_allclose(got[0].sum(), 1, rtol=1e-6)
     with pytest.raises(checker.ValidationError):
         backend.run_node(helper.make_node("NoSuchOp", ["x"], ["y"]), [x])
+
+
+@pytest.mark.parametrize(
+    "name", ["test_add_cpu", "test_nonzero_example_cpu", "test_sequence_insert_at_back_cpu", "test_string_split_basic_cpu"]
+)
+def test_the_official_runner_takes_it(name: str) -> None:
+    cases = BackendTest(backend, __name__).include(f"^{name}$").test_cases["OnnxBackendNodeModelTest"]
+    result = unittest.TestResult()
+    cases(name).run(result)
+    assert result.wasSuccessful(), result.errors + result.failures
+    assert result.testsRun == 1
+    assert not result.skipped
