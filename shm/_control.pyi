@@ -108,7 +108,8 @@ class ControlTable:
         """Segments that recover() has to be given: plans and arenas of running requests, clients."""
     def recover(self, buffers: Mapping[int, Buffer], *, restart: bool = False) -> dict[str, int]:
         """Makes queues and counters anew from the executed flags; epoch_stopped() must be empty. `buffers`: mapped segments by id,
-        writable but for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many requests were continued,
+        writable but for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many
+        requests were continued,
         restarted, completed and resubmitted."""
     def current(self, row: int) -> tuple[int, int, int] | None:
         """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""
