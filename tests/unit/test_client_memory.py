@@ -1,0 +1,83 @@
+"""The allocator over a client's data segments: spans never overlap, and everything given back can be had again."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aspen_mp import memory
+from aspen_mp.shm import _control
+from aspen_mp.shm.segments import Segment
+
+
+class Segments:
+    """Stands in for the planner process."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Segment] = {}
+        self.made = 0
+
+    def make(self, nbytes: int) -> tuple[int, Segment]:
+        segment = Segment.create("data", nbytes, memfd=True)
+        segment.close_fd()
+        self.made += 1
+        self.live[self.made] = segment
+        return self.made, segment
+
+    def drop(self, index: int) -> None:
+        del self.live[index]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.integers(1, 700_000), st.tuples(st.just("free"), st.integers(0, 50))), max_size=60))
+def test_spans_are_disjoint_and_come_back(steps):
+    segments = Segments()
+    pool = memory.DataMemory(segments.make, segments.drop)
+    held: list[memory.Span] = []
+    for step in steps:
+        if isinstance(step, int):
+            span = pool.allocate(step)
+            assert span.nbytes >= step
+            assert span.offset % memory.ALIGN == 0
+            assert span.offset >= _control.DATA_FIRST
+            assert span.offset + span.nbytes <= len(span.buffer)
+            for other in held:
+                apart = span.offset + span.nbytes <= other.offset or other.offset + other.nbytes <= span.offset
+                assert other.index != span.index or apart
+            held.append(span)
+        elif held:
+            pool.give_back(held.pop(step[1] % len(held)))
+    for span in held:
+        pool.give_back(span)
+    # all ranges have grown together again: each segment can be had whole
+    for index, segment in segments.live.items():
+        whole = pool.allocate(segment.nbytes - _control.DATA_FIRST)
+        assert whole.index == index or len(segments.live) > 1
+        pool.give_back(whole)
+    made = segments.made
+    pool.trim()
+    assert segments.live == {}
+    assert segments.made == made
+    pool.close()
+
+
+def test_segments_grow_so_that_their_number_stays_small():
+    segments = Segments()
+    pool = memory.DataMemory(segments.make, segments.drop)
+    spans = [pool.allocate(1 << 19) for _ in range(100)]
+    assert segments.made <= 8
+    assert len({(s.index, s.offset) for s in spans}) == 100
+    pool.close()
+
+
+def test_views_keep_a_closed_segment_mapped():
+    segments = Segments()
+    pool = memory.DataMemory(segments.make, segments.drop)
+    span = pool.allocate(100)
+    span.buffer[span.offset] = 7
+    before = len(os.listdir("/proc/self/fd"))
+    pool.close()
+    assert span.buffer[span.offset] == 7
+    assert len(os.listdir("/proc/self/fd")) == before
