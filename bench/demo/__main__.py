@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from aspen_mp.errors import AspenError
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         report = search(args, console)
     except (AspenError, MissingPackage, OSError) as error:
-        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         return 1
     if args.json:
         print(json.dumps(report, indent=2, ensure_ascii=False))

@@ -84,16 +84,12 @@ def machine() -> dict[str, Any]:
 
 def show(results: list[CaseResult], absent: list[str], console: Console) -> None:
     threads = results[0].threads
-    table = Table(
-        title=f"milliseconds, {threads} {'thread' if threads == 1 else 'threads'}",
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-    )
+    table = Table(title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.title = f"milliseconds, {threads} {'thread' if threads == 1 else 'threads'}"
     for column in ("network", "engine"):
         table.add_column(column, no_wrap=True)
-    for column in ("median", "min", "GMAC/s", "ratio", "of mins", "difference"):
-        table.add_column(column, justify="right")
+    for column in ("median", "min", "GMAC/s", "ratio", "by min", "differs"):
+        table.add_column(column, justify="right", no_wrap=True)
     for case in results:
         for index, engine in enumerate(case.engines):
             table.add_row(
@@ -108,16 +104,14 @@ def show(results: list[CaseResult], absent: list[str], console: Console) -> None
                 end_section=index == len(case.engines) - 1,
             )
     console.print(table)
-    console.print(
-        f"ratio: {OURS}'s time by the other's, median over rounds; difference: of outputs, as a share of the largest", style="dim"
-    )
+    console.print(f"ratio: {OURS}'s time by the other's, median over rounds. differs: outputs, by the largest value", style="dim")
     for settings in sorted({f"{e.engine} {e.version}: {e.settings}" for case in results for e in case.engines}):
         console.print(settings, style="dim")
     for name in absent:
         console.print(f"{name}: not measured, it is not installed", style="yellow")
     for case in results:
         if case.rejected or case.disturbed:
-            note = f"{case.rejected} rounds left out because other processes ran"
+            note = f"rounds left out because other processes ran: {case.rejected}"
             note += f", {case.disturbed} of the {case.rounds} counted were disturbed too" if case.disturbed else ""
             console.print(f"{case.case}: {note}", style="yellow")
         for message in case.failed.values():
