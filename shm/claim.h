@@ -137,6 +137,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   struct aspen_instance *i = &s->control->instance[id];
   const struct aspen_instance_view *view = s->instance[id];
   uint64_t free_word = aspen_load_seq(&i->word);
+  if ((uint32_t)free_word != ASPEN_INSTANCE_FREE) return ASPEN_OK; /* its plan was dropped after the choice: the next scan answers */
   uint32_t generation = (uint32_t)(free_word >> 32) + 1;
   if (generation == 0) generation = 1; /* `executed` of a new arena is 0 */
   aspen_store_relaxed(&i->client, r->client);
@@ -148,7 +149,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->needed = 0;
   i->started_ns = aspen_now_ns();
   aspen_store_relaxed(&i->fault, 0);
-  aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_CLAIMED));
+  if (!aspen_cas_seq(&i->word, free_word, ASPEN_STATE(generation, ASPEN_INSTANCE_CLAIMED))) return ASPEN_OK; /* as above */
   uint32_t error = ASPEN_E_OK;
   if (aspen_load_seq(&s->control->plan[r->plan].state) != ASPEN_PLAN_LIVE) error = ASPEN_E_PLAN_GONE;
   else if (aspen_load_seq(&s->control->client[r->client].state) != ASPEN_CLIENT_LIVE) error = ASPEN_E_CLIENT_GONE;
@@ -156,7 +157,8 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   aspen_and_seq(&c->pending[r->slot / 64], ~((uint64_t)1 << (r->slot % 64)));
   if (error) {
     s->drained = 1; /* whoever looked while we held the instance has to look again */
-    aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
+    /* Not a store: the planner process may have seen the instance free before it was claimed, and taken it out of use since. */
+    aspen_cas_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_CLAIMED), ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
     aspen_answer(c, r->slot, r->word, error, ASPEN_NONE, 0, 0);
     return ASPEN_OK;
   }

@@ -56,7 +56,8 @@ static inline char *aspen_mapped(const struct aspen_station *s, uint32_t segment
 }
 
 static inline struct aspen_client_segment *aspen_client_mapped(const struct aspen_station *s, uint32_t client) {
-  return (struct aspen_client_segment *)aspen_mapped(s, s->control->client[client].segment, ASPEN_ROLE_CLIENT);
+  /* The planner process may be giving this entry out: whatever is seen is mapped here, and this client's, or it is nothing yet. */
+  return (struct aspen_client_segment *)aspen_mapped(s, aspen_load_relaxed(&s->control->client[client].segment), ASPEN_ROLE_CLIENT);
 }
 
 #endif

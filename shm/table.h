@@ -86,7 +86,7 @@ static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment,
   for (uint32_t i = 1; i < ASPEN_MAX_PLANS && !id; i++)
     if (c->plan[i].state == ASPEN_PLAN_FREE && aspen_all_attached(c, c->plan[i].seq)) id = i;
   for (uint32_t i = 1; i < ASPEN_MAX_INSTANCES && found < n_arenas; i++)
-    if ((uint32_t)c->instance[i].word == ASPEN_INSTANCE_NONE && aspen_all_attached(c, c->instance[i].seq)) instance[found++] = i;
+    if ((uint32_t)aspen_load_acquire(&c->instance[i].word) == ASPEN_INSTANCE_NONE && aspen_all_attached(c, c->instance[i].seq)) instance[found++] = i;
   if (!id || found < n_arenas) return 0;
   struct aspen_plan *p = &c->plan[id];
   p->segment = segment;
@@ -150,7 +150,7 @@ static inline uint32_t aspen_add_client(struct aspen_control *c, uint32_t segmen
     struct aspen_client *k = &c->client[i];
     if (k->state != ASPEN_CLIENT_FREE || !aspen_all_attached(c, k->seq)) continue;
     memset(k->data, 0, sizeof k->data);
-    k->segment = segment;
+    aspen_store_relaxed(&k->segment, segment); /* a stale doorbell bit makes a DSE look here at any time */
     mapped->client = i;
     aspen_store_seq(&k->state, ASPEN_CLIENT_LIVE);
     return i;
@@ -202,13 +202,14 @@ static inline uint32_t aspen_collect_client(struct aspen_control *c, uint32_t cl
 
 static inline void aspen_worker_reset(struct aspen_control *c, uint32_t row, uint32_t cpu, uint32_t core_class, uint32_t cache, uint32_t node) {
   struct aspen_worker *w = &c->worker[row];
-  memset(w, 0, sizeof *w);
-  w->cpu = cpu;
-  w->core_class = core_class;
-  w->cache = cache;
-  w->node = node;
+  w->pid = 0;
+  aspen_stat_store(&w->cpu, cpu); /* other DSEs may be reading where the row's worker is (aspen_distance) */
+  aspen_stat_store(&w->core_class, core_class);
+  aspen_stat_store(&w->cache, cache);
+  aspen_stat_store(&w->node, node);
+  memset(&w->state, 0, sizeof *w - offsetof(struct aspen_worker, state));
   aspen_store_release(&w->state, ASPEN_WORKER_JOINING);
-  aspen_stat_add(&c->signals.roster, 1);
+  aspen_add_seq(&c->signals.roster, 1); /* after the place: who sees the new number sees it too */
 }
 
 static inline void aspen_worker_command(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t row, uint32_t command) {

@@ -37,18 +37,19 @@ struct aspen_dse {
 /* ------------------------------------------------------------------------------------------------ setting up */
 
 /* How far another worker's core is: same class and cache, then same node, then the rest; ties by distance of the rows, so that thieves
- * begin at different victims. */
+ * begin at different victims. The planner process may be giving a row to another worker meanwhile: then `roster` asks for another look. */
 static inline uint32_t aspen_distance(const struct aspen_control *c, uint32_t a, uint32_t b) {
   const struct aspen_worker *x = &c->worker[a], *y = &c->worker[b];
   uint32_t n = c->signals.n_rows, far = 2;
-  if (x->node == y->node) far = x->cache == y->cache && x->core_class == y->core_class ? 0 : 1;
+  if (aspen_stat_load(&x->node) == aspen_stat_load(&y->node))
+    far = aspen_stat_load(&x->cache) == aspen_stat_load(&y->cache) && aspen_stat_load(&x->core_class) == aspen_stat_load(&y->core_class) ? 0 : 1;
   return far * ASPEN_MAX_WORKERS + (b + n - a) % n;
 }
 
 static inline void aspen_dse_sort_victims(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   uint32_t n = 0;
-  d->roster = aspen_stat_load(&c->signals.roster);
+  d->roster = aspen_load_acquire(&c->signals.roster);
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     if (r == d->s.row) continue;
     uint32_t k = n++, far = aspen_distance(c, d->s.row, r);

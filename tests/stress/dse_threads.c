@@ -1,0 +1,474 @@
+/* The scheduler's loop as threads, for ThreadSanitizer: several DSEs, two clients, a canceller and a planner process over one set of segments.
+ *
+ * Kernels here read and write their operands with plain accesses, so every ordering that a tile relies on (its inputs, recycled buffers, an
+ * instance that is used again, a request's region) has to come from the protocol, and ThreadSanitizer proves or refutes it. Workers leave and
+ * join again, a second plan and a third client are announced while requests run, some requests are cancelled and some fail.
+ * All synchronisation is atomics on the shared words; a futex only puts to sleep, so it does not matter that ThreadSanitizer cannot see it.
+ *
+ * usage: dse_threads SEED REQUESTS        exit status: 0 every answer was right; 1 not; 66 ThreadSanitizer has something to say
+ * PLANT_RELAXED, PLANT_LATE, PLANT_REUSE build in a fault that has to be found.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "atomics.h"
+#if defined(PLANT_RELAXED) /* parents are counted, but not ordered before their child */
+#undef aspen_sub_acq_rel
+#define aspen_sub_acq_rel(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_RELAXED)
+#endif
+#include "dse.h"
+#include "submit.h"
+#include "table.h"
+
+enum { LENGTH = 96, PARTS = 6, NODES = 22, REACH = 5, HUB = 5, MOST = 512, WORKERS = 3, CLIENTS = 3, PLANS = 2, SLOTS = 5, WATCHDOG = 120 };
+enum { X = -1, Y = -2, VECTOR = LENGTH * 8 /* bytes */, REGION = 2 * VECTOR, PLAN_BYTES = 1 << 18, ARENA_BYTES = 1 << 17 };
+#define POISON 0xdeadull /* as first element of an input: a kernel fails */
+
+size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
+
+static void check(int condition, const char *what) {
+  if (condition) return;
+  printf("WRONG: %s\n", what);
+  exit(1);
+}
+
+/* ------------------------------------------------------------------------------------------------ kernels */
+
+/* Element i of a node. A `whole` node needs all of its right input for every element. */
+static uint64_t element(int64_t node, int64_t i, uint64_t left, uint64_t right) { return (left * 31) ^ (right * 17 + (uint64_t)(node * LENGTH + i)); }
+static uint64_t mixed(uint64_t sum, uint64_t right, int64_t k) { return sum * 3 + (right ^ (uint64_t)k); }
+
+static int compute(const aspen_call *c, uint64_t *result) {
+  const uint64_t *left = (const uint64_t *)c->args[1].ptr, *right = (const uint64_t *)c->args[2].ptr;
+  int64_t node = c->params[0], whole = c->params[1], step = c->args[2].strides[0];
+  uint64_t sum = 0;
+  for (int64_t k = 0; whole && k < LENGTH; k++) sum = mixed(sum, right[k * step], k);
+  for (int64_t i = c->lo[0]; i < c->hi[0]; i++) result[i] = element(node, i, left[i], whole ? sum : right[i * step]);
+  return c->params[2] && c->lo[0] == 0 && left[0] == POISON ? ASPEN_KERNEL_BAD_INDEX : 0;
+}
+
+#if defined(PLANT_LATE) /* a tile's output is written after its children were counted down */
+static __thread struct { uint64_t *to, value[LENGTH]; int64_t lo, hi; } late;
+static int kernel(const aspen_call *c) {
+  uint64_t value[LENGTH];
+  int r = compute(c, value);
+  for (int64_t i = late.lo; i < late.hi; i++) late.to[i] = late.value[i];
+  late.to = (uint64_t *)c->args[0].ptr;
+  late.lo = c->lo[0];
+  late.hi = c->hi[0];
+  memcpy(late.value, value, sizeof value);
+  return r;
+}
+#else
+static int kernel(const aspen_call *c) { return compute(c, (uint64_t *)c->args[0].ptr); }
+#endif
+
+/* ------------------------------------------------------------------------------------------------ plans */
+
+struct node { int left, right, flip, whole, parts, buffer; };
+struct box { int node, lo, hi; };
+struct graph {
+  struct node node[NODES];
+  struct box box[MOST];
+  char edge[MOST][MOST];
+  int n_tiles, n_kernels, n_buffers, n_joins, fanout;
+};
+
+static uint32_t below(uint32_t *random, uint32_t n) { return aspen_random(random) % n; }
+
+static int overlap(int buffer_a, int a_lo, int a_hi, int buffer_b, int b_lo, int b_hi) {
+  return buffer_a == buffer_b && buffer_a != X && a_lo < b_hi && b_lo < a_hi;
+}
+static int buffer_of(const struct graph *g, int v) { return v < 0 ? X : g->node[v].buffer; }
+
+static int reads(const struct graph *g, const struct box *t, const struct box *of) {
+  const struct node *n = &g->node[t->node];
+  int lo = n->whole ? 0 : n->flip ? LENGTH - t->hi : t->lo, hi = n->whole ? LENGTH : n->flip ? LENGTH - t->lo : t->hi;
+  int written = g->node[of->node].buffer;
+  return overlap(buffer_of(g, n->left), t->lo, t->hi, written, of->lo, of->hi) || overlap(buffer_of(g, n->right), lo, hi, written, of->lo, of->hi);
+}
+
+static int needed(const struct graph *g, int v, int from) {
+  for (int u = from; u < NODES; u++)
+    if (g->node[u].left == v || g->node[u].right == v) return 1;
+  return 0;
+}
+
+/* Random nodes in layers of at most REACH; few buffers, each taken over as soon as nobody later needs what is in it. */
+static void make_nodes(struct graph *g, uint32_t *random) {
+  int tenant[NODES];
+  for (int v = 0; v < NODES; v++) {
+    struct node *n = &g->node[v];
+    int first = v < REACH ? X : v - REACH;
+    n->left = first + (int)below(random, (uint32_t)(v - first));
+    n->right = v % 4 == 3 ? v - 1 : first + (int)below(random, (uint32_t)(v - first));
+    n->flip = (int)below(random, 2);
+    n->whole = below(random, 4) == 0;
+    n->parts = v == HUB || below(random, 6) == 0 ? 1 : PARTS;
+    if (v > HUB && v <= HUB + 4) { /* one tile that very many read and nothing else orders: more children than fit */
+      n->left = HUB;
+      n->right = HUB - 1;
+      n->parts = PARTS;
+    }
+  }
+  for (int v = 0; v < NODES; v++) {
+    struct node *n = &g->node[v];
+    n->buffer = Y;
+    if (v == NODES - 1) break;
+    uint32_t start = g->n_buffers ? below(random, (uint32_t)g->n_buffers) : 0;
+    for (int k = 0; k < g->n_buffers && n->buffer == Y; k++) {
+      int b = (int)(start + (uint32_t)k) % g->n_buffers;
+      if (!needed(g, tenant[b], v)) n->buffer = b;
+    }
+    if (n->buffer == Y) n->buffer = g->n_buffers++;
+    tenant[n->buffer] = v;
+  }
+}
+
+/* An edge between two tiles that touch the same elements, unless they are ordered anyway. */
+static void make_edges(struct graph *g) {
+  static char before[MOST][MOST];
+  memset(before, 0, sizeof before);
+  for (int v = 0; v < NODES; v++)
+    for (int k = 0; k < g->node[v].parts; k++)
+      g->box[g->n_tiles++] = (struct box){v, k * LENGTH / g->node[v].parts, (k + 1) * LENGTH / g->node[v].parts};
+  g->n_kernels = g->n_tiles;
+  for (int t = 0; t < g->n_tiles; t++)
+    for (int s = t - 1; s >= 0; s--) {
+      const struct box *a = &g->box[s], *b = &g->box[t];
+      int flow = reads(g, b, a), reuse = reads(g, a, b) || overlap(g->node[a->node].buffer, a->lo, a->hi, g->node[b->node].buffer, b->lo, b->hi);
+      if (before[t][s] || !(flow || reuse)) continue;
+      before[t][s] = 1;
+      for (int k = 0; k < s; k++) before[t][k] |= before[s][k];
+#if defined(PLANT_REUSE) /* a buffer is taken over without waiting for its last readers */
+      if (!flow) continue;
+#endif
+      g->edge[s][t] = 1;
+    }
+}
+
+static int children(const struct graph *g, int s) {
+  int n = 0;
+  for (int t = 0; t < g->n_tiles; t++) n += g->edge[s][t];
+  return n;
+}
+
+static int new_join(struct graph *g) {
+  check(g->n_tiles < MOST - 1, "the graph is larger than its tables");
+  g->n_joins++;
+  return g->n_tiles++;
+}
+
+/* JOIN tiles: between a node's tiles and the parents that they all have, and where a tile has too many children. Then END after all sinks. */
+static void make_joins(struct graph *g) {
+  for (int v = 0, first = 0; v < NODES; first += g->node[v++].parts) {
+    int last = first + g->node[v].parts, common[MOST], n = 0;
+    for (int s = 0; s < first; s++) {
+      int all = 1;
+      for (int t = first; t < last; t++) all &= g->edge[s][t];
+      if (all) common[n++] = s;
+    }
+    if (n < 2 || last - first < 2) continue;
+    int join = new_join(g);
+    for (int k = 0; k < n; k++) {
+      for (int t = first; t < last; t++) g->edge[common[k]][t] = 0;
+      g->edge[common[k]][join] = 1;
+    }
+    for (int t = first; t < last; t++) g->edge[join][t] = 1;
+  }
+  for (int s = 0; s < g->n_tiles; s++) {
+    int n = children(g, s);
+    if (n > g->fanout) g->fanout = n;
+    for (; n > ASPEN_FANOUT; n -= ASPEN_FANOUT - 1) {
+      int join = new_join(g);
+      for (int t = 0, moved = 0; moved < ASPEN_FANOUT; t++)
+        if (g->edge[s][t] && t != join) {
+          g->edge[s][t] = 0;
+          g->edge[join][t] = 1;
+          moved++;
+        }
+      g->edge[s][join] = 1;
+    }
+  }
+  int end = g->n_tiles++;
+  for (int s = 0; s < end; s++)
+    if (!children(g, s)) g->edge[s][end] = 1;
+}
+
+static uint64_t up(uint64_t n) { return (n + 63) & ~(uint64_t)63; }
+
+static struct aspen_operand operand(const struct graph *g, int v, int flip) {
+  int b = buffer_of(g, v);
+  struct aspen_operand o = {.dtype = ASPEN_DT_U64, .rank = 1, .dims = {LENGTH}, .strides = {flip ? -1 : 1}};
+  o.space = b < 0 ? ASPEN_SPACE_REQUEST : ASPEN_SPACE_ARENA;
+  o.offset = (b == X ? 0 : b == Y ? VECTOR : (int64_t)b * VECTOR) + (flip ? VECTOR - 8 : 0);
+  return o;
+}
+
+static void write_plan(const struct graph *g, char *base, uint32_t *random) {
+  struct aspen_plan_header *h = (struct aspen_plan_header *)base;
+  uint32_t n = (uint32_t)g->n_tiles, end = n - 1;
+  aspen_magic_write((struct aspen_magic *)base, PLAN_BYTES, ASPEN_ROLE_PLAN);
+  h->n_ops = NODES + 2, h->n_operands = 3 * NODES, h->n_params = 4 * NODES, h->n_tiles = n, h->end_tile = end;
+  h->ops = up(sizeof *h), h->operands = up(h->ops + h->n_ops * sizeof(struct aspen_op));
+  h->params = up(h->operands + h->n_operands * sizeof(struct aspen_operand)), h->tiles = up(h->params + 8 * h->n_params);
+  h->parent_counts = up(h->tiles + ASPEN_LINE * n), h->initial = up(h->parent_counts + 4 * n), h->children = up(h->initial + 4 * n);
+  h->arena_counters = ASPEN_LINE, h->arena_executed = up(h->arena_counters + 4 * n), h->arena_next = up(h->arena_executed + 4 * n);
+  h->arena_data = up(h->arena_next + 8 * n), h->arena_bytes = h->arena_data + (uint64_t)g->n_buffers * VECTOR, h->request_bytes = REGION;
+  check(h->arena_bytes <= ARENA_BYTES && h->children + 4 * ASPEN_FANOUT * n <= PLAN_BYTES, "the plan is larger than its segment");
+  struct aspen_op *ops = (struct aspen_op *)(base + h->ops);
+  struct aspen_operand *operands = (struct aspen_operand *)(base + h->operands);
+  struct aspen_tile *tiles = (struct aspen_tile *)(base + h->tiles);
+  int64_t *params = (int64_t *)(base + h->params);
+  uint32_t *kids = (uint32_t *)(base + h->children), *counts = (uint32_t *)(base + h->parent_counts), *initial = (uint32_t *)(base + h->initial);
+  ops[NODES].kernel = ASPEN_K_JOIN;
+  ops[NODES + 1].kernel = ASPEN_K_END;
+  for (int v = 0; v < NODES; v++) {
+    const struct node *node = &g->node[v];
+    ops[v] = (struct aspen_op){.kernel = ASPEN_K_BINARY, .operand = 3 * (uint32_t)v, .n_outputs = 1, .n_inputs = 2, .param = 4 * (uint32_t)v, .n_params = 4};
+    int64_t p[4] = {v, node->whole, v == 0};
+    memcpy(params + 4 * v, p, sizeof p);
+    struct aspen_operand *o = &operands[3 * v];
+    o[0] = operand(g, v, 0), o[1] = operand(g, node->left, 0), o[2] = operand(g, node->right, node->flip);
+    for (int k = 0; k < 3; k++)
+      if (o[k].space == ASPEN_SPACE_ARENA) o[k].offset += (int64_t)h->arena_data;
+  }
+  for (uint32_t t = 0; t < n; t++) {
+    int is_kernel = (int)t < g->n_kernels;
+    tiles[t] = (struct aspen_tile){.op = is_kernel ? (uint32_t)g->box[t].node : t == end ? NODES + 1 : NODES, .children = h->n_children};
+    tiles[t].depth = (uint8_t)(is_kernel ? g->box[t].node * (ASPEN_DEPTHS - 1) / NODES : t == end ? ASPEN_DEPTHS - 1 : 0);
+    tiles[t].rank = below(random, n);
+    if (is_kernel) tiles[t].lo[0] = (uint32_t)g->box[t].lo, tiles[t].hi[0] = (uint32_t)g->box[t].hi;
+    for (uint32_t c = 0; c < n; c++)
+      if (g->edge[t][c]) {
+        kids[h->n_children++] = c;
+        tiles[t].n_children++;
+        counts[c]++;
+      }
+  }
+  for (uint32_t t = 0; t < n; t++)
+    if (!counts[t]) initial[h->n_initial++] = t;
+}
+
+/* Everything in order, without tiles or shared buffers. */
+static void reference(const struct graph *g, const uint64_t *x, uint64_t *y) {
+  uint64_t value[NODES + 1][LENGTH];
+  memcpy(value[0], x, VECTOR);
+  for (int v = 0; v < NODES; v++) {
+    const struct node *n = &g->node[v];
+    const uint64_t *left = value[n->left + 1], *right = value[n->right + 1];
+    uint64_t sum = 0;
+    for (int64_t k = 0; k < LENGTH; k++) sum = mixed(sum, right[n->flip ? LENGTH - 1 - k : k], k);
+    for (int64_t i = 0; i < LENGTH; i++) value[v + 1][i] = element(v, i, left[i], n->whole ? sum : right[n->flip ? LENGTH - 1 - i : i]);
+  }
+  memcpy(y, value[NODES], VECTOR);
+}
+
+/* ------------------------------------------------------------------------------------------------ the planner process */
+
+enum { ARENAS = 3 };
+static struct aspen_control control;
+static struct aspen_doorbell bell;
+static struct aspen_client_segment client[CLIENTS];
+static char plan_bytes[PLANS][PLAN_BYTES] __attribute__((aligned(64))), arena[PLANS][ARENAS][ARENA_BYTES] __attribute__((aligned(64)));
+static char data[CLIENTS][ASPEN_DATA_FIRST + SLOTS * REGION] __attribute__((aligned(64)));
+static struct graph graph[PLANS];
+static void *mapped_at[ASPEN_MAX_SEGMENTS]; /* in the place of descriptors: written before what refers to a segment is announced */
+static uint32_t plans_ready, clients_running, seed, requests;
+
+static uint32_t add_segment(uint32_t role, void *at, uint64_t bytes) {
+  uint32_t id = aspen_add_segment(&control, role, bytes);
+  mapped_at[id] = at;
+  return id;
+}
+
+static void add_client(uint32_t k) {
+  uint32_t segment = add_segment(ASPEN_ROLE_CLIENT, &client[k], sizeof client[k]), region = add_segment(ASPEN_ROLE_DATA, data[k], sizeof data[k]);
+  check(aspen_add_client(&control, segment, &client[k]) == k + 1 && aspen_add_data(&control, k + 1, region) == 1, "no client");
+}
+
+static void add_plan(uint32_t k, uint32_t n_arenas) {
+  uint32_t arenas[ARENAS], random = seed * 7919 + k + 1;
+  struct graph *g = &graph[k];
+  make_nodes(g, &random);
+  make_edges(g);
+  make_joins(g);
+  write_plan(g, plan_bytes[k], &random);
+  printf("plan %u: %d tiles, %d joins, %d buffers, fan-out %d before joins\n", k + 1, g->n_tiles, g->n_joins, g->n_buffers, g->fanout);
+  uint32_t segment = add_segment(ASPEN_ROLE_PLAN, plan_bytes[k], PLAN_BYTES);
+  for (uint32_t a = 0; a < n_arenas; a++) arenas[a] = add_segment(ASPEN_ROLE_ARENA, arena[k][a], ARENA_BYTES);
+  check(aspen_add_plan(&control, segment, NULL, 0, arenas, n_arenas) == k + 1, "no plan");
+  aspen_publish(&control, &bell);
+  aspen_store_release(&plans_ready, k + 1); /* the answer to a client's request for a plan */
+}
+
+/* ------------------------------------------------------------------------------------------------ workers */
+
+struct worker {
+  struct aspen_dse dse;
+  struct aspen_mapping mapping[ASPEN_MAX_SEGMENTS];
+  struct aspen_plan_view *plan[ASPEN_MAX_PLANS];
+  struct aspen_instance_view *instance[ASPEN_MAX_INSTANCES];
+  uint64_t *next[ASPEN_MAX_INSTANCES];
+};
+
+/* Maps everything announced up to an attach_seq that was read before; returns that number. */
+static uint32_t map_all(struct worker *w) {
+  static aspen_kernel_fn const kernels[ASPEN_N_KERNELS] = {[ASPEN_K_BINARY] = kernel};
+  uint32_t seq = aspen_load_seq(&control.signals.attach_seq);
+  for (uint32_t i = 1; i < 32; i++) {
+    struct aspen_segment *s = &control.segment[i];
+    if (aspen_load_acquire(&s->state) == ASPEN_SEGMENT_LIVE && (int32_t)(seq - s->seq) >= 0)
+      w->mapping[i] = (struct aspen_mapping){mapped_at[i], s->bytes, s->role};
+  }
+  for (uint32_t k = 1; k <= PLANS; k++) {
+    const struct aspen_plan *p = &control.plan[k];
+    const char *why;
+    if (w->plan[k] || aspen_load_seq(&p->state) != ASPEN_PLAN_LIVE || !w->mapping[p->segment].base) continue;
+    struct aspen_exec_plan *e = aspen_exec_plan_new(w->mapping[p->segment].base, PLAN_BYTES, p->generation, kernels, &why);
+    check(e != NULL, why);
+    w->plan[k] = &e->view;
+    for (uint32_t a = 0; a < p->n_instances; a++) {
+      uint32_t id = p->instance[a];
+      struct aspen_bases bases = {{0}};
+      bases.at[ASPEN_SPACE_ARENA] = w->mapping[control.instance[id].arena].base;
+      struct aspen_exec_instance *x = aspen_exec_instance_new(e, &bases);
+      w->instance[id] = &x->view;
+      w->next[id] = aspen_exec_next(x);
+    }
+  }
+  return seq;
+}
+
+static void *work(void *argument) {
+  uint32_t row = (uint32_t)(uintptr_t)argument, seq;
+  struct worker *w = calloc(1, sizeof *w);
+  check(w != NULL, "out of memory");
+  seq = map_all(w);
+  aspen_dse_init(&w->dse, &control, &bell, row, w->mapping, w->plan, w->instance, w->next);
+  aspen_dse_attached(&w->dse, seq);
+  while (aspen_dse_join(&w->dse)) {}
+  for (;;) switch (aspen_dse_run(&w->dse)) {
+    case ASPEN_REASON_ATTACH: aspen_dse_attached(&w->dse, map_all(w)); break;
+    case ASPEN_REASON_DRAINED: break;
+    case ASPEN_REASON_OPAQUE: check(0, "an opaque tile that no plan has");
+    default: goto out;
+  }
+out:
+  for (uint32_t k = 1; k <= PLANS; k++)
+    if (w->plan[k]) {
+      for (uint32_t i = 1; i <= PLANS * ARENAS; i++)
+        if (w->instance[i] && w->instance[i]->plan == w->plan[k]) {
+          aspen_exec_instance_free((struct aspen_exec_instance *)w->instance[i]);
+          w->instance[i] = NULL;
+        }
+      aspen_exec_plan_free((struct aspen_exec_plan *)w->plan[k]);
+    }
+  free(w);
+  return NULL;
+}
+
+static pthread_t worker_thread[WORKERS];
+static void start(uint32_t row) {
+  aspen_worker_reset(&control, row, ASPEN_NONE, 0, row & 1, 0);
+  check(pthread_create(&worker_thread[row], NULL, work, (void *)(uintptr_t)row) == 0, "no thread");
+}
+
+/* ------------------------------------------------------------------------------------------------ clients */
+
+/* Keeps SLOTS requests in flight and checks each answer. Client 0 is disturbed by the canceller. */
+static void *submit(void *argument) {
+  uint32_t me = (uint32_t)(uintptr_t)argument, random = seed * 31 + me + 1, cancelled = 0, failed = 0;
+  uint32_t plan_of[SLOTS] = {0};
+  for (uint32_t r = 0; r < requests + SLOTS; r++) {
+    uint32_t s = r % SLOTS;
+    struct aspen_slot *slot = &client[me].slot[s];
+    uint64_t *x = (uint64_t *)(data[me] + ASPEN_DATA_FIRST + s * REGION), *y = x + LENGTH, expected[LENGTH];
+    if (r >= SLOTS) {
+      uint32_t word;
+      while (ASPEN_SLOT_STATE(word = aspen_load_acquire(&slot->word)) != ASPEN_SLOT_DONE) aspen_wait_slot(slot, word, ASPEN_FOREVER);
+      uint32_t error = aspen_load_relaxed(&slot->error);
+      if (error == ASPEN_E_CANCELLED) {
+        check(me == 0, "a request was cancelled that nobody cancelled");
+        cancelled++;
+      } else if (x[0] == POISON && error) {
+        check(error == ASPEN_E_BAD_INDEX && aspen_load_relaxed(&slot->needed) == 0, "a failed request ended oddly");
+        failed++;
+      } else {
+        check(error == 0, "a request failed");
+        reference(&graph[plan_of[s]], x, expected);
+        check(memcmp(y, expected, VECTOR) == 0, "a wrong answer");
+      }
+      aspen_release(&client[me], s);
+    }
+    if (r >= requests) continue;
+    for (int i = 0; i < LENGTH; i++) x[i] = aspen_random(&random);
+    if (below(&random, 16) == 0) x[0] = POISON;
+    plan_of[s] = below(&random, aspen_load_acquire(&plans_ready));
+    struct aspen_request q = {.plan = plan_of[s] + 1, .generation = 1, .data = 0, .class_ = below(&random, 3), .offset = ASPEN_DATA_FIRST + s * REGION};
+    aspen_submit(&client[me], &bell, s, &q);
+  }
+  printf("client %u: %u requests, %u cancelled, %u failed\n", me + 1, requests, cancelled, failed);
+  aspen_sub_seq(&clients_running, 1);
+  return NULL;
+}
+
+/* Another thread of client 0: cancels a request now and then, perhaps one that has just ended. */
+static void *cancel(void *argument) {
+  uint32_t random = seed + 99;
+  while (aspen_load_seq(&clients_running)) {
+    uint32_t s = below(&random, SLOTS), word = aspen_load_relaxed(&client[0].slot[s].word), state = ASPEN_SLOT_STATE(word);
+    if (state == ASPEN_SLOT_SUBMITTED || state == ASPEN_SLOT_RUNNING) aspen_cancel(&client[0], &bell, s, ASPEN_SLOT_SEQUENCE(word));
+    for (int k = 0; k < 4; k++) aspen_wait_any(&client[0], aspen_load_seq(&client[0].completions), 5000000);
+  }
+  return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ all together */
+
+int main(int argc, char **argv) {
+  pthread_t client_thread[CLIENTS], canceller;
+  if (argc != 3) return 3;
+  seed = (uint32_t)strtoul(argv[1], NULL, 10);
+  requests = (uint32_t)strtoul(argv[2], NULL, 10);
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  alarm(WATCHDOG); /* somebody sleeps for ever: killed by the signal */
+  aspen_table_create(&control, WORKERS, 20000);
+  control.signals.seed = seed;
+  add_client(0);
+  add_client(1);
+  add_plan(0, ARENAS);
+  for (uint32_t row = 0; row < WORKERS; row++) start(row);
+  clients_running = CLIENTS;
+  for (uintptr_t k = 0; k < 2; k++) check(pthread_create(&client_thread[k], NULL, submit, (void *)k) == 0, "no thread");
+  check(pthread_create(&canceller, NULL, cancel, NULL) == 0, "no thread");
+  uint32_t random = seed + 5, left = 0;
+  while (aspen_load_seq(&clients_running)) {
+    uint32_t row = below(&random, WORKERS);
+    aspen_worker_command(&control, &bell, row, ASPEN_COMMAND_LEAVE);
+    pthread_join(worker_thread[row], NULL);
+    aspen_stat_store(&control.signals.policy, below(&random, 3));
+    start(row);
+    if (left++ == 3) {
+      aspen_look_again(&control, &bell); /* DSEs look at every client, also at the one that is about to be added */
+      add_client(2);
+      add_plan(1, 2);
+      check(pthread_create(&client_thread[2], NULL, submit, (void *)2) == 0, "no thread");
+    }
+    usleep(2000);
+  }
+  for (int k = 0; k < CLIENTS; k++) pthread_join(client_thread[k], NULL);
+  pthread_join(canceller, NULL);
+  aspen_store_seq(&control.signals.stop, 1);
+  aspen_wake_all(&bell);
+  for (uint32_t row = 0; row < WORKERS; row++) pthread_join(worker_thread[row], NULL);
+  for (uint32_t row = 0; row < WORKERS; row++) check(!control.row[row].mask && !control.row[row].lock, "a row is not empty or still locked");
+  for (uint32_t i = 1; i <= ARENAS + 2; i++) check((uint32_t)control.instance[i].word == ASPEN_INSTANCE_FREE, "an instance is not free");
+  check(!control.claim.lock && !control.idle.sleepers && !control.idle.spinners, "somebody is still counted");
+  printf("fine; workers left and joined again %u times\n", left);
+  return 0;
+}
