@@ -415,7 +415,7 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
     int asked = aspen_dse_asked(d);
     if (asked == ASPEN_REASON_LEAVE) {
       int r = aspen_dse_put_back(d);
-      if (r == ASPEN_OK && d->held.n == 0) r = aspen_dse_admit(d) ? ASPEN_BUSY : aspen_dse_leave(d);
+      if (r == ASPEN_OK) r = aspen_dse_admit(d) ? ASPEN_BUSY : aspen_dse_leave(d);
       if (r) continue; /* epoch or attach: the top of the loop sees to it, then we leave */
     }
     if (asked) return aspen_dse_exit(d, (enum aspen_reason)asked);

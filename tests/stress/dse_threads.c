@@ -2,7 +2,7 @@
  *
  * Kernels here read and write their operands with plain accesses, so every ordering that a tile relies on (its inputs, recycled buffers, an
  * instance that is used again, a request's region) has to come from the protocol, and ThreadSanitizer proves or refutes it. Workers leave and
- * join again, a second plan and a third client are announced while requests run, some requests are cancelled and some fail.
+ * join again, a second plan comes and goes and a third client is announced while requests run, some requests are cancelled and some fail.
  * All synchronisation is atomics on the shared words; a futex only puts to sleep, so it does not matter that ThreadSanitizer cannot see it.
  *
  * usage: dse_threads SEED REQUESTS        exit status: 0 every answer was right; 1 not; 66 ThreadSanitizer has something to say
@@ -270,7 +270,7 @@ static void reference(const struct graph *g, const uint64_t *x, uint64_t *y) {
 
 /* ------------------------------------------------------------------------------------------------ the planner process */
 
-enum { ARENAS = 3 };
+enum { ARENAS = 3, IDS = 32 /* more than the ids of segments and instances that are ever in use */ };
 static struct aspen_control control;
 static struct aspen_doorbell bell;
 static struct aspen_client_segment client[CLIENTS];
@@ -278,11 +278,12 @@ static char plan_bytes[PLANS][PLAN_BYTES] __attribute__((aligned(64))), arena[PL
 static char data[CLIENTS][ASPEN_DATA_FIRST + SLOTS * REGION] __attribute__((aligned(64)));
 static struct graph graph[PLANS];
 static void *mapped_at[ASPEN_MAX_SEGMENTS]; /* in the place of descriptors: written before what refers to a segment is announced */
-static uint32_t plans_ready, clients_running, seed, requests;
+static uint32_t generation_of[PLANS];       /* what the planner process tells clients; 0: no such plan now */
+static uint32_t clients_running, plans_dropped, seed, requests;
 
 static uint32_t add_segment(uint32_t role, void *at, uint64_t bytes) {
   uint32_t id = aspen_add_segment(&control, role, bytes);
-  mapped_at[id] = at;
+  aspen_store_release(&mapped_at[id], at);
   return id;
 }
 
@@ -291,19 +292,51 @@ static void add_client(uint32_t k) {
   check(aspen_add_client(&control, segment, &client[k]) == k + 1 && aspen_add_data(&control, k + 1, region) == 1, "no client");
 }
 
-static void add_plan(uint32_t k, uint32_t n_arenas) {
-  uint32_t arenas[ARENAS], random = seed * 7919 + k + 1;
+static void make_graph(uint32_t k) {
+  uint32_t random = seed * 7919 + k + 1;
   struct graph *g = &graph[k];
   make_nodes(g, &random);
   make_edges(g);
   make_joins(g);
-  write_plan(g, plan_bytes[k], &random);
   printf("plan %u: %d tiles, %d joins, %d buffers, fan-out %d before joins\n", k + 1, g->n_tiles, g->n_joins, g->n_buffers, g->fanout);
+}
+
+static void add_plan(uint32_t k, uint32_t n_arenas) {
+  uint32_t arenas[ARENAS], random = seed;
+  memset(plan_bytes[k], 0, PLAN_BYTES); /* a race with every worker that still looks at the plan that was here */
+  memset(arena[k], 0, sizeof arena[k]);
+  write_plan(&graph[k], plan_bytes[k], &random);
   uint32_t segment = add_segment(ASPEN_ROLE_PLAN, plan_bytes[k], PLAN_BYTES);
   for (uint32_t a = 0; a < n_arenas; a++) arenas[a] = add_segment(ASPEN_ROLE_ARENA, arena[k][a], ARENA_BYTES);
   check(aspen_add_plan(&control, segment, NULL, 0, arenas, n_arenas) == k + 1, "no plan");
   aspen_publish(&control, &bell);
-  aspen_store_release(&plans_ready, k + 1); /* the answer to a client's request for a plan */
+  aspen_store_release(&generation_of[k], control.plan[k + 1].generation);
+}
+
+/* One step in the life of the second plan: there, asked to go, gone, unmapped by everyone, there again. */
+static void churn(void) {
+  static uint32_t step, seq;
+  uint32_t out[1 + ASPEN_PLAN_INSTANCES], n;
+  switch (step) {
+  case 0:
+    add_plan(1, 2);
+    break;
+  case 4:
+    aspen_store_relaxed(&generation_of[1], 0); /* clients may have read it just before */
+    aspen_drop_plan(&control, &bell, 2);
+    break;
+  case 5:
+    if (!(n = aspen_collect_plan(&control, 2, out))) return;
+    for (uint32_t i = 0; i < n; i++) aspen_store_relaxed(&mapped_at[out[i]], NULL);
+    seq = aspen_publish(&control, &bell);
+    plans_dropped++;
+    break;
+  case 6:
+    if (!aspen_all_attached(&control, seq)) return; /* somebody may still look at its segments */
+    add_plan(1, 2);
+    step = 0;
+  }
+  step++;
 }
 
 /* ------------------------------------------------------------------------------------------------ workers */
@@ -316,19 +349,34 @@ struct worker {
   uint64_t *next[ASPEN_MAX_INSTANCES];
 };
 
-/* Maps everything announced up to an attach_seq that was read before; returns that number. */
+static void forget(struct worker *w, uint32_t k) {
+  if (!w->plan[k]) return;
+  for (uint32_t i = 1; i < IDS; i++)
+    if (w->instance[i] && w->instance[i]->plan == w->plan[k]) {
+      aspen_exec_instance_free((struct aspen_exec_instance *)w->instance[i]);
+      w->instance[i] = NULL;
+      w->next[i] = NULL;
+    }
+  aspen_exec_plan_free((struct aspen_exec_plan *)w->plan[k]);
+  w->plan[k] = NULL;
+}
+
+/* Maps everything announced up to an attach_seq that was read before, and forgets what has ended; returns that number. */
 static uint32_t map_all(struct worker *w) {
   static aspen_kernel_fn const kernels[ASPEN_N_KERNELS] = {[ASPEN_K_BINARY] = kernel};
   uint32_t seq = aspen_load_seq(&control.signals.attach_seq);
-  for (uint32_t i = 1; i < 32; i++) {
-    struct aspen_segment *s = &control.segment[i];
-    if (aspen_load_acquire(&s->state) == ASPEN_SEGMENT_LIVE && (int32_t)(seq - s->seq) >= 0)
-      w->mapping[i] = (struct aspen_mapping){mapped_at[i], s->bytes, s->role};
+  for (uint32_t k = 1; k <= PLANS; k++)
+    if (aspen_load_seq(&control.plan[k].state) == ASPEN_PLAN_FREE) forget(w, k);
+  for (uint32_t i = 1; i < IDS; i++) {
+    const struct aspen_segment *s = &control.segment[i];
+    uint32_t state = aspen_load_acquire(&s->state);
+    if (state == ASPEN_SEGMENT_LIVE) w->mapping[i] = (struct aspen_mapping){aspen_load_acquire(&mapped_at[i]), s->bytes, s->role};
+    if (state == ASPEN_SEGMENT_DROPPED) w->mapping[i].base = NULL;
   }
   for (uint32_t k = 1; k <= PLANS; k++) {
     const struct aspen_plan *p = &control.plan[k];
     const char *why;
-    if (w->plan[k] || aspen_load_seq(&p->state) != ASPEN_PLAN_LIVE || !w->mapping[p->segment].base) continue;
+    if (w->plan[k] || aspen_load_seq(&p->state) == ASPEN_PLAN_FREE || !w->mapping[p->segment].base) continue;
     struct aspen_exec_plan *e = aspen_exec_plan_new(w->mapping[p->segment].base, PLAN_BYTES, p->generation, kernels, &why);
     check(e != NULL, why);
     w->plan[k] = &e->view;
@@ -359,15 +407,7 @@ static void *work(void *argument) {
     default: goto out;
   }
 out:
-  for (uint32_t k = 1; k <= PLANS; k++)
-    if (w->plan[k]) {
-      for (uint32_t i = 1; i <= PLANS * ARENAS; i++)
-        if (w->instance[i] && w->instance[i]->plan == w->plan[k]) {
-          aspen_exec_instance_free((struct aspen_exec_instance *)w->instance[i]);
-          w->instance[i] = NULL;
-        }
-      aspen_exec_plan_free((struct aspen_exec_plan *)w->plan[k]);
-    }
+  for (uint32_t k = 1; k <= PLANS; k++) forget(w, k);
   free(w);
   return NULL;
 }
@@ -382,7 +422,7 @@ static void start(uint32_t row) {
 
 /* Keeps SLOTS requests in flight and checks each answer. Client 0 is disturbed by the canceller. */
 static void *submit(void *argument) {
-  uint32_t me = (uint32_t)(uintptr_t)argument, random = seed * 31 + me + 1, cancelled = 0, failed = 0;
+  uint32_t me = (uint32_t)(uintptr_t)argument, random = seed * 31 + me + 1, cancelled = 0, failed = 0, gone = 0;
   uint32_t plan_of[SLOTS] = {0};
   for (uint32_t r = 0; r < requests + SLOTS; r++) {
     uint32_t s = r % SLOTS;
@@ -395,6 +435,8 @@ static void *submit(void *argument) {
       if (error == ASPEN_E_CANCELLED) {
         check(me == 0, "a request was cancelled that nobody cancelled");
         cancelled++;
+      } else if (plan_of[s] == 1 && (error == ASPEN_E_PLAN_GONE || error == ASPEN_E_BAD_PLAN /* its entry is free */)) {
+        gone++;
       } else if (x[0] == POISON && error) {
         check(error == ASPEN_E_BAD_INDEX && aspen_load_relaxed(&slot->needed) == 0, "a failed request ended oddly");
         failed++;
@@ -408,11 +450,13 @@ static void *submit(void *argument) {
     if (r >= requests) continue;
     for (int i = 0; i < LENGTH; i++) x[i] = aspen_random(&random);
     if (below(&random, 16) == 0) x[0] = POISON;
-    plan_of[s] = below(&random, aspen_load_acquire(&plans_ready));
-    struct aspen_request q = {.plan = plan_of[s] + 1, .generation = 1, .data = 0, .class_ = below(&random, 3), .offset = ASPEN_DATA_FIRST + s * REGION};
+    plan_of[s] = below(&random, PLANS);
+    uint32_t generation = aspen_load_acquire(&generation_of[plan_of[s]]);
+    if (!generation) generation = aspen_load_acquire(&generation_of[plan_of[s] = 0]);
+    struct aspen_request q = {.plan = plan_of[s] + 1, .generation = generation, .data = 0, .class_ = below(&random, 3), .offset = ASPEN_DATA_FIRST + s * REGION};
     aspen_submit(&client[me], &bell, s, &q);
   }
-  printf("client %u: %u requests, %u cancelled, %u failed\n", me + 1, requests, cancelled, failed);
+  printf("client %u: %u requests, %u cancelled, %u failed, %u too late for their plan\n", me + 1, requests, cancelled, failed, gone);
   aspen_sub_seq(&clients_running, 1);
   return NULL;
 }
@@ -441,6 +485,8 @@ int main(int argc, char **argv) {
   control.signals.seed = seed;
   add_client(0);
   add_client(1);
+  make_graph(0);
+  make_graph(1);
   add_plan(0, ARENAS);
   for (uint32_t row = 0; row < WORKERS; row++) start(row);
   clients_running = CLIENTS;
@@ -456,10 +502,11 @@ int main(int argc, char **argv) {
     if (left++ == 3) {
       aspen_look_again(&control, &bell); /* DSEs look at every client, also at the one that is about to be added */
       add_client(2);
-      add_plan(1, 2);
+      aspen_publish(&control, &bell);
       check(pthread_create(&client_thread[2], NULL, submit, (void *)2) == 0, "no thread");
     }
-    usleep(2000);
+    usleep(1000); /* so that workers have the time to join */
+    churn();
   }
   for (int k = 0; k < CLIENTS; k++) pthread_join(client_thread[k], NULL);
   pthread_join(canceller, NULL);
@@ -467,8 +514,13 @@ int main(int argc, char **argv) {
   aspen_wake_all(&bell);
   for (uint32_t row = 0; row < WORKERS; row++) pthread_join(worker_thread[row], NULL);
   for (uint32_t row = 0; row < WORKERS; row++) check(!control.row[row].mask && !control.row[row].lock, "a row is not empty or still locked");
-  for (uint32_t i = 1; i <= ARENAS + 2; i++) check((uint32_t)control.instance[i].word == ASPEN_INSTANCE_FREE, "an instance is not free");
+  uint32_t instances = 0;
+  for (uint32_t k = 1; k <= PLANS; k++)
+    for (uint32_t a = 0; control.plan[k].state != ASPEN_PLAN_FREE && a < control.plan[k].n_instances; a++, instances++)
+      check((uint32_t)control.instance[control.plan[k].instance[a]].word == ASPEN_INSTANCE_FREE, "an instance is not free");
+  for (uint32_t i = 1; i < ASPEN_MAX_INSTANCES; i++) instances -= (uint32_t)control.instance[i].word != ASPEN_INSTANCE_NONE;
+  check(instances == 0, "an instance is no plan's");
   check(!control.claim.lock && !control.idle.sleepers && !control.idle.spinners, "somebody is still counted");
-  printf("fine; workers left and joined again %u times\n", left);
+  printf("fine; workers left and joined again %u times, a plan was dropped %u times\n", left, plans_dropped);
   return 0;
 }
