@@ -71,6 +71,7 @@ void aspen_mc_store(void *p, unsigned bytes, uint64_t v, enum aspen_mc_order ord
 uint64_t aspen_mc_rmw(void *p, unsigned bytes, enum aspen_mc_op op, uint64_t v, enum aspen_mc_order order);
 int aspen_mc_cas(void *p, unsigned bytes, uint64_t expected, uint64_t desired, enum aspen_mc_order order);
 void aspen_mc_spin(void);
+uint64_t aspen_mc_guarded(void *p, unsigned bytes, int store, uint64_t v);
 
 #define aspen_mc_typed_(p, e) ((__typeof__(*(p) + 0))(e))
 #define aspen_load_relaxed(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_RELAXED))
@@ -87,11 +88,11 @@ void aspen_mc_spin(void);
 #define aspen_swap_seq(p, v) aspen_mc_typed_(p, aspen_mc_rmw((p), sizeof *(p), ASPEN_MC_SWAP, (uint64_t)(v), ASPEN_MC_SEQ))
 #define aspen_cas_seq(p, e, d) aspen_mc_cas((p), sizeof *(p), (uint64_t)(e), (uint64_t)(d), ASPEN_MC_SEQ)
 #define aspen_cas_acquire(p, e, d) aspen_mc_cas((p), sizeof *(p), (uint64_t)(e), (uint64_t)(d), ASPEN_MC_ACQUIRE)
-#define aspen_load_guarded(p) aspen_mc_typed_(p, aspen_mc_load((p), sizeof *(p), ASPEN_MC_RELAXED))
-#define aspen_store_guarded(p, v) aspen_mc_store((p), sizeof *(p), (uint64_t)(v), ASPEN_MC_RELAXED)
+#define aspen_load_guarded(p) aspen_mc_typed_(p, aspen_mc_guarded((p), sizeof *(p), 0, 0))
+#define aspen_store_guarded(p, v) ((void)aspen_mc_guarded((p), sizeof *(p), 1, (uint64_t)(v)))
 
 static inline void aspen_cpu_relax(void) { aspen_mc_spin(); }
-/* No counting here: turns of a spin loop must be one state to the checker. */
+/* No counting here: all turns of a spin loop are one state to the checker. */
 static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
 
 #endif

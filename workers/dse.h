@@ -410,6 +410,7 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
   struct aspen_worker *me = aspen_me(&d->s);
   d->busy_since = aspen_ticks();
   for (;;) {
+    uint64_t item = 0;
     aspen_stat_add(&me->heartbeat, 1);
     if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
     int asked = aspen_dse_asked(d);
@@ -419,7 +420,6 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
       if (r) continue; /* epoch or attach: the top of the loop sees to it, then we leave */
     }
     if (asked) return aspen_dse_exit(d, (enum aspen_reason)asked);
-    uint64_t item = 0;
     int r = aspen_dse_admit(d);
     if (r == ASPEN_OK) r = aspen_dse_take(d, &item);
     if (r == ASPEN_OK) {
