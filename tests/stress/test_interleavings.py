@@ -1,5 +1,5 @@
 """The scheduler's own headers under the model checker (model.c): every interleaving of two DSEs, a client and a planner process over a
-small tile graph, on x86's memory model where that matters, with as many preemptions as the time allows. The planted faults must be found."""
+small tile graph, on x86's memory model where that matters, with as many preemptions as the time allows. Planted faults must be found."""
 
 from __future__ import annotations
 
