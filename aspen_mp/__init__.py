@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aspen_mp import errors as errors
+    from aspen_mp.future import RequestFuture as RequestFuture
     from aspen_mp.inference import InferenceSession as InferenceSession
     from aspen_mp.inference import SessionOptions as SessionOptions
     from aspen_mp.model import Model as Model
-    from aspen_mp.model import RequestFuture as RequestFuture
     from aspen_mp.model import ValueInfo as ValueInfo
     from aspen_mp.runtime import Runtime as Runtime
     from aspen_mp.runtime import connect as connect
@@ -32,7 +32,7 @@ _WHERE = {
     "Runtime": "aspen_mp.runtime",
     "connect": "aspen_mp.runtime",
     "Model": "aspen_mp.model",
-    "RequestFuture": "aspen_mp.model",
+    "RequestFuture": "aspen_mp.future",
     "ValueInfo": "aspen_mp.model",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.control import protocol
+from aspen_mp.future import RequestFuture
 from aspen_mp.shm import _control, values
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.stages import StageTree, Stale
@@ -47,29 +47,6 @@ class ValueInfo:
             else values.dtype_by_name(info.dtype)
         )
         return cls(info.name, shape, dtype, info.kind, info.optional)
-
-
-class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
-    """A request's result to come. `stop`, if set, asks the workers to drop it. `cancel` succeeds until the result is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stop: Callable[[], None] | None = None
-        self.model: Model | None = None  # keeps it loaded for as long as the request may need it
-
-    def settle(self) -> None:
-        """Lets go of everything that only a request in flight needs."""
-        self.stop = None
-        self.model = None
-
-    def cancel(self) -> bool:
-        if not super().cancel():
-            return False
-        self.set_running_or_notify_cancel()
-        stop = self.stop
-        if stop is not None:
-            stop()
-        return True
 
 
 class Model:

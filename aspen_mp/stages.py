@@ -25,8 +25,8 @@ from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, Reques
 
 if TYPE_CHECKING:
     from aspen_mp.control.client import ProgressCallback
+    from aspen_mp.future import RequestFuture
     from aspen_mp.memory import Span
-    from aspen_mp.model import RequestFuture
 
 _ERRORS: Final = _control.ERRORS
 _REASONS: Final = {

@@ -10,8 +10,9 @@ import hashlib
 import mmap
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aspen_mp.control import protocol
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
@@ -21,7 +22,6 @@ from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
-    from aspen_mp.control.models import Model
     from aspen_mp.planner import api
     from aspen_mp.planner.plan import Plan, TensorInfo
 
@@ -92,10 +92,29 @@ def _stamp(info: os.stat_result) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
+class Subject(Protocol):
+    """What a child is told of the model that it plans, as it stands when the child is forked."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def instances(self) -> int: ...
+    @property
+    def weights(self) -> Mapping[str, tuple[int, int]]:
+        """Where each packed weight is: number of the segment among the model's, and offset."""
+
+    @property
+    def weight_segments(self) -> Sequence[int]: ...
+
+
 class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Subject) -> None:
         self._source = model.source
         self._options = model.options
         self._instances = model.instances
@@ -167,7 +186,7 @@ class Planner:
         return used, packed
 
 
-def serve(model: Model, sock: socket.socket) -> None:
+def serve(model: Subject, sock: socket.socket) -> None:
     """The child's main function."""
     ChildSide(sock).run(Planner(model).do)
 
