@@ -16,7 +16,7 @@ help:
 	@echo "make test         the test suite (about 15 minutes on two cores)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
-	@echo "make bench        networks beside onnxruntime, interleaved"
+	@echo "make bench        networks beside onnxruntime (and what else is installed of OpenVINO and PyTorch), interleaved"
 	@echo "make conformance  rewrite the table of passed onnx.backend tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-test   build the wheel and test it from outside the repository"
@@ -61,7 +61,7 @@ zoo: setup
 	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/models $(TEST_FLAGS)
 
 bench: setup
-	@$(BIN)/python -m aspen_mp.bench.peers resnet50 vgg16 bert_base --threads 2
+	@$(BIN)/aspen-mp bench peers resnet50 vgg16 bert_base --threads 1,2
 
 conformance: setup
 	@$(BIN)/python -m aspen_mp.bench.conformance

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import doctor, launch, manage, plan, run
+from aspen_mp.cli import bench, doctor, launch, manage, plan, run
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -42,3 +42,4 @@ app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)
 app.command("stop")(manage.stop)
 app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")

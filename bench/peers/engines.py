@@ -43,7 +43,7 @@ def load_aspen(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loade
             found = model.run(dict(feeds))
             return [found[name] for name in names]
 
-        return Loaded(run, f"{len(cores)} workers pinned", runtime.close)
+        return Loaded(run, "one worker a core, pinned", runtime.close)
     except BaseException:
         runtime.close()
         raise
@@ -90,6 +90,51 @@ def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Lo
     return Loaded(run, "latency hint, float32, threads pinned")
 
 
+def load_torch(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """The graph as PyTorch operators, called one after the other."""
+    _pin_openmp(cores)
+    run, threads = _torch(path, feeds, cores, lambda module: module)
+    return Loaded(run, f"eager, float32, inference mode, {threads}")
+
+
+def load_torch_compile(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """The same graph through torch.compile: inductor, weights frozen, so that it may fold, pack and lay them out as it likes."""
+    _pin_openmp(cores)
+    import torch._inductor.config as inductor
+    from torch import compile as compiled
+
+    inductor.freezing = True
+    inductor.compile_threads = 1  # no pool of compiler processes that is still there while others are measured
+    run, threads = _torch(path, feeds, cores, lambda module: compiled(module, fullgraph=True))
+    return Loaded(run, f"torch.compile, inductor with freezing, float32, inference mode, {threads}")
+
+
+def _pin_openmp(cores: list[int]) -> None:
+    """One thread a core; read when PyTorch's OpenMP library is loaded, so before PyTorch is imported."""
+    os.environ["OMP_PROC_BIND"] = "true"
+    os.environ["OMP_PLACES"] = ",".join(f"{{{core}}}" for core in cores)
+
+
+def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Callable[[Any], Any]) -> tuple[Callable[[], list[Array]], str]:
+    import onnx
+    import torch
+
+    from .torch_graph import convert
+
+    torch.set_num_threads(len(cores))
+    model = onnx.load(path)
+    given = {value.name for value in model.graph.initializer}
+    arguments = [torch.from_numpy(feeds[value.name]) for value in model.graph.input if value.name not in given]
+    module = prepare(convert(model))
+    del model
+
+    def run() -> list[Array]:
+        with torch.inference_mode():
+            return [y.numpy() for y in module(*arguments)]
+
+    return run, "threads pinned"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`module`: what must be importable; `package`: whose version is reported."""
@@ -114,5 +159,7 @@ ENGINES = {
         Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen),
         Engine("onnxruntime", "onnxruntime", "onnxruntime", load_onnxruntime),
         Engine("openvino", "openvino", "openvino", load_openvino),
+        Engine("torch", "torch", "torch", load_torch),
+        Engine("torch.compile", "torch", "torch", load_torch_compile),
     )
 }

@@ -5,36 +5,19 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
 from aspen_mp.bench import models
 
+from .cases import Case
 from .seat import Seat, SeatError, Turn
 
 FOREIGN_LIMIT = 0.1  # of a core: a round in which other processes used more is not counted
 OURS = "aspen-mp"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A network of the zoo with its sizes."""
-
-    network: str
-    batch: int = 1
-    seq: int = 128
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        sizes = [f"b{self.batch}"] if self.batch != 1 else []
-        if any(name == "input_ids" for name, _, _ in models.describe(self.network, **self.options).inputs):
-            sizes.append(f"s{self.seq}")
-        return " ".join([self.network, *sizes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +59,11 @@ class CaseResult:
     disturbed: int  # rounds that count although other processes ran: too few were quiet
     engines: list[EngineResult]
     failed: dict[str, str]
+
+    @property
+    def best_peer(self) -> EngineResult | None:
+        """The fastest of the others, by median: the one whose ratio is the largest."""
+        return max((e for e in self.engines if e.ratio_median is not None), key=lambda e: e.ratio_median or 0.0, default=None)
 
 
 def measure(

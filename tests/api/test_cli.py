@@ -61,7 +61,7 @@ def test_version_and_help() -> None:
 
     assert ok("--version").strip() == f"aspen-mp {aspen_mp.__version__}"
     text = ok("--help")
-    for command in ("launch", "run", "plan", "status", "add", "remove", "scale", "stop", "doctor"):
+    for command in ("launch", "run", "plan", "status", "add", "remove", "scale", "stop", "doctor", "bench"):
         assert command in text
     assert "--check" in ok("run", "--help")
 

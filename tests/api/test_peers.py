@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
 
-from aspen_mp.bench.peers import __main__ as command
-from aspen_mp.bench.peers import rounds
-from aspen_mp.bench.peers.rounds import Case, Plan
+from aspen_mp.bench import models
+from aspen_mp.bench.peers import cases, engines, rounds
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.rounds import Plan
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
+from aspen_mp.cli.app import app
+
+
+def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aspen_mp.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=120)
 
 
 class Stub:
@@ -94,15 +104,66 @@ def test_load_failure_is_named() -> None:
     assert "nonsense" in result.failed["nonsense"]
 
 
-def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    status = command.main(["tcn", "--engines", "onnxruntime", "--threads", "1", "--rounds", "1", "--seconds", "0.01", "--json", "-"])
+def test_command_prints_and_writes_json(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["tcn@seq=64", "--engines", "onnxruntime,aspen-mp", "--threads", "1", "--rounds", "1", "--seconds", "0.01"]
+    done = cli("bench", "peers", *arguments, "--json", "-o", file)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads(file.read_text())
+    (case,) = report["cases"]
+    assert case["case"] == "tcn@seq=64"
+    assert [e["engine"] for e in case["engines"]] == ["onnxruntime", "aspen-mp"]
+    assert case["best_peer"]["engine"] == "onnxruntime"
+    assert case["engines"][0]["difference"] < 1e-4
+
+
+def test_module_is_the_command_and_draws_a_table() -> None:
+    command = [sys.executable, "-m", "aspen_mp.bench.peers", "tcn@seq=64", "--engines", "onnxruntime", "--rounds", "1", "--seconds", "0.01"]
+    done = subprocess.run([*command, "-t", "1"], capture_output=True, text=True, check=True, cwd="/", timeout=120)
+    assert "tcn@seq=64" in done.stdout
+    assert "all optimisations" in done.stdout
+
+
+def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(engines.ENGINES, "tvm", engines.Engine("tvm", "no_such_module", "tvm", engines.load_onnxruntime))
+    with pytest.raises(SystemExit) as end:
+        app(["bench", "peers", "tcn@seq=64", "--engines", "tvm", "--rounds", "1", "--json"])
+    assert end.value.code == 0
     report = json.loads(capsys.readouterr().out)
-    assert status == 0
-    assert report["cases"][0]["engines"][0]["engine"] == "onnxruntime"
+    assert report["absent"] == ["tvm"]
+    assert report["cases"][0]["engines"] == []
 
 
-def test_wrong_use() -> None:
-    for argv in (["resnet51"], ["tcn", "--engines", "tvm"], ["tcn", "--cores", "x"], ["tcn", "--threads", "4096"]):
-        with pytest.raises(SystemExit) as end:
-            command.main(argv)
-        assert end.value.code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet51"], "no 'resnet51'"),
+        (["resnet50@depth=3"], "'depth=3' is none of batch=…"),
+        (["resnet50@batch=0"], "batch is a number"),
+        (["tcn", "--engines", "tvm"], "no engine 'tvm'"),
+        (["tcn", "--cores", "x"], "no list of CPUs"),
+        (["tcn", "--threads", "4096"], "threads can have a core each"),
+        (["tcn", "--threads", "two"], "no list of numbers"),
+    ],
+)
+def test_wrong_use(arguments: list[str], message: str) -> None:
+    done = cli("bench", "peers", *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "batch", "options"),
+    [
+        ("resnet50", "resnet50", 1, {}),
+        ("resnet50@batch=8,image=160x192", "resnet50@batch=8,image=160x192", 8, {"image": (160, 192)}),
+        ("bert_base@norm=decomposed,pooler=false", "bert_base@seq=128,norm=decomposed,pooler=false", 1, {"pooler": False}),
+    ],
+)
+def test_spelling_of_cases(text: str, label: str, batch: int, options: dict[str, Any]) -> None:
+    case = cases.parse(text)
+    assert (case.label, case.batch) == (label, batch)
+    assert options.items() <= case.options.items()
+    assert cases.parse(case.label) == case
+    models.describe(case.network, batch=case.batch, seq=case.seq, **case.options)

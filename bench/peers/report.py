@@ -1,0 +1,76 @@
+"""What the comparison says: a JSON document and a table."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .rounds import OURS, CaseResult, EngineResult
+
+
+def document(results: Sequence[CaseResult], absent: Sequence[str]) -> dict[str, Any]:
+    """Everything that was measured, as plain values. Milliseconds unless a name says otherwise."""
+    cases = []
+    for result in results:
+        best = result.best_peer
+        cases.append({**asdict(result), "best_peer": None if best is None else {"engine": best.engine, "ratio_median": best.ratio_median}})
+    return {"machine": machine(), "absent": list(absent), "cases": cases}
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return {"processor": name, "cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+
+
+def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console) -> None:
+    """Prints the table, the settings of each engine, and what went wrong."""
+    table = Table(title="milliseconds", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("network", "engine"):
+        table.add_column(column, no_wrap=True)
+    for column in ("threads", "median", "min", "GMAC/s", "ratio", "by min", "differs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for case in results:
+        for index, engine in enumerate(case.engines):
+            table.add_row(*_row(case, engine, first=index == 0), end_section=index == len(case.engines) - 1)
+    console.print(table)
+    console.print(
+        f"ratio: {OURS}'s time by the other's, median over rounds; bold: of the fastest. differs: outputs, by the largest value",
+        style="dim",
+        soft_wrap=True,
+    )
+    for settings in sorted({f"{e.engine} {e.version}: {e.settings}" for case in results for e in case.engines}):
+        console.print(settings, style="dim", highlight=False, soft_wrap=True)
+    for name in absent:
+        console.print(f"{name}: not measured, it is not installed", style="yellow")
+    for case in results:
+        label = f"{case.case}, {case.threads} {'thread' if case.threads == 1 else 'threads'}"
+        if case.rejected or case.disturbed:
+            note = f"rounds left out because other processes ran: {case.rejected}"
+            note += f", {case.disturbed} of the {case.rounds} counted were disturbed too" if case.disturbed else ""
+            console.print(f"{label}: {note}", style="yellow", soft_wrap=True)
+        for message in case.failed.values():
+            console.print(f"{label}: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _row(case: CaseResult, engine: EngineResult, *, first: bool) -> list[str]:
+    ratio = "" if engine.ratio_median is None else f"{engine.ratio_median:.3f}"
+    return [
+        case.case if first else "",
+        engine.engine,
+        str(case.threads),
+        f"{engine.median:.2f}",
+        f"{engine.min:.2f}",
+        "–" if case.macs is None else f"{case.macs / engine.min / 1e6:.1f}",
+        f"[bold]{ratio}[/bold]" if engine is case.best_peer else ratio,
+        "" if engine.ratio_min is None else f"{engine.ratio_min:.3f}",
+        "" if engine.difference is None else f"{engine.difference:.1e}",
+    ]
