@@ -103,6 +103,20 @@ def _binary(call: Call) -> None:
     _act(call, 1)
 
 
+def _ternary(call: Call) -> None:
+    _elementwise(3, len(TERNARY))(call)
+    _act(call, 1)
+
+
+def _scale(call: Call, channels: int) -> None:
+    """Inputs 4 and 5 of a matrix kernel: scale and shift, both or neither."""
+    scale, shift = call.optional(4), call.optional(5)
+    _need((scale is None) == (shift is None), "input 5", "absent" if shift is None else "present", "present if and only if input 4 is")
+    for i, arg in ((4, scale), (5, shift)):
+        _shape(arg, (channels,), f"shape of input {i}")
+        _need(arg is None or arg.dense, f"strides of input {i}", "not contiguous", "contiguous")
+
+
 def _same_dtype(call: Call) -> None:
     _elementwise(1, None)(call)
     _need(call.input(0).dtype == call.out.dtype, "dtype of input 0", call.input(0).dtype, call.out.dtype)
@@ -113,6 +127,7 @@ def _gemm(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
     packed = _range(call, 0, "packed_b", 0, 2)
     _act(call, 2)
+    _range(call, 5, "residual_last", 0, 2)
     _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     _need(len(a.shape) == len(out), "rank of input 0", len(a.shape), len(out))
     depth = a.shape[-1]
@@ -124,6 +139,7 @@ def _gemm(call: Call) -> None:
         _shape(b, (*out[:-2], depth, out[-1]), "shape of input 1")
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
+    _scale(call, out[-1])
 
 
 def _window(call: Call, first: int, pads: int) -> tuple[int, int]:
@@ -142,12 +158,14 @@ def _conv(call: Call) -> None:
     groups = _range(call, 0, "groups", 1, LIMIT)
     kh, kw = _window(call, 1, 2)
     _act(call, 9)
+    _range(call, 12, "residual_last", 0, 2)
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     _need(x.shape[1] % groups == 0 and out.shape[1] % groups == 0, "groups", groups, (x.shape[1], out.shape[1]))
     _shape(w, (groups, -(-(out.shape[1] // groups) // 32), kh * kw * (x.shape[1] // groups), 32), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
+    _scale(call, out.shape[1])
 
 
 def _dwconv(call: Call) -> None:
@@ -157,12 +175,14 @@ def _dwconv(call: Call) -> None:
     _rank(x, 4, "input 0")
     kh, kw = _window(call, 1, 2)
     _act(call, 9)
+    _range(call, 12, "residual_last", 0, 2)
     _need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
     _need(call.params[0] == out.shape[1], "groups", call.params[0], out.shape[1])
     _shape(w, (kh * kw, out.shape[1]), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
+    _scale(call, out.shape[1])
 
 
 def _pool(call: Call) -> None:
@@ -272,7 +292,7 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "POOL": _pool,
     "UNARY": _elementwise(1, len(UNARY)),
     "BINARY": _binary,
-    "TERNARY": _elementwise(3, len(TERNARY)),
+    "TERNARY": _ternary,
     "CAST": _elementwise(1, None),
     "COPY": _same_dtype,
     "PAD": _pad,

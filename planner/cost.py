@@ -60,7 +60,7 @@ def element_ns(node: Node) -> float:
         return 0.4 if node.attrs["opcode"] in _SLOW_UNARY else 0.05
     if node.op == "BINARY":
         return (2.0 if node.attrs["opcode"] in ("POW", "MOD", "FMOD") else 0.05) + _activation_ns(node)
-    return _ELEMENT_NS.get(node.op, 0.05)
+    return _ELEMENT_NS.get(node.op, 0.05) + _activation_ns(node)
 
 
 def flops(node: Node) -> float:

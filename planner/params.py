@@ -5,14 +5,14 @@ This table is the contract between lowering and the plan; what the parameters me
 ===================  ==============================================================================================================
 op                   attrs
 ===================  ==============================================================================================================
-``GEMM``             ``packed_b``, ``alpha``, ``act``. Inputs A, B, bias?, residual?
-``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``.
-                     Inputs X, W (packed), bias? [OC], residual?
+``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
+``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
+                     ``residual_last``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC]
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
                      ``count_include_pad``
 ``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``
 ``BINARY``           ``opcode`` (ASPEN_BINARY), ``act``
-``TERNARY``          ``opcode`` (ASPEN_TERNARY)
+``TERNARY``          ``opcode`` (ASPEN_TERNARY), ``act``
 ``CAST``             ``saturate``
 ``COPY``             –
 ``PAD``              ``mode`` (ASPEN_PAD_MODES), ``begin`` (per axis, negative crops)
@@ -29,7 +29,8 @@ op                   attrs
                      inputs have no graph input; ``node.inputs`` holds no ``None``)
 ===================  ==============================================================================================================
 
-``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative.
+``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
+act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead.
 """
 
 from __future__ import annotations
@@ -62,11 +63,22 @@ def _act(act: Act) -> list[int]:
 
 
 def _gemm(a: dict[str, Any]) -> list[int]:
-    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), 0, 0, 0]
+    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), int(a.get("residual_last", False)), 0, 0]
 
 
 def _conv(a: dict[str, Any]) -> list[int]:
-    return [a["groups"], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_act(a["act"]), 0, 0, 0, 0]
+    return [
+        a["groups"],
+        *a["kernel"],
+        *a["strides"],
+        *a["dilations"],
+        *a["pads"],
+        *_act(a["act"]),
+        int(a.get("residual_last", False)),
+        0,
+        0,
+        0,
+    ]
 
 
 def _pool(a: dict[str, Any]) -> list[int]:
@@ -91,7 +103,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "POOL": _pool,
     "UNARY": lambda a: [UNARY[a["opcode"]], bits(a["a"]), bits(a["b"])],
     "BINARY": lambda a: [BINARY[a["opcode"]], *_act(a["act"])],
-    "TERNARY": lambda a: [TERNARY[a["opcode"]]],
+    "TERNARY": lambda a: [TERNARY[a["opcode"]], *_act(a["act"])],
     "CAST": lambda a: [int(a["saturate"])],
     "COPY": lambda a: [],
     "PAD": _pad,

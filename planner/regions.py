@@ -231,7 +231,7 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
         return _windows(node, shape, lo, hi)
     if i == 1:
         return _conv_weights(node, shape, lo, hi, first, last)
-    if i == 2:
+    if i in (2, 4, 5):
         return lo[:, 1:2].copy(), hi[:, 1:2].copy()
     return _broadcast(shape, lo, hi)
 

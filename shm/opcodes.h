@@ -39,13 +39,13 @@
   X(JOIN, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                   \
   X(END, 1, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                            \
   X(OPAQUE, 2, 0, 255, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                                 \
-  X(GEMM, 3, 2, 4, 8)                                                                                                              \
-  X(CONV, 4, 2, 4, 16)                                                                                                             \
-  X(DWCONV, 5, 2, 4, 16)                                                                                                           \
+  X(GEMM, 3, 2, 6, 8)                                                                                                              \
+  X(CONV, 4, 2, 6, 16)                                                                                                             \
+  X(DWCONV, 5, 2, 6, 16)                                                                                                           \
   X(POOL, 6, 1, 1, 12)                                                                                                             \
   X(UNARY, 7, 1, 1, 3)                                                                                                             \
   X(BINARY, 8, 2, 2, 4)                                                                                                            \
-  X(TERNARY, 9, 3, 3, 1)                                                                                                           \
+  X(TERNARY, 9, 3, 3, 4)                                                                                                           \
   X(CAST, 10, 1, 1, 1)                                                                                                             \
   X(COPY, 11, 1, 1, 0)                                                                                                             \
   X(PAD, 12, 1, 2, 10)                                                                                                             \

@@ -157,7 +157,7 @@ class Builder:
     def ternary(self, opcode: str, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         shape = np.broadcast_shapes(x.shape, y.shape, z.shape)
         x, y, z = (self.align(t, len(shape)) for t in (x, y, z))
-        return self.emit("TERNARY", [x, y, z], shape, z.dtype, opcode=opcode)
+        return self.emit("TERNARY", [x, y, z], shape, z.dtype, opcode=opcode, act=NO_ACT)
 
     def cast(self, x: Tensor, dtype: np.dtype[Any], saturate: bool = True) -> Tensor:
         if x.dtype == dtype:

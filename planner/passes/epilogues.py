@@ -1,12 +1,14 @@
 """Epilogues: what follows a product element by element moves into its kernel, where the tile is still in registers.
 
-In the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation. Only where the product has no other
-reader. Element-wise sums take an activation too.
+In the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation, scale and shift by channel, or the
+residual at the very end. Only where the product has no other reader. Element-wise sums and scalings take an activation too.
 """
 
 from __future__ import annotations
 
 from math import isfinite
+
+import numpy as np
 
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
@@ -139,15 +141,17 @@ def _scale_before(rewriter: Rewriter, node: Node, k: int) -> None:
 
 
 def fuse_epilogues(graph: Graph) -> None:
-    """Bias, residual and activation. One walk: each node sees its product with everything before already absorbed."""
+    """Bias, residual, activation, scale and shift. One walk: each node sees its product with everything before already absorbed."""
     rewriter = Rewriter(graph)
     for node in rewriter.live():
-        if not rewriter.alive(node):
+        if not rewriter.alive(node) or node.output.dtype != "float32":
             continue
-        if node.op == "BINARY" and node.attrs["opcode"] == "ADD" and no_act(node) and node.output.dtype == "float32":
+        if node.op == "BINARY" and node.attrs["opcode"] == "ADD" and no_act(node):
             _add(rewriter, node)
-        elif node.op == "UNARY" and node.attrs["opcode"] in ACTIVATIONS and node.output.dtype == "float32":
+        elif node.op == "UNARY" and node.attrs["opcode"] in ACTIVATIONS:
             _activate(rewriter, node)
+        elif node.op in {"BINARY", "TERNARY"} and no_act(node):
+            _scale(rewriter, node)
     rewriter.finish()
 
 
@@ -157,19 +161,34 @@ def _add(rewriter: Rewriter, node: Node) -> None:
     for k in (0, 1):
         product = rewriter.made_by(node.inputs[k], *_PRODUCTS)
         other = node.inputs[1 - k]
-        if product is None or other is None or other is node.inputs[k] or not rewriter.only_use(product.output) or not no_act(product):
+        if product is None or other is None or other is node.inputs[k] or not rewriter.only_use(product.output):
             continue
         if product.output.shape == node.output.shape:
             candidates.append((rewriter.order(product), product, other))
     for _, product, other in sorted(candidates, key=lambda c: -c[0]):
-        inputs = list(product.inputs) + [None] * (4 - len(product.inputs))
+        inputs = _padded(product)
         if inputs[3] is not None:
             continue
-        place = _place(product, inputs, other)
+        late = not _sums_only(product)
+        place = _residual(product, other) if late else _place(product, inputs, other)
         if place is not None:
             inputs[place] = other if place == 3 or product.op == "GEMM" else reshaped_constant(other, (other.size,))
-            _absorb(rewriter, node, product, inputs)
+            _absorb(rewriter, node, product, inputs, **({"residual_last": True} if late else {}))
             return
+
+
+def _padded(product: Node) -> list[Tensor | None]:
+    return [*product.inputs, *[None] * (6 - len(product.inputs))]
+
+
+def _sums_only(product: Node) -> bool:
+    """Has nothing been absorbed that comes after the sum?"""
+    return no_act(product) and len(product.inputs) <= 4
+
+
+def _residual(product: Node, other: Tensor) -> int | None:
+    """3 for a residual, None where it does not fit."""
+    return 3 if product.op == "GEMM" or other.shape == product.output.shape else None
 
 
 def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | None:
@@ -179,16 +198,71 @@ def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | N
     channels = tuple(d if axis == 1 else 1 for axis, d in enumerate(product.output.shape))
     if inputs[2] is None and other.is_const and other.shape == channels:
         return 2
-    return 3 if other.shape == product.output.shape else None
+    return _residual(product, other)
 
 
 def _activate(rewriter: Rewriter, node: Node) -> None:
     x = node.inputs[0]
-    product = rewriter.made_by(x, *_PRODUCTS, "BINARY")
+    product = rewriter.made_by(x, *_PRODUCTS, "BINARY", "TERNARY")
     if product is None or x is None or not rewriter.only_use(x) or not no_act(product) or product.output.dtype != "float32":
+        return
+    if product.op == "TERNARY" and product.attrs["opcode"] == "WHERE":
+        return
+    if product.op in _PRODUCTS and not _sums_only(product):
         return
     act = (node.attrs["opcode"], float(node.attrs["a"]), float(node.attrs["b"]))
     _absorb(rewriter, node, product, list(product.inputs), act=act)
+
+
+def _scale(rewriter: Rewriter, node: Node) -> None:
+    """product * constant, product / constant, product * constant + constant, by channel or altogether."""
+    opcode = node.attrs["opcode"]
+    if opcode not in {"MUL", "DIV", "FMA"}:
+        return
+    for k in (0, 1) if opcode == "MUL" else (0,):
+        product = rewriter.made_by(node.inputs[k], *_PRODUCTS)
+        if product is None or not rewriter.only_use(product.output) or product.output.shape != node.output.shape:
+            continue
+        inputs = _padded(product)
+        if inputs[4] is not None or product.attrs.get("residual_last", False):
+            continue
+        channels = node.output.shape[-1 if product.op == "GEMM" else 1]
+        axis = len(node.output.shape) - 1 if product.op == "GEMM" else 1
+        constants = [_by_channel(t, axis, channels) for i, t in enumerate(node.inputs) if i != k]
+        scale = constants[0]
+        if scale is None or (opcode == "FMA" and constants[1] is None):
+            continue
+        if opcode == "DIV":
+            scale = _reciprocal(scale)
+        inputs[4] = scale
+        inputs[5] = constants[1] if opcode == "FMA" else Tensor("0", (channels,), scale.dtype, data=np.zeros(channels, np.float32))
+        _absorb(rewriter, node, product, inputs)
+        return
+
+
+def _by_channel(tensor: Tensor | None, axis: int, channels: int) -> Tensor | None:
+    """A constant that varies along `axis` alone, as a vector of all channels; None if it does not."""
+    if tensor is None or not tensor.is_const or tensor.size not in {1, channels}:
+        return None
+    if any(d != 1 for a, d in enumerate(tensor.shape) if a != axis):
+        return None
+    if tensor.size == channels:
+        return reshaped_constant(tensor, (channels,))
+    value = np.full(channels, tensor.value().reshape(()), np.float32)
+    return Tensor(
+        f"{tensor.name}|{channels}",
+        (channels,),
+        tensor.dtype,
+        data=value,
+        weight_key=tensor.weight_key and f"{tensor.weight_key}|{channels}",
+    )
+
+
+def _reciprocal(tensor: Tensor) -> Tensor:
+    with np.errstate(divide="ignore"):
+        value = (1.0 / tensor.value().astype(np.float64)).astype(np.float32)
+    key = tensor.weight_key and f"{tensor.weight_key}|reciprocal"
+    return Tensor(f"{tensor.name}|reciprocal", tensor.shape, tensor.dtype, data=value, weight_key=key)
 
 
 def _absorb(rewriter: Rewriter, node: Node, product: Node, inputs: list[Tensor | None], **attrs: object) -> None:

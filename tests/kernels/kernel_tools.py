@@ -189,6 +189,30 @@ def activations() -> Iterator[tuple[str, tuple[int, float, float]]]:
 ACTIVATIONS = dict(activations())
 
 
+def epilogue(
+    wanted: Array,
+    magnitude: Array,
+    activation: str,
+    bias: Array | None,
+    residual: Array | None,
+    scale: Array | None,
+    shift: Array | None,
+    residual_last: bool,
+) -> tuple[Array, Array]:
+    """act(wanted + bias + residual) * scale + shift in float64, the residual last if so wanted, and the magnitude that errors scale with.
+    Operands broadcast to `wanted`."""
+    for extra in (bias, None if residual_last else residual):
+        if extra is not None:
+            wanted, magnitude = wanted + extra, magnitude + np.abs(extra)
+    wanted = activate(activation, wanted, *ACTIVATIONS[activation][1:])
+    magnitude = magnitude + np.abs(wanted)
+    if scale is not None and shift is not None:
+        wanted, magnitude = wanted * scale + shift, magnitude * np.abs(scale) + np.abs(shift)
+    if residual_last and residual is not None:
+        wanted, magnitude = wanted + residual, magnitude + np.abs(residual)
+    return wanted, magnitude
+
+
 def activate(name: str, x: Array, a: float, b: float) -> Array:
     """The activation in float64."""
     match name:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, filled, layout, pack_panels, run, same_bits
+from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Geometry:
         )
         return h, w
 
-    def params(self, groups: int, activation: str) -> list[int | float]:
-        return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], 0, 0, 0, 0]
+    def params(self, groups: int, activation: str, residual_last: bool = False) -> list[int | float]:
+        tail = [int(residual_last), 0, 0, 0]
+        return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], *tail]
 
 
 def convolve(x: np.ndarray, w: np.ndarray, groups: int, g: Geometry) -> np.ndarray:
@@ -78,7 +79,7 @@ def cases(draw: st.DrawFn, depthwise: bool) -> tuple[int, int, int, int, tuple[i
     return draw(st.integers(1, 2)), groups, cg, og, image, Geometry(kernel, stride, dilation, before, after)  # type: ignore[arg-type]
 
 
-def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residual):
+def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residual, residual_last=False, scaled=False):
     batch, groups, cg, og, image, g = case
     x_values = rng.standard_normal((batch, groups * cg, *image), dtype=np.float32)
     w = rng.standard_normal((groups * og, cg, *g.kernel), dtype=np.float32)
@@ -93,21 +94,20 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
         if plain:
             residual = channels_last(rng, residual, True)
     out = channels_last(rng, np.empty(shape, np.float32), True) if plain else layout(rng, shape)
-    p = g.params(groups, activation)
-    whole = run(kernel, out, [x, packed, bias, residual], p, isa=isa)
+    p = g.params(groups, activation, residual_last)
+    scale, shift = (rng.standard_normal(groups * og, dtype=np.float32) if scaled else None for _ in range(2))
+    whole = run(kernel, out, [x, packed, bias, residual, scale, shift], p, isa=isa)
 
     wanted, magnitude = convolve(x_values, w, groups, g), convolve(np.abs(x_values), np.abs(w), groups, g)
-    for extra in (None if bias is None else bias[:, None, None], residual):
-        if extra is not None:
-            wanted, magnitude = wanted + extra, magnitude + np.abs(extra)
-    wanted = activate(activation, wanted, *ACTIVATIONS[activation][1:])
+    by_channel = [None if t is None else t[:, None, None] for t in (bias, scale, shift)]
+    wanted, magnitude = epilogue(wanted, magnitude, activation, by_channel[0], residual, *by_channel[1:], residual_last)
     terms = cg * g.kernel[0] * g.kernel[1]
     bound = (terms + 8) * 2.0**-24 * magnitude * 1.5 + 8 * 2.0**-24 * np.abs(wanted) + 1e-7
     assert (np.abs(whole - wanted) <= bound).all(), f"worst error {np.abs(whole - wanted).max():.3g}"
 
     tiles = boxes(rng, shape, int(rng.integers(2, 10)))
-    assert same_bits(whole, run(kernel, out, [x, packed, bias, residual], p, tiles, isa)), "bits depend on the tile"
-    relaid = [channels_last(rng, x_values, not plain), packed, bias, None if residual is None else filled(rng, residual)]
+    assert same_bits(whole, run(kernel, out, [x, packed, bias, residual, scale, shift], p, tiles, isa)), "bits depend on the tile"
+    relaid = [channels_last(rng, x_values, not plain), packed, bias, None if residual is None else filled(rng, residual), scale, shift]
     assert same_bits(whole, run(kernel, layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
 
 
@@ -120,10 +120,11 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
     activation=st.sampled_from(sorted(ACTIVATIONS)),
     with_bias=st.booleans(),
     with_residual=st.booleans(),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
 )
-def test_convolution_against_float64(isa, seed, case, plain, activation, with_bias, with_residual):
-    rng = np.random.default_rng(seed)
-    compare("CONV", isa, rng, case, plain=plain, activation=activation, with_bias=with_bias, with_residual=with_residual)
+def test_convolution_against_float64(isa, seed, case, **epilogue):
+    compare("CONV", isa, np.random.default_rng(seed), case, **epilogue)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -156,10 +157,11 @@ def test_shapes_of_networks(isa, plain, case, activation):
     activation=st.sampled_from(sorted(ACTIVATIONS)),
     with_bias=st.booleans(),
     with_residual=st.booleans(),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
 )
-def test_depthwise_against_float64(isa, seed, case, plain, activation, with_bias, with_residual):
-    rng = np.random.default_rng(seed)
-    compare("DWCONV", isa, rng, case, plain=plain, activation=activation, with_bias=with_bias, with_residual=with_residual)
+def test_depthwise_against_float64(isa, seed, case, **epilogue):
+    compare("DWCONV", isa, np.random.default_rng(seed), case, **epilogue)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -169,3 +171,24 @@ def test_depthwise_shapes_of_networks(isa, plain):
         for kernel, pad in ((3, 1), (5, 2)):
             case = (1, 96, 1, 1, (23, 30), Geometry((kernel, kernel), (stride, stride), (1, 1), (pad, pad), (pad, pad)))
             compare("DWCONV", isa, np.random.default_rng(2), case, plain=plain, activation="HARD_SWISH", with_bias=True, with_residual=True)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("kernel", ["CONV", "DWCONV"])
+def test_every_activation_keeps_its_bits(isa, kernel, activation):
+    """Fused or behind the product, in registers or not: an activation has the same bits."""
+    rng = np.random.default_rng(3)
+    groups, cg = (1, 5) if kernel == "CONV" else (40, 1)
+    g = Geometry((3, 3), before=(1, 1), after=(1, 1))
+    x = channels_last(rng, rng.standard_normal((1, groups * cg, 9, 10), dtype=np.float32) * 3, True)
+    w = rng.standard_normal((40, cg, 3, 3), dtype=np.float32)
+    packed = pack_conv(w, 1) if kernel == "CONV" else np.ascontiguousarray(w.reshape(40, 9).T)
+    out = channels_last(rng, np.empty((1, 40, 9, 10), np.float32), True)
+    residual = channels_last(rng, rng.standard_normal(out.shape, dtype=np.float32), True)
+    plain = run(kernel, out, [x, packed], g.params(groups, "IDENTITY"), isa=isa)
+    flat = np.ascontiguousarray(plain)
+    wanted = run("UNARY", np.empty_like(flat), [flat], list(ACTIVATIONS[activation]), isa=isa)
+    assert same_bits(run(kernel, out, [x, packed], g.params(groups, activation), isa=isa), wanted)
+    late = run(kernel, out, [x, packed, None, residual], g.params(groups, activation, True), isa=isa)
+    assert same_bits(late, wanted + residual)

@@ -208,9 +208,9 @@ def test_where(isa, seed, shape, dtype, plain):
     condition = broadcast(rng, rng.random(stretched(rng, shape)) < 0.5, shape, plain)
     x, y = (broadcast(rng, (rng.standard_normal(stretched(rng, shape)) * 50).astype(dtype), shape, plain) for _ in range(2))
     out = layout(rng, shape, dtype, plain)
-    result = run("TERNARY", out, [condition, x, y], [TERNARY["WHERE"]], isa=isa)
+    result = run("TERNARY", out, [condition, x, y], [TERNARY["WHERE"], *NO_ACT], isa=isa)
     check_equal(result, np.where(condition, x, y))
-    check_tiles(rng, result, "TERNARY", out, [condition, x, y], [TERNARY["WHERE"]], isa)
+    check_tiles(rng, result, "TERNARY", out, [condition, x, y], [TERNARY["WHERE"], *NO_ACT], isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -220,9 +220,9 @@ def test_clamp(isa, seed, shape, dtype):
     rng = np.random.default_rng(seed)
     args = [broadcast(rng, values(rng, stretched(rng, shape), dtype), shape) for _ in range(3)]
     out = layout(rng, shape, dtype)
-    result = run("TERNARY", out, args, [TERNARY["CLAMP"]], isa=isa)
+    result = run("TERNARY", out, args, [TERNARY["CLAMP"], *NO_ACT], isa=isa)
     check_equal(result, np.minimum(np.maximum(args[0], args[1]), args[2]))
-    check_tiles(rng, result, "TERNARY", out, args, [TERNARY["CLAMP"]], isa)
+    check_tiles(rng, result, "TERNARY", out, args, [TERNARY["CLAMP"], *NO_ACT], isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -232,10 +232,13 @@ def test_fma(isa, seed, shape, dtype):
     rng = np.random.default_rng(seed)
     x, y, z = args = [broadcast(rng, values(rng, stretched(rng, shape), dtype, False), shape) for _ in range(3)]
     out = layout(rng, shape, dtype)
-    result = run("TERNARY", out, args, [TERNARY["FMA"]], isa=isa)
+    p = [TERNARY["FMA"], *NO_ACT]
+    result = run("TERNARY", out, args, p, isa=isa)
     magnitude = np.abs(x * y) + np.abs(z)
     assert (np.abs(result - (x.astype("f8") * y + z)) <= 2 * np.finfo(dtype).eps * magnitude).all()
-    check_tiles(rng, result, "TERNARY", out, args, [TERNARY["FMA"]], isa)
+    check_tiles(rng, result, "TERNARY", out, args, p, isa)
+    activated = run("TERNARY", out, args, [TERNARY["FMA"], UNARY["RELU"], 0.0, 0.0], isa=isa)
+    check_equal(activated, np.maximum(result, dtype.type(0)))
 
 
 # ---- UNARY: what is exact. Functions that round are in test_functions.py ----
@@ -313,7 +316,9 @@ def test_refused(isa):
         ("UNARY", [i, i], [UNARY["EXP"], 0.0, 0.0]),
         ("UNARY", [i, f], [UNARY["ABS"], 0.0, 0.0]),
         ("UNARY", [f, f], [99, 0.0, 0.0]),
-        ("TERNARY", [f, f, f, f], [TERNARY["WHERE"]]),
-        ("TERNARY", [i, i, i, i], [TERNARY["FMA"]]),
+        ("TERNARY", [f, f, f, f], [TERNARY["WHERE"], *NO_ACT]),
+        ("TERNARY", [f, f, f, f], [TERNARY["WHERE"], UNARY["RELU"], 0.0, 0.0]),
+        ("TERNARY", [i, i, i, i], [TERNARY["FMA"], *NO_ACT]),
+        ("TERNARY", [i, i, i, i], [TERNARY["CLAMP"], UNARY["RELU"], 0.0, 0.0]),
     ]:
         assert _kernels.call(kernel, args, params, [0], [3], isa) == 2, (kernel, params)

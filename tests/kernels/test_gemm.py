@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, filled, layout, pack_panels, run, same_bits
+from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
 from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
 
 
-def params(packed: bool, alpha: float, activation: str) -> list[int | float]:
-    return [int(packed), alpha, *ACTIVATIONS[activation], 0, 0, 0]
+def params(packed: bool, alpha: float, activation: str, residual_last: bool = False) -> list[int | float]:
+    return [int(packed), alpha, *ACTIVATIONS[activation], int(residual_last), 0, 0]
 
 
 def check(result: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray, terms: int) -> None:
@@ -38,8 +38,10 @@ def check(result: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray, terms: 
     activation=st.sampled_from(sorted(ACTIVATIONS)),
     bias=st.sampled_from([None, "n", "m", "one", "all"]),
     residual=st.sampled_from([None, None, "all", "n"]),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
 )
-def test_against_float64(isa, seed, batch, m, k, n, packed, plain, alpha, activation, bias, residual):
+def test_against_float64(isa, seed, batch, m, k, n, packed, plain, alpha, activation, bias, residual, residual_last, scaled):
     rng = np.random.default_rng(seed)
     shape = (*batch, m, n)
 
@@ -63,21 +65,20 @@ def test_against_float64(isa, seed, batch, m, k, n, packed, plain, alpha, activa
         b64 = b.astype(np.float64)
     bias_values, residual_values = addend(bias), addend(residual)
     out = layout(rng, shape, plain=plain)
-    inputs = [a, b, bias_values, residual_values]
-    p = params(packed, alpha, activation)
+    scale, shift = (values(n), values(n)) if scaled else (None, None)
+    inputs = [a, b, bias_values, residual_values, scale, shift]
+    p = params(packed, alpha, activation, residual_last)
     whole = run("GEMM", out, inputs, p, isa=isa)
 
     a64 = a.astype(np.float64)
     wanted, magnitude = alpha * (a64 @ b64), abs(alpha) * (np.abs(a64) @ np.abs(b64))
-    for extra in (bias_values, residual_values):
-        if extra is not None:
-            wanted, magnitude = wanted + extra, magnitude + np.abs(extra)
-    check(whole, activate(activation, wanted, *ACTIVATIONS[activation][1:]), magnitude, k)
+    wanted, magnitude = epilogue(wanted, magnitude, activation, bias_values, residual_values, scale, shift, residual_last)
+    check(whole, wanted, magnitude, k)
 
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     assert same_bits(whole, run("GEMM", out, inputs, p, tiles, isa))
     extras = [None if e is None else filled(rng, e) for e in (bias_values, residual_values)]
-    relaid = [filled(rng, a), b if packed else filled(rng, b), *extras]
+    relaid = [filled(rng, a), b if packed else filled(rng, b), *extras, scale, shift]
     assert same_bits(whole, run("GEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
 
 
@@ -131,3 +132,7 @@ def test_bad_arguments_are_refused():
     a, b = np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)
     assert _kernels.call("GEMM", [np.empty((2, 2), np.float64), a, b], params(False, 1.0, "IDENTITY"), [0, 0], [2, 2]) == 2
     assert _kernels.call("GEMM", [np.empty((2, 2), np.float32), a, b], [0, 1.0, 4000, 0.0, 0.0, 0, 0, 0], [0, 0], [2, 2]) == 2
+    ok = [np.empty((2, 2), np.float32), a, b, None, None]
+    scale = np.ones(2, np.float32)
+    for extra in ([scale], [scale, np.ones(3, np.float32)], [scale, np.ones(2)], [np.ones(4, np.float32)[::2], scale]):
+        assert _kernels.call("GEMM", [*ok, *extra], params(False, 1.0, "IDENTITY"), [0, 0], [2, 2]) == 2

@@ -131,12 +131,50 @@ def test_a_value_added_to_itself_is_no_residual() -> None:
     assert ops(check(net, net("Add", y, y))) == ["GEMM", "BINARY"]
 
 
-def test_activation_between_keeps_the_sum_outside() -> None:
-    net = Net(x=(4, 6))
-    y = net("Relu", net("MatMul", "x", net.weight(6, 6)))
-    nodes = check(net, net("Tanh", net("Add", y, "x")))
-    assert ops(nodes) == ["GEMM", "BINARY"]
-    assert nodes[1].attrs["act"][0] == "TANH"
+def test_residual_after_the_activation() -> None:
+    """As in YOLOv3: leaky(conv) + x. What follows the sum stays outside."""
+    net = Net(x=(1, 8, 6, 6), z=(4, 6))
+    y = net("LeakyRelu", net("Conv", "x", net.weight(8, 8, 3, 3), net.weight(8), pads=[1] * 4))
+    (node,) = check(net, net("Add", y, "x"))
+    assert node.op == "CONV"
+    assert node.attrs["residual_last"]
+    y = net("Relu", net("MatMul", "z", net.weight(6, 6)))
+    assert ops(check(net, net("Tanh", net("Add", y, "z")))) == ["GEMM", "UNARY"]
+
+
+def test_scale_after_the_activation() -> None:
+    """A normalisation that follows the activation, as in networks for speech, cannot be folded into the weights."""
+    net = Net(x=(1, 8, 6, 6))
+    y = net("Relu", net("Conv", "x", net.weight(40, 8, 3, 3), net.weight(40), pads=[1] * 4))
+    y = net("BatchNormalization", y, net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True))
+    z = net("Conv", "x", net.weight(40, 8, 1, 1))
+    (first, second) = check(net, net("Add", y, z))
+    assert first.inputs[4] is not None
+    assert first.inputs[5] is not None
+    assert second.inputs[3] is first.output
+
+
+def test_scale_then_residual() -> None:
+    net = Net(x=(3, 40), z=(3, 8))
+    y = net("Sigmoid", net("MatMul", "z", net.weight(8, 40)))
+    for op, constant in (("Mul", net.weight(40)), ("Div", net.weight(1, positive=True))):
+        (node,) = check(net, net("Add", net(op, y, constant), "x"))
+        assert node.attrs["residual_last"]
+        assert len(node.inputs) == 6
+
+
+def test_scale_and_activation_are_one_pass() -> None:
+    """DenseNet's normalisation of a concatenation."""
+    net = Net(x=(2, 3, 4, 4))
+    y = net("BatchNormalization", "x", net.weight(3), net.weight(3), net.weight(3), net.weight(3, positive=True))
+    (node,) = check(net, net("Relu", y))
+    assert (node.op, node.attrs["act"][0]) == ("TERNARY", "RELU")
+
+
+def test_activation_of_a_choice_stays_outside() -> None:
+    net = Net(x=(2, 3))
+    y = net("Where", net("Greater", "x", net.weight(3)), "x", net.weight(3))
+    assert ops(check(net, net("Relu", y))) == ["BINARY", "TERNARY", "UNARY"]
 
 
 @pytest.mark.parametrize("rows", [1, 4, 40])

@@ -1,5 +1,5 @@
 /* Scalar functions of one f32 over an array: see act.h. */
-#include "act.h"
+#include "epilogue.h"
 
 #include "functions.h"
 #include "vlog.h"
@@ -34,14 +34,14 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_SIGMOID: EACH(vsigmoid(x));
   case ASPEN_U_TANH: EACH(vtanh(x));
   case ASPEN_U_ERF: EACH(verf(x));
-  case ASPEN_U_RELU: EACH(vmax(zero, x));
-  case ASPEN_U_LEAKY_RELU: EACH(vsel(vlt(x, zero), va * x, x));
+  case ASPEN_U_RELU: EACH(act_relu(x));
+  case ASPEN_U_LEAKY_RELU: EACH(act_leaky_relu(x, va));
   case ASPEN_U_GELU_ERF: EACH(vgelu_erf(x));
   case ASPEN_U_GELU_TANH: EACH(vgelu_tanh(x));
   case ASPEN_U_SWISH: EACH(vswish(x, va));
-  case ASPEN_U_HARD_SIGMOID: EACH(vmax(zero, vmin(one, va * x + vb)));
-  case ASPEN_U_HARD_SWISH: EACH(x * vmax(zero, vmin(one, x * vset1(1.0f / 6) + vset1(0.5f))));
-  case ASPEN_U_CLIP: EACH(vmin(vb, vmax(va, x)));
+  case ASPEN_U_HARD_SIGMOID: EACH(act_hard_sigmoid(x, va, vb));
+  case ASPEN_U_HARD_SWISH: EACH(act_hard_swish(x));
+  case ASPEN_U_CLIP: EACH(act_clip(x, va, vb));
   case ASPEN_U_SQUARE: EACH(x * x);
   case ASPEN_U_LOG: EACH(vlog(x));
   case ASPEN_U_ELU: EACH(vsel(vlt(x, zero), va * vexpm1(x), x));
@@ -58,4 +58,20 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_SIGN: EACH(vsel(vlt(x, zero), -one, vsel(vgt(x, zero), one, x)));
   default: return FN(functions)(opcode, in, out, n);
   }
+}
+
+int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t residual_last) {
+  float probe = 0;
+  *e = (epilogue){.act = act, .a = (float)a, .b = (float)b, .residual_last = residual_last != 0};
+  if (FN(act)(act, e->a, e->b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  switch (act) {
+  case ASPEN_U_IDENTITY: e->kind = EPILOGUE_NONE; break;
+  case ASPEN_U_RELU: e->kind = EPILOGUE_RELU; break;
+  case ASPEN_U_CLIP: e->kind = EPILOGUE_CLIP; break;
+  case ASPEN_U_LEAKY_RELU: e->kind = EPILOGUE_LEAKY; break;
+  case ASPEN_U_HARD_SIGMOID: e->kind = EPILOGUE_HARD_SIGMOID; break;
+  case ASPEN_U_HARD_SWISH: e->kind = EPILOGUE_HARD_SWISH; break;
+  default: e->kind = EPILOGUE_CALL;
+  }
+  return 0;
 }

@@ -10,11 +10,11 @@
  * form. */
 int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64_t n);
 
-/* Whether f(x) is min(max(x, *low), *high) to the bit, NaN included; if so, epilogues do it in registers. */
-static inline int act_clamps(int64_t opcode, float a, float b, float *low, float *high) {
-  *low = opcode == ASPEN_U_RELU ? 0.0f : opcode == ASPEN_U_CLIP ? a : -__builtin_inff();
-  *high = opcode == ASPEN_U_CLIP ? b : __builtin_inff();
-  return opcode == ASPEN_U_IDENTITY || opcode == ASPEN_U_RELU || opcode == ASPEN_U_CLIP;
-}
+/* The functions that are few enough instructions to run on vectors in registers: one spelling for act.c and for epilogues. */
+INLINE vf act_relu(vf x) { return vmax(vzero(), x); }
+INLINE vf act_clip(vf x, vf a, vf b) { return vmin(b, vmax(a, x)); }
+INLINE vf act_leaky_relu(vf x, vf a) { return vsel(vlt(x, vzero()), a * x, x); }
+INLINE vf act_hard_sigmoid(vf x, vf a, vf b) { return vmax(vzero(), vmin(vset1(1), a * x + b)); }
+INLINE vf act_hard_swish(vf x) { return x * vmax(vzero(), vmin(vset1(1), x * vset1(1.0f / 6) + vset1(0.5f))); }
 
 #endif

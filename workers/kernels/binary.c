@@ -284,7 +284,10 @@ static void where_row(size_t size, int64_t n, void *out, const uint8_t *conditio
 int FN(ternary)(const aspen_call *c) {
   const int op = (int)c->params[0];
   const uint8_t dtype = c->args[0].dtype;
-  const int where = op == ASPEN_T_WHERE;
+  const int where = op == ASPEN_T_WHERE, act = (int)c->params[1];
+  const double act_a = aspen_param_f(c, 2), act_b = aspen_param_f(c, 3);
+  const uint8_t computed = elt_is_half(dtype) ? ASPEN_DT_F32 : dtype;
+  if (act != ASPEN_U_IDENTITY && (where || (computed != ASPEN_DT_F32 && computed != ASPEN_DT_F64))) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->args[2].dtype != dtype || c->args[3].dtype != dtype) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->args[1].dtype != (where ? ASPEN_DT_BOOL : dtype)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (dtype == ASPEN_DT_NONE || dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -308,6 +311,7 @@ int FN(ternary)(const aspen_call *c) {
     error = op == ASPEN_T_FMA     ? fma_row(dtype, w.count, t, in[0], in[1], in[2])
             : op == ASPEN_T_CLAMP ? clamp_row(dtype, w.count, t, in[0], in[1], in[2])
                                   : ASPEN_KERNEL_BAD_ARGUMENT;
+    if (!error && act != ASPEN_U_IDENTITY) error = FN(unary_row)(computed, act, act_a, act_b, w.count, t, t);
     if (!error) elt_store(dtype, &w, &bo);
   } while (!error && nd_walk_next(&w));
   return error;

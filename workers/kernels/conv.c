@@ -22,6 +22,7 @@
 
 typedef struct conv {
   const aspen_arg *out, *x, *w, *bias, *residual;
+  const float *scale, *shift; /* of all channels, or NULL */
   int64_t groups, in_channels, out_channels; /* channels of one group */
   window rows, columns;
   int copy;           /* input goes through scratch */
@@ -236,6 +237,7 @@ static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_cal
     const float *x = (const float *)v->x->ptr + n * v->x->strides[0] + g * v->in_channels * v->x->strides[1];
     const aspen_arg *r = v->residual;
     const float *residual = r ? (const float *)r->ptr + n * r->strides[0] + oc0 * r->strides[1] : NULL;
+    if (v->scale) job->scale = v->scale + oc0, job->shift = v->shift + oc0;
     if (v->copy) copy_input(v, s->input, x, oh, rows, ow, columns);
     if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
     multiply_block(v, s, job, runs, (const float *)v->w->ptr + g * v->w->strides[0],
@@ -253,7 +255,8 @@ int FN(conv)(const aspen_call *c) {
   mm_job job = {.a_stride = 1, .b_stride = ASPEN_NR, .b_panel = v.w->strides[1], .out_stride = v.out->strides[1],
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
-  if (FN(mm_prepare)(&job, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));
 

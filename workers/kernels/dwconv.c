@@ -4,7 +4,7 @@
  * and, where kernel and stride are common ones, of input; elsewhere pixels go one by one. An output is summed over its taps in ascending
  * order from zero, taps outside the image are skipped: a rule of the output pixel alone.
  */
-#include "act.h"
+#include "epilogue.h"
 #include "window.h"
 
 #define L1_BYTES (20 << 10) /* of input that the windows of one row of PIXELS may span */
@@ -15,17 +15,16 @@ typedef struct dwconv {
   const float *x, *w, *bias, *residual; /* of this image; bias and residual may be NULL */
   float *out;
   int64_t x_row, x_column, x_channel, w_tap, w_channel, bias_channel, residual_column, residual_channel, out_column, out_channel;
-  int64_t act;
-  float act_a, act_b, low, high;
-  int clamp; /* the activation is min(max(x, low), high) */
+  epilogue epilogue;
+  const float *scale, *shift; /* may be NULL */
 } dwconv;
 
 INLINE vf load(const float *p, int64_t channel, int64_t stride, int64_t n, const int unit) {
   return !unit ? vload_strided(p + channel * stride, stride, n) : n >= VL ? vload(p + channel) : vload_part(p + channel, n);
 }
 
-/* sum[p][v] over taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of P pixels, V vectors of channels from c on; n: channels left. */
-INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, vf sum[][4], const float *x, const int64_t kh[2],
+/* sum[p * V + v] over taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of P pixels, V vectors of channels from c on; n: channels left. */
+INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, vf *sum, const float *x, const int64_t kh[2],
                      const int64_t kw[2], int64_t c, int64_t n) {
   const int64_t next = d->columns.stride * d->x_column;
   for (int64_t i = kh[0]; i < kh[1]; i++) {
@@ -39,14 +38,14 @@ INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, 
       for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++)
-          sum[p][v] = vfma(load(from + p * next, c + v * VL, d->x_channel, n - v * VL, unit), weight[v], sum[p][v]);
+          sum[p * V + v] = vfma(load(from + p * next, c + v * VL, d->x_channel, n - v * VL, unit), weight[v], sum[p * V + v]);
     }
   }
 }
 
 /* The same for whole kernel rows of K taps, column stride S, no dilation, unit channels: neighbours share what they read, so an input
  * vector is loaded once a kernel row. */
-INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, const int S, vf sum[][4], const float *x,
+INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, const int S, vf *sum, const float *x,
                        const int64_t kh[2], int64_t c) {
   for (int64_t i = kh[0]; i < kh[1]; i++) {
     const float *from = x + i * d->rows.dilation * d->x_row + c, *w = d->w + i * K * d->w_tap + c;
@@ -63,7 +62,7 @@ INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, c
         VKEEP(seen);
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++)
-          if (j >= p * S && j - p * S < K) sum[p][v] = vfma(seen, weight[j - p * S][v], sum[p][v]);
+          if (j >= p * S && j - p * S < K) sum[p * V + v] = vfma(seen, weight[j - p * S][v], sum[p * V + v]);
       }
   }
 }
@@ -72,48 +71,54 @@ INLINE void whole_taps(const dwconv *d, const int P, const int V, const int K, c
  * serves, or 0. */
 INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, const int K, const int S, const float *x,
                    const float *residual, float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t n) {
-  vf sum[PIXELS][4];
+  vf sum[PIXELS * 4];
 #pragma GCC unroll 4
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sum[p][v] = vzero();
+    for (int v = 0; v < V; v++) sum[p * V + v] = vzero();
   if (K)
     whole_taps(d, P, V, K, S, sum, x, kh, c);
   else
     any_taps(d, P, V, unit, sum, x, kh, kw, c, n);
-  const vf low = vset1(d->low), high = vset1(d->high);
   /* Copies, because the compiler cannot know that stores to the output leave d alone. */
   const int64_t residual_column = d->residual_column, residual_channel = d->residual_channel;
   const int64_t out_column = d->out_column, out_channel = d->out_channel;
-  const float *const biases = d->bias;
+  const float *const biases = d->bias, *const scales = d->scale, *const shifts = d->shift;
   const int64_t bias_channel = d->bias_channel;
-  const int in_registers = d->clamp; /* other activations: pixel rows later, or here where they are no rows */
+  const int late = d->epilogue.residual_last;
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
     const int64_t channel = c + v * VL, left = n - v * VL;
     if (biases) {
       const vf bias = load(biases, channel, bias_channel, left, unit);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++) sum[p][v] += bias;
+      for (int p = 0; p < P; p++) sum[p * V + v] += bias;
     }
-    if (residual)
+    if (residual && !late)
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++) sum[p][v] += load(residual + p * residual_column, channel, residual_channel, left, unit);
+      for (int p = 0; p < P; p++) sum[p * V + v] += load(residual + p * residual_column, channel, residual_channel, left, unit);
+  }
+  epilogue_act(&d->epilogue, sum, P * V);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    const int64_t channel = c + v * VL, left = n - v * VL;
+    if (scales) {
+      const vf scale = load(scales, channel, 1, left, 1), shift = load(shifts, channel, 1, left, 1);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) sum[p * V + v] = vfma(sum[p * V + v], scale, shift);
+    }
+    if (residual && late)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) sum[p * V + v] += load(residual + p * residual_column, channel, residual_channel, left, unit);
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
       float *to = out + p * out_column + (unit ? channel : channel * out_channel);
-      vf y = sum[p][v];
-      if (in_registers) y = vmin(high, vmax(low, y));
-      if (!unit) {
-        float t[VL] __attribute__((aligned(64)));
-        vstore(t, y);
-        if (!in_registers) FN(act)(d->act, d->act_a, d->act_b, t, t, VL);
-        vstore_strided(to, out_channel, vload(t), left);
-      } else if (left >= VL) {
-        vstore(to, y);
-      } else {
-        vstore_part(to, y, left);
-      }
+      if (!unit)
+        vstore_strided(to, out_channel, sum[p * V + v], left);
+      else if (left >= VL)
+        vstore(to, sum[p * V + v]);
+      else
+        vstore_part(to, sum[p * V + v], left);
     }
   }
 }
@@ -121,17 +126,11 @@ INLINE void pixels(const dwconv *d, const int P, const int V, const int unit, co
 /* All channels of P pixels, W vectors at a time and then one. */
 INLINE void channels(const dwconv *d, const int P, const int W, const int unit, const int K, const int S, const float *x,
                      const float *residual, float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t end) {
-  const int64_t begin = c;
   if (unit) {
     for (; c + W * VL <= end; c += W * VL) pixels(d, P, W, 1, K, S, x, residual, out, kh, kw, c, W * VL);
     for (; c + VL <= end; c += VL) pixels(d, P, 1, 1, K, S, x, residual, out, kh, kw, c, VL);
   }
   for (; c < end; c += VL) pixels(d, P, 1, unit, 0, 0, x, residual, out, kh, kw, c, end - c);
-  if (unit && !d->clamp) /* while the pixels are in L1 */
-    for (int p = 0; p < P; p++) {
-      float *to = out + p * d->out_column + begin;
-      FN(act)(d->act, d->act_a, d->act_b, to, to, end - begin);
-    }
 }
 
 typedef void channels_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
@@ -198,12 +197,10 @@ int FN(dwconv)(const aspen_call *c) {
               .x_row = x->strides[2], .x_column = x->strides[3], .x_channel = x->strides[1],
               .w_tap = w->strides[0], .w_channel = w->strides[1],
               .bias_channel = bias ? bias->strides[0] : 1, .residual_column = residual ? residual->strides[3] : 0,
-              .residual_channel = residual ? residual->strides[1] : 1, .out_column = out->strides[3], .out_channel = out->strides[1],
-              .act = p[9], .act_a = (float)aspen_param_f(c, 10), .act_b = (float)aspen_param_f(c, 11)};
+              .residual_channel = residual ? residual->strides[1] : 1, .out_column = out->strides[3], .out_channel = out->strides[1]};
   if (d.rows.kernel < 1 || d.columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
-  float probe = 0;
-  if (FN(act)(d.act, d.act_a, d.act_b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  d.clamp = act_clamps(d.act, d.act_a, d.act_b, &d.low, &d.high);
+  if (FN(epilogue_open)(&d.epilogue, p[9], aspen_param_f(c, 10), aspen_param_f(c, 11), p[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (epilogue_scale(c, 4, out->dims[1], &d.scale, &d.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   const int unit = d.x_channel == 1 && d.w_channel == 1 && d.bias_channel == 1 && d.residual_channel == 1 && d.out_channel == 1;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
     d.x = (const float *)x->ptr + n * x->strides[0];

@@ -113,7 +113,8 @@ int FN(gemm)(const aspen_call *c) {
                 .out_stride = out->strides[n_axis], .bias_stride = bias->dtype ? bias->strides[n_axis] : 1,
                 .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 1), .one_bias = 1};
   job.scaled = job.alpha != 1.0f;
-  if (FN(mm_prepare)(&job, c->params[2], aspen_param_f(c, 3), aspen_param_f(c, 4))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (epilogue_scale(c, 4, out->dims[n_axis], &job.scale, &job.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (FN(mm_prepare)(&job, c->params + 2)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
   /* Trailing leading axes that B does not depend on are rows. */

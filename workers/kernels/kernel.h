@@ -57,13 +57,14 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
 /* Inputs and parameters of each kernel. f64 marks a parameter that is the bits of a double; ACT = {unary opcode, f64 a, f64 b}.
  *
  * GEMM   out[…, M, N] = act(alpha * A[…, M, K] · B[…, K, N] + bias + residual), f32. k is summed in ascending order, one fused (or, on the
- *        portable ISA, plain) multiply-add per term, starting from 0; then * alpha (when alpha ≠ 1), + bias, + residual, act.
+ *        portable ISA, plain) multiply-add per term, starting from 0; then * alpha (when alpha ≠ 1), + bias, + residual, act, * scale + shift
+ *        (one fused operation); residual_last moves the residual to the very end.
  *        in: A (same rank as out, leading axes broadcast by stride 0), B (idem; when packed: dims [ceil(N/32), K, 32], zero-padded, contiguous),
- *        bias?, residual? (both same rank as out, broadcast by stride 0).
- *        params: packed_b, f64 alpha, ACT(3), 3 reserved
+ *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither).
+ *        params: packed_b, f64 alpha, ACT(3), residual_last, 2 reserved
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
- *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out).
- *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), 4 reserved.   (bottom and right pads follow from OH, OW)
+ *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous).
+ *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, 3 reserved.   (bottom and right pads follow from OH, OW)
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
  * DWCONV as CONV with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
  * POOL   2-D. in: X[N, C, H, W]. params: mode (0 max, 1 average), KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left,
@@ -71,7 +72,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        Max over an empty window is -inf (lowest for integers). f32, f64, i8, u8 for max; f32 for average.
  * UNARY  out = f(in0). params: opcode, f64 a, f64 b. f32 all; f64, i8..u64 where the function makes sense (abs, neg, sign, relu, clip, not, bit_not, identity, square …)
  * BINARY out = act(in0 ∘ in1); inputs have the rank of out, broadcast by stride 0. params: opcode, ACT(3). f32, f64, i8..u64, bool; comparisons write bool.
- * TERNARY params: opcode. WHERE moves elements of any fixed size.
+ * TERNARY params: opcode, ACT(3) (of FMA and CLAMP in floating point). WHERE moves elements of any fixed size.
  * CAST   params: saturate. between bool, integers, f16, bf16, f32, f64 with numpy's astype rules (float → int truncates)
  * COPY   out = in0, same shape, any strides, any fixed-size dtype
  * PAD    in: X, value? (rank 0). params: mode, rank, begin[8] (begin may be negative: crop). End pads follow from the output's dims

@@ -1,22 +1,17 @@
 /* Micro-kernels of the matrix product and the epilogue behind them: see mm.h. */
 #include "mm.h"
 
-#include "act.h"
-
 #define PANEL_VECTORS (ASPEN_NR / VL)
 #define WIDEST 8 /* vectors of columns in the widest micro-kernel */
 #define LINE (16 / VL) /* vectors of a cache line */
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
 
-int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b) {
-  float probe = 0;
-  if (FN(act)(act, (float)a, (float)b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  job->act = act;
-  job->act_a = (float)a;
-  job->act_b = (float)b;
-  job->clamp = (uint8_t)act_clamps(act, job->act_a, job->act_b, &job->low, &job->high);
-  job->direct = job->clamp && job->out_stride == 1 && job->bias_stride == 1 && job->residual_stride == 1;
+int FN(mm_prepare)(mm_job *job, const int64_t *params) {
+  double ab[2];
+  memcpy(ab, params + 1, sizeof ab);
+  if (FN(epilogue_open)(&job->epilogue, params[0], ab[0], ab[1], params[3])) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job->direct = job->out_stride == 1 && job->bias_stride == 1 && job->residual_stride == 1;
   return 0;
 }
 
@@ -31,9 +26,16 @@ static void add_row(float *t, const float *p, int64_t stride, int64_t n) {
   }
 }
 
-/* Epilogue for anything that `direct` does not cover: sums[rows][width] hold the block, its first column is `column`. */
+/* t[i] = t[i] * scale[i] + shift[i] */
+static void scale_row(float *t, const float *scale, const float *shift, int64_t n) {
+  for (int64_t i = 0; i < n; i += VL)
+    vstore_part(t + i, vfma(vload_part(t + i, n - i), vload_part(scale + i, n - i), vload_part(shift + i, n - i)), n - i);
+}
+
+/* Epilogue where `direct` does not hold, or the block begins before the box: sums[rows][width], its first column is `column`. */
 static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *rows, float *sums, int64_t width, int64_t column,
                                              int64_t first, int64_t last) {
+  const epilogue *e = &job->epilogue;
   const int64_t skip = first > column ? first - column : 0;
   const int64_t n = (last < column + width ? last - column : width) - skip;
   column += skip;
@@ -42,11 +44,13 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
     if (job->scaled)
       for (int64_t i = 0; i < n; i++) t[i] *= job->alpha;
     if (rows->bias[0]) add_row(t, rows->bias[r] + column * job->bias_stride, job->bias_stride, n);
-    if (rows->residual[0]) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
+    if (rows->residual[0] && !e->residual_last) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
   }
-  FN(act)(job->act, job->act_a, job->act_b, sums, sums, rows->rows * width);
+  FN(act)(e->act, e->a, e->b, sums, sums, rows->rows * width);
   for (int r = 0; r < rows->rows; r++) {
-    const float *t = sums + r * width + skip;
+    float *t = sums + r * width + skip;
+    if (job->scale) scale_row(t, job->scale + column, job->shift + column, n);
+    if (rows->residual[0] && e->residual_last) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
     float *out = rows->out[r] + column * job->out_stride;
     if (job->out_stride == 1) {
       int64_t i = 0;
@@ -58,16 +62,58 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
   }
 }
 
-INLINE vf vload_tail(const float *p, int64_t n) { return n > 0 ? vload_part(p, n) : vzero(); }
+/* Vector v of columns of an operand of the epilogue; `left` columns remain, perhaps none. */
+INLINE vf columns_of(const float *p, const int whole, int64_t left) { return whole ? vload(p) : left > 0 ? vload_part(p, left) : vzero(); }
+
+/* alpha, bias and an early residual. whole: every column of the block belongs to the box. */
+INLINE void before_act(const int R, const int V, const int whole, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column,
+                       int64_t last) {
+  const vf alpha = vset1(job->alpha);
+  const int residual = rows->residual[0] && !job->epilogue.residual_last;
+#pragma GCC unroll 8
+  for (int v = 0; v < V; v++) {
+    const int64_t at = column + v * VL, left = last - at;
+    vf bias = vzero();
+    if (rows->bias[0] && job->one_bias) bias = columns_of(rows->bias[0] + at, whole, left);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      vf y = sum[r * V + v];
+      if (job->scaled) y *= alpha;
+      if (rows->bias[0]) y += job->one_bias ? bias : columns_of(rows->bias[r] + at, whole, left);
+      if (residual) y += columns_of(rows->residual[r] + at, whole, left);
+      sum[r * V + v] = y;
+    }
+  }
+}
+
+/* Scale, shift, a late residual, and home. */
+INLINE void after_act(const int R, const int V, const int whole, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column,
+                      int64_t last) {
+  const int residual = rows->residual[0] && job->epilogue.residual_last;
+#pragma GCC unroll 8
+  for (int v = 0; v < V; v++) {
+    const int64_t at = column + v * VL, left = last - at;
+    vf scale = vzero(), shift = vzero();
+    if (job->scale) scale = columns_of(job->scale + at, whole, left), shift = columns_of(job->shift + at, whole, left);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      vf y = sum[r * V + v];
+      if (job->scale) y = vfma(y, scale, shift);
+      if (residual) y += columns_of(rows->residual[r] + at, whole, left);
+      if (whole)
+        vstore(rows->out[r] + at, y);
+      else if (left > 0)
+        vstore_part(rows->out[r] + at, y, left);
+    }
+  }
+}
 
 /* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. */
 INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
                      int64_t last) {
-  vf sum[MM_ROWS][WIDEST];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) sum[r][v] = vzero();
+  vf sum[MM_ROWS * WIDEST];
+#pragma GCC unroll 64
+  for (int i = 0; i < R * V; i++) sum[i] = vzero();
   if (job->direct) /* by the time the sums are done, the lines they go to are here */
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -103,41 +149,26 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
       for (int r = 0; r < R; r++) {
         const vf x = vset1(p[r][at]);
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sum[r][v] = vfma(x, w[v], sum[r][v]);
+        for (int v = 0; v < V; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
       }
       at += a_stride;
     }
   }
   if (job->direct && first <= column) {
-    const vf alpha = vset1(job->alpha), low = vset1(job->low), high = vset1(job->high);
     const int whole = column + V * VL <= last;
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) {
-      const int64_t at = column + v * VL, left = last - at; /* may be none */
-      vf bias = vzero();
-      if (rows->bias[0] && job->one_bias) bias = whole ? vload(rows->bias[0] + at) : vload_tail(rows->bias[0] + at, left);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        vf y = sum[r][v];
-        if (job->scaled) y *= alpha;
-        if (rows->bias[0]) {
-          if (!job->one_bias) bias = whole ? vload(rows->bias[r] + at) : vload_tail(rows->bias[r] + at, left);
-          y += bias;
-        }
-        if (rows->residual[0]) y += whole ? vload(rows->residual[r] + at) : vload_tail(rows->residual[r] + at, left);
-        y = vmin(high, vmax(low, y));
-        if (whole)
-          vstore(rows->out[r] + at, y);
-        else if (left > 0)
-          vstore_part(rows->out[r] + at, y, left);
-      }
-    }
+    if (whole)
+      before_act(R, V, 1, job, rows, sum, column, last);
+    else
+      before_act(R, V, 0, job, rows, sum, column, last);
+    epilogue_act(&job->epilogue, sum, R * V);
+    if (whole)
+      after_act(R, V, 1, job, rows, sum, column, last);
+    else
+      after_act(R, V, 0, job, rows, sum, column, last);
   } else {
     float sums[MM_ROWS * WIDEST * VL] __attribute__((aligned(64)));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-      for (int v = 0; v < V; v++) vstore(sums + (r * V + v) * VL, sum[r][v]);
+#pragma GCC unroll 64
+    for (int i = 0; i < R * V; i++) vstore(sums + i * VL, sum[i]);
     finish(job, rows, sums, V * VL, column, first, last);
   }
 }

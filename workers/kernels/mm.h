@@ -7,6 +7,7 @@
  */
 #ifndef ASPEN_MM_H
 #define ASPEN_MM_H
+#include "epilogue.h"
 #include "kernel.h"
 #include "vec.h"
 
@@ -28,11 +29,9 @@ typedef struct mm_job {
   float alpha;
   uint8_t one_bias; /* all rows have the same bias */
   uint8_t scaled;   /* multiply by alpha */
-  uint8_t clamp;    /* the activation is min(max(x, low), high), for every x and bit */
-  uint8_t direct;   /* unit strides and clamp: accumulators go straight to the output */
-  float low, high;
-  int64_t act;
-  float act_a, act_b;
+  uint8_t direct;   /* unit strides: sums go from registers to the output */
+  epilogue epilogue;
+  const float *scale, *shift; /* [columns], unit stride, or both NULL; of column 0 */
 } mm_job;
 
 /* The rows of one block. Pointers are those of column 0; bias and residual are NULL in all rows or in none. */
@@ -43,8 +42,9 @@ typedef struct mm_rows {
   const float *bias[MM_ROWS], *residual[MM_ROWS];
 } mm_rows;
 
-/* Fill in act, clamp, direct from an ACT parameter triple and the strides set before. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
-int FN(mm_prepare)(mm_job *job, int64_t act, double a, double b);
+/* Fill in the epilogue from the parameters {ACT(3), residual_last} at params, and `direct` from the strides set before. Returns 0, or
+ * ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(mm_prepare)(mm_job *job, const int64_t *params);
 
 /* How many panels one pass over a block of `rows` rows should take together: few rows need more columns to keep the multipliers busy. */
 INLINE int mm_panels(int64_t rows) {
