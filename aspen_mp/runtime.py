@@ -182,7 +182,11 @@ class Runtime:
 
     @property
     def workers(self) -> list[dict[str, Any]]:
-        """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more."""
+        """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more.
+
+        `busy_s` is time in kernels and scheduling; `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` tell them
+        apart, in nanoseconds since the worker joined; `overhead` is scheduling's share of `busy_s`.
+        """
         workers: list[dict[str, Any]] = self.status()["workers"]
         return workers
 

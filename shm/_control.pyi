@@ -87,8 +87,8 @@ class ControlTable:
         """Every worker leaves its loop."""
     def workers(self) -> list[dict[str, Any]]:
         """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
-        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, busy_ns, parks, opaque, claims, ends, wakes,
-        faults."""
+        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults,
+        and how long it was in kernels, scheduling, searching and sleeping: kernel_ns, schedule_ns, search_ns, sleep_ns."""
     def all_attached(self, seq: int | None = None) -> bool:
         """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""
     def status(self) -> dict[str, Any]:

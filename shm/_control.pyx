@@ -37,12 +37,13 @@ cdef extern from "table.h" nogil:
         pass
     struct aspen_signals:
         uint32_t epoch, attach_seq, stop, n_rows, spin_ns, steal, policy, seed
+        uint64_t tick_ns_q32
     struct aspen_idle_counts "aspen_idle":
         uint32_t sleepers, spinners
     struct aspen_worker:
         uint32_t pid, cpu, core_class, cache, node, state, command, parked, attached, idle
         uint64_t start_time, current, heartbeat
-        uint64_t tiles, steals, pushes, busy_ns, parks, opaque, claims, ends, wakes, follows, faults
+        uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults
     struct aspen_row:
         uint32_t lock, open
         uint64_t mask
@@ -374,6 +375,9 @@ cdef class ControlTable:
         aspen_store_seq(&self.c.signals.stop, 1)
         aspen_wake_all(self.bell)
 
+    cdef object _ns(self, uint64_t *ticks):
+        return (<object>aspen_stat_load(ticks) * self.c.signals.tick_ns_q32) >> 32
+
     def workers(self):
         cdef aspen_worker *w
         cdef uint64_t current
@@ -391,7 +395,8 @@ cdef class ControlTable:
                 "heartbeat": aspen_stat_load(&w.heartbeat), "idle": _IDLE[aspen_stat_load32(&w.idle) % 3],
                 "current": (ASPEN_ITEM_INSTANCE(current), ASPEN_ITEM_TILE(current)) if current else None,
                 "tiles": aspen_stat_load(&w.tiles), "steals": aspen_stat_load(&w.steals), "pushes": aspen_stat_load(&w.pushes),
-                "follows": aspen_stat_load(&w.follows), "busy_ns": aspen_stat_load(&w.busy_ns), "parks": aspen_stat_load(&w.parks),
+                "follows": aspen_stat_load(&w.follows), "kernel_ns": self._ns(&w.kernel_ticks), "schedule_ns": self._ns(&w.schedule_ticks),
+                "search_ns": self._ns(&w.search_ticks), "sleep_ns": self._ns(&w.sleep_ticks), "parks": aspen_stat_load(&w.parks),
                 "opaque": aspen_stat_load(&w.opaque), "claims": aspen_stat_load(&w.claims), "ends": aspen_stat_load(&w.ends),
                 "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
             })

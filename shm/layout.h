@@ -178,19 +178,24 @@ struct aspen_worker {
   uint32_t idle;       /* DSE: 0 busy, 1 looking for work, 2 parked */
   uint32_t reserved2;
   uint64_t reserved3[4];
-  /* line 2 and 3: statistics. DSE; monotone since the worker joined */
-  uint64_t tiles;      /* executed, JOIN and END included */
-  uint64_t steals;     /* tiles taken from other rows */
-  uint64_t pushes;     /* tiles put into the ready pool */
-  uint64_t busy_ns;    /* time in kernels and scheduling, without looking for work and sleeping */
-  uint64_t parks;      /* times it slept */
+  /* line 2 and 3: statistics. DSE; monotone since the worker joined. Line 2 is what most tiles touch.
+   * The four durations are in ticks of aspen_ticks() (signals.tick_ns_q32 converts), each added to when a stretch of its kind ends. What is
+   * missing in their sum is time in Python between two runs of the loop (mapping segments) and time that recovery held the worker. */
+  uint64_t tiles;          /* executed, JOIN and END included */
+  uint64_t kernel_ticks;   /* in kernels, and in Python for an opaque tile */
+  uint64_t schedule_ticks; /* everything else between finding work and running out of it: claiming, popping, counting down, pushing, waking */
+  uint64_t follows;        /* tiles run right after a parent, without the ready pool */
+  uint64_t pushes;         /* tiles put into the ready pool */
+  uint64_t steals;         /* tiles taken from other rows */
+  uint64_t search_ticks;   /* looking for work in vain */
+  uint64_t sleep_ticks;    /* parked */
+  uint64_t parks;          /* times it slept */
   uint64_t opaque;     /* tiles executed by the Python side */
   uint64_t claims;     /* requests started */
   uint64_t ends;       /* requests completed */
   uint64_t wakes;      /* futex wakes issued to other DSEs */
-  uint64_t follows;    /* tiles run right after a parent, without the ready pool */
   uint64_t faults;     /* kernels that returned an error */
-  uint64_t reserved4[5];
+  uint64_t reserved4[2];
 };
 
 /* An item of the ready pool: (instance, tile) and the low bits of the instance's generation; never 0. */

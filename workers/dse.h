@@ -28,7 +28,7 @@ struct aspen_dse {
   uint32_t looking;       /* counted in idle.spinners */
   uint32_t n_victims, roster;
   uint64_t looked_since;  /* ticks */
-  uint64_t busy_since;
+  uint64_t lap;           /* ticks: up to here all time is accounted for */
   void *scratch;
   size_t scratch_bytes;
   uint16_t victim[ASPEN_MAX_WORKERS]; /* other rows, nearest first */
@@ -85,11 +85,11 @@ static inline uint64_t aspen_dse_ns(const struct aspen_dse *d, uint64_t ticks) {
   return (uint64_t)(((unsigned __int128)ticks * d->s.control->signals.tick_ns_q32) >> 32);
 }
 
-/* Adds the time since the last call to the worker's busy time. */
-static inline void aspen_dse_account(struct aspen_dse *d) {
+/* Adds the time since the last call to `what`, one of the worker's four durations. Two calls a tile with a kernel: before it and after it. */
+static inline void aspen_dse_lap(struct aspen_dse *d, uint64_t *what) {
   uint64_t now = aspen_ticks();
-  aspen_stat_add(&aspen_me(&d->s)->busy_ns, aspen_dse_ns(d, now - d->busy_since));
-  d->busy_since = now;
+  aspen_stat_add(what, now - d->lap);
+  d->lap = now;
 }
 
 /* ------------------------------------------------------------------------------------------------ idling */
@@ -111,8 +111,8 @@ static inline int aspen_dse_work(const struct aspen_dse *d) {
 
 static inline void aspen_dse_look(struct aspen_dse *d) {
   d->looking = 1;
-  aspen_dse_account(d);
-  d->looked_since = d->busy_since;
+  aspen_dse_lap(d, &aspen_me(&d->s)->schedule_ticks);
+  d->looked_since = d->lap;
   aspen_dse_idle(d, 1);
   aspen_add_seq(&d->s.control->idle.spinners, 1);
   if (aspen_stat_load(&d->s.control->signals.roster) != d->roster) aspen_dse_sort_victims(d);
@@ -127,7 +127,7 @@ static inline void aspen_dse_ring(struct aspen_dse *d, uint32_t n) {
 static inline void aspen_dse_found(struct aspen_dse *d) {
   struct aspen_idle *idle = &d->s.control->idle;
   d->looking = 0;
-  d->busy_since = aspen_ticks();
+  aspen_dse_lap(d, &aspen_me(&d->s)->search_ticks);
   aspen_dse_idle(d, 0);
   if (aspen_sub_seq(&idle->spinners, 1) == 1 && aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 2);
 }
@@ -149,7 +149,9 @@ static inline void aspen_dse_rest(struct aspen_dse *d) {
   if (!aspen_dse_work(d)) {
     aspen_dse_idle(d, 2);
     aspen_stat_add(&aspen_me(&d->s)->parks, 1);
+    aspen_dse_lap(d, &aspen_me(&d->s)->search_ticks);
     aspen_park_commit(d->s.bell, event);
+    aspen_dse_lap(d, &aspen_me(&d->s)->sleep_ticks);
     aspen_dse_idle(d, 1);
   } else {
     uint32_t turns = 63; /* somebody holds the lock of what we saw: let it run */
@@ -172,7 +174,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
     uint32_t epoch = aspen_load_acquire(&g->epoch);
     if (!(epoch & 1)) {
       d->s.user.epoch = epoch;
-      d->busy_since = aspen_ticks();
+      d->lap = aspen_ticks();
       return;
     }
     aspen_store_release(&aspen_me(&d->s)->parked, epoch);
@@ -273,7 +275,14 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
       d->opaque = item;
       return ASPEN_BUSY;
     }
-    int error = aspen_exec_tile(e, tile, d->scratch, d->scratch_bytes);
+    aspen_call call;
+    aspen_kernel_fn kernel = aspen_exec_prepare(e, tile, d->scratch, d->scratch_bytes, &call);
+    int error = ASPEN_E_OK;
+    if (kernel) {
+      aspen_dse_lap(d, &me->schedule_ticks);
+      error = kernel(&call);
+      aspen_dse_lap(d, &me->kernel_ticks);
+    }
     if (error) {
       aspen_stat_add(&me->faults, 1);
       aspen_fail(&d->s, id, (uint32_t)error, op, 0, NULL, 0);
@@ -287,13 +296,15 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
                                             uint32_t message_bytes) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
   d->opaque = 0;
+  aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
   if (error) {
     aspen_stat_add(&aspen_me(&d->s)->faults, 1);
     aspen_fail(&d->s, id, error, op, needed, message, message_bytes);
   }
-  aspen_dse_account(d);
-  return aspen_dse_finish(d, item);
+  int r = aspen_dse_finish(d, item);
+  aspen_dse_lap(d, &aspen_me(&d->s)->schedule_ticks);
+  return r;
 }
 
 /* The tile to run next: what follows, else the own row's best, else another row's. A tile to follow gives way to a higher priority class. */
@@ -333,7 +344,7 @@ static inline int aspen_dse_open(struct aspen_dse *d, uint32_t open) {
 
 /* The row opens: others seed tiles here from now on. */
 static inline int aspen_dse_join(struct aspen_dse *d) {
-  d->busy_since = aspen_ticks();
+  d->lap = aspen_ticks();
   int r = aspen_dse_open(d, 1);
   if (r == ASPEN_OK) aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);
   return r;
@@ -370,12 +381,11 @@ static inline int aspen_dse_leave(struct aspen_dse *d) {
 static inline enum aspen_reason aspen_dse_exit(struct aspen_dse *d, enum aspen_reason reason) {
   struct aspen_idle *idle = &d->s.control->idle;
   aspen_dse_put_back(d); /* ATTACH: stays in `held` and is pushed when the loop is entered again */
+  aspen_dse_lap(d, d->looking ? &aspen_me(&d->s)->search_ticks : &aspen_me(&d->s)->schedule_ticks);
   if (d->looking) {
     d->looking = 0;
-    d->busy_since = aspen_ticks();
     aspen_sub_seq(&idle->spinners, 1);
   }
-  aspen_dse_account(d);
   aspen_dse_idle(d, 0);
   if (aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 1);
   return reason;
@@ -408,7 +418,7 @@ static inline int aspen_dse_admit(struct aspen_dse *d) {
 
 static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
   struct aspen_worker *me = aspen_me(&d->s);
-  d->busy_since = aspen_ticks();
+  d->lap = aspen_ticks();
   for (;;) {
     uint64_t item = 0;
     aspen_stat_add(&me->heartbeat, 1);
@@ -425,7 +435,6 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
     if (r == ASPEN_OK) {
       if (d->looking) aspen_dse_found(d);
       r = aspen_dse_execute(d, item);
-      aspen_dse_account(d);
       if (r == ASPEN_BUSY) return aspen_dse_exit(d, ASPEN_REASON_OPAQUE);
     } else if (r == ASPEN_EMPTY) {
       aspen_dse_rest(d);

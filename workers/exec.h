@@ -330,17 +330,23 @@ static inline size_t aspen_tile_scratch(const struct aspen_exec_instance *e, uin
   return aspen_kernel_scratch(op->kernel, &c);
 }
 
-/* Runs a tile's kernel; JOIN and END have none. Returns enum aspen_error. */
-static inline int aspen_exec_tile(const struct aspen_exec_instance *e, uint32_t tile, void *scratch, size_t scratch_bytes) {
+/* The kernel of a tile and its call; NULL: JOIN and END have none. */
+static inline aspen_kernel_fn aspen_exec_prepare(const struct aspen_exec_instance *e, uint32_t tile, void *scratch, size_t scratch_bytes, aspen_call *c) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
   const struct aspen_tile *t = &p->view.tiles[tile];
   const struct aspen_exec_op *op = &p->op[t->op];
-  if (!op->fn) return ASPEN_E_OK;
+  if (!op->fn) return NULL;
+  aspen_call_fill(c, op, t, e->args);
+  c->scratch = scratch;
+  c->scratch_bytes = scratch_bytes;
+  return op->fn;
+}
+
+/* Runs a tile's kernel. Returns enum aspen_error. */
+static inline int aspen_exec_tile(const struct aspen_exec_instance *e, uint32_t tile, void *scratch, size_t scratch_bytes) {
   aspen_call c;
-  aspen_call_fill(&c, op, t, e->args);
-  c.scratch = scratch;
-  c.scratch_bytes = scratch_bytes;
-  return op->fn(&c);
+  aspen_kernel_fn run = aspen_exec_prepare(e, tile, scratch, scratch_bytes, &c);
+  return run ? run(&c) : ASPEN_E_OK;
 }
 
 #endif

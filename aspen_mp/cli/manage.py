@@ -87,9 +87,10 @@ def _workers(runtime: Runtime, as_json: bool) -> None:
 
 
 def _show_workers(workers: list[dict[str, Any]]) -> None:
-    keys = ("id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s")
-    rows = [[f"{w[k]:.2f}" if k == "busy_s" and k in w else w.get(k, "") for k in keys] for w in workers]
-    output.table("Workers", keys, rows, right=(0, 1, 2, 5, 6, 7))
+    keys = ("id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s", "overhead")
+    written = {"busy_s": "{:.2f}", "overhead": "{:.2%}"}
+    rows = [[written.get(k, "{}").format(w[k]) if k in w else "" for k in keys] for w in workers]
+    output.table("Workers", keys, rows, right=(0, 1, 2, 5, 6, 7, 8))
 
 
 def _show_status(report: dict[str, Any]) -> None:

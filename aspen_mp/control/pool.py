@@ -77,13 +77,15 @@ class WorkerPool:
         return any(worker.state == "starting" for worker in self._rows.values())
 
     def describe(self) -> list[dict[str, Any]]:
-        """One dict a worker: the control table's row and what only this process knows."""
+        """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`."""
         known = {row["row"]: row for row in self._table.workers()}
         found = []
         for worker in self._rows.values():
             row = known.get(worker.row, {})
             about = {"id": worker.row, "pid": worker.pid, "cpu": worker.cpu, "core_class": worker.core_class, "process": worker.state}
-            found.append({**row, **about, "busy_s": row.get("busy_ns", 0) / 1e9})
+            kernel, schedule = row.get("kernel_ns", 0), row.get("schedule_ns", 0)
+            times = {"busy_s": (kernel + schedule) / 1e9, "overhead": schedule / (kernel + schedule) if kernel + schedule else 0.0}
+            found.append({**row, **about, **times})
         return found
 
     def cpus(self) -> list[int]:

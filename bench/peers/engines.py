@@ -26,6 +26,7 @@ class Loaded:
     run: Callable[[], list[Array]]
     settings: str
     close: Callable[[], None] = lambda: None
+    counters: Callable[[], dict[str, float]] = dict  # totals so far of whatever the engine counts
 
 
 Load = Callable[[str, Mapping[str, Array], list[int]], Loaded]  # model file, inputs, cores
@@ -43,7 +44,11 @@ def load_aspen(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loade
             found = model.run(dict(feeds))
             return [found[name] for name in names]
 
-        return Loaded(run, "one worker a core, pinned", runtime.close)
+        def counters() -> dict[str, float]:
+            workers = runtime.workers
+            return {name: sum(worker[name] for worker in workers) for name in ("tiles", "steals", "kernel_ns", "schedule_ns", "search_ns")}
+
+        return Loaded(run, "one worker a core, pinned", runtime.close, counters)
     except BaseException:
         runtime.close()
         raise

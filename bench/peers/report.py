@@ -47,6 +47,11 @@ def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console)
         style="dim",
         soft_wrap=True,
     )
+    for case in results:
+        for engine in case.engines:
+            if engine.counters is not None:
+                line = f"{case.case}, {case.threads} {engine.engine}: {_spent(engine.counters)}"
+                console.print(line, style="dim", highlight=False, soft_wrap=True)
     for settings in sorted({f"{e.engine} {e.version}: {e.settings}" for case in results for e in case.engines}):
         console.print(settings, style="dim", highlight=False, soft_wrap=True)
     for name in absent:
@@ -74,3 +79,8 @@ def _row(case: CaseResult, engine: EngineResult, *, first: bool) -> list[str]:
         "" if engine.ratio_min is None else f"{engine.ratio_min:.3f}",
         "" if engine.difference is None else f"{engine.difference:.1e}",
     ]
+
+
+def _spent(c: dict[str, float]) -> str:
+    shares = f"kernels {c['kernels']:.1%}, scheduling {c['scheduling']:.2%}, idle {c['idle']:.1%} of the cores' time"
+    return f"{shares}; {c['tiles']:.0f} tiles a run, {c['steals']:.0f} stolen"

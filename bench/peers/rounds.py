@@ -33,7 +33,8 @@ class Plan:
 @dataclass(slots=True)
 class EngineResult:
     """Milliseconds: `median` over rounds of the turn's median, `min` over all runs. Ratios are aspen-mp's time divided by this engine's,
-    from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude."""
+    from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude.
+    `counters`: see `shares`."""
 
     engine: str
     version: str
@@ -43,6 +44,7 @@ class EngineResult:
     median: float
     min: float
     runs: int
+    counters: dict[str, float] | None = None
     ratio_median: float | None = None
     ratio_min: float | None = None
     difference: float | None = None
@@ -138,7 +140,26 @@ def result(seat: Seat, turns: Sequence[Turn]) -> EngineResult:
         median=1e3 * statistics.median(statistics.median(turn.seconds) for turn in turns),
         min=1e3 * min(min(turn.seconds) for turn in turns),
         runs=sum(len(turn.seconds) for turn in turns),
+        counters=shares(turns, len(seat.cores)),
     )
+
+
+def shares(turns: Sequence[Turn], threads: int) -> dict[str, float] | None:
+    """How an engine that counts says it spent its cores' time during the runs, as shares: `kernels`, `scheduling`, and `idle`, the rest
+    (looking for work, the client's copying in and out). `overhead`: scheduling's share of these two. `tiles`, `steals`: a run."""
+    if not turns[0].counters:
+        return None
+    total = {name: sum(turn.counters[name] for turn in turns) for name in turns[0].counters}
+    runs, cores_ns = sum(len(turn.seconds) for turn in turns), 1e9 * threads * sum(sum(turn.seconds) for turn in turns)
+    kernels, scheduling = total["kernel_ns"], total["schedule_ns"]
+    return {
+        "kernels": kernels / cores_ns,
+        "scheduling": scheduling / cores_ns,
+        "idle": 1 - (kernels + scheduling) / cores_ns,
+        "overhead": scheduling / max(kernels + scheduling, 1),
+        "tiles": total["tiles"] / runs,
+        "steals": total["steals"] / runs,
+    }
 
 
 def compare(results: list[EngineResult], turns: list[dict[str, Turn]], folder: Path) -> None:

@@ -31,10 +31,12 @@ class SeatError(Exception):
 
 @dataclass(slots=True)
 class Turn:
-    """Seconds of each run of one turn, and how busy the cores were with anything else meanwhile (in cores)."""
+    """Seconds of each run of one turn, how busy the cores were with anything else meanwhile (in cores), and by how much the engine's own
+    counters rose in these runs."""
 
     seconds: list[float]
     foreign: float = 0.0
+    counters: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -75,11 +77,11 @@ class Seat:
         begin = time.perf_counter()
         self.requests.write(json.dumps({"seconds": seconds, "runs": runs}) + "\n")
         self.requests.flush()
-        times = self._reply()["times"]
+        reply = self._reply()
         wall = time.perf_counter() - begin
         foreign = (busy_seconds(self.cores) - busy) - (self.cpu_seconds() - own)
         self.rest()
-        return Turn(times, max(0.0, foreign) / wall)
+        return Turn(reply["times"], max(0.0, foreign) / wall, reply["counters"])
 
     def rest(self) -> None:
         """Waits until the engine's threads have stopped spinning, so that they take nothing from the engine after it."""
@@ -172,13 +174,14 @@ def child(engine: str, model: str, feeds: str, outputs: str, cores: list[int], r
         for line in requests:
             order = json.loads(line)
             loaded.run()
+            before = loaded.counters()
             times: list[float] = []
             end = time.perf_counter() + order["seconds"]
             while len(times) < order["runs"] or time.perf_counter() < end:
                 begin = time.perf_counter()
                 loaded.run()
                 times.append(time.perf_counter() - begin)
-            reply(times=times)
+            reply(times=times, counters={name: value - before[name] for name, value in loaded.counters().items()})
     except Exception as error:
         reply(error=f"{type(error).__name__}: {error}")
     finally:

@@ -116,6 +116,10 @@ def test_command_prints_and_writes_json(tmp_path: Path) -> None:
     assert [e["engine"] for e in case["engines"]] == ["onnxruntime", "aspen-mp"]
     assert case["best_peer"]["engine"] == "onnxruntime"
     assert case["engines"][0]["difference"] < 1e-4
+    counters = case["engines"][1]["counters"]
+    assert counters["tiles"] >= 1
+    assert 0 < counters["overhead"] < 1
+    assert counters["kernels"] + counters["scheduling"] + counters["idle"] == pytest.approx(1)
 
 
 def test_module_is_the_command_and_draws_a_table() -> None:

@@ -115,6 +115,26 @@ def test_bad_arguments():
         aspen_mp.Runtime(workers=3, max_workers=2)
 
 
+def test_workers_account_for_their_time():
+    """Kernels, scheduling, search and sleep are counted apart; nobody is busy for longer than there was time."""
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = runtime.load(small_models.mlp())
+        begin, before = time.perf_counter_ns(), runtime.workers
+        for _ in range(50):
+            model.run({"x": X})
+        after, wall = runtime.workers, time.perf_counter_ns() - begin
+        total = dict.fromkeys(("kernel_ns", "schedule_ns", "search_ns", "sleep_ns"), 0)
+        for old, new in zip(before, after, strict=True):
+            spent = {kind: new[kind] - old[kind] for kind in total}
+            assert min(spent.values()) >= 0
+            assert spent["kernel_ns"] + spent["schedule_ns"] <= wall + wall // 100  # two clocks
+            assert new["busy_s"] == pytest.approx((new["kernel_ns"] + new["schedule_ns"]) / 1e9)
+            assert 0 <= new["overhead"] <= 1
+            total = {kind: total[kind] + spent[kind] for kind in total}
+        assert total["kernel_ns"] > 0
+        assert total["schedule_ns"] > 0
+
+
 def test_workers_join_and_leave_under_load(runtime):
     model = runtime.load(small_models.conv_chain(8, 32, 32))
     x = {"x": np.ones((1, 32, 32, 32), np.float32)}
