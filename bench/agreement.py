@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,14 +58,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A runtime to compare: instruction set, number of workers, whether they steal work from one another."""
+    """A runtime to compare: instruction set, number of workers, whether they steal work from one another. And whether convolutions may use
+    Winograd's algorithm."""
 
     isa: str
     workers: int
     stealing: bool = True
+    winograd: bool = True
 
     def __str__(self) -> str:
-        return f"{self.isa}, {self.workers} {'worker' if self.workers == 1 else 'workers'}{'' if self.stealing else ', no stealing'}"
+        text = f"{self.isa}, {self.workers} {'worker' if self.workers == 1 else 'workers'}"
+        return f"{text}{'' if self.stealing else ', no stealing'}{'' if self.winograd else ', direct'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ class Runtimes:
         import aspen_mp
         from aspen_mp import config
 
+        setting = replace(setting, winograd=True)  # a matter of the model
         if setting not in self._open:
             profile = config.Profile(workers=config.Workers(stealing=setting.stealing))
             with environment("ASPEN_MP_ISA", setting.isa):
@@ -179,7 +183,7 @@ def run_once(
     case: Case, setting: Setting, runtime: aspen_mp.Runtime, data: bytes, feeds: Mapping[str, Array], expected: Sequence[Array]
 ) -> Outcome:
     begin = time.perf_counter()
-    model = runtime.load(data, name=case.network)
+    model = runtime.load(data, name=case.network, winograd=setting.winograd)
     loaded = time.perf_counter()
     try:
         first = list(model.run(dict(feeds), timeout=TIMEOUT_S).values())
@@ -197,19 +201,23 @@ def disagreements(outcomes: Sequence[Outcome]) -> list[str]:
     found = [
         f"{o.case} on {o.setting}: {o.problem or f'error {o.error:.1e}, at most {LIMIT:.0e} allowed'}" for o in outcomes if not o.agrees
     ]
-    firsts: dict[str, Outcome] = {}
+    firsts: dict[tuple[str, bool], Outcome] = {}
     for outcome in outcomes:
         if not outcome.digest:
             continue
-        first = firsts.setdefault(outcome.setting.isa, outcome)
+        first = firsts.setdefault((outcome.setting.isa, outcome.setting.winograd), outcome)
         if outcome.digest != first.digest:
             found.append(f"{outcome.case} on {outcome.setting}: other bits than on {first.setting}")
     return found
 
 
-def settings(isas: Sequence[str], workers: Sequence[int]) -> list[Setting]:
-    """All combinations, and the largest number of workers without stealing."""
-    return [Setting(isa, count, stealing) for isa in isas for count, stealing in [*((w, True) for w in workers), (max(workers), False)]]
+def settings(isas: Sequence[str], workers: Sequence[int], direct: bool = False) -> list[Setting]:
+    """All combinations, and the largest number of workers without stealing; `direct`: also once without Winograd's algorithm."""
+    found = []
+    for isa in isas:
+        found += [Setting(isa, count) for count in workers] + [Setting(isa, max(workers), stealing=False)]
+        found += [Setting(isa, max(workers), winograd=False)] if direct else []
+    return found
 
 
 def numbers(text: str) -> list[int]:
@@ -227,6 +235,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=numbers, default=[1, 2, 4], help="numbers of workers (default: 1,2,4)")
     parser.add_argument("--batches", type=numbers, default=[1, 3], help="batch sizes (default: 1,3)")
     parser.add_argument("--isas", default=",".join(_kernels.isas()), help="instruction sets (default: all that this machine has)")
+    parser.add_argument(
+        "--direct", action="store_true", help="also with direct convolutions only: what Winograd's algorithm adds to the error"
+    )
     parser.add_argument("--mini", action="store_true", help="small versions of the networks")
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--json", metavar="FILE", help="write every outcome there")
@@ -244,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = arguments(argv)
     console = Console()
-    wanted = settings(args.isas.split(","), args.workers)
+    wanted = settings(args.isas.split(","), args.workers, args.direct)
     outcomes: list[Outcome] = []
     wrong: list[str] = []
 

@@ -20,10 +20,12 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan. `fuse`: False leaves operators as they are. `capacities`: bytes for serialised results of dynamic stages, by name, where
-    a worker reported that the guess was too small. `build`: see `aspen_mp.planner.build`."""
+    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution directly.
+    `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
+    see `aspen_mp.planner.build`."""
 
     fuse: bool = True
+    winograd: bool = True
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
 
@@ -90,7 +92,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs."""
     if options.fuse:
         pipeline.onnx_level(graph)
-    kernels = lower(graph, model, report)
+    kernels = lower(graph, model, report, winograd=options.winograd)
     verify.check(kernels, "lowering", kernel_level=True)
     cleanup.own_outputs(kernels, names)
     cleanup.remove_dead(kernels)

@@ -244,7 +244,7 @@ def _depths(step_ns: list[float]) -> list[int]:
     return out
 
 
-_LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "DWCONV": (3,), "NORM": (1, 2)}
+_LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
 """Inputs that kernels read with the box of the output."""
 
 

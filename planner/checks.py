@@ -168,6 +168,31 @@ def _conv(call: Call) -> None:
     _scale(call, out.shape[1])
 
 
+def _wino(call: Call) -> None:
+    _all_f32(call)
+    out, x = call.out, call.input(0)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    for i, (name, value) in enumerate(zip(_WINO_PARAMS, (1, 3, 3, 1, 1, 1, 1), strict=True)):
+        _range(call, i, name, value, value + 1)
+    for i in (7, 8):
+        _range(call, i, "pad", 0, LIMIT)
+    _act(call, 9)
+    _range(call, 12, "residual_last", 0, 2)
+    block = call.params[16]
+    _need(block in (2, 4), "block", block, "2 or 4")
+    _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
+    w = call.input(1)
+    _shape(w, (-(-out.shape[1] // 32), (block + 2) ** 2, x.shape[1], 32), "shape of input 1")
+    _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
+    _shape(call.optional(2), out.shape[1:2], "shape of input 2")
+    _shape(call.optional(3), out.shape, "shape of input 3")
+    _scale(call, out.shape[1])
+
+
+_WINO_PARAMS = ("groups", "kernel", "kernel", "stride", "stride", "dilation", "dilation")
+
+
 def _dwconv(call: Call) -> None:
     _all_f32(call)
     out, x, w = call.out, call.input(0), call.input(1)
@@ -289,6 +314,7 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
     "CONV": _conv,
     "DWCONV": _dwconv,
+    "WINO": _wino,
     "POOL": _pool,
     "UNARY": _elementwise(1, len(UNARY)),
     "BINARY": _binary,

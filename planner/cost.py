@@ -9,13 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir import Node, Shape
 from aspen_mp.planner.storage import nbytes
 
 FLOPS_PER_NS = 100.0
 """Matrix kernels, one core."""
 DEPTHWISE_FLOPS_PER_NS = 45.0
+WINOGRAD_FLOPS_PER_NS = 95.0
+"""Products between the transforms of WINO."""
+BLOCK_IN_NS = {2: 1.5, 4: 3.0}
+BLOCK_OUT_NS = {2: 1.5, 4: 3.0}
+"""Transforms of WINO for a block of so many rows: of a channel of input, of a channel of output with its epilogue."""
 COLD_BYTES_PER_NS = 20.0
 """Memory traffic that misses the caches: weights, and activations of large layers."""
 WARM_BYTES_PER_NS = 60.0
@@ -50,8 +56,13 @@ def _activation_ns(node: Node) -> float:
 
 def output_ns(node: Node) -> float:
     """What an element of the output of a matrix kernel costs besides its multiply-adds: writing it, the residual, the activation."""
+    return 0.4 + after_ns(node)
+
+
+def after_ns(node: Node) -> float:
+    """What residual and activation cost for an element of the output of a matrix kernel."""
     residual = len(node.inputs) > 3 and node.inputs[3] is not None
-    return 0.4 + (0.8 if residual else 0.0) + _activation_ns(node)
+    return (0.8 if residual else 0.0) + _activation_ns(node)
 
 
 def element_ns(node: Node) -> float:
@@ -63,13 +74,29 @@ def element_ns(node: Node) -> float:
     return _ELEMENT_NS.get(node.op, 0.05) + _activation_ns(node)
 
 
+def winograd_blocks(shape: Shape, block: int) -> int:
+    """Blocks of an output [N, C, H, W]."""
+    return shape[0] * -(-shape[2] // block) * -(-shape[3] // block)
+
+
+def winograd_ns(block: int, blocks: Any, channels: int, outputs: Any) -> Any:
+    """Arithmetic of so many blocks, all data at hand: transforms and products. Numbers or arrays of them."""
+    padded = -(-outputs // PANEL) * PANEL
+    products = 2.0 * (block + 2) ** 2 * channels * padded / WINOGRAD_FLOPS_PER_NS
+    return blocks * (products + channels * BLOCK_IN_NS[block] + padded * BLOCK_OUT_NS[block])
+
+
 def flops(node: Node) -> float:
-    """Multiply-adds count two."""
+    """Multiply-adds count two, those of the transforms of WINO not at all."""
     out = node.output.size
     a = node.inputs[0] if node.inputs else None
     if node.op == "GEMM":
         assert a is not None
         return 2.0 * out * a.shape[-1]
+    if node.op == "WINO":
+        assert a is not None
+        block = int(node.attrs["block"])
+        return 2.0 * winograd_blocks(node.output.shape, block) * (block + 2) ** 2 * a.shape[1] * node.output.shape[1]
     if node.op in ("CONV", "DWCONV"):
         assert a is not None
         per_group = 1 if node.op == "DWCONV" else a.shape[1] // node.attrs["groups"]
@@ -96,12 +123,20 @@ def _matrix_ns(node: Node, ops: float) -> float:
     return ops * padded / FLOPS_PER_NS + node.output.size * output_ns(node)
 
 
+def _winograd_node_ns(node: Node) -> float:
+    a, block, shape = node.inputs[0], int(node.attrs["block"]), node.output.shape
+    assert a is not None
+    return float(winograd_ns(block, winograd_blocks(shape, block), a.shape[1], shape[1])) + node.output.size * after_ns(node)
+
+
 def work(node: Node) -> Work:
     """Estimate for a whole node on one core."""
     traffic, ops, out = _traffic(node), flops(node), node.output.size
     memory_ns = traffic / COLD_BYTES_PER_NS
     if node.op in ("GEMM", "CONV"):
         ns = max(_matrix_ns(node, ops), memory_ns)
+    elif node.op == "WINO":
+        ns = max(_winograd_node_ns(node), memory_ns)
     elif node.op == "DWCONV":
         ns = max(ops / DEPTHWISE_FLOPS_PER_NS + out * output_ns(node), memory_ns)
     elif node.op == "OPAQUE":

@@ -21,7 +21,8 @@ SCHEDULING_NS = 300.0
 def op_info(node: Node, grid: Grid, work: Work) -> OpInfo:
     """The row of one node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
     sides = tuple(int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts) + node.output.shape[len(grid.cuts) :]
-    return OpInfo(node.name, node.onnx_op or node.op, node.op, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE")
+    kernel = f"WINO {node.attrs['block']}x{node.attrs['block']}" if node.op == "WINO" else node.op
+    return OpInfo(node.name, node.onnx_op or node.op, kernel, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ op                 attrs                                          meaning
 ``concat``         ``axis``                                       inputs side by side; placed without copies where it can be
 =================  =============================================  ====================================================
 
-Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of CONV; scale and bias
-of NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which
+Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of convolutions; scale
+and bias of NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which
 attributes each kernel has is written down in `aspen_mp.planner.params`.
 """
 

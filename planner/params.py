@@ -8,6 +8,7 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC]
+``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, 2 or 4); W transformed by `aspen_mp.planner.winograd`
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
                      ``count_include_pad``
 ``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``
@@ -99,6 +100,7 @@ def _resize(a: dict[str, Any]) -> list[int]:
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
     "CONV": _conv,
+    "WINO": lambda a: [*_conv(a), a["block"]],
     "DWCONV": _conv,
     "POOL": _pool,
     "UNARY": lambda a: [UNARY[a["opcode"]], bits(a["a"]), bits(a["b"])],

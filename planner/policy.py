@@ -100,6 +100,8 @@ def _choose(node: Node, storage: Storage, workers: int) -> Grid:
         return _gemm(node, workers)
     if node.op == "CONV":
         return _conv(node, workers)
+    if node.op == "WINO":
+        return _winograd(node, workers)
     return _by_layout(node, storage.refs[node.output].strides, workers)
 
 
@@ -271,6 +273,52 @@ def _conv(node: Node, workers: int) -> Grid:
         split(shape[3], parts[2], _width_granule(shape)),
     )
     weights, activations = evaluate.channels * prod(evaluate.kernel) * shape[1], x.size
+    pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
+    channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
+    return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Winograd(_Evaluate):
+    """Sides: batch, output rows and columns of the image, output channels."""
+
+    channels: int
+    block: int
+    element_ns: float
+
+    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+        batch, height, width, n = sides
+        blocks = batch * -(-height // self.block) * -(-width // self.block)
+        side = self.block + 2
+        weights = 4.0 * side * side * self.channels * n
+        read = batch * (-(-height // self.block) * self.block + 2) * (-(-width // self.block) * self.block + 2)
+        others = 4.0 * (read * self.channels + batch * height * width * n)
+        full = blocks + ROWS_LOST * -(-blocks // ROWS)
+        ns = cost.winograd_ns(self.block, full, self.channels, n) + (weights + others) / cost.WARM_BYTES_PER_NS
+        return np.asarray(ns + self.element_ns * batch * height * width * n)
+
+
+@lru_cache(maxsize=4096)
+def _winograd_parts(shape: tuple[int, ...], evaluate: _Winograd, workers: int) -> tuple[int, ...]:
+    batch, outputs, height, width = shape
+    granule = evaluate.block
+    return _best([(batch, 1), (height, granule), (width, max(width, granule))], (outputs, PANEL), evaluate, workers)
+
+
+def _winograd(node: Node, workers: int) -> Grid:
+    """Rows of whole blocks. Cutting channels repeats the transform of the input, cutting rows reads all weights again."""
+    shape = node.output.shape
+    x, block = node.inputs[0], int(node.attrs["block"])
+    assert x is not None
+    evaluate = _Winograd(x.shape[1], block, cost.after_ns(node))
+    parts = _winograd_parts(shape, evaluate, workers)
+    cuts = (
+        split(shape[0], parts[0]),
+        split(shape[1], parts[3], PANEL),
+        split(shape[2], parts[1], block),
+        split(shape[3], parts[2], max(shape[3], block)),
+    )
+    weights, activations = (block + 2) ** 2 * x.shape[1] * shape[1], x.size
     pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
     channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))

@@ -249,6 +249,21 @@ def _conv_weights(node: Node, shape: Shape, lo: Boxes, hi: Boxes, first: Boxes, 
     return out_lo, out_hi
 
 
+def _wino(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """As CONV, but every block that the box cuts is computed whole, as far as it lies in the image."""
+    if i == 0:
+        block = node.attrs["block"]
+        lo, hi = lo.copy(), hi.copy()
+        for axis in (2, 3):
+            lo[:, axis] = lo[:, axis] // block * block
+            hi[:, axis] = np.minimum(-(-hi[:, axis] // block) * block, node.output.shape[axis])
+    elif i == 1:
+        out_lo, out_hi = _whole(shape, len(lo))
+        out_lo[:, 0], out_hi[:, 0] = lo[:, 1] // 32, (hi[:, 1] + 31) // 32
+        return out_lo, out_hi
+    return _conv(node, i, shape, lo, hi)
+
+
 def _pool(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _windows(node, shape, lo.copy(), hi.copy())
 
@@ -436,6 +451,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "GEMM": _gemm,
     "CONV": _conv,
     "DWCONV": _conv,
+    "WINO": _wino,
     "POOL": _pool,
     "UNARY": _elementwise,
     "BINARY": _elementwise,

@@ -3,7 +3,7 @@
 Logical axes stay ONNX's everywhere; the physical layout is only strides. In order:
 
 1. concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats);
-2. each tensor gets the order in which its producer likes to write it: channels last around CONV, DWCONV and POOL, row-major for GEMM, that
+2. each tensor gets the order in which its producer likes to write it: channels last around convolutions and POOL, row-major for GEMM, that
    of the main input for everything else;
 3. from the results backwards, tensors are placed *into* what they are read as, wherever no copy results from it: graph outputs into the
    request's region, inputs of a concat into slices of its buffer, tensors that a transpose and reshape follow (attention heads) in the
@@ -29,7 +29,7 @@ ALIGN = 64
 
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
-CONVOLUTIONS = frozenset({"CONV", "DWCONV", "POOL"})
+CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS"}
 """Ops whose result is laid out as their main input."""
@@ -149,7 +149,7 @@ def _gathers(node: Node, x: Tensor) -> bool:
 
 def _packed(node: Node) -> bool:
     """Is input 1 a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
-    return node.op in ("CONV", "DWCONV") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
+    return node.op in ("CONV", "WINO", "DWCONV") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
 
 
 class _Assignment:

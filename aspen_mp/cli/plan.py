@@ -29,6 +29,7 @@ def plan(
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
+    winograd: sources.WinogradOption = None,
     as_json: output.Json = False,
 ) -> None:
     """Plan MODEL without running it: ops, tiles, edges, memory, predicted time."""
@@ -45,7 +46,7 @@ def plan(
                 raise UnsupportedModelError(f"input {value.name!r} is a {value.kind}: such a model is planned stage by stage while it runs")
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
-        result = api.plan_stage(opened, [bindings], workers=n)
+        result = api.plan_stage(opened, [bindings], workers=n, options=api.Options(winograd=winograd is not False))
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
             raise UnsupportedModelError(f"the values of {names} decide shapes: such a model is planned when it runs and they are known")

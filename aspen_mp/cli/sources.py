@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
 SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of symbolic sequence dimensions.")]
+WinogradOption = Annotated[
+    bool | None, typer.Option("--winograd/--no-winograd", help="Whether convolutions may use Winograd's algorithm; default: the profile's.")
+]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=1x3x224x224", help="Shape of an input. Repeatable.")]
 
 _BATCH = ("batch", "n", "b", "bs")

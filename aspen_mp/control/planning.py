@@ -136,7 +136,8 @@ class Planner:
 
         side.progress("planning", 0, 1)
         bindings = [{bind.name: _binding(bind) for bind in stage} for stage in message.stages]
-        options = api.Options(capacities={capacity.name: capacity.nbytes for capacity in message.capacities})
+        capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
+        options = api.Options(winograd=self._options.winograd, capacities=capacities)
         result = api.plan_stage(model, bindings, workers=message.workers, options=options)
         plan = result.plan
         if plan is None:

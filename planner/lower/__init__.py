@@ -24,9 +24,10 @@ def has_rule(domain: str, op: str) -> bool:
     return domain == "" and op in RULES
 
 
-def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None) -> Graph:
-    """The kernel-level graph. `report` is told of every node that becomes opaque, and why."""
-    builder = Builder()
+def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None, *, winograd: bool = True) -> Graph:
+    """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
+    algorithm."""
+    builder = Builder(winograd)
     table: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.params import NO_ACT, Act
 
@@ -27,7 +28,8 @@ class NoKernel(Exception):
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered."""
 
-    def __init__(self) -> None:
+    def __init__(self, winograd: bool = True) -> None:
+        self.winograd = winograd
         self.nodes: list[Node] = []
         self.name = ""
         self.onnx_op = ""
@@ -204,6 +206,10 @@ class Builder:
         oc, c, kh, kw = w.shape
         panels = -(-(oc // groups) // 32)
         return self._pack(w, f"conv{groups}", (groups, panels, kh * kw * c, 32), partial(_pack_conv, groups))
+
+    def packed_winograd(self, w: Tensor, block: int) -> Tensor:
+        """[OC, C, 3, 3] → [ceil(OC / 32), (block + 2)^2, C, 32], transformed and zero-padded."""
+        return self._pack(w, f"winograd{block}", winograd.packed_shape(w.shape, block), partial(winograd.pack, block))
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
         """[C, 1, KH, KW] → [KH*KW, C]."""

@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner import winograd
+from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
@@ -88,23 +89,31 @@ def _conv(b: Builder, node: Node) -> Tensor:
         shape = node.output.shape
     else:
         raise NoKernel(f"convolution over {len(spatial)} axes")
-    groups, channels = int(node.attrs.get("group", 1)), x.shape[1]
-    depthwise = groups == channels == w.shape[0] and groups > 1
-    kernel = w.shape[2:]
-    w = packed(b, w, groups, depthwise)
-    out = b.emit(
-        "DWCONV" if depthwise else "CONV",
-        [x, w, bias],
-        shape,
-        F32,
-        groups=groups,
-        kernel=tuple(kernel),
-        strides=tuple(strides),
-        dilations=tuple(dilations),
-        pads=tuple(begin),
-        act=NO_ACT,
-    )
+    out = convolve(b, x, w, bias, shape, groups=int(node.attrs.get("group", 1)), strides=strides, dilations=dilations, pads=begin)
     return b.reshape(out, node.output.shape)
+
+
+def convolve(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    *,
+    groups: int,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+) -> Tensor:
+    """The convolution of x [N, C, H, W] with w [OC, C / groups, KH, KW] by the kernel that is fastest, for an output of `shape`.
+    `pads`: top and left."""
+    attrs = {"groups": groups, "kernel": tuple(w.shape[2:]), "strides": tuple(strides), "dilations": tuple(dilations), "pads": tuple(pads)}
+    plain = groups == 1 and attrs["kernel"] == (3, 3) and attrs["strides"] == attrs["dilations"] == (1, 1)
+    block = winograd.block_for(x.shape, shape) if b.winograd and plain and w.is_const else 0
+    if block:
+        return b.emit("WINO", [x, b.packed_winograd(w, block), bias], shape, F32, **attrs, act=NO_ACT, block=block)
+    depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
+    return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
 
 
 def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
-from aspen_mp.planner.lower.products import packed, window
+from aspen_mp.planner.lower.products import convolve, window
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.params import NO_ACT
 
 
 @rule("Einsum", widened=True)
@@ -100,24 +99,11 @@ def _conv_transpose(b: Builder, node: Node) -> Tensor:
         strides, dilations, begin, out_spatial = [1, *strides], [1, *dilations], [0, *begin], (1, *out_spatial)
     groups = int(node.attrs.get("group", 1))
     w = _turned(b, w, groups)
-    kernel = w.shape[2:]
-    lead = [(kernel[k] - 1) * dilations[k] - begin[k] for k in range(2)]
-    size = [out_spatial[k] + (kernel[k] - 1) * dilations[k] for k in range(2)]
+    lead = [(w.shape[2 + k] - 1) * dilations[k] - begin[k] for k in range(2)]
+    size = [out_spatial[k] + (w.shape[2 + k] - 1) * dilations[k] for k in range(2)]
     x = _spread(b, x, strides, lead, size)
-    channels = w.shape[0]
-    depthwise = groups == channels == x.shape[1] and groups > 1
-    out = b.emit(
-        "DWCONV" if depthwise else "CONV",
-        [x, packed(b, w, groups, depthwise), bias],
-        (x.shape[0], channels, *out_spatial),
-        F32,
-        groups=groups,
-        kernel=tuple(kernel),
-        strides=(1, 1),
-        dilations=tuple(dilations),
-        pads=(0, 0),
-        act=NO_ACT,
-    )
+    shape = (x.shape[0], w.shape[0], *out_spatial)
+    out = convolve(b, x, w, bias, shape, groups=groups, strides=(1, 1), dilations=dilations, pads=(0, 0))
     return b.reshape(out, node.output.shape)
 
 

@@ -14,7 +14,7 @@ from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
-_PRODUCTS = ("GEMM", "CONV", "DWCONV")
+_PRODUCTS = ("GEMM", "CONV", "WINO", "DWCONV")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES
 """Functions that every kernel's epilogue has."""

@@ -51,7 +51,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         return [np.concatenate(inputs, a["axis"])]
     out = np.full(shape, 99, node.output.dtype)
     args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
-    if node.op in {"CONV", "DWCONV"}:  # the plan's storage puts a copy before packed weights that are no run of memory
+    if node.op in {"CONV", "WINO", "DWCONV"}:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
     error = _kernels.call(node.op, [out, *args], params(node), [0] * len(shape), shape)
     assert error == 0, (
@@ -65,7 +65,7 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     out = node.output.shape
     if (
         node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY"}
-        or (node.op in {"CONV", "DWCONV"} and i == 3)
+        or (node.op in {"CONV", "WINO", "DWCONV"} and i == 3)
         or (node.op == "NORM" and i > 0)
     ):
         return out

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import NO_ACT, params
 from aspen_mp.planner.plan import Plan
@@ -81,6 +83,26 @@ class GraphBuilder:
             dilations=(1, 1),
             pads=(pad, pad),
             act=NO_ACT,
+        )
+
+    def wino(self, x: Tensor, outputs: int, block: int = 4, pads: Sequence[int] = (1, 1, 1, 1), residual: Tensor | None = None) -> Tensor:
+        """pads: top, left, bottom, right."""
+        n, c, h, w = x.shape
+        raw = self.rng.integers(-2, 3, (outputs, c, 3, 3)).astype(np.float32)
+        self.count += 1
+        pack = partial(winograd.pack, block, raw)
+        weight = Tensor(f"c{self.count}", winograd.packed_shape(raw.shape, block), F32, weight_key=f"w{self.count}", pack=pack)
+        return self.node(
+            "WINO",
+            [x, weight, self.const(outputs, weight=True), residual],
+            (n, outputs, h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2),
+            groups=1,
+            kernel=(3, 3),
+            strides=(1, 1),
+            dilations=(1, 1),
+            pads=tuple(pads[:2]),
+            act=NO_ACT,
+            block=block,
         )
 
     def dwconv(self, x: Tensor, kernel: int = 3) -> Tensor:
@@ -230,6 +252,27 @@ def _conv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array 
     return _act(p[9:12], y)
 
 
+def _wino(out: Sequence[int], p: Sequence[int], x: Array, u: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    """Block by block, as the kernel: a value that is missing anywhere in a block's input is missing in all of the block."""
+    m = p[16]
+    a, _, b = winograd.matrices(m)
+    n, _, oh, ow = out
+    rows, columns = -(-oh // m), -(-ow // m)
+    big = np.zeros((n, x.shape[1], max(rows * m, oh) + 2, max(columns * m, ow) + 2))
+    seen = x[:, :, : oh + 2 - p[7], : ow + 2 - p[8]]
+    big[:, :, p[7] : p[7] + seen.shape[2], p[8] : p[8] + seen.shape[3]] = seen
+    y = np.zeros((n, u.shape[0] * 32, rows * m, columns * m))
+    weights = u.transpose(1, 2, 0, 3).reshape(m + 2, m + 2, x.shape[1], -1).astype(np.float64)
+    for i in range(rows):
+        for j in range(columns):
+            patch = np.einsum("ap,ncab,bq->npqc", b, big[:, :, i * m : i * m + m + 2, j * m : j * m + m + 2], b)
+            product = np.einsum("npqc,pqco->npqo", patch, weights)
+            y[:, :, i * m : i * m + m, j * m : j * m + m] = np.einsum("pi,npqo,qj->noij", a, product, a)
+    y = y[:, : out[1], :oh, :ow]
+    y = y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual)
+    return _act(p[9:12], y)
+
+
 def _dwconv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
     y = sum(tap * w[k][:, None, None] for k, tap in enumerate(_windows(x.astype(np.float64), out, p[1:9], 0.0)))
     return _act(p[9:12], y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual))
@@ -274,6 +317,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "GEMM": _gemm,
     "CONV": _conv,
+    "WINO": _wino,
     "DWCONV": _dwconv,
     "POOL": _pool,
     "UNARY": lambda out, p, x: _unary(p[0], x, _double(p[1]), _double(p[2])),

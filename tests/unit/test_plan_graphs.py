@@ -59,6 +59,15 @@ def residual_block(b: GraphBuilder) -> Graph:
     return b.graph(b.linear(b.reshape(z, 1, 40), 10))
 
 
+def blocks(b: GraphBuilder) -> Graph:
+    """Winograd blocks of both sizes, odd images, pads that differ, a residual."""
+    x = b.input(2, 3, 11, 13)
+    y = b.wino(x, 33, 4)
+    z = b.wino(b.unary(y), 5, 2, (0, 1, 2, 0))
+    y = b.wino(y, 33, 2, residual=y)
+    return b.graph(b.wino(b.pool(y), 7, 4, (2, 2, 0, 1)), b.wino(z, 4, 4))
+
+
 def dense_block(b: GraphBuilder) -> Graph:
     x = b.conv(b.input(2, 3, 8, 8), 16)
     features = [x]
@@ -133,7 +142,7 @@ def empty(b: GraphBuilder) -> Graph:
 
 
 GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, odd_outputs, concat_shapes, shuffle]
-GRAPHS += [sequence_ops, scalars, empty]
+GRAPHS += [sequence_ops, scalars, empty, blocks]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -18,13 +18,17 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
     same = [t for t in pool if t.shape == x.shape]
     sized = [t for t in pool if t.shape[0] == x.shape[0] and t.shape[2:] == x.shape[2:]]
     kind = pick(
-        hs.sampled_from(["conv", "conv1", "residual", "grouped", "dw", "pool", "relu", "add", "concat", "concat", "slice", "gate", "pad"])
+        hs.sampled_from(
+            ["conv", "conv1", "wino", "residual", "grouped", "dw", "pool", "relu", "add", "concat", "concat", "slice", "gate", "pad"]
+        )
     )
     match kind:
         case "conv":
             return b.conv(x, pick(hs.sampled_from([2, 3, 33])), stride=pick(hs.sampled_from([1, 2])))
         case "conv1":
             return b.conv(x, pick(hs.integers(1, 5)), kernel=1)
+        case "wino":
+            return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from([2, 4])))
         case "residual":
             return b.conv(pick(hs.sampled_from(sized)), x.shape[1], residual=x)
         case "grouped" if x.shape[1] % 2 == 0:

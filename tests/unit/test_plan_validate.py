@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder, PlanExecutor, evaluate
-from test_plan_graphs import attention, dense_block, odd_outputs, random_grids, residual_block
+from test_plan_graphs import attention, blocks, dense_block, odd_outputs, random_grids, residual_block
 
 from aspen_mp.planner import build, memory, planfile
 from aspen_mp.planner.build import PlanOptions, build_plan
@@ -200,6 +200,26 @@ def test_damage_is_refused(name: str, damage: Callable[[Bytes], None]) -> None:
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("block", 16, 3),
+        ("shape of input 1", 16, 2),
+        ("groups", 0, 2),
+        ("kernel", 2, 5),
+        ("stride", 4, 2),
+        ("dilation", 5, 0),
+        ("pad", 7, -1),
+    ],
+)
+def test_damaged_winograd(name: str, place: int, value: int) -> None:
+    b = Bytes(make(blocks).segment())
+    validate(b.raw)
+    param("WINO", place, value)(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
 def test_cut_short() -> None:
     raw = bytes(make().segment())
     for n in [0, 1, 100, PLAN_HEADER.itemsize, len(raw) - 1]:
@@ -208,7 +228,7 @@ def test_cut_short() -> None:
     validate(raw + bytes(4096))
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs])
+@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks])
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""
     raw = make(graph).segment()

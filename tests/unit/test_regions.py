@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from plan_tools import NUMPY_KERNELS
 
+from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.params import NO_ACT, params
 from aspen_mp.planner.regions import input_region
 
 F32 = np.dtype(np.float32)
@@ -149,6 +152,34 @@ def test_conv(groups: int, stride: tuple[int, int], dilation: tuple[int, int], p
     exact = dilation == (1, 1) and stride != (3, 2)
     check("CONV", function, [x, w, b], attrs, exact, (0,))
     check("CONV", function, [x, w, b], attrs, True, (2,))
+
+
+@pytest.mark.parametrize("block", [2, 4])
+@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 2, 1, 0), (2, 0, 0, 3)])
+def test_winograd(block: int, pads: tuple[int, int, int, int]) -> None:
+    """A value is missing in all of a block if it is missing anywhere in the block's input."""
+    x, w = values(2, 3, 9, 7), values(40, 3, 3, 3)
+    u = np.empty(winograd.packed_shape(w.shape, block), np.float32)
+    winograd.pack(block, w.astype(np.float32), u)
+    shape = (2, 40, 7 + pads[0] + pads[2], 5 + pads[1] + pads[3])
+    attrs = {"groups": 1, "kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": pads[:2], "act": NO_ACT, "block": block}
+    node = kernel_node("WINO", [x, u], shape, attrs)
+    p = params(node)
+    lo, hi = boxes(np.random.default_rng(0), shape, 25)
+    got_lo, got_hi = input_region(node, 0, lo, hi)
+    reads = np.zeros((x.size, *shape), bool)
+    for k in range(x.size):
+        holed = x.astype(np.float64)
+        holed.reshape(-1)[k] = np.nan
+        reads[k] = np.isnan(NUMPY_KERNELS["WINO"](shape, p, holed, u))
+    for n in range(len(lo)):
+        box = tuple(slice(a, b) for a, b in zip(lo[n], hi[n], strict=True))
+        used = np.argwhere(reads[(slice(None), *box)].reshape(x.size, -1).any(axis=1).reshape(x.shape))
+        assert (got_lo[n] == used.min(axis=0)).all()
+        assert (got_hi[n] == used.max(axis=0) + 1).all()
+    lo, hi = input_region(node, 1, np.array([[0, 0, 0, 0], [0, 33, 0, 0]]), np.array([[1, 20, 4, 4], [2, 40, 1, 1]]))
+    assert lo.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+    assert hi.tolist() == [[1, (block + 2) ** 2, 3, 32], [2, (block + 2) ** 2, 3, 32]]
 
 
 def test_conv_weights() -> None:

@@ -1,0 +1,462 @@
+/* WINO: convolution 3 x 3, stride 1, by Winograd's minimal filtering F(m x m, 3 x 3).
+ *
+ * The output is cut into blocks of m x m pixels, anchored at multiples of m of the whole image. A block needs a patch of n x n input
+ * pixels, n = m + 2. Both transforms are linear and separable: patch d → B' d B, and product → A' (…) A; weights have been transformed when
+ * they were packed. Between the transforms a block is a row of n x n independent matrix products over the channels. A block is always
+ * computed whole and written as far as the tile's box reaches, so a value depends on the inputs alone.
+ *
+ * (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016.)
+ * The points of interpolation are 0, ±1 for m = 2 and 0, ±5/8, ±3/2 for m = 4 (and infinity): every coefficient of B is exact in f32, and
+ * the error is a half (root mean square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
+ *
+ * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the n x n products, rows of the micro-kernel.
+ * A chunk's panel is transformed back, with the epilogue, as soon as its products are there.
+ */
+#include "epilogue.h"
+#include "mm.h"
+#include "window.h"
+
+#define MOST_SIDE 6             /* n */
+#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about */
+#define CHUNK_MOST 28           /* blocks of a chunk … */
+#define CHUNK_LEAST 16          /* … even if their input is too large: all weights are read once a chunk */
+#define RUN 4                   /* blocks side by side that share the transform of their columns */
+#if VL == 16
+#define MOST_ROWS 14 /* 14 x 2 sums in 32 registers */
+#elif VL == 8
+#define MOST_ROWS 6 /* 6 x 2 sums in 16 registers */
+#else
+#define MOST_ROWS 6
+#endif
+#define WIDE 2              /* vectors of columns in the micro-kernel */
+#define PREFETCH_WEIGHTS 32 /* terms ahead */
+
+typedef struct wino {
+  const aspen_arg *out, *x, *w, *bias, *residual;
+  int m, n;
+  int64_t channels, in_rows, in_columns, pad_top, pad_left;
+  int64_t row;    /* floats of a block in one transformed plane: its channels; uneven number of cache lines */
+  int64_t chunk;  /* blocks */
+  int direct; /* channels have unit strides in output, residual and bias */
+  epilogue epilogue;
+  const float *scale, *shift; /* of all output channels, or NULL */
+} wino;
+
+typedef struct workspace {
+  float *input;   /* [n * n][chunk][row] */
+  float *product; /* [n * n][chunk][ASPEN_NR] */
+  int64_t input_plane, product_plane; /* floats of a plane; uneven numbers of cache lines, or planes would compete for the same sets of L1 */
+} workspace;
+
+static int64_t uneven_lines(int64_t floats) { return ((floats + 15) / 16 | 1) * 16; }
+
+static int setup(wino *v, const aspen_call *c) {
+  *v = (wino){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2]};
+  v->bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;
+  v->residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
+  if (v->out->rank != 4 || v->x->rank != 4 || v->w->rank != 4 || (v->bias && v->bias->rank != 1) || (v->residual && v->residual->rank != 4))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (v->out->dtype != ASPEN_DT_F32 || v->x->dtype != ASPEN_DT_F32 || v->w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t *p = c->params;
+  if (p[0] != 1 || p[1] != 3 || p[2] != 3 || p[3] != 1 || p[4] != 1 || p[5] != 1 || p[6] != 1 || (p[16] != 2 && p[16] != 4))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  v->m = (int)p[16];
+  v->n = v->m + 2;
+  v->pad_top = p[7];
+  v->pad_left = p[8];
+  v->channels = v->x->dims[1];
+  /* Input that no output pixel of the image needs is not looked at. */
+  v->in_rows = min64(v->x->dims[2], v->out->dims[2] + 2 - v->pad_top);
+  v->in_columns = min64(v->x->dims[3], v->out->dims[3] + 2 - v->pad_left);
+  v->row = uneven_lines(v->channels);
+  const int64_t bytes = v->n * v->n * v->row * (int64_t)sizeof(float);
+  v->chunk = max64(min64(CHUNK_BYTES / bytes, CHUNK_MOST), CHUNK_LEAST);
+  return 0;
+}
+
+static int64_t blocks_of(const wino *v, const aspen_call *c, int axis) {
+  return (c->hi[axis] + v->m - 1) / v->m - c->lo[axis] / v->m;
+}
+
+/* Lay the workspace out from `base`, for chunks of at most `blocks`; returns its size in bytes. */
+static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
+  s->input_plane = uneven_lines(blocks * v->row);
+  s->product_plane = uneven_lines(blocks * ASPEN_NR);
+  s->input = (float *)base;
+  s->product = s->input + v->n * v->n * s->input_plane;
+  return (size_t)(v->n * v->n * (s->input_plane + s->product_plane)) * sizeof(float);
+}
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_winograd(const aspen_call *c) {
+  wino v;
+  workspace s;
+  return setup(&v, c) ? 0 : lay_out(&v, &s, v.chunk, (char *)64);
+}
+#endif
+
+/* ---- transforms of one line: o = B' d, and o = A' p ---- */
+
+#define A_ 0.625f /* points of m = 4 */
+#define B_ 1.5f
+
+INLINE void line_in(const int m, const vf *d, vf *o) {
+  if (m == 2) {
+    o[0] = d[2] - d[0];
+    o[1] = d[2] + d[1];
+    o[2] = d[2] - d[1];
+    o[3] = d[3] - d[1];
+  } else {
+    const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), sum = vset1(A_ * A_ + B_ * B_),
+             product = vset1(A_ * A_ * B_ * B_);
+    const vf even_a = vfnma(bb, d[2], d[4]), odd_a = vfnma(bb, d[1], d[3]), even_b = vfnma(aa, d[2], d[4]), odd_b = vfnma(aa, d[1], d[3]);
+    o[0] = vfma(product, d[0], vfnma(sum, d[2], d[4]));
+    o[1] = vfma(a, odd_a, even_a);
+    o[2] = vfnma(a, odd_a, even_a);
+    o[3] = vfma(b, odd_b, even_b);
+    o[4] = vfnma(b, odd_b, even_b);
+    o[5] = vfma(product, d[1], vfnma(sum, d[3], d[5]));
+  }
+}
+
+INLINE void line_out(const int m, const vf *p, vf *o) {
+  if (m == 2) {
+    o[0] = p[0] + p[1] + p[2];
+    o[1] = p[1] - p[2] + p[3];
+  } else {
+    const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), aaa = vset1(A_ * A_ * A_), bbb = vset1(B_ * B_ * B_);
+    const vf even_a = p[1] + p[2], odd_a = p[1] - p[2], even_b = p[3] + p[4], odd_b = p[3] - p[4];
+    o[0] = p[0] + (even_a + even_b);
+    o[1] = vfma(a, odd_a, b * odd_b);
+    o[2] = vfma(aa, even_a, bb * even_b);
+    o[3] = vfma(aaa, odd_a, vfma(bbb, odd_b, p[5]));
+  }
+}
+
+/* ---- input ---- */
+
+/* The n rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */
+typedef struct patch {
+  const float *line[MOST_SIDE];
+  int64_t step[MOST_SIDE], channel[MOST_SIDE]; /* between columns, between channels */
+} patch;
+
+static const float zeros[16];
+
+/* `count` blocks side by side, the first patch beginning at input column `first`, to `to`: one plane for each of the n * n products. */
+INLINE void blocks_in(const int m, const int whole, const wino *v, const patch *p, int64_t first, int64_t count, float *to,
+                      int64_t plane) {
+  const int n = m + 2;
+  for (int64_t c = 0; c < v->channels; c += VL) {
+    const int64_t lanes = v->channels - c;
+    const float *line[MOST_SIDE];
+    for (int y = 0; y < n; y++) line[y] = p->line[y] + c * p->channel[y];
+    vf columns[RUN * (MOST_SIDE - 2) + 2][MOST_SIDE];
+    for (int64_t done = 0; done < count; done += RUN) {
+      const int64_t run = min64(RUN, count - done);
+      int64_t j = 0;
+      if (done) /* the last patch shares two columns with the next one */
+        for (; j < 2; j++)
+          for (int y = 0; y < n; y++) columns[j][y] = columns[RUN * m + j][y];
+      for (; j < run * m + 2; j++) {
+        const int64_t column = first + done * m + j;
+        vf d[MOST_SIDE];
+        if (column < 0 || column >= v->in_columns) {
+          for (int y = 0; y < n; y++) d[y] = vzero();
+        } else {
+#pragma GCC unroll 8
+          for (int y = 0; y < n; y++) {
+            const float *q = line[y] + column * p->step[y];
+            d[y] = whole ? vload(q) : vload_strided(q, p->channel[y], lanes);
+          }
+        }
+        line_in(m, d, columns[j]);
+      }
+      for (int64_t i = 0; i < run; i++) {
+        float *at = to + (done + i) * v->row + c;
+        for (int y = 0; y < n; y++) {
+          vf d[MOST_SIDE], o[MOST_SIDE];
+#pragma GCC unroll 8
+          for (int x = 0; x < n; x++) d[x] = columns[i * m + x][y];
+          line_in(m, d, o);
+#pragma GCC unroll 8
+          for (int x = 0; x < n; x++, at += plane) vstore(at, o[x]);
+        }
+      }
+    }
+  }
+}
+
+#define BLOCKS_IN(M, NAME, WHOLE)                                                                                                  \
+  static void blocks_in_##M##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {          \
+    blocks_in(M, WHOLE, v, p, first, count, to, plane);                                                                            \
+  }
+BLOCKS_IN(2, whole, 1) BLOCKS_IN(4, whole, 1) BLOCKS_IN(2, any, 0) BLOCKS_IN(4, any, 0)
+
+/* Where a block lies: image, and block numbers. */
+typedef struct place {
+  int64_t image, row, column;
+} place;
+
+static place place_of(const wino *v, const aspen_call *c, int64_t block) {
+  const int64_t columns = blocks_of(v, c, 3), rows = blocks_of(v, c, 2);
+  return (place){c->lo[0] + block / columns / rows, c->lo[2] / v->m + block / columns % rows, c->lo[3] / v->m + block % columns};
+}
+
+/* Transformed input of blocks [from, to) of the tile. */
+static void input_of(const wino *v, const aspen_call *c, const workspace *s, int64_t from, int64_t to) {
+  const int64_t end = c->lo[3] / v->m + blocks_of(v, c, 3);
+  const int whole = v->channels % VL == 0 && (v->x->strides[1] == 1 || v->channels == 1);
+  for (int64_t block = from; block < to;) {
+    const place at = place_of(v, c, block);
+    const int64_t count = min64(end - at.column, to - block);
+    patch p;
+    for (int y = 0; y < v->n; y++) {
+      const int64_t row = at.row * v->m - v->pad_top + y;
+      const int inside = row >= 0 && row < v->in_rows;
+      p.line[y] = inside ? (const float *)v->x->ptr + at.image * v->x->strides[0] + row * v->x->strides[2] : zeros;
+      p.step[y] = inside ? v->x->strides[3] : 0;
+      p.channel[y] = inside ? v->x->strides[1] : 0;
+    }
+    float *input = s->input + (block - from) * v->row;
+    const int64_t first = at.column * v->m - v->pad_left;
+    if (v->m == 2)
+      (whole ? blocks_in_2whole : blocks_in_2any)(v, &p, first, count, input, s->input_plane);
+    else
+      (whole ? blocks_in_4whole : blocks_in_4any)(v, &p, first, count, input, s->input_plane);
+    block += count;
+  }
+}
+
+/* ---- products ---- */
+
+/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. */
+INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to) {
+  vf sum[MOST_ROWS][WIDE];
+  const float *base[(MOST_ROWS + 2) / 3]; /* of three rows each: more pointers than that find no registers */
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    if (r % 3 == 0) base[r / 3] = a + r * row;
+#pragma GCC unroll 2
+    for (int j = 0; j < V; j++) sum[r][j] = vzero();
+  }
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < k_end; k++) {
+    vf w[WIDE];
+#pragma GCC unroll 2
+    for (int j = 0; j < V; j++) w[j] = vload(b + j * VL);
+    __builtin_prefetch(b + PREFETCH_WEIGHTS * ASPEN_NR);
+    __builtin_prefetch(b + PREFETCH_WEIGHTS * ASPEN_NR + 16);
+    b += ASPEN_NR;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const vf x = vset1(base[r / 3][(r % 3) * row + k]);
+#pragma GCC unroll 2
+      for (int j = 0; j < V; j++) sum[r][j] = vfma(x, w[j], sum[r][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int j = 0; j < V; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
+}
+
+typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *);
+#define MULTIPLY(R)                                                                                                                \
+  static void multiply_##R##x1(const float *a, int64_t row, const float *b, int64_t k, float *to) { multiply(R, 1, a, row, b, k, to); } \
+  static void multiply_##R##x2(const float *a, int64_t row, const float *b, int64_t k, float *to) { multiply(R, 2, a, row, b, k, to); }
+MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
+#if MOST_ROWS > 6
+MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12) MULTIPLY(13) MULTIPLY(14)
+#endif
+#define BOTH(R) {multiply_##R##x1, multiply_##R##x2}
+static multiply_fn *const by_rows[MOST_ROWS][WIDE] = {
+    BOTH(1), BOTH(2), BOTH(3), BOTH(4), BOTH(5), BOTH(6),
+#if MOST_ROWS > 6
+    BOTH(7), BOTH(8), BOTH(9), BOTH(10), BOTH(11), BOTH(12), BOTH(13), BOTH(14),
+#endif
+};
+
+/* All products of `blocks` blocks with the first `columns` columns of a panel. */
+static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns) {
+  const int64_t pieces = (blocks + MOST_ROWS - 1) / MOST_ROWS, size = v->channels * ASPEN_NR;
+  const float *input = s->input;
+  float *product = s->product;
+  for (int i = 0; i < v->n * v->n; i++, panel += size, input += s->input_plane, product += s->product_plane)
+    for (int64_t piece = 0; piece < pieces; piece++) {
+      const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
+      for (int64_t at = 0; at < columns; at += WIDE * VL)
+        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, panel + at, v->channels, product + first * ASPEN_NR + at);
+    }
+}
+
+/* ---- output ---- */
+
+/* The part of a block that is written, and where column 0 of its first pixel goes. Pixels [top, bottom) x [left, right), columns
+ * [first, last). */
+typedef struct target {
+  float *out;
+  const float *bias, *residual; /* bias: column 0 */
+  int top, bottom, left, right;
+  int64_t first, last;
+} target;
+
+/* All pixels of a block for VL output channels: y[m * m]. */
+INLINE void pixels(const int m, const float *product, int64_t plane, vf *y) {
+  const int n = m + 2;
+  vf lines[MOST_SIDE - 2][MOST_SIDE];
+#pragma GCC unroll 8
+  for (int j = 0; j < n; j++, product += plane) {
+    vf d[MOST_SIDE], o[MOST_SIDE - 2];
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) d[i] = vload(product + i * n * plane);
+    line_out(m, d, o);
+#pragma GCC unroll 8
+    for (int i = 0; i < m; i++) lines[i][j] = o[i];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < m; i++) line_out(m, lines[i], y + i * m);
+}
+
+INLINE vf channels_of(const float *p, const int whole, int64_t n) { return whole ? vload(p) : vload_part(p, n); }
+
+/* Straight from registers: unit strides, columns from the panel's first on. all: whole block, whole vectors. */
+INLINE void block_out_direct(const int m, const int all, const wino *v, const target *t, const float *product, int64_t plane,
+                             int64_t column) {
+  const int first = t->residual && !v->epilogue.residual_last, last = t->residual && v->epilogue.residual_last;
+  const int64_t out_row = v->out->strides[2], out_column = v->out->strides[3];
+  const int64_t residual_row = t->residual ? v->residual->strides[2] : 0, residual_column = t->residual ? v->residual->strides[3] : 0;
+  for (int64_t j = column; j < min64(column + ASPEN_NR, t->last); j += VL) {
+    const int64_t lanes = t->last - j;
+    const float *residual = t->residual ? t->residual + j : NULL;
+    vf y[(MOST_SIDE - 2) * (MOST_SIDE - 2)];
+    pixels(m, product + (j - column), plane, y);
+    if (t->bias) {
+      const vf bias = channels_of(t->bias + j, all, lanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < m * m; i++) y[i] += bias;
+    }
+    /* Pixels outside the box have no residual that may be read. */
+#define EACH_PIXEL(DO)                                                                                                             \
+  _Pragma("GCC unroll 8") for (int row = 0; row < m; row++) {                                                                      \
+    if (!all && (row < t->top || row >= t->bottom)) continue;                                                                      \
+    _Pragma("GCC unroll 8") for (int i = 0; i < m; i++) {                                                                          \
+      if (!all && (i < t->left || i >= t->right)) continue;                                                                        \
+      DO;                                                                                                                          \
+    }                                                                                                                              \
+  }
+    if (first) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
+    epilogue_act(&v->epilogue, y, m * m);
+    if (v->scale) {
+      const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < m * m; i++) y[i] = vfma(y[i], scale, shift);
+    }
+    if (last) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
+    float *out = t->out + j;
+    if (all)
+      EACH_PIXEL(vstore(out + row * out_row + i * out_column, y[row * m + i]))
+    else
+      EACH_PIXEL(vstore_part(out + row * out_row + i * out_column, y[row * m + i], lanes))
+#undef EACH_PIXEL
+  }
+}
+
+/* z[0 … n) += p[0 … n) at a stride */
+static void add_row(float *z, const float *p, int64_t stride, int64_t n) {
+  if (stride == 1)
+    for (int64_t i = 0; i < n; i += VL) vstore_part(z + i, vload_part(z + i, n - i) + vload_part(p + i, n - i), n - i);
+  else
+    for (int64_t i = 0; i < n; i++) z[i] += p[i * stride];
+}
+
+/* Anything else, in the same order: through a buffer [m * m][ASPEN_NR]. */
+INLINE void block_out_any(const int m, const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {
+  const epilogue *e = &v->epilogue;
+  float block[(MOST_SIDE - 2) * (MOST_SIDE - 2) * ASPEN_NR] __attribute__((aligned(64)));
+  for (int64_t j = 0; j < ASPEN_NR; j += VL) {
+    vf y[(MOST_SIDE - 2) * (MOST_SIDE - 2)];
+    pixels(m, product + j, plane, y);
+#pragma GCC unroll 16
+    for (int i = 0; i < m * m; i++) vstore(block + i * ASPEN_NR + j, y[i]);
+  }
+  const int64_t skip = max64(t->first - column, 0), width = min64(t->last - column, ASPEN_NR) - skip;
+  column += skip;
+  const int64_t bias_stride = v->bias ? v->bias->strides[0] : 0, out_stride = v->out->strides[1];
+  for (int row = t->top; row < t->bottom; row++)
+    for (int i = t->left; i < t->right; i++) {
+      float *z = block + (row * m + i) * ASPEN_NR + skip;
+      const float *residual = NULL;
+      if (t->residual)
+        residual = t->residual + row * v->residual->strides[2] + i * v->residual->strides[3] + column * v->residual->strides[1];
+      if (t->bias) add_row(z, t->bias + column * bias_stride, bias_stride, width);
+      if (residual && !e->residual_last) add_row(z, residual, v->residual->strides[1], width);
+      FN(act)(e->act, e->a, e->b, z, z, width);
+      if (v->scale)
+        for (int64_t k = 0; k < width; k += VL)
+          vstore_part(z + k, vfma(vload_part(z + k, width - k), vload_part(v->scale + column + k, width - k),
+                                  vload_part(v->shift + column + k, width - k)), width - k);
+      if (residual && e->residual_last) add_row(z, residual, v->residual->strides[1], width);
+      float *out = t->out + row * v->out->strides[2] + i * v->out->strides[3] + column * out_stride;
+      for (int64_t k = 0; k < width; k++) out[k * out_stride] = z[k];
+    }
+}
+
+typedef void out_fn(const wino *, const target *, const float *, int64_t, int64_t);
+#define BLOCK_OUT(M)                                                                                                               \
+  static void block_out_##M##all(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {            \
+    block_out_direct(M, 1, v, t, product, plane, column);                                                                          \
+  }                                                                                                                                \
+  static void block_out_##M##part(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {           \
+    block_out_direct(M, 0, v, t, product, plane, column);                                                                          \
+  }                                                                                                                                \
+  static void block_out_##M##any(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {            \
+    block_out_any(M, v, t, product, plane, column);                                                                                \
+  }
+BLOCK_OUT(2) BLOCK_OUT(4)
+static out_fn *const outputs[2][3] = {{block_out_2any, block_out_2part, block_out_2all}, {block_out_4any, block_out_4part, block_out_4all}};
+
+/* One panel of blocks [from, to) of the tile. */
+static void output_of(const wino *v, const aspen_call *c, const workspace *s, int64_t from, int64_t to, int64_t column) {
+  const int64_t m = v->m;
+  target t = {.bias = v->bias ? (const float *)v->bias->ptr : NULL, .first = c->lo[1], .last = c->hi[1]};
+  const int direct = v->direct && t.first <= column;
+  const int columns_all = min64(column + ASPEN_NR, t.last) % VL == 0;
+  for (int64_t block = from; block < to; block++) {
+    const place at = place_of(v, c, block);
+    t.top = (int)max64(c->lo[2] - at.row * m, 0);
+    t.bottom = (int)min64(c->hi[2] - at.row * m, m);
+    t.left = (int)max64(c->lo[3] - at.column * m, 0);
+    t.right = (int)min64(c->hi[3] - at.column * m, m);
+    t.out = (float *)v->out->ptr + at.image * v->out->strides[0] + at.row * m * v->out->strides[2] + at.column * m * v->out->strides[3];
+    if (v->residual)
+      t.residual = (const float *)v->residual->ptr + at.image * v->residual->strides[0] + at.row * m * v->residual->strides[2] +
+                   at.column * m * v->residual->strides[3];
+    const int all = columns_all && t.bottom - t.top == m && t.right - t.left == m;
+    outputs[m == 4][direct ? 1 + all : 0](v, &t, s->product + (block - from) * ASPEN_NR, s->product_plane, column);
+  }
+}
+
+int FN(winograd)(const aspen_call *c) {
+  wino v;
+  workspace s;
+  const int error = setup(&v, c);
+  if (error) return error;
+  const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v, c, 2) * blocks_of(&v, c, 3);
+  if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
+  if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v.direct = v.out->strides[1] == 1 && (!v.bias || v.bias->strides[0] == 1) && (!v.residual || v.residual->strides[1] == 1);
+  const int64_t chunks = (blocks + v.chunk - 1) / v.chunk;
+  if (lay_out(&v, &s, (blocks + chunks - 1) / chunks, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  const int64_t panel_size = v.n * v.n * v.channels * ASPEN_NR;
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const int64_t from = mm_cut(blocks, chunks, chunk), to = mm_cut(blocks, chunks, chunk + 1);
+    input_of(&v, c, &s, from, to);
+    for (int64_t column = c->lo[1] / ASPEN_NR * ASPEN_NR; column < c->hi[1]; column += ASPEN_NR) {
+      products(&v, &s, (const float *)v.w->ptr + column / ASPEN_NR * panel_size, to - from, min64(ASPEN_NR, c->hi[1] - column));
+      output_of(&v, c, &s, from, to, column);
+    }
+  }
+  return 0;
+}
