@@ -90,7 +90,7 @@ def test_real_process_and_its_end() -> None:
     result = rounds.measure(Case("tcn", seq=64), ["onnxruntime"], [core], Plan(rounds=2, spare=1, seconds=0.01))
     (engine,) = result.engines
     assert result.failed == {}
-    assert engine.runs >= 6
+    assert engine.runs >= 2
     assert 0 < engine.min <= engine.median
     assert not [p for p in psutil.Process().children(recursive=True) if "peers.seat" in " ".join(p.cmdline())]
 
