@@ -253,11 +253,19 @@ def _broadcast(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Sh
     out = node.output.shape
     if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
         want: Shape = out
-    elif node.op == "GEMM" and (i == 0 or not node.attrs["packed_b"]):
+    elif node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"])):
         want = (*out[:-2], *x.shape[-2:])
+    elif node.op == "ATTENTION":
+        want = (*out[:-2], *x.shape[-2:]) if i < 3 else (*out[:-1], _keys(node))
     else:
         return x.shape, strides
     return want, tuple(0 if d == 1 and w != 1 else s for d, w, s in zip(x.shape, want, strides, strict=True))
+
+
+def _keys(node: Node) -> int:
+    k = node.inputs[1]
+    assert k is not None
+    return k.shape[-2]
 
 
 def _write_constant(t: Tensor, out: memoryview) -> None:

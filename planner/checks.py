@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
+from aspen_mp.planner.params import GUARDS
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
-F32, I32, I64 = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"]
+F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 LIMIT = 1 << 31
 """Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
 
@@ -310,6 +311,24 @@ def _resize(call: Call) -> None:
         _need(isfinite(scale) and scale > 0, "scale", scale, "positive and finite")
 
 
+def _attention(call: Call) -> None:
+    out, q, k, v, mask = call.out.shape, call.input(0), call.input(1), call.input(2), call.optional(3)
+    for name, arg in (("the output", call.out), ("input 0", q), ("input 1", k), ("input 2", v)):
+        _need(arg.dtype == F32, f"dtype of {name}", arg.dtype, F32)
+    _need(mask is None or mask.dtype in (F32, BOOL), "dtype of input 3", mask and mask.dtype, (F32, BOOL))
+    _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    _need(len(q.shape) == len(out) == len(k.shape), "rank of inputs 0 and 1", (len(q.shape), len(k.shape)), len(out))
+    depth, keys = q.shape[-1], k.shape[-2]
+    _shape(q, (*out[:-1], depth), "shape of input 0")
+    _shape(k, (*out[:-2], keys, depth), "shape of input 1")
+    _shape(v, (*out[:-2], keys, out[-1]), "shape of input 2")
+    _shape(mask, (*out[:-1], keys), "shape of input 3")
+    _range(call, 1, "causal", 0, 2)
+    _range(call, 2, "offset", -LIMIT, LIMIT)
+    _range(call, 5, "guard", 0, len(GUARDS))
+    _range(call, 6, "mask_first", 0, 2)
+
+
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
     "CONV": _conv,
@@ -331,4 +350,5 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
     "CUMSUM": _along(0),
+    "ATTENTION": _attention,
 }

@@ -29,6 +29,12 @@ WARM_BYTES_PER_NS = 60.0
 TILE_NS = 2000.0
 """What a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends."""
 OPAQUE_NS = 200_000.0
+SCORE_NS = 0.35
+"""A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
+PACK_NS = 0.12
+"""An element of K or V that ATTENTION moves to scratch memory."""
+KEYS = 512
+"""Keys that ATTENTION takes at a time."""
 PANEL = 32
 """Width of a weight panel."""
 
@@ -101,12 +107,26 @@ def flops(node: Node) -> float:
         assert a is not None
         per_group = 1 if node.op == "DWCONV" else a.shape[1] // node.attrs["groups"]
         return 2.0 * out * per_group * int(prod(node.attrs["kernel"]))
+    if node.op == "ATTENTION":
+        return 2.0 * scores(node) * (a.shape[-1] + node.output.shape[-1]) if a is not None else 0.0
     if node.op == "POOL":
         return float(out * prod(node.attrs["kernel"]))
     if node.op in ("REDUCE", "ARGREDUCE"):
         assert a is not None
         return float(a.size)
     return float(out)
+
+
+def scores(node: Node) -> float:
+    """How many scores an ATTENTION node computes: those that causal masking skips are not."""
+    k, shape = node.inputs[1], node.output.shape
+    assert k is not None
+    rows, keys = shape[-2], k.shape[-2]
+    if node.attrs["causal"]:
+        first = node.attrs["offset"] + 1  # keys of the first row; the last row has rows - 1 more
+        seen = (max(min(first, keys), 0) + max(min(first + rows - 1, keys), 0)) / 2
+        return float(max(seen, 1.0) * prod(shape[:-1]))
+    return float(prod(shape[:-1]) * keys)
 
 
 def _traffic(node: Node) -> float:
@@ -137,6 +157,8 @@ def work(node: Node) -> Work:
         ns = max(_matrix_ns(node, ops), memory_ns)
     elif node.op == "WINO":
         ns = max(_winograd_node_ns(node), memory_ns)
+    elif node.op == "ATTENTION":
+        ns = max(ops / FLOPS_PER_NS + scores(node) * SCORE_NS, memory_ns)
     elif node.op == "DWCONV":
         ns = max(ops / DEPTHWISE_FLOPS_PER_NS + out * output_ns(node), memory_ns)
     elif node.op == "OPAQUE":
@@ -161,4 +183,12 @@ def scratch_bytes(node: Node) -> int:
         a = node.inputs[0]
         assert a is not None
         return 128 * a.shape[-1]
+    if node.op == "ATTENTION":
+        q, k, v = node.inputs[:3]
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        keys, values = min(k.shape[-2], KEYS), -(-v.shape[-1] // PANEL) * PANEL
+        rows = node.output.size // max(node.output.shape[-1], 1)
+        return 4 * (-(-keys // PANEL) * PANEL * q.shape[-1] + keys * values + 8 * (KEYS + 16) + KEYS + rows * (values + 4) + 64)
     return 0

@@ -26,6 +26,8 @@ op                   attrs
 ``GATHER_ELEMENTS``  ``axis``
 ``RESIZE``           ``mode``, ``coordinate``, ``nearest`` (ONNX's names), ``cubic_coeff_a``, ``scales`` (per axis), ``exclude_outside``
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
+``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
+                     ``mask_first``. Inputs Q, K, V, mask?
 ``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional
                      inputs have no graph input; ``node.inputs`` holds no ``None``)
 ===================  ==============================================================================================================
@@ -48,6 +50,7 @@ NO_ACT: Act = ("IDENTITY", 0.0, 0.0)
 
 POOL_MODES = {"max": 0, "average": 1}
 NORM_MODES = {"layer": 0, "rms": 1}
+GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
 RESIZE_NEAREST = {"round_prefer_floor": 0, "round_prefer_ceil": 1, "floor": 2, "ceil": 3}
@@ -97,6 +100,11 @@ def _resize(a: dict[str, Any]) -> list[int]:
     return [*head, *scales, int(a["exclude_outside"]), *[0] * 7]
 
 
+def _attention(a: dict[str, Any]) -> list[int]:
+    head = [bits(a["scale"]), int(a["causal"]), a["offset"], bits(a["fill"]), bits(a["softcap"])]
+    return [*head, GUARDS[a["guard"]], int(a["mask_first"]), 0]
+
+
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
     "CONV": _conv,
@@ -118,6 +126,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GATHER_ELEMENTS": lambda a: [a["axis"]],
     "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
     "RESIZE": _resize,
+    "ATTENTION": _attention,
     "OPAQUE": lambda a: [],
 }
 

@@ -102,6 +102,8 @@ def _choose(node: Node, storage: Storage, workers: int) -> Grid:
         return _conv(node, workers)
     if node.op == "WINO":
         return _winograd(node, workers)
+    if node.op == "ATTENTION":
+        return _attention(node, workers)
     return _by_layout(node, storage.refs[node.output].strides, workers)
 
 
@@ -322,3 +324,51 @@ def _winograd(node: Node, workers: int) -> Grid:
     pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
     channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention(_Evaluate):
+    """Sides: heads (all leading axes), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average."""
+
+    keys: int
+    seen: float
+    depth: int
+
+    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+        heads, m, n = sides
+        full = m + ROWS_LOST * -(-m // ROWS)
+        ns = full * self.seen * (2.0 * (self.depth + n) / cost.FLOPS_PER_NS + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
+        spills = 4.0 * m * n / cost.WARM_BYTES_PER_NS * (-(-self.keys // cost.KEYS) - 1)
+        return np.asarray(heads * (ns + spills))
+
+
+ATTENTION_ROWS = 48
+"""Cuts of rows that no kernel's groups of rows straddle."""
+ATTENTION_MOST = 768
+"""Most rows of a head in a tile: their sums stay in the cache."""
+
+
+def _attention(node: Node, workers: int) -> Grid:
+    """Whole heads first: a head's keys and values are packed once a tile."""
+    shape = node.output.shape
+    q, k = node.inputs[0], node.inputs[1]
+    assert q is not None
+    assert k is not None
+    rank, rows = len(shape), shape[-2]
+    evaluate = _Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), q.shape[-1])
+    parts = _attention_parts(prod(shape[:-2]), rows, shape[-1], evaluate, workers)
+    cuts: list[npt.NDArray[np.int64]] = []
+    left = parts[0]
+    for d in shape[: min(rank - 2, TILE_AXES)]:
+        cuts.append(split(d, left))
+        left = -(-left // (len(cuts[-1]) - 1))
+    row_parts = max(parts[1], -(-rows // ATTENTION_MOST))
+    for axis, cut in ((rank - 2, split(rows, row_parts, ATTENTION_ROWS)), (rank - 1, np.array([0, shape[-1]], np.int64))):
+        if axis < TILE_AXES:
+            cuts.append(cut)
+    return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
+
+
+@lru_cache(maxsize=4096)
+def _attention_parts(heads: int, rows: int, columns: int, evaluate: _Attention, workers: int) -> tuple[int, ...]:
+    return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, workers)

@@ -203,6 +203,22 @@ def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return out_lo, out_hi
 
 
+GROUP = 8
+"""Rows of ATTENTION that look at the same keys, at most."""
+
+
+def _attention(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    out_lo, out_hi = _broadcast(shape, lo, hi)
+    if i in (1, 2):
+        keys = np.full(len(lo), shape[-2])
+        if node.attrs["causal"] and node.attrs["fill"] == -np.inf:
+            keys = np.clip(hi[:, -2] + GROUP + node.attrs["offset"], 0, shape[-2])
+        out_lo[:, -2], out_hi[:, -2] = 0, keys
+    if i in (0, 1, 3):
+        out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
+    return out_lo, out_hi
+
+
 def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: int, dim: int) -> tuple[Boxes, Boxes]:
     """Input range of outputs [lo, hi) of a sliding window; the padding needs nothing."""
     first = lo * stride - pad
@@ -468,5 +484,6 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
     "CUMSUM": _cumsum,
+    "ATTENTION": _attention,
     "OPAQUE": _opaque,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, identities, patterns
+from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns
 
 Pass = Callable[[Graph], None]
 
@@ -17,8 +17,10 @@ KERNEL_LEVEL: Sequence[Pass] = (
     patterns.fuse_norms,
     patterns.fuse_activations,
     epilogues.fuse_scales,
+    attention.fuse_attention,
     epilogues.sink_reshapes,
     epilogues.fuse_epilogues,
+    merge.merge_products,
     common.share,
     cleanup.remove_dead,
 )

@@ -89,6 +89,14 @@ class Rewriter:
         self._kill(node)
         return True
 
+    def skip_view(self, node: Node) -> None:
+        """Lets reshapes of a reshape's result read what it reads."""
+        source = node.inputs[0]
+        assert source is not None
+        for other in self.graph.nodes:
+            if id(other) not in self.dead and other.op == "view.reshape" and other.inputs[0] is node.output:
+                self.replace(other, "view.reshape", [source], other.attrs)
+
     def finish(self) -> None:
         nodes: list[Node] = []
         for node in self.graph.nodes:

@@ -73,6 +73,10 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*out[:-2], *shape[-2:])
     if node.op == "GEMM" and i in {2, 3}:
         return out
+    if node.op == "ATTENTION":
+        k = node.inputs[1]
+        assert k is not None
+        return (*out[:-2], *shape[-2:]) if i < 3 else (*out[:-1], k.shape[-2])
     return shape
 
 

@@ -3,73 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from kernel_graphs import bind, run_model
-from onnx import TensorProto, helper, numpy_helper
-
-from aspen_mp.planner import api, stages
-from aspen_mp.planner.ir import Graph, Node
-
-N = helper.make_node
-Array = np.ndarray[Any, Any]
-
-
-class Net:
-    """A model under construction: constants by value, nodes by function."""
-
-    def __init__(self, **inputs: tuple[int, ...]) -> None:
-        self.rng = np.random.default_rng(11)
-        self.inputs = inputs
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[TensorProto] = []
-
-    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False) -> str:
-        value = (self.rng.standard_normal(shape) * scale).astype(np.float32)
-        return self.constant(np.abs(value) + np.float32(0.5) if positive else value)
-
-    def constant(self, value: Any) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
-
-    def number(self, value: float) -> str:
-        return self.constant(np.float32(value))
-
-    def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:
-        name = f"t{len(self.nodes)}"
-        self.nodes.append(N(op, list(inputs), [name], name=f"{op}{len(self.nodes)}", **attrs))
-        return name
-
-    def model(self, *outputs: str) -> onnx.ModelProto:
-        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self.inputs.items()]
-        results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
-        graph = helper.make_graph(self.nodes, "net", infos, results, self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def lowered(model: onnx.ModelProto, feeds: dict[str, Array]) -> Graph:
-    opened = api.load(model)
-    stage = stages.derive(opened, [bind(feeds)])
-    return api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
-
-
-def check(net: Net, *outputs: str, scale: float = 1.0) -> list[Node]:
-    """The kernels that remain (views left out), after comparing results with and without passes."""
-    model = net.model(*outputs)
-    feeds = {n: (net.rng.standard_normal(s) * scale).astype(np.float32) for n, s in net.inputs.items()}
-    opened = api.load(model)
-    plain, fused = run_model(opened, feeds, api.Options(fuse=False)), run_model(opened, feeds)
-    for want, got in zip(plain, fused, strict=True):
-        assert np.abs(got - want).max() <= 1e-5 * max(np.abs(want).max(), 1.0)
-    return [n for n in lowered(model, feeds).nodes if not n.op.startswith("view.")]
-
-
-def ops(nodes: list[Node]) -> list[str]:
-    return [n.op for n in nodes]
+from net_tools import Net, check, lowered, ops
 
 
 def test_batchnorm_into_convolution() -> None:
@@ -179,7 +116,7 @@ def test_activation_of_a_choice_stays_outside() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 40])
 def test_attention(rows: int) -> None:
-    """Projections with biases, scores with scale and mask, residual: nothing but GEMM, SOFTMAX and NORM remains."""
+    """Projections with biases, scores with scale and mask, residual: nothing but products, ATTENTION and NORM remains."""
     net = Net(x=(2, rows, 32), mask=(2, 1, 1, rows))
 
     def project(source: str) -> str:
@@ -192,7 +129,7 @@ def test_attention(rows: int) -> None:
     y = net("Reshape", net("Transpose", net("MatMul", weights, v), perm=[0, 2, 1, 3]), net.constant([2, rows, 32]))
     y = net("Add", net("Add", net("MatMul", y, net.weight(32, 32, scale=0.2)), net.weight(32)), "x")
     nodes = check(net, net("LayerNormalization", y, net.weight(32), net.weight(32)))
-    assert sorted(ops(nodes)) == ["GEMM"] * 6 + ["NORM", "SOFTMAX"]
+    assert sorted(ops(nodes)) == ["ATTENTION", "GEMM", "GEMM", "NORM"]
 
 
 def test_scales_of_both_operands() -> None:

@@ -16,7 +16,7 @@ from plan_tools import NUMPY_KERNELS
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.params import NO_ACT, params
-from aspen_mp.planner.regions import input_region
+from aspen_mp.planner.regions import GROUP, input_region
 
 F32 = np.dtype(np.float32)
 
@@ -132,6 +132,19 @@ def test_elementwise() -> None:
 def test_gemm() -> None:
     xs = [np.abs(values(2, 3, 4)) + 1, np.abs(values(1, 4, 5)) + 1, values(1, 1, 5), values(2, 3, 5)]
     check("GEMM", lambda a, b, c, d: a @ b + c + d, xs, {"packed_b": False}, True, (0, 1, 2, 3))
+
+
+def test_attention() -> None:
+    """Causal masking with -inf reads no key beyond what the group of the last row may see; a finite fill may need all keys."""
+    node = kernel_node("ATTENTION", [values(2, 1, 9, 4), values(1, 3, 40, 4), values(1, 3, 40, 5), values(1, 1, 9, 40)], (2, 3, 9, 5), {})
+    lo, hi = np.array([[0, 1, 2, 1]]), np.array([[2, 3, 5, 4]])
+    for causal, fill, keys in ((False, -np.inf, 40), (True, -1e9, 40), (True, -np.inf, 5 + GROUP + 7)):
+        node.attrs.update(causal=causal, fill=fill, offset=7)
+        found = [tuple(x.tolist()[0] for x in input_region(node, i, lo, hi)) for i in range(4)]
+        assert found[0] == ([0, 0, 2, 0], [2, 1, 5, 4])
+        assert found[1] == ([0, 1, 0, 0], [1, 3, keys, 4])
+        assert found[2] == ([0, 1, 0, 1], [1, 3, keys, 4])
+        assert found[3] == ([0, 0, 2, 0], [1, 1, 5, 40])
 
 
 def test_gemm_packed() -> None:

@@ -16,51 +16,6 @@ size_t aspen_scratch_gemm(const aspen_call *c) {
 }
 #endif
 
-/* 8 x 8 elements: to[k * ASPEN_NR + column] = from[column * stride + k] */
-INLINE void transpose_8x8(const float *from, int64_t stride, float *to) {
-#if VL >= 8
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from + i * stride);
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; i++) {
-    _mm256_storeu_ps(to + i * ASPEN_NR, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * ASPEN_NR, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-#else
-  for (int k = 0; k < 8; k++)
-    for (int i = 0; i < 8; i++) to[k * ASPEN_NR + i] = from[i * stride + k];
-#endif
-}
-
-/* Copy n columns of B into a panel, zeros behind them. */
-static void pack_panel(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n) {
-  if (n_stride == 1) {
-    for (int64_t k = 0; k < k_end; k++, b += k_stride, panel += ASPEN_NR)
-      for (int64_t i = 0; i < ASPEN_NR; i += VL) vstore(panel + i, n - i <= 0 ? vzero() : vload_part(b + i, n - i));
-    return;
-  }
-  int64_t done = 0; /* columns copied by blocks, up to term k_blocks */
-  const int64_t k_blocks = k_stride == 1 ? k_end / 8 * 8 : 0;
-  for (; k_blocks && done + 8 <= n; done += 8)
-    for (int64_t k = 0; k < k_blocks; k += 8) {
-      const float *from = b + done * n_stride + k;
-      if (k % 16 == 0)
-        for (int i = 0; i < 8; i++) __builtin_prefetch(from + (i + ASPEN_NR) * n_stride); /* the next panel */
-      transpose_8x8(from, n_stride, panel + k * ASPEN_NR + done);
-    }
-  for (int64_t k = 0; k < k_end; k++)
-    for (int64_t i = k < k_blocks ? done : 0; i < ASPEN_NR; i++) panel[k * ASPEN_NR + i] = i < n ? b[k * k_stride + i * n_stride] : 0.0f;
-}
-
 /* The rows of a tile: a mixed-radix counter over the row axes, innermost last, with the offset of each operand in elements. */
 enum { ROW_A, ROW_OUT, ROW_BIAS, ROW_RESIDUAL, ROW_OPERANDS };
 typedef struct row_walk {
@@ -165,7 +120,7 @@ int FN(gemm)(const aspen_call *c) {
       }
       for (; n < n_hi; n += ASPEN_NR) {
         const int64_t last = n + ASPEN_NR < n_hi ? n + ASPEN_NR : n_hi;
-        pack_panel(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
+        FN(mm_pack)(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
         all_rows(&job, &walk, rows, base, c->scratch, n, n, last);
       }
     }

@@ -93,6 +93,11 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
  *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
  * CUMSUM params: axis, exclusive, reverse. f32, f64, all integers
+ * ATTENTION out[…, M, Dv] = softmax(S) V over S[…, M, N] = scale Q K^T, then masked; f32. in: Q[…, M, D], K[…, N, D], V[…, N, Dv], mask?[…, M, N]
+ *        (f32: added to S; bool: S where true, else fill), all of the output's rank, leading axes broadcast by stride 0, the mask's last two too.
+ *        params: f64 scale, causal (query i sees keys up to i + offset, S is fill for others), offset, f64 fill, f64 softcap (0: none, else
+ *        c tanh(S / c) before masking), guard (1: rows that come out NaN become 0, 2: rows in which every S is -inf do), mask_first (the causal fill replaces what a
+ *        mask was added to, else the mask is added to the fill), 1 reserved.
  */
 
 /* Instruction sets, best first. ASPEN_MP_ISA forces one. */

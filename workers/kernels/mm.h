@@ -59,6 +59,9 @@ INLINE int mm_panels(int64_t rows) {
  * panels. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
+/* Copies n ≤ ASPEN_NR columns of k_end terms into a panel, zeros behind them. Strides in elements. */
+void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n);
+
 /* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i),
  * mm_cut(rows, n, i + 1)). */
 INLINE int64_t mm_blocks(int64_t rows) { return (rows + MM_ROWS - 1) / MM_ROWS; }
