@@ -109,11 +109,11 @@ def _ternary(call: Call) -> None:
     _act(call, 1)
 
 
-def _scale(call: Call, channels: int) -> None:
-    """Inputs 4 and 5 of a matrix kernel: scale and shift, both or neither."""
-    scale, shift = call.optional(4), call.optional(5)
-    _need((scale is None) == (shift is None), "input 5", "absent" if shift is None else "present", "present if and only if input 4 is")
-    for i, arg in ((4, scale), (5, shift)):
+def _scale(call: Call, first: int, channels: int) -> None:
+    """Two inputs of a matrix kernel from number `first` on: scale and shift, both or neither."""
+    scale, shift = call.optional(first), call.optional(first + 1)
+    _need((scale is None) == (shift is None), f"input {first + 1}", shift and "present", f"present if and only if input {first} is")
+    for i, arg in ((first, scale), (first + 1, shift)):
         _shape(arg, (channels,), f"shape of input {i}")
         _need(arg is None or arg.dense, f"strides of input {i}", "not contiguous", "contiguous")
 
@@ -140,7 +140,7 @@ def _gemm(call: Call) -> None:
         _shape(b, (*out[:-2], depth, out[-1]), "shape of input 1")
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
-    _scale(call, out[-1])
+    _scale(call, 4, out[-1])
 
 
 def _window(call: Call, first: int, pads: int) -> tuple[int, int]:
@@ -166,7 +166,9 @@ def _conv(call: Call) -> None:
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
-    _scale(call, out.shape[1])
+    _scale(call, 4, out.shape[1])
+    _scale(call, 6, x.shape[1])
+    _act(call, 13)
 
 
 def _wino(call: Call) -> None:
@@ -188,7 +190,7 @@ def _wino(call: Call) -> None:
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
-    _scale(call, out.shape[1])
+    _scale(call, 4, out.shape[1])
 
 
 _WINO_PARAMS = ("groups", "kernel", "kernel", "stride", "stride", "dilation", "dilation")
@@ -208,7 +210,7 @@ def _dwconv(call: Call) -> None:
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
-    _scale(call, out.shape[1])
+    _scale(call, 4, out.shape[1])
 
 
 def _pool(call: Call) -> None:

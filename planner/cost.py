@@ -35,6 +35,8 @@ PACK_NS = 0.12
 """An element of K or V that ATTENTION moves to scratch memory."""
 KEYS = 512
 """Keys that ATTENTION takes at a time."""
+PROLOGUE_NS = 0.06
+"""Scale, shift and activation of an element of input, and its copy in the cache."""
 PANEL = 32
 """Width of a weight panel."""
 
@@ -69,6 +71,11 @@ def after_ns(node: Node) -> float:
     """What residual and activation cost for an element of the output of a matrix kernel."""
     residual = len(node.inputs) > 3 and node.inputs[3] is not None
     return (0.8 if residual else 0.0) + _activation_ns(node)
+
+
+def input_ns(node: Node) -> float:
+    """What an element of the input costs a CONV that computes a prologue on it, each time it is read."""
+    return PROLOGUE_NS if node.op == "CONV" and len(node.inputs) > 6 else 0.0
 
 
 def element_ns(node: Node) -> float:
@@ -136,6 +143,10 @@ def _traffic(node: Node) -> float:
     return float(written + sum(nbytes(t) for t in node.inputs if t is not None))
 
 
+def _prologue_ns(node: Node) -> float:
+    return input_ns(node) * node.inputs[0].size if node.inputs[0] is not None else 0.0
+
+
 def _matrix_ns(node: Node, ops: float) -> float:
     """Multiply-adds count with the columns that fill the last panel of weights."""
     columns = node.output.shape[-1] if node.op == "GEMM" else node.output.shape[1] // int(node.attrs["groups"])
@@ -154,7 +165,7 @@ def work(node: Node) -> Work:
     traffic, ops, out = _traffic(node), flops(node), node.output.size
     memory_ns = traffic / COLD_BYTES_PER_NS
     if node.op in ("GEMM", "CONV"):
-        ns = max(_matrix_ns(node, ops), memory_ns)
+        ns = max(_matrix_ns(node, ops) + _prologue_ns(node), memory_ns)
     elif node.op == "WINO":
         ns = max(_winograd_node_ns(node), memory_ns)
     elif node.op == "ATTENTION":

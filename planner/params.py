@@ -7,7 +7,8 @@ op                   attrs
 ===================  ==============================================================================================================
 ``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
-                     ``residual_last``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC]
+                     ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
+                     CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
 ``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, 2 or 4); W transformed by `aspen_mp.planner.winograd`
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
                      ``count_include_pad``
@@ -71,18 +72,8 @@ def _gemm(a: dict[str, Any]) -> list[int]:
 
 
 def _conv(a: dict[str, Any]) -> list[int]:
-    return [
-        a["groups"],
-        *a["kernel"],
-        *a["strides"],
-        *a["dilations"],
-        *a["pads"],
-        *_act(a["act"]),
-        int(a.get("residual_last", False)),
-        0,
-        0,
-        0,
-    ]
+    window = [*a["kernel"], *a["strides"], *a["dilations"], *a["pads"]]
+    return [a["groups"], *window, *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
 
 
 def _pool(a: dict[str, Any]) -> list[int]:

@@ -198,6 +198,7 @@ class _Convolution(_Evaluate):
     groups: int
     group_outputs: int
     element_ns: float
+    input_ns: float
 
     def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
         batch, height, width, n = sides
@@ -209,7 +210,7 @@ class _Convolution(_Evaluate):
         weights = 4.0 * n * depth
         others = 4.0 * (read * self.channels * groups + pixels * n)
         ns = 2.0 * full * depth / cost.FLOPS_PER_NS + (weights + others) / cost.WARM_BYTES_PER_NS
-        return np.asarray(ns + self.element_ns * pixels * n)
+        return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
 
 
 @lru_cache(maxsize=4096)
@@ -266,7 +267,7 @@ def _conv(node: Node, workers: int) -> Grid:
     else:
         granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
     kernel, strides = tuple(node.attrs["kernel"]), tuple(node.attrs["strides"])
-    evaluate = _Convolution(x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node))
+    evaluate = _Convolution(x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node), cost.input_ns(node))
     parts = _conv_parts(shape, granule, evaluate, workers)
     cuts = (
         split(shape[0], parts[0]),

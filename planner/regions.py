@@ -247,6 +247,9 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
         return _windows(node, shape, lo, hi)
     if i == 1:
         return _conv_weights(node, shape, lo, hi, first, last)
+    if i in (6, 7):
+        channels = shape[0] // groups
+        return (first * channels)[:, None], ((last + 1) * channels)[:, None]
     if i in (2, 4, 5):
         return lo[:, 1:2].copy(), hi[:, 1:2].copy()
     return _broadcast(shape, lo, hi)

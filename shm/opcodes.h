@@ -40,7 +40,7 @@
   X(END, 1, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                            \
   X(OPAQUE, 2, 0, 255, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                                 \
   X(GEMM, 3, 2, 6, 8)                                                                                                              \
-  X(CONV, 4, 2, 6, 16)                                                                                                             \
+  X(CONV, 4, 2, 8, 16)                                                                                                             \
   X(DWCONV, 5, 2, 6, 16)                                                                                                           \
   X(POOL, 6, 1, 1, 12)                                                                                                             \
   X(UNARY, 7, 1, 1, 3)                                                                                                             \

@@ -37,7 +37,7 @@ cdef extern from "kernel.h" nogil:
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
 
 cdef enum:
-    MAX_ARGS = 8
+    MAX_ARGS = 9
     MAX_PARAMS = 32
 
 cdef struct Frame:

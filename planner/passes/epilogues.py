@@ -228,7 +228,7 @@ def _scale(rewriter: Rewriter, node: Node) -> None:
             continue
         channels = node.output.shape[-1 if product.op == "GEMM" else 1]
         axis = len(node.output.shape) - 1 if product.op == "GEMM" else 1
-        constants = [_by_channel(t, axis, channels) for i, t in enumerate(node.inputs) if i != k]
+        constants = [by_channel(t, axis, channels) for i, t in enumerate(node.inputs) if i != k]
         scale = constants[0]
         if scale is None or (opcode == "FMA" and constants[1] is None):
             continue
@@ -240,7 +240,7 @@ def _scale(rewriter: Rewriter, node: Node) -> None:
         return
 
 
-def _by_channel(tensor: Tensor | None, axis: int, channels: int) -> Tensor | None:
+def by_channel(tensor: Tensor | None, axis: int, channels: int) -> Tensor | None:
     """A constant that varies along `axis` alone, as a vector of all channels; None if it does not."""
     if tensor is None or not tensor.is_const or tensor.size not in {1, channels}:
         return None

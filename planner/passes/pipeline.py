@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns
+from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues
 
 Pass = Callable[[Graph], None]
 
@@ -21,6 +21,7 @@ KERNEL_LEVEL: Sequence[Pass] = (
     epilogues.sink_reshapes,
     epilogues.fuse_epilogues,
     merge.merge_products,
+    prologues.fuse_prologues,
     common.share,
     cleanup.remove_dead,
 )

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
+from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
+
+from aspen_mp.shm.tables import TERNARY
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Geometry:
         )
         return h, w
 
-    def params(self, groups: int, activation: str, residual_last: bool = False) -> list[int | float]:
-        tail = [int(residual_last), 0, 0, 0]
+    def params(self, groups: int, activation: str, residual_last: bool = False, before: str = "IDENTITY") -> list[int | float]:
+        tail = [int(residual_last), *ACTIVATIONS[before]]
         return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], *tail]
 
 
@@ -79,7 +81,7 @@ def cases(draw: st.DrawFn, depthwise: bool) -> tuple[int, int, int, int, tuple[i
     return draw(st.integers(1, 2)), groups, cg, og, image, Geometry(kernel, stride, dilation, before, after)  # type: ignore[arg-type]
 
 
-def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residual, residual_last=False, scaled=False):
+def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residual, residual_last=False, scaled=False, prologue=None):
     batch, groups, cg, og, image, g = case
     x_values = rng.standard_normal((batch, groups * cg, *image), dtype=np.float32)
     w = rng.standard_normal((groups * og, cg, *g.kernel), dtype=np.float32)
@@ -94,11 +96,16 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
         if plain:
             residual = channels_last(rng, residual, True)
     out = channels_last(rng, np.empty(shape, np.float32), True) if plain else layout(rng, shape)
-    p = g.params(groups, activation, residual_last)
-    scale, shift = (rng.standard_normal(groups * og, dtype=np.float32) if scaled else None for _ in range(2))
-    whole = run(kernel, out, [x, packed, bias, residual, scale, shift], p, isa=isa)
+    p = g.params(groups, activation, residual_last, prologue or "IDENTITY")
+    rest = [packed, bias, residual, *(rng.standard_normal(groups * og, dtype=np.float32) if scaled else None for _ in range(2))]
+    scale, shift = rest[3:]
+    seen = x_values
+    if prologue:
+        rest += [rng.standard_normal(groups * cg, dtype=np.float32) for _ in range(2)]
+        seen = activate(prologue, x_values.astype(np.float64) * rest[5][:, None, None] + rest[6][:, None, None], *ACTIVATIONS[prologue][1:])
+    whole = run(kernel, out, [x, *rest], p, isa=isa)
 
-    wanted, magnitude = convolve(x_values, w, groups, g), convolve(np.abs(x_values), np.abs(w), groups, g)
+    wanted, magnitude = convolve(seen, w, groups, g), convolve(np.abs(seen) + (prologue is not None), np.abs(w), groups, g)
     by_channel = [None if t is None else t[:, None, None] for t in (bias, scale, shift)]
     wanted, magnitude = epilogue(wanted, magnitude, activation, by_channel[0], residual, *by_channel[1:], residual_last)
     terms = cg * g.kernel[0] * g.kernel[1]
@@ -106,8 +113,8 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
     assert (np.abs(whole - wanted) <= bound).all(), f"worst error {np.abs(whole - wanted).max():.3g}"
 
     tiles = boxes(rng, shape, int(rng.integers(2, 10)))
-    assert same_bits(whole, run(kernel, out, [x, packed, bias, residual, scale, shift], p, tiles, isa)), "bits depend on the tile"
-    relaid = [channels_last(rng, x_values, not plain), packed, bias, None if residual is None else filled(rng, residual), scale, shift]
+    assert same_bits(whole, run(kernel, out, [x, *rest], p, tiles, isa)), "bits depend on the tile"
+    relaid = [channels_last(rng, x_values, not plain), packed, bias, None if residual is None else filled(rng, residual), *rest[3:]]
     assert same_bits(whole, run(kernel, layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
 
 
@@ -122,6 +129,7 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
     with_residual=st.booleans(),
     residual_last=st.booleans(),
     scaled=st.booleans(),
+    prologue=st.sampled_from([None, None, "IDENTITY", "RELU", "LEAKY_RELU", "SWISH"]),
 )
 def test_convolution_against_float64(isa, seed, case, **epilogue):
     compare("CONV", isa, np.random.default_rng(seed), case, **epilogue)
@@ -192,3 +200,33 @@ def test_every_activation_keeps_its_bits(isa, kernel, activation):
     assert same_bits(run(kernel, out, [x, packed], g.params(groups, activation), isa=isa), wanted)
     late = run(kernel, out, [x, packed, None, residual], g.params(groups, activation, True), isa=isa)
     assert same_bits(late, wanted + residual)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("plain", [True, False])
+def test_normalisation_before_the_convolution(isa, plain):
+    """As in DenseNet, and with padding, which stays zero."""
+    for case in (
+        (1, 1, 160, 70, (14, 14), Geometry((1, 1))),
+        (2, 3, 33, 20, (9, 7), Geometry((1, 1), (2, 2))),
+        (1, 2, 40, 33, (9, 10), Geometry((3, 3), before=(1, 1), after=(1, 1))),
+        (1, 1, 3, 33, (20, 47), Geometry((3, 3), (2, 2), before=(1, 1), after=(1, 1))),
+    ):
+        rng = np.random.default_rng(4)
+        compare("CONV", isa, rng, case, plain=plain, activation="RELU", with_bias=True, with_residual=False, prologue="RELU")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_prologue_has_the_bits_of_its_parts(isa):
+    rng = np.random.default_rng(5)
+    x = channels_last(rng, rng.standard_normal((1, 50, 6, 7), dtype=np.float32), True)
+    w = pack_conv(rng.standard_normal((40, 50, 1, 1), dtype=np.float32), 1)
+    scale, shift = (rng.standard_normal(50, dtype=np.float32) for _ in range(2))
+    wide = [np.broadcast_to(t[:, None, None], x.shape) for t in (scale, shift)]
+    before = channels_last(rng, np.empty_like(x), True)
+    before[...] = run("TERNARY", before, [x, *wide], [TERNARY["FMA"], *ACTIVATIONS["RELU"]], isa=isa)
+    out = channels_last(rng, np.empty((1, 40, 6, 7), np.float32), True)
+    p = Geometry((1, 1)).params(1, "IDENTITY")
+    apart = run("CONV", out, [before, w], p, isa=isa)
+    p = Geometry((1, 1)).params(1, "IDENTITY", before="RELU")
+    assert same_bits(run("CONV", out, [x, w, None, None, None, None, scale, shift], p, isa=isa), apart)

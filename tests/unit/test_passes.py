@@ -108,6 +108,18 @@ def test_scale_and_activation_are_one_pass() -> None:
     assert (node.op, node.attrs["act"][0]) == ("TERNARY", "RELU")
 
 
+def test_normalisation_before_a_convolution() -> None:
+    """DenseNet: read by 1×1 convolutions alone it becomes their prologue."""
+    net = Net(x=(1, 40, 6, 6))
+    y = net("BatchNormalization", "x", net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True))
+    y = net("Relu", y)
+    (node,) = check(net, net("Relu", net("Conv", y, net.weight(32, 40, 1, 1), net.weight(32))))
+    assert node.attrs["in_act"][0] == "RELU"
+    assert [t is not None for t in node.inputs] == [True, True, True, False, False, False, True, True]
+    both = [net("Conv", y, net.weight(32, 40, k, k)) for k in (1, 3)]
+    assert ops(check(net, *both)) == ["TERNARY", "CONV", "CONV"]
+
+
 def test_activation_of_a_choice_stays_outside() -> None:
     net = Net(x=(2, 3))
     y = net("Where", net("Greater", "x", net.weight(3)), "x", net.weight(3))

@@ -6,7 +6,8 @@
  *
  * When channels are not contiguous, or too few to be worth a tap, the part of the input that a block of pixels reads is first copied into
  * scratch, channels last with its margin of zeros; the taps of a kernel row are then contiguous and become one. Where stride or dilation
- * leave gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's.
+ * leave gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's. A prologue (scale, shift and
+ * activation of the input, such as a normalisation in front of the convolution) is computed on the way into that copy.
  *
  * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
@@ -19,10 +20,13 @@
 #define INPUT_BYTES (384 << 10)    /* input of a block, about */
 #define COPY_BYTES (128 << 10)     /* copied input of a block, about */
 #define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
+#define L1_WEIGHTS (16 << 10)      /* panels of so many bytes stay in L1 while pixels go by: rows outside, columns inside */
 
 typedef struct conv {
   const aspen_arg *out, *x, *w, *bias, *residual;
   const float *scale, *shift; /* of all channels, or NULL */
+  const float *in_scale, *in_shift; /* the prologue: of all input channels, or NULL */
+  epilogue in_act;
   int64_t groups, in_channels, out_channels; /* channels of one group */
   window rows, columns;
   int copy;           /* input goes through scratch */
@@ -46,13 +50,16 @@ static int64_t copy_bytes(const conv *v, int64_t rows, int64_t columns) {
   return copy_axis(&v->rows, rows).size * copy_axis(&v->columns, columns).size * v->in_channels * (int64_t)sizeof(float);
 }
 
+static int64_t copy_budget(const conv *v) { return v->in_scale ? INPUT_BYTES : COPY_BYTES; }
+
 /* Rows and columns of a block of output pixels, for a box of `height` x `width`. */
 static void block_shape(const conv *v, int64_t height, int64_t width, int64_t *rows, int64_t *columns) {
   *columns = min64(width, v->block);
   *rows = min64(height, v->block / *columns);
   if (!v->copy) return;
-  while (*rows > 1 && copy_bytes(v, *rows, *columns) > COPY_BYTES) *rows = (*rows + 1) / 2;
-  while (*columns > MM_MAX_ROWS && copy_bytes(v, *rows, *columns) > COPY_BYTES) *columns = max64(MM_MAX_ROWS, (*columns + 1) / 2);
+  const int64_t budget = copy_budget(v);
+  while (*rows > 1 && copy_bytes(v, *rows, *columns) > budget) *rows = (*rows + 1) / 2;
+  while (*columns > MM_MAX_ROWS && copy_bytes(v, *rows, *columns) > budget) *columns = max64(MM_MAX_ROWS, (*columns + 1) / 2);
 }
 
 static int setup(conv *v, const aspen_call *c) {
@@ -69,7 +76,9 @@ static int setup(conv *v, const aspen_call *c) {
   if (v->groups < 1 || v->rows.kernel < 1 || v->columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   v->in_channels = v->x->dims[1] / v->groups;
   v->out_channels = v->out->dims[1] / v->groups;
-  v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1);
+  if (epilogue_scale(c, 4, v->out->dims[1], &v->scale, &v->shift) || epilogue_scale(c, 6, v->x->dims[1], &v->in_scale, &v->in_shift))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1) || v->in_scale;
   v->taps = v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
   const int64_t new_pixels = min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel);
   const int64_t pixel_bytes = new_pixels * v->in_channels * (int64_t)sizeof(float); /* of input, for each pixel of output */
@@ -103,7 +112,7 @@ static size_t lay_out(const conv *v, workspace *s, char *base) {
   PART(residual_at, int64_t, pixels);
   PART(runs, block_run, pixels);
   PART(pointers, const float *, pixels * (size_t)v->taps);
-  if (v->copy) PART(input, float, max64(COPY_BYTES, copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3]))) / (int64_t)sizeof(float));
+  if (v->copy) PART(input, float, max64(copy_budget(v), copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3]))) / (int64_t)sizeof(float));
 #undef PART
   return at;
 }
@@ -116,8 +125,67 @@ size_t aspen_scratch_conv(const aspen_call *c) {
 }
 #endif
 
+#if VL >= 8
+/* to[3 j + c] = from[c * channel_stride + j] for j < n: red, green and blue planes become pixels. */
+static void interleave_3(float *to, const float *from, int64_t channel_stride, int64_t n) {
+  /* Element e of three vectors of output is channel e % 3 of pixel e / 3: first from channels 0 and 1, then with channel 2. */
+#define FIRST(e) ((e) % 3 == 1 ? VL + (e) / 3 : (e) / 3)
+#define SECOND(e) ((e) % 3 == 2 ? VL + (e) / 3 : (e) % VL)
+#define EIGHT(F, e) F(e), F(e + 1), F(e + 2), F(e + 3), F(e + 4), F(e + 5), F(e + 6), F(e + 7)
+#if VL == 16
+#define LANES(F, k) {EIGHT(F, 16 * k), EIGHT(F, 16 * k + 8)}
+#else
+#define LANES(F, k) {EIGHT(F, 8 * k)}
+#endif
+  static const vi first[3] = {LANES(FIRST, 0), LANES(FIRST, 1), LANES(FIRST, 2)};
+  static const vi second[3] = {LANES(SECOND, 0), LANES(SECOND, 1), LANES(SECOND, 2)};
+  for (; n > 0; n -= VL, from += VL, to += 3 * VL) {
+    vf plane[3];
+#pragma GCC unroll 3
+    for (int c = 0; c < 3; c++) plane[c] = n >= VL ? vload(from + c * channel_stride) : vload_part(from + c * channel_stride, n);
+#pragma GCC unroll 3
+    for (int k = 0; k < 3; k++) {
+      const vf t = __builtin_shuffle(__builtin_shuffle(plane[0], plane[1], first[k]), plane[2], second[k]);
+      if (n >= VL)
+        vstore(to + k * VL, t);
+      else if (3 * n > k * VL)
+        vstore_part(to + k * VL, t, 3 * n - k * VL);
+    }
+  }
+#undef FIRST
+#undef SECOND
+#undef EIGHT
+#undef LANES
+}
+#define INTERLEAVES_3 1
+#else
+#define INTERLEAVES_3 0
+#define interleave_3(to, from, channel_stride, n) ((void)0)
+#endif
+
+/* The prologue of n pixels of one group, from unit channels `from_step` elements apart (`from` may be `to`). */
+static void prologue(const conv *v, float *to, const float *from, int64_t from_step, const float *scale, const float *shift, int64_t n) {
+  const int64_t channels = v->in_channels;
+  for (int64_t j = 0; j < n; j++, to += channels, from += from_step) {
+    int64_t c = 0;
+    for (; c + 4 * VL <= channels; c += 4 * VL) {
+      vf y[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) y[i] = vfma(vload(from + c + i * VL), vload(scale + c + i * VL), vload(shift + c + i * VL));
+      epilogue_act(&v->in_act, y, 4);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) vstore(to + c + i * VL, y[i]);
+    }
+    for (; c < channels; c += VL) {
+      vf y = vfma(vload_part(from + c, channels - c), vload_part(scale + c, channels - c), vload_part(shift + c, channels - c));
+      epilogue_act(&v->in_act, &y, 1);
+      vstore_part(to + c, y, channels - c);
+    }
+  }
+}
+
 /* Channels of one input pixel for each of n columns first, first + step …, into to[column][channel]; zeros outside the image. */
-static void copy_columns(const conv *v, float *to, const float *row, int64_t first, int64_t step, int64_t n) {
+static void copy_columns(const conv *v, int64_t group, float *to, const float *row, int64_t first, int64_t step, int64_t n) {
   const int64_t channels = v->in_channels, channel_stride = v->x->strides[1], column_stride = v->x->strides[3], width = v->columns.in;
   int64_t lo = 0, hi = n; /* columns inside the image */
   while (lo < n && (first + lo * step < 0 || first + lo * step >= width)) lo++;
@@ -128,22 +196,31 @@ static void copy_columns(const conv *v, float *to, const float *row, int64_t fir
   to += lo * channels;
   row += (first + lo * step) * column_stride;
   const int64_t count = hi - lo, from_step = step * column_stride;
-  if (channel_stride == 1 && from_step == channels) {
+  const float *scale = v->in_scale ? v->in_scale + group * channels : NULL, *shift = v->in_scale ? v->in_shift + group * channels : NULL;
+  if (channel_stride == 1 && scale) {
+    prologue(v, to, row, from_step, scale, shift, count);
+    return;
+  }
+  if ((channel_stride == 1 || channels == 1) && from_step == channels) {
     memcpy(to, row, (size_t)(count * channels) * sizeof *to);
   } else if (channel_stride == 1) {
     for (int64_t j = 0; j < count; j++)
       for (int64_t c = 0; c < channels; c++) to[j * channels + c] = row[j * from_step + c];
+  } else if (INTERLEAVES_3 && channels == 3 && from_step == 1) {
+    interleave_3(to, row, channel_stride, count);
   } else {
     enum { TOGETHER = 16 }; /* columns, so that the lines written stay in L1 while channels go by */
     for (int64_t j0 = 0; j0 < count; j0 += TOGETHER)
       for (int64_t c = 0; c < channels; c++) {
         const float *from = row + c * channel_stride;
-        for (int64_t j = j0; j < min64(j0 + TOGETHER, count); j++) to[j * channels + c] = from[j * from_step];
+        const int64_t end = min64(j0 + TOGETHER, count);
+        for (int64_t j = j0; j < end; j++) to[j * channels + c] = from[j * from_step];
       }
   }
+  if (scale) prologue(v, to, to, channels, scale, shift, count);
 }
 
-static void copy_input(const conv *v, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+static void copy_input(const conv *v, int64_t group, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
   const int64_t first_row = oh * v->rows.stride - v->rows.pad, first_column = ow * v->columns.stride - v->columns.pad;
   for (int64_t i = 0; i < vertical.size; i++) {
@@ -152,11 +229,11 @@ static void copy_input(const conv *v, float *to, const float *x, int64_t oh, int
     if (ih < 0 || ih >= v->rows.in) continue; /* a kernel row outside the image is skipped, so this is never read */
     const float *from = x + ih * v->x->strides[2];
     if (!horizontal.compact) {
-      copy_columns(v, line, from, first_column, 1, horizontal.size);
+      copy_columns(v, group, line, from, first_column, 1, horizontal.size);
     } else {
       for (int64_t q = 0; q < columns; q++)
-        copy_columns(v, line + q * v->columns.kernel * v->in_channels, from, first_column + q * v->columns.stride, v->columns.dilation,
-                     v->columns.kernel);
+        copy_columns(v, group, line + q * v->columns.kernel * v->in_channels, from, first_column + q * v->columns.stride,
+                     v->columns.dilation, v->columns.kernel);
     }
   }
 }
@@ -177,13 +254,13 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
     }
     const int64_t skipped = from * v->columns.kernel * v->in_channels * ASPEN_NR;
     const int64_t pixels = (next - i) * columns, pieces = mm_blocks(pixels);
+    int64_t row = i, column = 0;
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
       s->runs[runs++] = (block_run){.pixel = (int32_t)(i * columns + first), .rows = (int32_t)n, .taps = (int32_t)((to - from) * across),
                                     .pointers = (int32_t)pointers, .skipped = skipped};
       for (int64_t r = 0; r < n; r++) {
-        const int64_t row = i + (first + r) / columns, column = (first + r) % columns, pixel = row * columns + column;
-        const int64_t oh = oh0 + row, ow = ow0 + column;
+        const int64_t pixel = row * columns + column, oh = oh0 + row, ow = ow0 + column;
         s->out_at[pixel] = oh * v->out->strides[2] + ow * v->out->strides[3];
         s->residual_at[pixel] = v->residual ? oh * v->residual->strides[2] + ow * v->residual->strides[3] : 0;
         const float **p = s->pointers + pointers + r;
@@ -199,6 +276,7 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
               *p = iw < 0 || iw >= v->columns.in ? s->zeros : line + iw * v->x->strides[3];
           }
         }
+        if (++column == columns) column = 0, row++;
       }
       pointers += n * (to - from) * across;
     }
@@ -210,7 +288,8 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
 /* All panels times all pixels of a block. out, bias and residual point at column 0 of the group, in the image. */
 static void multiply_block(const conv *v, const workspace *s, const mm_job *job, int64_t runs, const float *w, float *out,
                            const float *bias, const float *residual, int64_t oc_lo, int64_t oc_hi) {
-  const int panels = mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS);
+  const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
+  const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   for (int64_t oc = oc_lo; oc < oc_hi;) {
     const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
@@ -238,7 +317,7 @@ static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_cal
     const aspen_arg *r = v->residual;
     const float *residual = r ? (const float *)r->ptr + n * r->strides[0] + oc0 * r->strides[1] : NULL;
     if (v->scale) job->scale = v->scale + oc0, job->shift = v->shift + oc0;
-    if (v->copy) copy_input(v, s->input, x, oh, rows, ow, columns);
+    if (v->copy) copy_input(v, g, s->input, x, oh, rows, ow, columns);
     if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
     multiply_block(v, s, job, runs, (const float *)v->w->ptr + g * v->w->strides[0],
                    (float *)v->out->ptr + n * v->out->strides[0] + oc0 * v->out->strides[1],
@@ -256,7 +335,8 @@ int FN(conv)(const aspen_call *c) {
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
   if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));
 

@@ -156,30 +156,40 @@ static channels_fn *choose(const dwconv *d) {
   return many_any;
 }
 
-/* One image. A column of `together` pixels goes down all rows before the next, so that kernel rows find the input in L1 again. */
+/* One image, in strips of pixels so narrow, and blocks of channels so few, that kernel rows find their input in L1 again when the next row
+ * of output comes; within a strip, memory is read along rows. */
 static void image(const dwconv *d, channels_fn *many, channels_fn *one, const aspen_call *c, const float *residual, int64_t residual_row,
                   float *out, int64_t out_row) {
   int64_t inside_lo, inside_hi, inside_top, inside_bottom;
   window_inside(&d->columns, c->lo[3], c->hi[3], &inside_lo, &inside_hi);
   window_inside(&d->rows, c->lo[2], c->hi[2], &inside_top, &inside_bottom);
   const int64_t seen = (PIXELS - 1) * d->columns.stride + d->columns.kernel; /* input pixels of a row of PIXELS windows */
-  int64_t step = L1_BYTES / (seen * d->rows.kernel * (int64_t)sizeof(float)) / (4 * VL) * (4 * VL);
-  step = max64(step, 4 * VL);
-  for (int64_t ow = c->lo[3], together; ow < c->hi[3]; ow += together) {
-    together = 1;
-    if (many && ow >= inside_lo && ow + 1 < inside_hi && inside_hi - inside_lo >= PIXELS) {
-      ow = min64(ow, inside_hi - PIXELS); /* at the end, computing some pixels twice is cheaper than going one by one */
-      together = PIXELS;
-    }
-    int64_t kh[2], kw[2];
-    window_taps(&d->columns, ow, &kw[0], &kw[1]);
+  const int64_t column_bytes = d->rows.kernel * (int64_t)sizeof(float);      /* of one channel */
+  int64_t step = L1_BYTES / (seen * column_bytes) / (4 * VL) * (4 * VL);
+  step = min64(max64(step, 4 * VL), c->hi[1] - c->lo[1]);
+  const int64_t strip = max64((L1_BYTES / (step * column_bytes) - d->columns.kernel) / d->columns.stride + 1, PIXELS);
+  for (int64_t first = c->lo[3], next; first < c->hi[3]; first = next) {
+    next = first;
     for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += step)
       for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++) {
-        kh[0] = 0, kh[1] = d->rows.kernel;
+        int64_t kh[2] = {0, d->rows.kernel};
         if (oh < inside_top || oh >= inside_bottom) window_taps(&d->rows, oh, &kh[0], &kh[1]);
-        const float *x = d->x + window_start(&d->rows, oh) * d->x_row + window_start(&d->columns, ow) * d->x_column;
-        const float *r = residual ? residual + oh * residual_row + ow * d->residual_column : NULL;
-        (together > 1 ? many : one)(d, x, r, out + oh * out_row + ow * d->out_column, kh, kw, channel, min64(channel + step, c->hi[1]));
+        const float *line = d->x + window_start(&d->rows, oh) * d->x_row;
+        int64_t ow = first;
+        for (int64_t together; ow < c->hi[3] && ow < first + strip; ow += together) {
+          int64_t kw[2] = {0, d->columns.kernel};
+          together = 1;
+          if (many && ow >= inside_lo && ow + 1 < inside_hi && inside_hi - inside_lo >= PIXELS) {
+            ow = min64(ow, inside_hi - PIXELS); /* at the end, computing some pixels twice is cheaper than going one by one */
+            together = PIXELS;
+          } else {
+            window_taps(&d->columns, ow, &kw[0], &kw[1]);
+          }
+          const float *r = residual ? residual + oh * residual_row + ow * d->residual_column : NULL;
+          (together > 1 ? many : one)(d, line + window_start(&d->columns, ow) * d->x_column, r, out + oh * out_row + ow * d->out_column, kh, kw,
+                                      channel, min64(channel + step, c->hi[1]));
+        }
+        next = ow;
       }
   }
 }
@@ -201,6 +211,8 @@ int FN(dwconv)(const aspen_call *c) {
   if (d.rows.kernel < 1 || d.columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (FN(epilogue_open)(&d.epilogue, p[9], aspen_param_f(c, 10), aspen_param_f(c, 11), p[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (epilogue_scale(c, 4, out->dims[1], &d.scale, &d.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = 0; i < 4; i++)
+    if (c->lo[i] >= c->hi[i]) return 0;
   const int unit = d.x_channel == 1 && d.w_channel == 1 && d.bias_channel == 1 && d.residual_channel == 1 && d.out_channel == 1;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
     d.x = (const float *)x->ptr + n * x->strides[0];

@@ -63,14 +63,15 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither).
  *        params: packed_b, f64 alpha, ACT(3), residual_last, 2 reserved
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
- *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous).
- *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, 3 reserved.   (bottom and right pads follow from OH, OW)
+ *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
+ *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3).   (bottom and right pads follow from OH, OW)
+ *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
- * WINO   as CONV with groups 1, kernel 3 x 3, strides and dilations 1, by Winograd's F(m x m, 3 x 3). W holds the transformed weights
+ * WINO   as CONV (without in_scale and IN_ACT) with groups 1, kernel 3 x 3, strides and dilations 1, by Winograd's F(m x m, 3 x 3). W holds the transformed weights
  *        [ceil(OC/32), n * n, C, 32] with n = m + 2 (planner/winograd.py). params: CONV's, m (2 or 4).
  *        The output is cut into blocks of m x m pixels at multiples of m; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block.
- * DWCONV as CONV with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
+ * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
  * POOL   2-D. in: X[N, C, H, W]. params: mode (0 max, 1 average), KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left,
  *        pad_bottom, pad_right, count_include_pad. Windows may reach beyond the padding (ceil mode): what lies there never counts.
  *        Max over an empty window is -inf (lowest for integers). f32, f64, i8, u8 for max; f32 for average.

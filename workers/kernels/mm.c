@@ -139,7 +139,7 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
       /* The stream of B runs ahead of what the hardware follows, above all when a narrow micro-kernel reads half of each line pair. */
       if (V <= PANEL_VECTORS) {
         __builtin_prefetch(b + ahead);
-        __builtin_prefetch(b + ahead + ASPEN_NR / 2);
+        if (V > 1) __builtin_prefetch(b + ahead + ASPEN_NR / 2);
       } else if (far_rows) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; v += LINE) __builtin_prefetch(b + ahead + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);

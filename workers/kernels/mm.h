@@ -55,8 +55,7 @@ INLINE int mm_panels(int64_t rows) {
 #endif
 }
 
-/* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first, and [column, last) spans at most mm_panels
- * panels. */
+/* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
 /* Copies n ≤ ASPEN_NR columns of k_end terms into a panel, zeros behind them. Strides in elements. */

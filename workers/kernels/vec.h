@@ -134,6 +134,7 @@ INLINE vm vlt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE vm vle(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
 INLINE vm veq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE vm visnan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+INLINE vm vunordered(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); } /* is either a NaN? */
 INLINE vm vilt(vi a, vi b) { return _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b); }
 INLINE vm vieq(vi a, vi b) { return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b); }
 INLINE vm vm_and(vm a, vm b) { return a & b; }
@@ -147,11 +148,13 @@ typedef vi vm; /* all ones or all zeros a lane */
 #if VL == 8
 INLINE vm vlt(vf a, vf b) { return (vm)_mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 INLINE vm vle(vf a, vf b) { return (vm)_mm256_cmp_ps(a, b, _CMP_LE_OQ); }
+INLINE vm vunordered(vf a, vf b) { return (vm)_mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
 INLINE vf vsel(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, (__m256)m); }
 INLINE int vm_any(vm a) { return _mm256_movemask_ps((__m256)a) != 0; }
 #else
 INLINE vm vlt(vf a, vf b) { return a < b; }
 INLINE vm vle(vf a, vf b) { return a <= b; }
+INLINE vm vunordered(vf a, vf b) { return (a != a) | (b != b); }
 INLINE vf vsel(vm m, vf yes, vf no) { return (vf)((m & (vi)yes) | (~m & (vi)no)); }
 INLINE int vm_any(vm a) { return (a[0] | a[1] | a[2] | a[3]) != 0; }
 #endif
