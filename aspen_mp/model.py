@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -55,10 +54,10 @@ class Model:
     `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.
     """
 
-    def __init__(self, session: Session, loaded: protocol.Loaded) -> None:
+    def __init__(self, session: Session, loaded: protocol.Loaded, name: str | None = None) -> None:
         self._session = session
         self._id = loaded.model
-        self.name = loaded.name
+        self.name = name or loaded.name
         self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
         self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
         self._input_names = {info.name for info in self.inputs}
@@ -118,6 +117,8 @@ class Model:
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal"
     ) -> dict[str, npt.NDArray[Any]]:
         """`run` for asyncio; cancelling the task cancels the request."""
+        import asyncio
+
         return await asyncio.wrap_future(self.submit(feeds, outputs, priority=priority))
 
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:

@@ -16,12 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 import aspen_mp
-from aspen_mp.control import protocol, rundir
+from aspen_mp import config
 from aspen_mp.control.spawn import spawn
-from aspen_mp.session import Session
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -32,6 +29,9 @@ if TYPE_CHECKING:
 
 START_S = 60.0
 """How long a runtime of our own may take to start: it may have to compete for the machine."""
+
+CONNECT_S = 5.0
+"""How long a runtime may take to answer `connect`."""
 
 MAX_INSTANCES = 32
 
@@ -56,12 +56,14 @@ class Runtime:
         profile: str | Path | Profile | None = None,
         name: str | None = None,
     ) -> None:
-        from aspen_mp import config
-
         self._profile = config.load(profile)
         command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name)
         self._server, sock = start_server(command)
         try:
+            # Imported while the planner process starts: what requests need, too.
+            import aspen_mp.model
+            from aspen_mp.session import Session
+
             self._session = Session(sock, aspen_mp.__version__, START_S)
         except BaseException as error:
             status = _end(self._server)
@@ -72,7 +74,8 @@ class Runtime:
 
     @classmethod
     def _connect(cls, name: str, timeout: float) -> Runtime:
-        from aspen_mp import config
+        from aspen_mp.control import rundir
+        from aspen_mp.session import Session
 
         self = cls.__new__(cls)
         self._server = 0
@@ -125,24 +128,21 @@ class Runtime:
         self._session.sweep()
         defaults = self._profile.models
         path, data, label = _source(model)
-        options = (
-            name or label,
-            defaults.instances if instances is None else instances,
-            precision or defaults.precision,
-            defaults.winograd if winograd is None else winograd,
-        )
-        if options[2] != "f32":
-            raise ValueError(f"precision {options[2]!r} is not known; there is 'f32'")
-        if not 1 <= options[1] <= MAX_INSTANCES:
-            raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {options[1]}")
-        fds: tuple[int, ...] = () if data is None else (_memfd(data),)
+        instances = defaults.instances if instances is None else instances
+        precision = precision or defaults.precision
+        winograd = defaults.winograd if winograd is None else winograd
+        if precision != "f32":
+            raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
+        if not 1 <= instances <= MAX_INSTANCES:
+            raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {instances}")
+        fd = -1 if data is None else _memfd(data)
+        del data
         try:
-            loaded, _ = self._session.control.call(
-                lambda number: protocol.Load(number, path, *options), protocol.Loaded, fds=fds, progress=progress
-            )
+            loaded = self._session.load(path, fd, name or label, instances, precision, winograd, progress)
         finally:
-            protocol.close_all(fds)
-        result = Model(self._session, msgspec.structs.replace(loaded, name=name) if name else loaded)
+            if fd >= 0:
+                os.close(fd)
+        result = Model(self._session, loaded, name)
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
         if input_shapes is not None:
             shapes.update({key: tuple(value) for key, value in input_shapes.items()})
@@ -175,11 +175,7 @@ class Runtime:
         return self._resize(total=total)
 
     def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
-        try:
-            done, _ = self._session.control.call(lambda number: protocol.Resize(number, add, remove, total, cores or []), protocol.Done)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from None
-        return done.value
+        return self._session.resize(add, remove, total, cores or [])
 
     @property
     def workers(self) -> list[dict[str, Any]]:
@@ -194,9 +190,7 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
         self._session.sweep()
-        reply, _ = self._session.control.call(protocol.Status, protocol.StatusReply)
-        status: dict[str, Any] = json.loads(reply.json)
-        return status
+        return self._session.status()
 
     # ---- the end
 
@@ -223,7 +217,7 @@ class Runtime:
     def stop(self) -> None:
         """Ends the runtime for everybody who uses it, and closes this handle."""
         with contextlib.suppress(RuntimeLost):
-            self._session.control.call(protocol.Stop, protocol.Done)
+            self._session.stop()
         self.close()
 
     def close(self) -> None:
@@ -257,7 +251,7 @@ class Runtime:
         )
 
 
-def connect(name: str = "default", *, timeout: float = protocol.HANDSHAKE_S) -> Runtime:
+def connect(name: str = "default", *, timeout: float = CONNECT_S) -> Runtime:
     """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
 
     Raises AspenError if there is none, ProtocolError if it is of another build or user, RuntimeLost if it does not answer in `timeout`
@@ -279,6 +273,10 @@ def server_config(
 ) -> dict[str, Any]:
     """What `start_server` takes, checked: arguments first, the profile where they are None."""
     own = profile.workers
+    if name:
+        from aspen_mp.control import rundir
+
+        rundir.check_name(name)
     if workers is None and cores is None:
         workers = None if own.count == "auto" else own.count
         cores = None if own.cores == "auto" else own.cores
@@ -289,7 +287,7 @@ def server_config(
     if max_workers is not None and not 1 <= max_workers <= 256:
         raise ValueError(f"max_workers must be 1 to 256, not {max_workers}")
     return {
-        "name": rundir.check_name(name) if name else "",
+        "name": name or "",
         "workers": workers,
         "cores": None if cores is None else [int(cpu) for cpu in cores],
         "max_workers": max_workers,
@@ -297,6 +295,8 @@ def server_config(
         "smt": own.smt,
         "spin_us": own.spin_us,
         "stealing": own.stealing,
+        "cache": config.cache_folder(profile),
+        "cache_bytes": profile.cache.limit_mib << 20,
     }
 
 
@@ -304,7 +304,7 @@ def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
     """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes."""
     ours, theirs = socket.socketpair()
     try:
-        pid = spawn("aspen_mp.control.server", [json.dumps(dict(config))], theirs, session=True)
+        pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
     except BaseException:
         ours.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import threading
@@ -9,10 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
+
+import msgspec
 
 from aspen_mp.control import protocol
-from aspen_mp.control.client import ControlClient, fresh
+from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RuntimeLost
@@ -84,6 +87,35 @@ class Session:
             clean = self._garbage.popleft()
             with suppress(AspenError):
                 clean()
+
+    # ---- the runtime
+
+    def load(
+        self, path: str, fd: int, name: str, instances: int, precision: str, winograd: bool, progress: ProgressCallback | None
+    ) -> protocol.Loaded:
+        """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
+        fds = () if path else (fd,)
+        loaded, _ = self.control.call(
+            lambda number: protocol.Load(number, path, name, instances, precision, winograd), protocol.Loaded, fds=fds, progress=progress
+        )
+        return loaded
+
+    def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
+        """How many workers there are afterwards. ValueError for numbers that no runtime can have."""
+        try:
+            done, _ = self.control.call(lambda number: protocol.Resize(number, add, remove, total, cores), protocol.Done)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+        return done.value
+
+    def status(self) -> dict[str, Any]:
+        reply, _ = self.control.call(protocol.Status, protocol.StatusReply)
+        status: dict[str, Any] = json.loads(reply.json)
+        return status
+
+    def stop(self) -> None:
+        """Ends the runtime for everybody."""
+        self.control.call(protocol.Stop, protocol.Done)
 
     # ---- data segments
 

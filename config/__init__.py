@@ -9,7 +9,7 @@ names file and key.
 
 from __future__ import annotations
 
-import tomllib
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,11 +43,30 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     winograd: bool = True
 
 
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section ``[cache]``: plans and packed weights on disk."""
+
+    folder: Annotated[str, msgspec.Meta(min_length=1)] = "auto"
+    limit_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 4096
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole profile, every key set."""
 
     workers: Workers = Workers()
     models: Models = Models()
+    cache: Cache = Cache()
+
+
+def cache_folder(profile: Profile) -> str:
+    """Where the plan cache is: the environment variable ASPEN_MP_CACHE, else the profile's. Empty: there is none."""
+    setting = os.environ.get("ASPEN_MP_CACHE") or profile.cache.folder
+    if setting == "off":
+        return ""
+    if setting != "auto":
+        return os.path.abspath(os.path.expanduser(setting))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "aspen-mp")
 
 
 def names() -> list[str]:
@@ -64,6 +83,8 @@ def load(profile: str | Path | Profile | None = None) -> Profile:
     path = Path(profile)
     if isinstance(profile, str) and profile in names():
         path = Path(__file__).parent / f"{profile}.toml"
+    import tomllib  # the defaults need none
+
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)

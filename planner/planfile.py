@@ -15,8 +15,6 @@ second.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,16 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aspen_mp.planner.plan import OpInfo, Plan, TensorInfo, WeightItem, aligned
+from aspen_mp.planner import planhead
+from aspen_mp.planner.plan import OpInfo, Plan, TensorInfo, WeightItem
+from aspen_mp.planner.planhead import MAX_HEADER, refuse
 from aspen_mp.planner.strides import Run
-from aspen_mp.planner.validate import refuse, validate
+from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, LAYOUT_HASH, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SPACES, TILE
 
 __all__ = ["dump", "load", "save", "validate"]
 
-MAGIC = b"ASPENPLN"
-VERSION = 1
-PREFIX = struct.Struct("<8sII32s")
-MAX_HEADER = 16 << 20
 MAX_ITEMS = 1 << 20
 _FIELDS: dict[str, type] = {
     "name": str,
@@ -71,9 +67,7 @@ def dump(plan: Plan) -> bytes:
             "metadata": plan.metadata,
         }
     )
-    begin = PREFIX.size + len(header)
-    rest = header + bytes(aligned(begin) - begin) + body
-    return PREFIX.pack(MAGIC, VERSION, len(header), _digest(rest)) + rest
+    return planhead.join(header, body)
 
 
 def save(plan: Plan, path: str | Path) -> None:
@@ -96,10 +90,6 @@ def load(data: bytes | bytearray | memoryview, weights: Mapping[str, Write] | No
     return _plan(header, segment, np.frombuffer(bytes(body[n_segment:]), "<i8").reshape(-1, 3).copy(), weights)
 
 
-def _digest(data: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
-
-
 def _tensor_row(t: TensorInfo) -> list[Any]:
     return [t.name, t.dtype, list(t.shape), t.offset, t.nbytes]
 
@@ -112,20 +102,10 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _read_header(raw: memoryview) -> tuple[dict[str, Any], memoryview]:
-    if raw.nbytes < PREFIX.size:
-        refuse("file", f"{raw.nbytes} bytes", f"it begins with {PREFIX.size}")
-    magic, version, size, digest = PREFIX.unpack_from(raw)
-    if magic != MAGIC:
-        refuse("magic", magic, f"an .aspen file begins with {MAGIC!r}")
-    if version != VERSION:
-        refuse("version", version, f"this build reads {VERSION}")
-    if size > min(MAX_HEADER, raw.nbytes - PREFIX.size):
-        refuse("header bytes", size, f"at most {min(MAX_HEADER, raw.nbytes - PREFIX.size)}")
-    if _digest(raw[PREFIX.size :]) != digest:
-        refuse("checksum", digest.hex()[:16], "the contents have another one: the file is damaged")
+    head, body = planhead.split(raw)
     try:
         header = msgpack.unpackb(
-            raw[PREFIX.size : PREFIX.size + size],
+            head,
             object_pairs_hook=_unique,
             max_str_len=MAX_HEADER,
             max_bin_len=MAX_HEADER,
@@ -142,10 +122,7 @@ def _read_header(raw: memoryview) -> tuple[dict[str, Any], memoryview]:
             refuse(f"header.{name}", type(header[name]).__name__, f"must be {kind.__name__}")
     if header["layout"] != LAYOUT_HASH:
         refuse("layout", header["layout"], f"this build has {LAYOUT_HASH}")
-    begin = aligned(PREFIX.size + size)
-    if any(raw[PREFIX.size + size : begin]):
-        refuse("header", "bytes behind it", "they are zero")
-    return header, raw[begin:]
+    return header, body
 
 
 def _rows(name: str, rows: list[Any], kinds: tuple[type, ...]) -> list[list[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.memory import EXACT_TILES
 from aspen_mp.planner.plan import MAGIC, SEGMENT_FIRST, VERSION
+from aspen_mp.planner.planhead import refuse
 from aspen_mp.planner.strides import Run, dense, overlap, same
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import (
@@ -49,10 +50,6 @@ MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
 JOIN, END, OPAQUE = (KERNELS[k].code for k in ("JOIN", "END", "OPAQUE"))
-
-
-def refuse(field: str, value: object, bound: object) -> NoReturn:
-    raise PlanError(f"plan {field}: {value}, but {bound}")
 
 
 def validate(segment: Buffer) -> None:

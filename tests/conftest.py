@@ -1,7 +1,7 @@
 """What every test of processes must leave behind: nothing.
 
 Tests under api, crash and stress are audited: segments in /dev/shm, child processes and descriptors of the test process have to be back to
-where they were. `ASPEN_MP_TIER=long` selects longer runs (`make stress`, `make zoo`).
+where they were. `ASPEN_MP_TIER=long` selects longer runs (`make stress`, `make zoo`). The plan cache is off, but for its own tests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ["ASPEN_MP_CACHE"] = "off"
 
 AUDITED = {"api", "crash", "stress"}
 SETTLE_S = 20.0

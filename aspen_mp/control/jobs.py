@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from aspen_mp.control import protocol
+from aspen_mp.control.cache import WeightFile
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
@@ -39,6 +40,7 @@ class PlanStage(protocol.Message):
     stages: list[list[Bind]]
     capacities: list[Capacity]
     workers: int
+    calibration: str = ""
 
 
 class JobProgress(protocol.Message):
@@ -70,7 +72,8 @@ class Inspected(protocol.Message):
 
 class StagePlanned(protocol.Message):
     """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
-    `packed` the keys that were packed for this plan."""
+    `packed` the keys that were packed for this plan. `digest`: of the model's contents, `files`: what new weight segments are called in the
+    plan cache, by number; both only where there is a cache."""
 
     region: int
     inputs: list[Slot]
@@ -80,6 +83,8 @@ class StagePlanned(protocol.Message):
     dynamic: bool
     weights: list[int]
     packed: list[tuple[str, int, int]]
+    digest: bytes = b""
+    files: list[tuple[int, WeightFile]] = msgspec.field(default_factory=list)
 
 
 ToChild = Inspect | PlanStage
@@ -103,8 +108,16 @@ class Job:
 class PlannerChild:
     """Runs the jobs of one model, one after the other. `serve(sock)` is what the child does with its end of the socket."""
 
-    def __init__(self, loop: Loop, name: str, serve: Callable[[socket.socket], None], keep: tuple[int, ...] = ()) -> None:
-        """`keep`: descriptors that the child needs besides its socket."""
+    def __init__(
+        self,
+        loop: Loop,
+        name: str,
+        serve: Callable[[socket.socket], None],
+        keep: tuple[int, ...] = (),
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`keep`: descriptors that the child needs besides its socket. `prepare()` comes before each fork."""
+        self._prepare = prepare
         self._loop = loop
         self._name = name
         self._serve = serve
@@ -120,6 +133,13 @@ class PlannerChild:
     @property
     def busy(self) -> bool:
         return self._current is not None
+
+    def renew(self) -> bool:
+        """Lets an idle child go, because what it knows of the model is no longer all; the next job forks another. False: it is busy."""
+        if self.busy:
+            return False
+        self._end(kill=False)
+        return True
 
     def submit(self, job: Job) -> None:
         self._waiting.append(job)
@@ -152,6 +172,7 @@ class PlannerChild:
             self._died(f"could not start: {error}")
 
     def _start(self) -> None:
+        self._prepare()
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -254,7 +275,10 @@ class ChildSide:
         self._sock = sock
         self._receiver: protocol.Receiver[ToChild] = protocol.Receiver(_to_child, MAX_FRAME)
 
-    def run(self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned]) -> None:
+    def run(
+        self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned], after: Callable[[], None] = lambda: None
+    ) -> None:
+        """Does jobs until the other end hangs up. `after()` follows each answer."""
         while self._receiver.read(self._sock):
             for message, _ in self._receiver.messages():
                 try:
@@ -266,6 +290,7 @@ class ChildSide:
                 except RecursionError:
                     answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
                 self.send(answer)
+                after()
 
     def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
         data = memoryview(protocol.encode(message, len(fds), limit=MAX_FRAME))

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control import planning, protocol
+from aspen_mp.control import planning, protocol, recall
+from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.loop import Loop
@@ -41,10 +42,11 @@ class Asker:
 
 @dataclass(slots=True)
 class Stage:
-    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs."""
+    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache."""
 
     answer: protocol.Planned
     segments: list[int]
+    cached: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -61,15 +63,27 @@ class Model:
     users: dict[int, int] = field(default_factory=dict)
     weights: WeightDirectory = field(default_factory=dict)
     weight_segments: list[int] = field(default_factory=list)
+    digest: bytes = b""
+    files: dict[int, WeightFile] = field(default_factory=dict)
     stages: dict[bytes, Stage] = field(default_factory=dict)
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
 
 
 class ModelStore:
     def __init__(
-        self, loop: Loop, table: _control.ControlTable, segments: SegmentStore, workers: Callable[[], int], changed: Callable[[], None]
+        self,
+        loop: Loop,
+        table: _control.ControlTable,
+        segments: SegmentStore,
+        workers: Callable[[], int],
+        changed: Callable[[], None],
+        prepare: Callable[[], None],
+        cache: Cache | None,
     ) -> None:
-        """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used."""
+        """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
+        planning child is forked."""
+        self._prepare = prepare
+        self._cache = cache
         self._loop = loop
         self._table = table
         self._segments = segments
@@ -99,10 +113,15 @@ class ModelStore:
         number, self._next = self._next, self._next + 1
         options = planning.Options(message.precision, message.winograd)
         model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
-        model.child = PlannerChild(self._loop, model.name, partial(planning.serve, model), source.keep)
+        model.child = PlannerChild(self._loop, model.name, partial(planning.serve, model, self._cache), source.keep, self._prepare)
         model.waiting.append(asker)
         self._models[number] = model
         self._by_key[key] = model
+        known = self._cache.model(source.path, source.touched) if self._cache is not None and source.path else None
+        if known is not None:
+            model.digest = known.digest
+            self._inspected(model, Inspected(known.name, b"", known.inputs, known.outputs))
+            return
         model.child.submit(
             Job(
                 InspectJob(),
@@ -118,6 +137,7 @@ class ModelStore:
         known = model
         if result.digest:
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
+            model.digest = result.digest
         if known is model:
             model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs)
             self._by_key.pop(model.key, None)
@@ -154,20 +174,43 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
+        workers, calibration = self._workers(), ""
+        if self._recall(model, key, message, workers, calibration, asker):
+            return
         askers = model.planning[key] = [asker]
         model.child.submit(
             Job(
-                PlanStage(message.stages, message.capacities, self._workers()),
+                PlanStage(message.stages, message.capacities, workers, calibration),
                 lambda result, segments: self._planned(model, key, result, segments),
                 lambda error: self._not_planned(model, key, error),
                 lambda progress: _report(askers, progress),
             )
         )
 
-    def _planned(self, model: Model, key: bytes, result: Inspected | StagePlanned, received: list[Received]) -> None:
+    def _recall(self, model: Model, key: bytes, message: protocol.Plan, workers: int, calibration: str, asker: Asker) -> bool:
+        """Answers from the plan cache, if what is asked for is there."""
+        if self._cache is None or not model.digest:
+            return False
+        entry = recall.find(self._cache, model.digest, model.options.key, message, workers, calibration)
+        if entry is None:
+            return False
+        names = {file.id for file in model.files.values()}
+        if any(file.id not in names for file in entry.note.weights) and not model.child.renew():
+            return False  # the child is about to give numbers to weight segments too
+        found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), model.instances)
+        if found is None:
+            return False
+        result, received, plan = found
+        model.planning[key] = [asker]
+        self._planned(model, key, result, received, plan)
+        return True
+
+    def _planned(
+        self, model: Model, key: bytes, result: Inspected | StagePlanned, received: list[Received], plan: Segment | None = None
+    ) -> None:
         assert isinstance(result, StagePlanned)
         try:
-            stage = self._publish(model, result, received)
+            stage = self._publish(model, result, received, plan)
         except AspenError as error:
             self._not_planned(model, key, error)
             return
@@ -184,7 +227,9 @@ class ModelStore:
         for asker in model.planning.pop(key, []):
             asker.fail(error)
 
-    def _publish(self, model: Model, result: StagePlanned, received: list[Received]) -> Stage:
+    def _publish(self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None) -> Stage:
+        """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent."""
+        cached = plan_segment is not None
         answer = protocol.Planned(
             id=0,
             plan=0,
@@ -197,7 +242,6 @@ class ModelStore:
             dynamic=result.dynamic,
             instances=model.instances,
         )
-        plan_segment: Segment | None = None
         left = list(received)
         added: list[int] = []
         try:
@@ -206,8 +250,9 @@ class ModelStore:
             sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
             sizes += [os.fstat(fd).st_size for role, _, fd in received if role == "weights"]
             arena_sizes = [os.fstat(fd).st_size for role, _, fd in received if role == "arena"]
-            made = next(item for item in received if item[0] == "plan")
-            plan_segment = planning.checked_plan(made, result, [sizes[i] for i in result.weights], arena_sizes)
+            if plan_segment is None:
+                made = next(item for item in received if item[0] == "plan")
+                plan_segment = planning.checked_plan(made, result, [sizes[i] for i in result.weights], arena_sizes)
             owner = f"model {model.id}"
             new_weights: list[int] = []
             arenas: list[int] = []
@@ -234,8 +279,10 @@ class ModelStore:
                 plan_segment.close()
         model.weight_segments = weight_segments
         model.weights.update({key: (segment, offset) for key, segment, offset in result.packed})
+        model.digest = result.digest or model.digest
+        model.files.update(result.files)
         self._changed()
-        return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas])
+        return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas], cached)
 
     def op_of_tile(self, plan: int, tile: int) -> int:
         """The op that a tile of a plan belongs to."""
@@ -325,6 +372,7 @@ class ModelStore:
                 {
                     "plan": stage.answer.plan,
                     "dynamic": stage.answer.dynamic,
+                    "cached": stage.cached,
                     "instances": len(stage.segments) - 1,
                     "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
                     "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),

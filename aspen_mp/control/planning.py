@@ -6,7 +6,6 @@ mix two versions of its weights.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import socket
@@ -14,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aspen_mp.control import protocol
+from aspen_mp.control import cache, keep, protocol
+from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError
@@ -35,14 +35,20 @@ class Options:
     precision: str
     winograd: bool
 
+    @property
+    def key(self) -> tuple[str, bool]:
+        return self.precision, self.winograd
+
 
 @dataclass(slots=True)
 class Source:
-    """A model's bytes: a file (`path`, with `stamp` of when it was loaded) or a descriptor that this object owns."""
+    """A model's bytes: a file (`path`, with `stamp` of when it was loaded, and `touched`, which also changes when its name or mode does) or
+    a descriptor that this object owns."""
 
     name: str
     path: str = ""
     stamp: tuple[int, ...] = ()
+    touched: cache.Stamp = ()
     fd: int = -1
 
     @classmethod
@@ -52,7 +58,7 @@ class Source:
             info = os.stat(path)
         except OSError as error:
             raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
-        return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info))
+        return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info), cache.stamp_of(info))
 
     @classmethod
     def from_fd(cls, fd: int, name: str) -> Source:
@@ -71,9 +77,7 @@ class Source:
         """Of a descriptor's bytes; empty for a file, which is known by its stamp."""
         if self.path:
             return b""
-        with open(self.fd, "rb", closefd=False) as file:
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").digest()
+        return keep.file_digest(self.fd)
 
     def read(self) -> api.Model:
         """The model, opened and checked. Raises the loader's typed errors, and PlanError if the file is no longer the same."""
@@ -109,12 +113,20 @@ class Subject(Protocol):
 
     @property
     def weight_segments(self) -> Sequence[int]: ...
+    @property
+    def digest(self) -> bytes:
+        """Of the model's contents; empty where it is not known yet."""
+
+    @property
+    def files(self) -> Mapping[int, WeightFile]:
+        """What weight segments are called in the plan cache, by number."""
 
 
 class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
-    def __init__(self, model: Subject) -> None:
+    def __init__(self, model: Subject, plans: Cache | None) -> None:
+        self.keeper = keep.Keeper(plans, model.options.key, model.digest, model.files) if plans is not None else None
         self._source = model.source
         self._options = model.options
         self._instances = model.instances
@@ -124,11 +136,23 @@ class Planner:
         self._opened: api.Model | None = None
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
+        try:
+            return self._do(message, side)
+        finally:
+            if self._opened is not None:
+                self._opened.release()  # workers have the weights now; this process stays for a while
+
+    def _do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         if self._opened is None:
             side.progress("reading", 0, 1)
             self._opened = self._source.read()
+            if self.keeper is not None and self._source.path:
+                self.keeper.read([self._source.path, *self._opened.files])
         if isinstance(message, Inspect):
-            return _inspect(self._opened, self._source.digest())
+            found = _inspect(self._opened, self._source.digest())
+            if self.keeper is not None:
+                self.keeper.inspected(found)
+            return found
         return self._plan(self._opened, message, side)
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
@@ -151,7 +175,7 @@ class Planner:
         for _ in range(self._instances):
             with Segment.create("arena", plan.arena_layout()["arena_bytes"]) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
-        return StagePlanned(
+        answer = StagePlanned(
             plan.request_bytes,
             [_slot(info) for info in plan.inputs],
             [_slot(info) for info in plan.outputs],
@@ -161,6 +185,7 @@ class Planner:
             used,
             packed,
         )
+        return answer if self.keeper is None else self.keeper.planned(message, plan, answer)
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
         """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
@@ -175,21 +200,34 @@ class Planner:
             for item in missing:
                 packed.append((item.key, self._n_segments, offset))
                 offset += -(-item.nbytes // _ALIGN) * _ALIGN
-            with Segment.create("weights", offset) as segment:
-                for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
-                    if done % 16 == 0:
-                        side.progress("packing weights", done, len(missing))
-                    item.write(segment.buf[start : start + item.nbytes])
-                side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
+            fd, nbytes = -1, 0
+            if self.keeper is not None:
+                fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])
+            if fd >= 0:
+                side.send(JobSegment("weights", nbytes), (fd,))
+                os.close(fd)
+            else:
+                with Segment.create("weights", offset) as segment:
+                    for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
+                        if done % 16 == 0:
+                            side.progress("packing weights", done, len(missing))
+                        item.write(segment.buf[start : start + item.nbytes])
+                    side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
+                    if self.keeper is not None:
+                        self.keeper.packed(self._n_segments, segment.fd)
             used.append(self._n_segments)
             self._n_segments += 1
             self._directory.update({key: (number, start) for key, number, start in packed})
         return used, packed
 
 
-def serve(model: Subject, sock: socket.socket) -> None:
+def serve(model: Subject, plans: Cache | None, sock: socket.socket) -> None:
     """The child's main function."""
-    ChildSide(sock).run(Planner(model).do)
+    planner = Planner(model, plans)
+    if planner.keeper is None:
+        ChildSide(sock).run(planner.do)
+        return
+    ChildSide(sock).run(planner.do, planner.keeper.write)
 
 
 def _inspect(model: api.Model, digest: bytes) -> Inspected:

@@ -9,15 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aspen_mp.control.boot import start_worker
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
-from aspen_mp.control.spawn import spawn
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.workers import topology, wire
+
+if TYPE_CHECKING:
+    from aspen_mp.control.boot import Early
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""
@@ -56,7 +59,10 @@ class WorkerPool:
         on_death: Callable[[Death], None],
         on_left: Callable[[], None],
         on_drained: Callable[[], None],
+        early: Iterable[Early] = (),
     ) -> None:
+        """`early`: worker processes that wait for their setup; they are used first."""
+        self._early = list(early)
         self._loop = loop
         self._table = table
         self._fds = (control_fd, doorbell_fd)
@@ -109,11 +115,7 @@ class WorkerPool:
         """Starts a worker in a free row, on a CPU that may be used."""
         core = (machine or topology.read()).by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = spawn("aspen_mp.workers.main", [str(os.getpid())], theirs)
-        finally:
-            theirs.close()
+        pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
         worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu, core.core_class)
         self._table.worker_started(row, pid, _start_time(pid))
@@ -246,6 +248,10 @@ class WorkerPool:
         for worker in list(self._rows.values()):
             self._forget(worker)
             self._table.worker_gone(worker.row)
+        while self._early:
+            pid, sock = self._early.pop()
+            sock.close()  # at which it leaves
+            os.waitpid(pid, 0)
 
     def kill(self, rows: Iterable[int]) -> list[tuple[int, int]]:
         """Ends the workers of these rows at once and reaps them; (row, cpu) of each that is to be replaced. No callback is called."""

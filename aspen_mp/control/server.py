@@ -14,12 +14,13 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import aspen_mp
 from aspen_mp.control import protocol, rundir
+from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import Connection
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.control.models import Asker, ModelStore
@@ -32,11 +33,18 @@ from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, Resourc
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
 
+if TYPE_CHECKING:
+    from aspen_mp.control.boot import Early
+
 _PLANNER = (
     *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
     *("aspen_mp.planner.frontends.bind", "aspen_mp.planner.lower", "aspen_mp.planner.stages", "aspen_mp.planner.build"),
     *("aspen_mp.planner.api", "aspen_mp.planner.planfile"),
 )
+
+
+IMPORT_S = 0.2
+"""A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +58,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smt: bool = False
     spin_us: int = 100
     stealing: bool = True
+    cache: str = ""
+    cache_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +74,8 @@ class Client:
 
 
 class Server:
-    def __init__(self, config: Config, starter: socket.socket) -> None:
+    def __init__(self, config: Config, starter: socket.socket, early: list[Early]) -> None:
+        """`early`: worker processes that have been started already."""
         self._config = config
         self._loop = Loop()
         self._started = time.time()
@@ -91,11 +102,17 @@ class Server:
             on_death=self._worker_died,
             on_left=self._collect,
             on_drained=self._collect,
+            early=early,
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
         self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
-        self._models = ModelStore(self._loop, self._table, self._segments, lambda: max(1, len(self._pool)), self._collect)
+        self._to_import = list(_PLANNER)
+        self._loads = 0
+        self._models = ModelStore(
+            *(self._loop, self._table, self._segments, lambda: max(1, len(self._pool)), self._collect, self._import_all),
+            Cache.open(config.cache, config.cache_bytes),
+        )
         self._connections: set[Connection] = set()
         self._clients: dict[Connection, Client] = {}
         self._ungreeted: list[tuple[Connection, protocol.Hello]] = []
@@ -118,7 +135,6 @@ class Server:
         if self._listener is not None:
             self._listener.setblocking(False)
             self._loop.watch(self._listener.fileno(), PRIORITY_CLIENT, self._accept)
-        self._to_import = list(_PLANNER)
         self._worked = False
 
     @staticmethod
@@ -227,8 +243,7 @@ class Server:
         send = client.connection.send
         match message:
             case protocol.Load():
-                while self._to_import:
-                    importlib.import_module(self._to_import.pop(0))
+                self._loads += 1
                 taken = list(fds)
                 fds.clear()
                 self._models.load(message, taken, self._asker(client, message.id))
@@ -293,14 +308,20 @@ class Server:
             self._clients[connection] = Client(connection, number, segment, {}, time.time())
             welcome = protocol.Welcome(self._config.name, os.getpid(), number, aspen_mp.__version__)
             connection.send(welcome, (own.fd, self._doorbell.fd))
-        self._loop.later(0, self._import_next)
+        if len(self._clients) == 1:
+            self._loop.later(IMPORT_S, self._import_next)
 
     def _import_next(self) -> None:
-        """What planning children need is imported here, once for all that are forked later, after the first client has its answer; in
-        pieces, so that whatever happens meanwhile is seen to. A model that comes first waits for the rest."""
-        if self._to_import:
+        """What planning children need is imported here, once for all that are forked later: when a client has been there for a while and
+        has loaded nothing, in pieces, so that whatever happens meanwhile is seen to; else when the first model comes that is not in the
+        plan cache. Where all are, it never is."""
+        if self._to_import and not self._loads:
             importlib.import_module(self._to_import.pop(0))
             self._loop.later(0, self._import_next)
+
+    def _import_all(self) -> None:
+        while self._to_import:
+            importlib.import_module(self._to_import.pop(0))
 
     def _data(self, client: Client, message: protocol.Data) -> None:
         if not message.nbytes:
@@ -372,8 +393,8 @@ def _sealed(role: str, nbytes: int) -> Segment:
     return Segment.create(role, nbytes, memfd=True)
 
 
-def main(argv: list[str]) -> None:
-    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket."""
+def main(argv: list[str], early: list[Early]) -> None:
+    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `early`: as in `Server`."""
     sock = socket.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
     process.set_name("aspen-planner")
@@ -381,7 +402,7 @@ def main(argv: list[str]) -> None:
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
     try:
-        server = Server(msgspec.json.decode(argv[0], type=Config), sock)
+        server = Server(msgspec.json.decode(argv[0], type=Config), sock, early)
     except AspenError as error:
         with suppress(OSError):
             sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))

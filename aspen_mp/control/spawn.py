@@ -5,14 +5,13 @@ A child sees descriptor 3 (its socket) and nothing else of ours, whatever the pa
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
 
 SOCKET_FD = 3
-_CODE = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);from {module} import main;main(sys.argv[2:])"
+_CODE = "import sys;sys.path[:]={path!r};from {module} import main;main(sys.argv[1:])"
 
 
 def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session: bool = False) -> int:
@@ -20,8 +19,8 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
 
     `session` puts it in a session of its own, out of reach of the terminal's Ctrl-C.
     """
-    path = json.dumps([os.path.abspath(p) for p in sys.path])
-    command = [sys.executable, "-P", "-c", _CODE.format(module=module), path, *arguments]
+    code = _CODE.format(path=[os.path.abspath(p) for p in sys.path], module=module)
+    command = [sys.executable, "-P", "-c", code, *arguments]
     # A descriptor that already has the target's number would keep its close-on-exec flag: dup2 onto itself does nothing.
     source = sock.fileno() if sock.fileno() != SOCKET_FD else os.dup(SOCKET_FD)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]

@@ -21,6 +21,16 @@ class Folder:
         self.path = path
         self._maps: dict[str, memoryview] = {}
 
+    @property
+    def files(self) -> list[str]:
+        """Paths of the data files that have been opened."""
+        return [os.path.join(self.path or ".", location) for location in self._maps]
+
+    def release(self) -> None:
+        """Lets go of the pages that have been read; they come back when they are read again."""
+        for data in self._maps.values():
+            release(data)
+
     def view(self, tensor: str, entries: dict[str, str]) -> memoryview:
         """The bytes of a tensor. `entries`: the tensor's external_data (location, offset, length)."""
         location = entries.get("location", "")
@@ -63,6 +73,12 @@ class Folder:
             return memoryview(mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ))
         finally:
             os.close(handle)
+
+
+def release(data: memoryview) -> None:
+    """Lets go of the pages of a mapped file; nothing for other memory."""
+    if isinstance(data.obj, mmap.mmap):
+        data.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def _number(tensor: str, entries: dict[str, str], key: str, default: int) -> int:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from aspen_mp.planner.frontends import check, tensors
-from aspen_mp.planner.frontends.external import Folder
+from aspen_mp.planner.frontends.external import Folder, release
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
 from aspen_mp.shm.errors import ModelParseError, ResourceLimitError, UnsupportedModelError
 
@@ -53,9 +53,10 @@ class Signature:
 
 
 class Model:
-    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes."""
+    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from."""
 
-    def __init__(self, proto: ModelProto, store: tensors.Store) -> None:
+    def __init__(self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> None:
+        self._buffer = buffer
         self.proto = proto
         self.store = store
         self.opsets: dict[str, int] = {_domain(o.domain): o.version for o in proto.opset_import}
@@ -64,6 +65,17 @@ class Model:
     @property
     def graph(self) -> GraphProto:
         return self.proto.graph
+
+    @property
+    def files(self) -> list[str]:
+        """Files that hold data of this model besides its own; all of them once it has been loaded, because loading checks every tensor."""
+        return self.store.folder.files
+
+    def release(self) -> None:
+        """Lets go of the pages of mapped files that have been read: until the next use the model takes hardly any memory."""
+        if self._buffer is not None:
+            release(self._buffer)
+        self.store.folder.release()
 
     @cached_property
     def initializers(self) -> dict[str, TensorProto]:
@@ -146,7 +158,7 @@ def _open(source: Source, folder: str | None) -> Model:
         raise ModelParseError(f"not an ONNX model: {error}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelParseError("not an ONNX model: it has no graph or no opset")
-    return Model(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)))
+    return Model(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)), buffer)
 
 
 def _map(path: Path) -> memoryview:

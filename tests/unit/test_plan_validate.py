@@ -14,7 +14,7 @@ import pytest
 from plan_tools import GraphBuilder, PlanExecutor, evaluate
 from test_plan_graphs import attention, blocks, dense_block, odd_outputs, random_grids, residual_block
 
-from aspen_mp.planner import build, memory, planfile
+from aspen_mp.planner import build, memory, planfile, planhead
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
@@ -332,14 +332,12 @@ def resealed(data: bytes, header: Any, body: bytes | None = None) -> bytes:
     """A file with another header and a checksum that fits."""
     size = struct.unpack_from("<I", data, 12)[0]
     packed = header if isinstance(header, bytes) else msgpack.packb(header)
-    begin = planfile.PREFIX.size + len(packed)
-    rest = packed + bytes(-begin % 64) + (data[-(-(planfile.PREFIX.size + size) // 64) * 64 :] if body is None else body)
-    return planfile.PREFIX.pack(planfile.MAGIC, planfile.VERSION, len(packed), planfile._digest(rest)) + rest
+    return planhead.join(packed, data[-(-(planhead.PREFIX.size + size) // 64) * 64 :] if body is None else body)
 
 
 def header_of(data: bytes) -> dict[str, Any]:
     size = struct.unpack_from("<I", data, 12)[0]
-    return msgpack.unpackb(data[planfile.PREFIX.size : planfile.PREFIX.size + size])
+    return msgpack.unpackb(data[planhead.PREFIX.size : planhead.PREFIX.size + size])
 
 
 def test_forged_headers_are_refused() -> None:

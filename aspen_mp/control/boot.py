@@ -1,0 +1,49 @@
+"""The planner process's first steps: workers start before everything else that it needs is imported, and boot beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from aspen_mp.control.spawn import spawn
+from aspen_mp.shm.errors import AspenError
+from aspen_mp.workers import topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Early = tuple[int, socket.socket]
+    """A worker process that waits for its setup: its pid, and the socket to it."""
+
+
+def start_worker() -> Early:
+    """Starts a worker process, which waits until it is told its row, CPU and segments."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        return spawn("aspen_mp.workers.main", [str(os.getpid())], theirs), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def _workers(config: dict[str, Any]) -> list[Early]:
+    """As many as the runtime will start with. None where its configuration is wrong: whoever reads it next says so."""
+    try:
+        cpus = topology.read().select(config["workers"], config["cores"], classes=config["classes"] or None, smt=config["smt"])
+    except AspenError:
+        return []
+    if config["max_workers"] is not None and len(cpus) > config["max_workers"]:
+        return []
+    return [start_worker() for _ in cpus]
+
+
+def main(argv: list[str]) -> None:
+    """``argv``: a `server.Config` as JSON. Descriptor 3 is the starter's socket."""
+    early = _workers(json.loads(argv[0]))
+    from aspen_mp.control import server
+
+    server.main(argv, early)

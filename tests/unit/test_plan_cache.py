@@ -1,0 +1,191 @@
+"""The plan cache's files: whole or not there, known by what they were made from, within their limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import msgspec
+import pytest
+
+from aspen_mp.control import cache
+from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
+from aspen_mp.planner import planhead
+from aspen_mp.shm import _tables
+
+SEGMENT = bytes(range(256)) * 10
+WEIGHTS = cache.WeightFile("0123456789abcdef" * 2, 8192, [("w", 64)])
+SLOT = Slot("x", "float32", [2, 3], 0, 24)
+
+
+def plan_file(layout: int = _tables.LAYOUT_HASH) -> bytes:
+    note = cache.Note(64, [SLOT], [SLOT], True, False, 4096, [WEIGHTS], b"m", "", 2)
+    metadata = {"cache": msgspec.msgpack.encode(note)}
+    return planhead.join(msgpack.packb({"layout": layout, "segment_bytes": len(SEGMENT), "metadata": metadata}), SEGMENT + bytes(48))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> cache.Cache:
+    return cache.Cache(str(tmp_path / "cache"), 1 << 20)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"model")
+    return path
+
+
+def fill(store: cache.Cache, model: Path) -> None:
+    memory = os.memfd_create("weights")
+    os.write(memory, bytes(64) + b"w" * (WEIGHTS.nbytes - 64))
+    store.put_weights(WEIGHTS, memory)
+    os.close(memory)
+    store.put_plan("key", plan_file())
+    info = [ValueInfo("x", "float32", [1, "n"])]
+    store.put_model(cache.Known(store.build, [cache.File(str(model), cache.stamp_of(model.stat()))], b"digest", "m", info, info))
+
+
+def read(store: cache.Cache, model: Path, kind: str) -> object:
+    if kind == "models":
+        return store.model(str(model), cache.stamp_of(model.stat()))
+    if kind == "plans":
+        return store.plan("key")
+    fd = store.weights(WEIGHTS)
+    if fd < 0:
+        return None
+    data = os.pread(fd, WEIGHTS.nbytes, 0)
+    os.close(fd)
+    return data
+
+
+def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
+    assert [read(store, model, kind) for kind in ("models", "plans", "weights")] == [None] * 3
+    for _ in range(2):  # a second time changes nothing
+        fill(store, model)
+        known = store.model(str(model), cache.stamp_of(model.stat()))
+        assert known is not None
+        assert (known.digest, known.inputs[0].shape) == (b"digest", [1, "n"])
+        entry = store.plan("key")
+        assert entry is not None
+        assert bytes(entry.segment) == SEGMENT
+        assert entry.note.weights == [WEIGHTS]
+        assert read(store, model, "weights") == bytes(64) + b"w" * (WEIGHTS.nbytes - 64)
+        assert sorted(Path(name).parent.name for name, _ in store.files()) == ["models", "plans", "weights"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["models", "plans", "weights"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        link,
+        pipe,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(os.urandom(WEIGHTS.nbytes)),
+        lambda path: os.truncate(path, path.stat().st_size // 2),
+        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    ],
+    ids=["flipped", "link", "pipe", "empty", "foreign", "truncated", "longer"],
+)
+def test_damage_is_noticed_and_removed(
+    kind: str, damage: Callable[[Path], object], store: cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(store, model)
+    (name,) = [Path(name) for name, _ in store.files() if Path(name).parent.name == kind]
+    damage(name)
+    assert read(store, model, kind) is None
+    if damage is not link or kind != "weights":
+        assert "is ignored and removed" in capsys.readouterr().err
+        assert not name.exists()
+    fill(store, model)
+    assert read(store, model, kind) is not None
+
+
+def test_another_builds_files_are_not_used(store: cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(store, model)
+    store.put_plan("key", plan_file(layout=1))
+    assert store.plan("key") is None
+    assert "layout" in capsys.readouterr().err
+    store.build = "another"
+    assert store.model(str(model), cache.stamp_of(model.stat())) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_touched_models_are_read_again(store: cache.Cache, model: Path) -> None:
+    fill(store, model)
+    os.utime(model, (1, 1))
+    assert store.model(str(model), cache.stamp_of(model.stat())) is None
+    data = model.with_name("m.data")
+    data.write_bytes(b"data")
+    files = [cache.File(str(path), cache.stamp_of(path.stat())) for path in (model, data)]
+    store.put_model(cache.Known(store.build, files, b"digest", "m", [], []))
+    assert store.model(str(model), files[0].stamp) is not None
+    data.write_bytes(b"atad")
+    assert store.model(str(model), files[0].stamp) is None
+    data.unlink()
+    assert store.model(str(model), files[0].stamp) is None
+
+
+def test_keys_tell_everything_apart() -> None:
+    base = {
+        "build": "b",
+        "digest": b"d",
+        "options": ("f32", True),
+        "stages": [[Bind("x", "float32", [1, 2], None)]],
+        "capacities": [],
+        "workers": 2,
+        "calibration": "",
+    }
+    others = {
+        "build": "c",
+        "digest": b"e",
+        "options": ("f32", False),
+        "stages": [[Bind("x", "float32", [1, 2], b"value")]],
+        "capacities": [Capacity("y", 8)],
+        "workers": 3,
+        "calibration": "c",
+    }
+    keys = {cache.plan_key(**base)} | {cache.plan_key(**{**base, name: value}) for name, value in others.items()}
+    assert len(keys) == len(base) + 1
+    assert cache.plan_key(**base) in keys
+
+
+def test_limit_and_what_writers_left(tmp_path: Path) -> None:
+    store = cache.Cache(str(tmp_path), 1000)
+    for k in range(5):
+        store.put_plan(f"p{k}", bytes(300))
+        os.utime(tmp_path / "plans" / f"p{k}.aspen", ns=(k * 10**9, 10**9))
+    for name, when in (("old.0123.tmp", 0), ("new.0123.tmp", None)):
+        (tmp_path / "weights" / name).write_bytes(bytes(10))
+        if when is not None:
+            os.utime(tmp_path / "weights" / name, (when, when))
+
+    def left(kind: str) -> list[str]:
+        return sorted(p.name for p in (tmp_path / kind).iterdir())
+
+    store.trim()
+    assert left("plans") == ["p2.aspen", "p3.aspen", "p4.aspen"]
+    assert left("weights") == ["new.0123.tmp"]
+    store.trim(coming=500)
+    assert left("plans") == ["p4.aspen"]
+    assert not store.room(1001)
+    assert store.room(1000)
