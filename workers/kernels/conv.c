@@ -238,13 +238,29 @@ static void copy_input(const conv *v, int64_t group, float *to, const float *x, 
   }
 }
 
-/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows. Returns the number of runs. */
+/* How far taps and pixels lie apart, in elements of the input: where it is, or of its copy. */
+typedef struct tap_steps {
+  int64_t row, column, kernel_row, kernel_column;
+} tap_steps;
+
+/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows. Returns the number of runs. Layers with few
+ * channels spend as much time here as in arithmetic if this is done carelessly. */
 static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, int64_t oh0, int64_t rows, int64_t ow0, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
   const int joined = v->copy && horizontal.tap == 1;
   const int64_t across = joined ? 1 : v->columns.kernel; /* taps of a kernel row */
-  job->k = joined ? v->columns.kernel * v->in_channels : v->in_channels;
-  int64_t runs = 0, pointers = 0;
+  const int64_t channels = v->in_channels, line = horizontal.size * channels, row_stride = v->x->strides[2], column_stride = v->x->strides[3];
+  const tap_steps step = v->copy ? (tap_steps){vertical.step * line, horizontal.step * channels, vertical.tap * line, horizontal.tap * channels}
+                                 : (tap_steps){v->rows.stride * row_stride, v->columns.stride * column_stride,
+                                               v->rows.dilation * row_stride, v->columns.dilation * column_stride};
+  const float *const origin =
+      v->copy ? s->input : x + window_start(&v->rows, oh0) * row_stride + window_start(&v->columns, ow0) * column_stride;
+  int64_t inside_lo = ow0, inside_hi = ow0 + columns; /* columns without taps in the margins */
+  if (!v->copy) window_inside(&v->columns, ow0, ow0 + columns, &inside_lo, &inside_hi);
+  const int64_t out_row = v->out->strides[2], out_column = v->out->strides[3];
+  const int64_t residual_row = v->residual ? v->residual->strides[2] : 0, residual_column = v->residual ? v->residual->strides[3] : 0;
+  job->k = joined ? v->columns.kernel * channels : channels;
+  int64_t runs = 0, pointers = 0, pixel = 0;
   for (int64_t i = 0; i < rows;) {
     int64_t from, to, next = i + 1, a, b;
     window_taps(&v->rows, oh0 + i, &from, &to);
@@ -252,28 +268,27 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
       window_taps(&v->rows, oh0 + next, &a, &b);
       if (a != from || b != to) break;
     }
-    const int64_t skipped = from * v->columns.kernel * v->in_channels * ASPEN_NR;
+    const int64_t skipped = from * v->columns.kernel * channels * ASPEN_NR;
     const int64_t pixels = (next - i) * columns, pieces = mm_blocks(pixels);
     int64_t row = i, column = 0;
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
       s->runs[runs++] = (block_run){.pixel = (int32_t)(i * columns + first), .rows = (int32_t)n, .taps = (int32_t)((to - from) * across),
                                     .pointers = (int32_t)pointers, .skipped = skipped};
-      for (int64_t r = 0; r < n; r++) {
-        const int64_t pixel = row * columns + column, oh = oh0 + row, ow = ow0 + column;
-        s->out_at[pixel] = oh * v->out->strides[2] + ow * v->out->strides[3];
-        s->residual_at[pixel] = v->residual ? oh * v->residual->strides[2] + ow * v->residual->strides[3] : 0;
+      for (int64_t r = 0; r < n; r++, pixel++) {
+        const int64_t oh = oh0 + row, ow = ow0 + column;
+        s->out_at[pixel] = oh * out_row + ow * out_column;
+        s->residual_at[pixel] = oh * residual_row + ow * residual_column;
         const float **p = s->pointers + pointers + r;
-        for (int64_t kh = from; kh < to; kh++) {
-          if (v->copy) {
-            const int64_t slot = (row * vertical.step + kh * vertical.tap) * horizontal.size + column * horizontal.step;
-            const float *line = s->input + slot * v->in_channels;
-            for (int64_t kw = 0; kw < across; kw++, p += n) *p = line + kw * horizontal.tap * v->in_channels;
-          } else {
-            const float *line = x + (oh * v->rows.stride - v->rows.pad + kh * v->rows.dilation) * v->x->strides[2];
-            int64_t iw = ow * v->columns.stride - v->columns.pad;
+        const float *at = origin + row * step.row + column * step.column + from * step.kernel_row;
+        if (ow >= inside_lo && ow < inside_hi) {
+          for (int64_t kh = from; kh < to; kh++, at += step.kernel_row)
+            for (int64_t kw = 0; kw < across; kw++, p += n) *p = at + kw * step.kernel_column;
+        } else {
+          for (int64_t kh = from; kh < to; kh++, at += step.kernel_row) {
+            int64_t iw = window_start(&v->columns, ow);
             for (int64_t kw = 0; kw < across; kw++, p += n, iw += v->columns.dilation)
-              *p = iw < 0 || iw >= v->columns.in ? s->zeros : line + iw * v->x->strides[3];
+              *p = iw < 0 || iw >= v->columns.in ? s->zeros : at + kw * step.kernel_column;
           }
         }
         if (++column == columns) column = 0, row++;
@@ -290,17 +305,18 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
                            const float *bias, const float *residual, int64_t oc_lo, int64_t oc_hi) {
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
+  mm_rows block;
+  block.bias[0] = bias;
+  block.residual[0] = NULL;
   for (int64_t oc = oc_lo; oc < oc_hi;) {
     const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
     for (int64_t i = 0; i < runs; i++) {
       const block_run *run = &s->runs[i];
-      mm_rows block = {.rows = run->rows, .taps = run->taps, .a = s->pointers + run->pointers};
-      for (int r = 0; r < run->rows; r++) {
-        block.out[r] = out + s->out_at[run->pixel + r];
-        block.bias[r] = bias;
-        block.residual[r] = residual ? residual + s->residual_at[run->pixel + r] : NULL;
-      }
+      block.rows = run->rows, block.taps = run->taps, block.a = s->pointers + run->pointers;
+      for (int r = 0; r < run->rows; r++) block.out[r] = out + s->out_at[run->pixel + r];
+      if (residual)
+        for (int r = 0; r < run->rows; r++) block.residual[r] = residual + s->residual_at[run->pixel + r];
       FN(mm_block)(job, &block, panel + run->skipped, column, oc, last);
     }
     oc = last;

@@ -43,7 +43,7 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
     float *t = sums + r * width + skip;
     if (job->scaled)
       for (int64_t i = 0; i < n; i++) t[i] *= job->alpha;
-    if (rows->bias[0]) add_row(t, rows->bias[r] + column * job->bias_stride, job->bias_stride, n);
+    if (rows->bias[0]) add_row(t, rows->bias[job->one_bias ? 0 : r] + column * job->bias_stride, job->bias_stride, n);
     if (rows->residual[0] && !e->residual_last) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
   }
   FN(act)(e->act, e->a, e->b, sums, sums, rows->rows * width);
@@ -65,47 +65,62 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
 /* Vector v of columns of an operand of the epilogue; `left` columns remain, perhaps none. */
 INLINE vf columns_of(const float *p, const int whole, int64_t left) { return whole ? vload(p) : left > 0 ? vload_part(p, left) : vzero(); }
 
-/* alpha, bias and an early residual. whole: every column of the block belongs to the box. */
+INLINE void add_residual(const int R, const int V, const int whole, const mm_rows *rows, vf *sum, int64_t column, int64_t last) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    const float *from = rows->residual[r] + column;
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sum[r * V + v] += columns_of(from + v * VL, whole, last - column - v * VL);
+  }
+}
+
+/* alpha, bias and an early residual. whole: every column of the block belongs to the box. Decisions stand outside of loops: a block may be
+ * as little as 16 terms deep. */
 INLINE void before_act(const int R, const int V, const int whole, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column,
                        int64_t last) {
-  const vf alpha = vset1(job->alpha);
-  const int residual = rows->residual[0] && !job->epilogue.residual_last;
-#pragma GCC unroll 8
-  for (int v = 0; v < V; v++) {
-    const int64_t at = column + v * VL, left = last - at;
-    vf bias = vzero();
-    if (rows->bias[0] && job->one_bias) bias = columns_of(rows->bias[0] + at, whole, left);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      vf y = sum[r * V + v];
-      if (job->scaled) y *= alpha;
-      if (rows->bias[0]) y += job->one_bias ? bias : columns_of(rows->bias[r] + at, whole, left);
-      if (residual) y += columns_of(rows->residual[r] + at, whole, left);
-      sum[r * V + v] = y;
-    }
+  if (job->scaled) {
+    const vf alpha = vset1(job->alpha);
+#pragma GCC unroll 64
+    for (int i = 0; i < R * V; i++) sum[i] *= alpha;
   }
+  if (rows->bias[0] && job->one_bias)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) {
+      const vf bias = columns_of(rows->bias[0] + column + v * VL, whole, last - column - v * VL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) sum[r * V + v] += bias;
+    }
+  else if (rows->bias[0])
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) sum[r * V + v] += columns_of(rows->bias[r] + column + v * VL, whole, last - column - v * VL);
+  if (rows->residual[0] && !job->epilogue.residual_last) add_residual(R, V, whole, rows, sum, column, last);
 }
 
 /* Scale, shift, a late residual, and home. */
 INLINE void after_act(const int R, const int V, const int whole, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column,
                       int64_t last) {
-  const int residual = rows->residual[0] && job->epilogue.residual_last;
+  if (job->scale)
 #pragma GCC unroll 8
-  for (int v = 0; v < V; v++) {
-    const int64_t at = column + v * VL, left = last - at;
-    vf scale = vzero(), shift = vzero();
-    if (job->scale) scale = columns_of(job->scale + at, whole, left), shift = columns_of(job->shift + at, whole, left);
+    for (int v = 0; v < V; v++) {
+      const int64_t at = column + v * VL, left = last - at;
+      const vf scale = columns_of(job->scale + at, whole, left), shift = columns_of(job->shift + at, whole, left);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      vf y = sum[r * V + v];
-      if (job->scale) y = vfma(y, scale, shift);
-      if (residual) y += columns_of(rows->residual[r] + at, whole, left);
-      if (whole)
-        vstore(rows->out[r] + at, y);
-      else if (left > 0)
-        vstore_part(rows->out[r] + at, y, left);
+      for (int r = 0; r < R; r++) sum[r * V + v] = vfma(sum[r * V + v], scale, shift);
     }
-  }
+  if (rows->residual[0] && job->epilogue.residual_last) add_residual(R, V, whole, rows, sum, column, last);
+  float *out[MM_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) out[r] = rows->out[r] + column;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++)
+      if (whole)
+        vstore(out[r] + v * VL, sum[r * V + v]);
+      else if (last - column - v * VL > 0)
+        vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
 /* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. */

@@ -34,7 +34,8 @@ typedef struct mm_job {
   const float *scale, *shift; /* [columns], unit stride, or both NULL; of column 0 */
 } mm_job;
 
-/* The rows of one block. Pointers are those of column 0; bias and residual are NULL in all rows or in none. */
+/* The rows of one block. Pointers are those of column 0; bias and residual are NULL in row 0 or in none. With one_bias, row 0's bias is
+ * that of all rows and the others are not read. */
 typedef struct mm_rows {
   int rows, taps;
   const float *const *a; /* [taps][rows] */
