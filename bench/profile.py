@@ -96,19 +96,30 @@ def _runner(plan: Plan, isa: str | None) -> tuple[PlanRunner, Array]:
 
 
 def _order(plan: Plan) -> list[int]:
-    """Every tile, as one worker would take them: always the ready one of lowest rank."""
-    rank, missing = plan.tiles["rank"].tolist(), plan.parent_counts.tolist()
+    """Every tile, as one worker takes them: of the children that a tile makes ready the one of lowest rank, else the oldest ready tile of
+    the least depth."""
+    rank, depth, missing = plan.tiles["rank"].tolist(), plan.tiles["depth"].tolist(), plan.parent_counts.tolist()
     begin, count, children = plan.tiles["children"].tolist(), plan.tiles["n_children"].tolist(), plan.children.tolist()
-    ready = [(rank[t], t) for t in plan.initial.tolist()]
+    ready = [(depth[t], k, t) for k, t in enumerate(plan.initial.tolist())]
     heapq.heapify(ready)
-    order = []
+    order: list[int] = []
+    pushed = len(ready)
     while ready:
-        t = heapq.heappop(ready)[1]
-        order.append(t)
-        for c in children[begin[t] : begin[t] + count[t]]:
-            missing[c] -= 1
-            if not missing[c]:
-                heapq.heappush(ready, (rank[c], c))
+        t = heapq.heappop(ready)[2]
+        while True:
+            order.append(t)
+            fresh = []
+            for c in children[begin[t] : begin[t] + count[t]]:
+                missing[c] -= 1
+                if not missing[c]:
+                    fresh.append((rank[c], c))
+            if not fresh:
+                break
+            t = min(fresh)[1]
+            for _, c in fresh:
+                if c != t:
+                    heapq.heappush(ready, (depth[c], pushed, c))
+                    pushed += 1
     return order
 
 

@@ -123,8 +123,9 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
         vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
-/* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. */
-INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
+/* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. half: of the last
+ * vector, only the lower half is wanted, and half as wide operations will do. */
+INLINE void multiply(const int R, const int V, const int half, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
                      int64_t last) {
   vf sum[MM_ROWS * WIDEST];
 #pragma GCC unroll 64
@@ -137,6 +138,12 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
         __builtin_prefetch(rows->out[r] + column + v * VL, 1);
         if (rows->residual[0]) __builtin_prefetch(rows->residual[r] + column + v * VL);
       }
+#if VL == 16
+  __m256 lower[MM_ROWS];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) lower[r] = _mm256_setzero_ps();
+#endif
+  const int W = V - half; /* whole vectors */
   const int64_t k_end = job->k, a_stride = job->a_stride, b_stride = job->b_stride, b_panel = job->b_panel;
   const int far_rows = b_stride != ASPEN_NR; /* B is read in place */
   const int64_t ahead = far_rows ? PREFETCH_ROWS * b_stride : PREFETCH_PACKED * b_stride;
@@ -150,7 +157,10 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
     for (int64_t k = k_end; k > 0; k--) {
       vf w[WIDEST];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+      for (int v = 0; v < W; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+#if VL == 16
+      const __m256 last_w = half ? _mm256_loadu_ps(b + W / PANEL_VECTORS * b_panel + W % PANEL_VECTORS * VL) : _mm256_setzero_ps();
+#endif
       /* The stream of B runs ahead of what the hardware follows, above all when a narrow micro-kernel reads half of each line pair. */
       if (V <= PANEL_VECTORS) {
         __builtin_prefetch(b + ahead);
@@ -164,11 +174,19 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
       for (int r = 0; r < R; r++) {
         const vf x = vset1(p[r][at]);
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
+        for (int v = 0; v < W; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
+#if VL == 16
+        if (half) lower[r] = _mm256_fmadd_ps(_mm512_castps512_ps256(x), last_w, lower[r]);
+#endif
       }
       at += a_stride;
     }
   }
+#if VL == 16
+  if (half)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) sum[r * V + W] = _mm512_zextps256_ps512(lower[r]);
+#endif
   if (job->direct && first <= column) {
     const int whole = column + V * VL <= last;
     if (whole)
@@ -191,7 +209,7 @@ INLINE void multiply(const int R, const int V, const mm_job *job, const mm_rows 
 typedef void multiply_fn(const mm_job *, const mm_rows *, const float *, int64_t, int64_t, int64_t);
 #define MULTIPLY(R, V)                                                                                                             \
   static void multiply_##R##x##V(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) { \
-    multiply(R, V, job, rows, b, column, first, last);                                                                             \
+    multiply(R, V, 0, job, rows, b, column, first, last);                                                                          \
   }
 MULTIPLY(1, 1) MULTIPLY(2, 1) MULTIPLY(3, 1) MULTIPLY(4, 1) MULTIPLY(5, 1) MULTIPLY(6, 1)
 MULTIPLY(1, 2) MULTIPLY(2, 2) MULTIPLY(3, 2) MULTIPLY(4, 2) MULTIPLY(5, 2) MULTIPLY(6, 2)
@@ -201,6 +219,14 @@ MULTIPLY(1, 8)
 MULTIPLY(7, 1) MULTIPLY(8, 1) MULTIPLY(7, 2) MULTIPLY(8, 2)
 MULTIPLY(4, 4) MULTIPLY(5, 4) MULTIPLY(6, 4)
 MULTIPLY(2, 8) MULTIPLY(3, 8)
+/* A last panel that is not used to its full width: up to 24 columns. */
+#define MULTIPLY_24(R)                                                                                                             \
+  static void multiply_##R##x24(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) {  \
+    multiply(R, 2, 1, job, rows, b, column, first, last);                                                                          \
+  }
+MULTIPLY_24(1) MULTIPLY_24(2) MULTIPLY_24(3) MULTIPLY_24(4) MULTIPLY_24(5) MULTIPLY_24(6) MULTIPLY_24(7) MULTIPLY_24(8)
+static multiply_fn *const by_24[] = {multiply_1x24, multiply_2x24, multiply_3x24, multiply_4x24, multiply_5x24, multiply_6x24,
+                                     multiply_7x24, multiply_8x24};
 static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1,
                                      multiply_7x1, multiply_8x1};
 static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2,
@@ -237,6 +263,12 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
       if (column + VL > first) by_1[r - 1](job, rows, b, column, first, last);
       return;
     }
+#if VL == 16
+    if (last - column <= VL + VL / 2) {
+      if (column + width > first) by_24[r - 1](job, rows, b, column, first, last);
+      return;
+    }
+#endif
     if (width >= ASPEN_NR) {
       if (column + width > first) f(job, rows, at, column, first, last);
       b += width / ASPEN_NR * job->b_panel;
