@@ -17,9 +17,13 @@
 #include "window.h"
 
 #define MOST_SIDE 6             /* n */
-#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about */
-#define CHUNK_MOST 28           /* blocks of a chunk … */
-#define CHUNK_LEAST 16          /* … even if their input is too large: all weights are read once a chunk */
+#define FEW_WEIGHTS (4 << 20)   /* bytes: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
+#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, and blocks at most, with few weights … */
+#define CHUNK_MOST 28
+#define LARGE_BYTES (4 << 20)   /* … and with many */
+#define LARGE_MOST 64
+#define LEAST 16                /* blocks, in any case */
+#define FAR_BYTES (2 << 20)     /* of an image and its output: beyond, they are not expected in L2 */
 #define RUN 4                   /* blocks side by side that share the transform of their columns */
 #if VL == 16
 #define MOST_ROWS 14 /* 14 x 2 sums in 32 registers */
@@ -28,8 +32,8 @@
 #else
 #define MOST_ROWS 6
 #endif
+#define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
 #define WIDE 2              /* vectors of columns in the micro-kernel */
-#define PREFETCH_WEIGHTS 32 /* terms ahead */
 
 typedef struct wino {
   const aspen_arg *out, *x, *w, *bias, *residual;
@@ -37,14 +41,22 @@ typedef struct wino {
   int64_t channels, in_rows, in_columns, pad_top, pad_left;
   int64_t row;    /* floats of a block in one transformed plane: its channels; uneven number of cache lines */
   int64_t chunk;  /* blocks */
+  int far;        /* input and output are worth fetching ahead */
   int direct; /* channels have unit strides in output, residual and bias */
   epilogue epilogue;
   const float *scale, *shift; /* of all output channels, or NULL */
 } wino;
 
+/* Where a block lies: image, and block numbers. */
+typedef struct place {
+  int64_t image, row, column;
+} place;
+
 typedef struct workspace {
-  float *input;   /* [n * n][chunk][row] */
-  float *product; /* [n * n][chunk][ASPEN_NR] */
+  float *input;       /* [n * n][chunk][row] */
+  float *product;     /* [n * n][chunk][ASPEN_NR] */
+  place *places;      /* of a chunk's blocks, and of the next chunk's */
+  const char **lines; /* to be fetched */
   int64_t input_plane, product_plane; /* floats of a plane; uneven numbers of cache lines, or planes would compete for the same sets of L1 */
 } workspace;
 
@@ -69,8 +81,10 @@ static int setup(wino *v, const aspen_call *c) {
   v->in_rows = min64(v->x->dims[2], v->out->dims[2] + 2 - v->pad_top);
   v->in_columns = min64(v->x->dims[3], v->out->dims[3] + 2 - v->pad_left);
   v->row = uneven_lines(v->channels);
-  const int64_t bytes = v->n * v->n * v->row * (int64_t)sizeof(float);
-  v->chunk = max64(min64(CHUNK_BYTES / bytes, CHUNK_MOST), CHUNK_LEAST);
+  const int64_t planes = v->n * v->n * (int64_t)sizeof(float);
+  const int few = planes * v->channels * v->out->dims[1] <= FEW_WEIGHTS;
+  v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (planes * v->row), few ? CHUNK_MOST : LARGE_MOST), LEAST);
+  v->far = 4 * (v->channels * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
   return 0;
 }
 
@@ -84,7 +98,9 @@ static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
   s->product_plane = uneven_lines(blocks * ASPEN_NR);
   s->input = (float *)base;
   s->product = s->input + v->n * v->n * s->input_plane;
-  return (size_t)(v->n * v->n * (s->input_plane + s->product_plane)) * sizeof(float);
+  s->places = (place *)(s->product + v->n * v->n * s->product_plane);
+  s->lines = (const char **)(s->places + 2 * blocks);
+  return (size_t)((char *)(s->lines + 2 * MOST_LINES + v->channels) - base);
 }
 
 #ifdef ISA_PORTABLE
@@ -193,23 +209,26 @@ INLINE void blocks_in(const int m, const int whole, const wino *v, const patch *
   }
 BLOCKS_IN(2, whole, 1) BLOCKS_IN(4, whole, 1) BLOCKS_IN(2, any, 0) BLOCKS_IN(4, any, 0)
 
-/* Where a block lies: image, and block numbers. */
-typedef struct place {
-  int64_t image, row, column;
-} place;
-
-static place place_of(const wino *v, const aspen_call *c, int64_t block) {
-  const int64_t columns = blocks_of(v, c, 3), rows = blocks_of(v, c, 2);
-  return (place){c->lo[0] + block / columns / rows, c->lo[2] / v->m + block / columns % rows, c->lo[3] / v->m + block % columns};
+/* Places of blocks [from, to) of the tile. */
+static void locate(const wino *v, const aspen_call *c, int64_t from, int64_t to, place *places) {
+  const int64_t columns = blocks_of(v, c, 3), rows = blocks_of(v, c, 2), top = c->lo[2] / v->m, left = c->lo[3] / v->m;
+  place at = {c->lo[0] + from / columns / rows, top + from / columns % rows, left + from % columns};
+  for (int64_t block = from; block < to; block++) {
+    *places++ = at;
+    if (++at.column < left + columns) continue;
+    at.column = left;
+    if (++at.row < top + rows) continue;
+    at.row = top;
+    at.image++;
+  }
 }
 
-/* Transformed input of blocks [from, to) of the tile. */
-static void input_of(const wino *v, const aspen_call *c, const workspace *s, int64_t from, int64_t to) {
-  const int64_t end = c->lo[3] / v->m + blocks_of(v, c, 3);
+/* Transformed input of a chunk. */
+static void input_of(const wino *v, const workspace *s, int64_t blocks) {
   const int whole = v->channels % VL == 0 && (v->x->strides[1] == 1 || v->channels == 1);
-  for (int64_t block = from; block < to;) {
-    const place at = place_of(v, c, block);
-    const int64_t count = min64(end - at.column, to - block);
+  for (int64_t block = 0, count; block < blocks; block += count) {
+    const place at = s->places[block];
+    for (count = 1; block + count < blocks && s->places[block + count].column == at.column + count; count++) {}
     patch p;
     for (int y = 0; y < v->n; y++) {
       const int64_t row = at.row * v->m - v->pad_top + y;
@@ -218,20 +237,28 @@ static void input_of(const wino *v, const aspen_call *c, const workspace *s, int
       p.step[y] = inside ? v->x->strides[3] : 0;
       p.channel[y] = inside ? v->x->strides[1] : 0;
     }
-    float *input = s->input + (block - from) * v->row;
+    float *input = s->input + block * v->row;
     const int64_t first = at.column * v->m - v->pad_left;
     if (v->m == 2)
       (whole ? blocks_in_2whole : blocks_in_2any)(v, &p, first, count, input, s->input_plane);
     else
       (whole ? blocks_in_4whole : blocks_in_4any)(v, &p, first, count, input, s->input_plane);
-    block += count;
   }
 }
 
 /* ---- products ---- */
 
-/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. */
-INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to) {
+/* Cache lines to fetch in a micro-kernel, for every four terms: a run of weights, and a list of others (input and output to come). */
+typedef struct ahead {
+  const char *weights, *const *lines;
+  int weights_pace, lines_pace;
+} ahead;
+
+/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. Meanwhile
+ * `h` is fetched into L2. */
+INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
+  const char *weights = h->weights, *const *lines = h->lines;
+  const int weights_pace = h->weights_pace, lines_pace = h->lines_pace;
   vf sum[MOST_ROWS][WIDE];
   const float *base[(MOST_ROWS + 2) / 3]; /* of three rows each: more pointers than that find no registers */
 #pragma GCC unroll 16
@@ -240,31 +267,40 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
 #pragma GCC unroll 2
     for (int j = 0; j < V; j++) sum[r][j] = vzero();
   }
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < k_end; k++) {
-    vf w[WIDE];
-#pragma GCC unroll 2
-    for (int j = 0; j < V; j++) w[j] = vload(b + j * VL);
-    __builtin_prefetch(b + PREFETCH_WEIGHTS * ASPEN_NR);
-    __builtin_prefetch(b + PREFETCH_WEIGHTS * ASPEN_NR + 16);
-    b += ASPEN_NR;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const vf x = vset1(base[r / 3][(r % 3) * row + k]);
-#pragma GCC unroll 2
-      for (int j = 0; j < V; j++) sum[r][j] = vfma(x, w[j], sum[r][j]);
-    }
+#define TERM                                                                                                                       \
+  do {                                                                                                                             \
+    vf w[WIDE];                                                                                                                    \
+    _Pragma("GCC unroll 2") for (int j = 0; j < V; j++) w[j] = vload(b + j * VL);                                                  \
+    b += ASPEN_NR;                                                                                                                 \
+    _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                                                                         \
+      const vf x = vset1(base[r / 3][(r % 3) * row + k]);                                                                          \
+      _Pragma("GCC unroll 2") for (int j = 0; j < V; j++) sum[r][j] = vfma(x, w[j], sum[r][j]);                                    \
+    }                                                                                                                              \
+    k++;                                                                                                                           \
+  } while (0)
+  int64_t k = 0;
+  while (k + 4 <= k_end) {
+    for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
+    for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
+    TERM;
+    TERM;
+    TERM;
+    TERM;
   }
+  while (k < k_end) TERM;
+#undef TERM
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int j = 0; j < V; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
 }
 
-typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *);
-#define MULTIPLY(R)                                                                                                                \
-  static void multiply_##R##x1(const float *a, int64_t row, const float *b, int64_t k, float *to) { multiply(R, 1, a, row, b, k, to); } \
-  static void multiply_##R##x2(const float *a, int64_t row, const float *b, int64_t k, float *to) { multiply(R, 2, a, row, b, k, to); }
+typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *, const ahead *);
+#define MULTIPLY_V(R, V)                                                                                                           \
+  static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) { \
+    multiply(R, V, a, row, b, k, to, h);                                                                                  \
+  }
+#define MULTIPLY(R) MULTIPLY_V(R, 1) MULTIPLY_V(R, 2)
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
 #if MOST_ROWS > 6
 MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12) MULTIPLY(13) MULTIPLY(14)
@@ -277,17 +313,27 @@ static multiply_fn *const by_rows[MOST_ROWS][WIDE] = {
 #endif
 };
 
-/* All products of `blocks` blocks with the first `columns` columns of a panel. */
-static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns) {
+/* All products of `blocks` blocks with the first `columns` columns of a panel. While the weights of one product are used, those of the next
+ * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
+static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
   const int64_t pieces = (blocks + MOST_ROWS - 1) / MOST_ROWS, size = v->channels * ASPEN_NR;
+  const int64_t passes = pieces * ((columns + WIDE * VL - 1) / (WIDE * VL)), calls = v->n * v->n * passes, steps = max64(v->channels / 4, 1);
   const float *input = s->input;
   float *product = s->product;
-  for (int i = 0; i < v->n * v->n; i++, panel += size, input += s->input_plane, product += s->product_plane)
+  ahead h = {.weights_pace = (int)((size / 16 + passes * steps - 1) / (passes * steps)),
+             .lines_pace = (int)((n_lines + calls * steps - 1) / (calls * steps))};
+  for (int64_t i = 0; i < h.lines_pace * steps; i++) s->lines[n_lines + i] = (const char *)s->lines; /* may be fetched too */
+  int64_t call = 0;
+  for (int i = 0; i < v->n * v->n; i++, panel += size, input += s->input_plane, product += s->product_plane) {
+    h.weights = (const char *)(panel + size);
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
-      for (int64_t at = 0; at < columns; at += WIDE * VL)
-        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, panel + at, v->channels, product + first * ASPEN_NR + at);
+      for (int64_t at = 0; at < columns; at += WIDE * VL, h.weights += h.weights_pace * steps * 64) {
+        h.lines = s->lines + call++ * n_lines / calls;
+        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, panel + at, v->channels, product + first * ASPEN_NR + at, &h);
+      }
     }
+  }
 }
 
 /* ---- output ---- */
@@ -416,14 +462,14 @@ typedef void out_fn(const wino *, const target *, const float *, int64_t, int64_
 BLOCK_OUT(2) BLOCK_OUT(4)
 static out_fn *const outputs[2][3] = {{block_out_2any, block_out_2part, block_out_2all}, {block_out_4any, block_out_4part, block_out_4all}};
 
-/* One panel of blocks [from, to) of the tile. */
-static void output_of(const wino *v, const aspen_call *c, const workspace *s, int64_t from, int64_t to, int64_t column) {
+/* One panel of a chunk. */
+static void output_of(const wino *v, const aspen_call *c, const workspace *s, int64_t blocks, int64_t column) {
   const int64_t m = v->m;
   target t = {.bias = v->bias ? (const float *)v->bias->ptr : NULL, .first = c->lo[1], .last = c->hi[1]};
   const int direct = v->direct && t.first <= column;
   const int columns_all = min64(column + ASPEN_NR, t.last) % VL == 0;
-  for (int64_t block = from; block < to; block++) {
-    const place at = place_of(v, c, block);
+  for (int64_t block = 0; block < blocks; block++) {
+    const place at = s->places[block];
     t.top = (int)max64(c->lo[2] - at.row * m, 0);
     t.bottom = (int)min64(c->hi[2] - at.row * m, m);
     t.left = (int)max64(c->lo[3] - at.column * m, 0);
@@ -433,8 +479,42 @@ static void output_of(const wino *v, const aspen_call *c, const workspace *s, in
       t.residual = (const float *)v->residual->ptr + at.image * v->residual->strides[0] + at.row * m * v->residual->strides[2] +
                    at.column * m * v->residual->strides[3];
     const int all = columns_all && t.bottom - t.top == m && t.right - t.left == m;
-    outputs[m == 4][direct ? 1 + all : 0](v, &t, s->product + (block - from) * ASPEN_NR, s->product_plane, column);
+    outputs[m == 4][direct ? 1 + all : 0](v, &t, s->product + block * ASPEN_NR, s->product_plane, column);
   }
+}
+
+/* Lists the lines that a panel's output goes to and its residual comes from, and part `part` of `parts` of the next chunk's input. Returns
+ * their number. */
+static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s, int64_t blocks, int64_t next, int64_t column, int64_t part,
+                          int64_t parts) {
+  const int64_t m = v->m;
+  const char **line = s->lines, **const end = line + MOST_LINES;
+  const aspen_arg *const targets[2] = {v->out, v->residual};
+  for (int64_t block = 0; v->direct && block < blocks; block++) {
+    const place at = s->places[block];
+    const int64_t bottom = min64(c->hi[2] - at.row * m, m), right = min64(c->hi[3] - at.column * m, m);
+    for (int t = 0; t < 2; t++) {
+      const aspen_arg *a = targets[t];
+      if (!a || end - line < 2 * m * m) continue;
+      const float *p = (const float *)a->ptr + at.image * a->strides[0] + at.row * m * a->strides[2] + at.column * m * a->strides[3] + column;
+      for (int64_t y = 0; y < bottom; y++)
+        for (int64_t x = 0; x < right; x++) {
+          const float *q = p + y * a->strides[2] + x * a->strides[3];
+          *line++ = (const char *)q;
+          *line++ = (const char *)(q + 16);
+        }
+    }
+  }
+  const aspen_arg *a = v->x;
+  for (int64_t i = next * v->n * part / parts; a->strides[1] == 1 && i < next * v->n * (part + 1) / parts; i++) {
+    const place at = s->places[blocks + i / v->n];
+    const int64_t y = at.row * m - v->pad_top + i % v->n, first = at.column * m - v->pad_left + 2;
+    if (y < 0 || y >= v->in_rows) continue;
+    const float *p = (const float *)a->ptr + at.image * a->strides[0] + y * a->strides[2];
+    for (int64_t x = max64(first, 0); x < min64(first + m, v->in_columns); x++)
+      for (int64_t k = 0; k < v->channels && line < end; k += 16) *line++ = (const char *)(p + x * a->strides[3] + k);
+  }
+  return line - s->lines;
 }
 
 int FN(winograd)(const aspen_call *c) {
@@ -450,12 +530,18 @@ int FN(winograd)(const aspen_call *c) {
   const int64_t chunks = (blocks + v.chunk - 1) / v.chunk;
   if (lay_out(&v, &s, (blocks + chunks - 1) / chunks, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   const int64_t panel_size = v.n * v.n * v.channels * ASPEN_NR;
+  const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
     const int64_t from = mm_cut(blocks, chunks, chunk), to = mm_cut(blocks, chunks, chunk + 1);
-    input_of(&v, c, &s, from, to);
-    for (int64_t column = c->lo[1] / ASPEN_NR * ASPEN_NR; column < c->hi[1]; column += ASPEN_NR) {
-      products(&v, &s, (const float *)v.w->ptr + column / ASPEN_NR * panel_size, to - from, min64(ASPEN_NR, c->hi[1] - column));
-      output_of(&v, c, &s, from, to, column);
+    const int64_t next = chunk + 1 < chunks ? mm_cut(blocks, chunks, chunk + 2) : to;
+    locate(&v, c, from, next, s.places);
+    input_of(&v, &s, to - from);
+    for (int64_t panel = first; panel < last; panel++) {
+      const int64_t column = panel * ASPEN_NR;
+      int64_t lines;
+      lines = v.far ? list_lines(&v, c, &s, to - from, next - to, column, panel - first, last - first) : 0;
+      products(&v, &s, (const float *)v.w->ptr + panel * panel_size, to - from, min64(ASPEN_NR, c->hi[1] - column), lines);
+      output_of(&v, c, &s, to - from, column);
     }
   }
   return 0;
