@@ -19,8 +19,8 @@ FLOPS_PER_NS = 100.0
 DEPTHWISE_FLOPS_PER_NS = 45.0
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
-BLOCK_IN_NS = {2: 1.5, 4: 3.0}
-BLOCK_OUT_NS = {2: 1.5, 4: 3.0}
+BLOCK_IN_NS = {2: 3.5, 4: 8.0}
+BLOCK_OUT_NS = {2: 2.5, 4: 6.0}
 """Transforms of WINO for a block of so many rows: of a channel of input, of a channel of output with its epilogue."""
 COLD_BYTES_PER_NS = 20.0
 """Memory traffic that misses the caches: weights, and activations of large layers."""

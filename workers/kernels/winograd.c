@@ -17,13 +17,13 @@
 #include "window.h"
 
 #define MOST_SIDE 6             /* n */
-#define FEW_WEIGHTS (4 << 20)   /* bytes: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
+#define FEW_WEIGHTS (4 << 20)   /* bytes for a tile: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
 #define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, and blocks at most, with few weights … */
 #define CHUNK_MOST 28
 #define LARGE_BYTES (4 << 20)   /* … and with many */
 #define LARGE_MOST 64
 #define LEAST 16                /* blocks, in any case */
-#define FAR_BYTES (2 << 20)     /* of an image and its output: beyond, they are not expected in L2 */
+#define FAR_BYTES (1 << 20)     /* of an image and its output: beyond, they are not expected in L2 */
 #define RUN 4                   /* blocks side by side that share the transform of their columns */
 #if VL == 16
 #define MOST_ROWS 14 /* 14 x 2 sums in 32 registers */
@@ -82,7 +82,7 @@ static int setup(wino *v, const aspen_call *c) {
   v->in_columns = min64(v->x->dims[3], v->out->dims[3] + 2 - v->pad_left);
   v->row = uneven_lines(v->channels);
   const int64_t planes = v->n * v->n * (int64_t)sizeof(float);
-  const int few = planes * v->channels * v->out->dims[1] <= FEW_WEIGHTS;
+  const int few = planes * v->channels * (c->hi[1] - c->lo[1]) <= FEW_WEIGHTS;
   v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (planes * v->row), few ? CHUNK_MOST : LARGE_MOST), LEAST);
   v->far = 4 * (v->channels * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
   return 0;
