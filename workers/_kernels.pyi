@@ -36,3 +36,22 @@ def call(
     as it is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them. ValueError: unknown kernel or
     instruction set, or counts that do not fit the kernel.
     """
+
+def time_tiles(
+    kernel: str,
+    args: Sequence[np.ndarray | None],
+    params: Sequence[int | float],
+    boxes: np.ndarray,
+    rounds: int = 1,
+    isa: str | None = None,
+) -> int:
+    """Nanoseconds of running a kernel on the tiles [n, 2, rank] (int64: lower and upper bounds), one after the other, `rounds` times.
+
+    As `call` otherwise. RuntimeError: the kernel reports an error.
+    """
+
+def peak(turns: int, isa: str | None = None) -> float:
+    """Fused multiply-adds in registers, GFLOP/s of this core, over so many turns of ten vectors each."""
+
+def read_rate(data: np.ndarray, rounds: int, isa: str | None = None) -> float:
+    """Reading an array of float32 `rounds` times, GB/s of this core."""

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """Kernels called one tile at a time from Python: for tests, kernel benchmarks and constant folding. Workers call them from C."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -35,6 +35,11 @@ cdef extern from "kernel.h" nogil:
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
+    double aspen_probe_flops(aspen_isa, int64_t)
+    void aspen_probe_read(aspen_isa, const float *, int64_t, int64_t)
+
+cdef extern from "atomics.h" nogil:
+    uint64_t aspen_now_ns()
 
 cdef enum:
     MAX_ARGS = 9
@@ -171,3 +176,65 @@ def call(kernel, args, params, lo, hi, isa=None):
         error = fn(&f.call)
     free(memory)
     return error
+
+
+def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, isa=None):
+    cdef Frame f
+    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int rank = args[0].ndim, error = 0, axis
+    cdef Py_ssize_t i, n = boxes.shape[0]
+    cdef int64_t r, turns = rounds
+    cdef uint64_t begin, spent = 0
+    cdef size_t nbytes = 0
+    cdef char *memory = NULL
+    row = None
+    for i in range(n):
+        row = _fill(&f, kernel, args, params, list(boxes[i, 0]), list(boxes[i, 1]))
+        nbytes = max(nbytes, aspen_kernel_scratch(row.code, &f.call))
+    if row is None:
+        raise ValueError("no tiles")
+    cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
+    if fn == NULL:
+        raise ValueError(f"{kernel} is not a kernel that can be called")
+    if nbytes:
+        memory = <char *>malloc(nbytes + 64)
+        if memory == NULL:
+            raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
+        f.call.scratch = memory + (64 - <size_t>memory % 64) % 64
+        f.call.scratch_bytes = nbytes
+    with nogil:
+        begin = aspen_now_ns()
+        for r in range(turns):
+            for i in range(n):
+                for axis in range(rank):
+                    f.call.lo[axis] = boxes[i, 0, axis]
+                    f.call.hi[axis] = boxes[i, 1, axis]
+                error = error | fn(&f.call)
+        spent = aspen_now_ns() - begin
+    free(memory)
+    if error:
+        raise RuntimeError(f"{kernel}: error {error}")
+    return spent
+
+
+def peak(turns, isa=None):
+    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int64_t n = turns
+    cdef double flops
+    cdef uint64_t begin
+    with nogil:
+        begin = aspen_now_ns()
+        flops = aspen_probe_flops(<aspen_isa>which, n)
+        begin = aspen_now_ns() - begin
+    return flops / max(begin, 1)
+
+
+def read_rate(const float[::1] data, rounds, isa=None):
+    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int64_t turns = rounds
+    cdef uint64_t begin
+    with nogil:
+        begin = aspen_now_ns()
+        aspen_probe_read(<aspen_isa>which, &data[0], data.shape[0], turns)
+        begin = aspen_now_ns() - begin
+    return 4.0 * data.shape[0] * turns / max(begin, 1)

@@ -90,3 +90,80 @@ def _write(document: dict[str, Any], file: Path | None, as_json: bool) -> None:
         file.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     if as_json:
         output.emit_json(document)
+
+
+@app.command("kernels")
+@output.command
+def kernels(
+    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="Shape lists to run; default: all.")] = None,
+    isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Instruction sets, or all; default: the best.")] = None,
+    kernel: Annotated[str | None, typer.Option("--kernels", metavar="GEMM,CONV", help="Only these kernels.")] = None,
+    each: Annotated[bool, typer.Option("--each", help="One row for each call, not for each kernel.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Least time for each call.")] = 0.02,
+    cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on; default: the first that may be used.")] = None,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Time kernels over the calls of real networks, on one core: share of the measured fp32 peak and of the memory's bandwidth."""
+    from aspen_mp.bench.kernels import measure, report, shapes
+    from aspen_mp.workers import _kernels
+
+    there, supported = shapes.names(), _kernels.isas()
+    unknown = [name for name in networks or () if name not in there]
+    if unknown:
+        raise typer.BadParameter(f"no shape list {', '.join(unknown)}; there are {', '.join(there)}", param_hint="NETWORK")
+    isas = supported if isa == "all" else isa.split(",") if isa else [_kernels.selected()]
+    if not set(isas) <= set(supported):
+        raise typer.BadParameter(f"this processor has {', '.join(supported)}", param_hint="--isa")
+    wanted = set(kernel.split(",")) if kernel else None
+    if wanted and not wanted <= set(_kernels.kernels()):
+        raise typer.BadParameter(f"kernels are {', '.join(_kernels.kernels())}", param_hint="--kernels")
+    allowed = os.sched_getaffinity(0)
+    if cpu is not None and cpu not in allowed:
+        raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
+    os.sched_setaffinity(0, {min(allowed) if cpu is None else cpu})
+    found = []
+    try:
+        evict = measure.evictor()
+        with output.progress("bench", quiet=as_json, moving=False) as update:
+            for name in isas:
+                limits = measure.limits(name)
+                for network in networks or there:
+                    listed = [call for call in shapes.read(network) if not wanted or call.kernel in wanted]
+                    timings = []
+                    for k, call in enumerate(listed):
+                        update(f"{network}, {name}", k, len(listed))
+                        timings.append(measure.measure(call, name, seconds, evict))
+                    if timings:
+                        found.append((network, limits, timings))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    _write(report.document(found), file, as_json)
+    if not as_json:
+        report.show(found, each, output.out)
+
+
+@app.command("shapes")
+@output.command
+def shapes(
+    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: all that have a list.")] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Where to write; default: where `bench kernels` reads.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Write the lists of kernel calls that `bench kernels` runs, from the plans of networks of the zoo."""
+    from aspen_mp.bench.kernels import shapes as lists
+    from aspen_mp.bench.peers import cases
+
+    try:
+        chosen = [cases.parse(text) for text in networks or lists.names()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+    written = []
+    for case in chosen:
+        with output.progress(f"planning {case.label}", quiet=as_json):
+            path = lists.write(case, folder or lists.FOLDER)
+        written.append({"network": case.label, "file": str(path), "calls": len(lists.read(case.network, folder or lists.FOLDER))})
+    if as_json:
+        output.emit_json(written)
+    else:
+        output.table("", ["network", "calls", "file"], [[row["network"], row["calls"], row["file"]] for row in written], right=(1,))

@@ -137,6 +137,18 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert "opaque" in text
 
 
+def test_bench_kernels(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    report = as_json("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file)
+    assert report == json.loads(file.read_text())
+    assert {row["kernel"] for row in report["calls"]} == {"POOL"}
+    assert report["limits"]["portable"]["gflops"] > 0
+    assert "of peak" in ok("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0)
+    assert cli("bench", "kernels", "nosuch").returncode == 2
+    (row,) = as_json("bench", "shapes", "squeezenet1_1", "--folder", tmp_path)
+    assert row["calls"] == len((tmp_path / "squeezenet1_1.txt").read_text().splitlines()) - 1
+
+
 def test_doctor() -> None:
     report = as_json("doctor", "--clean")
     assert report["lease"]["workers"] == len(report["lease"]["cpus"]) >= 1

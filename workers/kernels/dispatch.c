@@ -63,6 +63,33 @@ size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) {
   return kernel < ASPEN_N_KERNELS && table_scratch[kernel] ? table_scratch[kernel](call) : 0;
 }
 
+/* probe.c */
+#define PROBES(isa) double aspen_probe_flops_##isa(int64_t, float *); void aspen_probe_read_##isa(const float *, int64_t, int64_t, float *);
+PROBES(portable)
+#if defined(__x86_64__)
+PROBES(avx2)
+PROBES(avx512)
+#else
+#define aspen_probe_flops_avx2 aspen_probe_flops_portable
+#define aspen_probe_flops_avx512 aspen_probe_flops_portable
+#define aspen_probe_read_avx2 aspen_probe_read_portable
+#define aspen_probe_read_avx512 aspen_probe_read_portable
+#endif
+
+double aspen_probe_flops(enum aspen_isa isa, int64_t turns) {
+  float sink;
+  return isa == ASPEN_ISA_AVX512 ? aspen_probe_flops_avx512(turns, &sink)
+         : isa == ASPEN_ISA_AVX2 ? aspen_probe_flops_avx2(turns, &sink)
+                                 : aspen_probe_flops_portable(turns, &sink);
+}
+
+void aspen_probe_read(enum aspen_isa isa, const float *p, int64_t n, int64_t rounds) {
+  float sink;
+  if (isa == ASPEN_ISA_AVX512) aspen_probe_read_avx512(p, n, rounds, &sink);
+  else if (isa == ASPEN_ISA_AVX2) aspen_probe_read_avx2(p, n, rounds, &sink);
+  else aspen_probe_read_portable(p, n, rounds, &sink);
+}
+
 const char *aspen_isa_name(enum aspen_isa isa) {
   static const char *const names[ASPEN_N_ISA] = {"portable", "avx2", "avx512"};
   return (unsigned)isa < ASPEN_N_ISA ? names[isa] : "?";

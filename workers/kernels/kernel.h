@@ -114,4 +114,8 @@ const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA
 /* Scratch bytes that a call with these arguments and box may use (monotone in the box). */
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call);
 
+/* The machine's limits (probe.c): does 20 VL floating-point operations a turn in registers and returns how many; reads n floats, `rounds` times. */
+double aspen_probe_flops(enum aspen_isa isa, int64_t turns);
+void aspen_probe_read(enum aspen_isa isa, const float *p, int64_t n, int64_t rounds);
+
 #endif

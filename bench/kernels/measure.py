@@ -1,0 +1,137 @@
+"""Times kernel calls on the core that this process runs on, beside what the core can do at most."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.workers import _kernels
+
+from .shapes import KernelCall, Operand
+
+Array = npt.NDArray[Any]
+SIZES = (16 << 10, 256 << 10, 8 << 20, 128 << 20)
+"""Sizes of the buffers whose reading is measured: first- and second-level cache, last-level cache, memory."""
+EVICT_BYTES = 96 << 20
+ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one core: `gflops` fused multiply-adds in registers; `read`: GB/s by size of the buffer read."""
+
+    isa: str
+    gflops: float
+    read: dict[int, float]
+
+    def bandwidth(self, nbytes: float) -> float:
+        """GB/s at which so many bytes can be read again and again."""
+        return self.read[next((size for size in SIZES if nbytes <= size), SIZES[-1])]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Nanoseconds of a whole call on one core: `warm` with everything as near as it fits, `cold` with its weights in memory only (None: it
+    has none), each the median of the rounds; `best`: the shortest warm round."""
+
+    call: KernelCall
+    isa: str
+    warm: float
+    best: float
+    cold: float | None
+
+
+def limits(isa: str) -> Limits:
+    """Measures the core's limits; about a fifth of a second."""
+    turns = max(1, round(5e6 / (200 / _kernels.peak(1000, isa))))
+    peak = max(_kernels.peak(min(turns, 2_000_000), isa) for _ in range(5))
+    read = {}
+    for size in SIZES:
+        data = _aligned(np.dtype(np.float32), size // 4)
+        data[:] = 1
+        read[size] = max(_kernels.read_rate(data, max(1, (32 << 20) // size), isa) for _ in range(4))
+    return Limits(isa, peak, read)
+
+
+def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None]) -> Timing:
+    """Times one call. `evict()` empties the caches."""
+    rng = np.random.default_rng(0)
+    arrays = [None if operand is None else _array(operand, rng) for operand in call.operands]
+    boxes = tiles(call)
+
+    def run() -> int:
+        return _kernels.time_tiles(call.kernel, arrays, call.params, boxes, 1, isa)
+
+    run()
+    warm = _rounds(run, seconds)
+    cold = None
+    if any(operand is not None and operand.weight for operand in call.operands):
+        near = [a for a, operand in zip(arrays, call.operands, strict=True) if a is not None and operand is not None and not operand.weight]
+
+        def cold_run() -> int:
+            evict()
+            for a in near:
+                a.sum(dtype=np.float64)
+            return run()
+
+        cold = statistics.median(cold_run() for _ in range(3))
+    return Timing(call, isa, statistics.median(warm), min(warm), cold)
+
+
+def _rounds(run: Callable[[], int], seconds: float) -> list[int]:
+    end = time.perf_counter() + seconds
+    found = [run() for _ in range(3)]
+    while time.perf_counter() < end:
+        found.append(run())
+    return found
+
+
+def tiles(call: KernelCall) -> npt.NDArray[np.int64]:
+    """[n, 2, rank]: the call's output cut into tiles of the planner's size."""
+    out = call.operands[0]
+    assert out is not None
+    cuts = [range(0, max(d, 1), max(side, 1)) for d, side in zip(out.dims, call.tile, strict=True)]
+    lows = np.array(list(itertools.product(*cuts)), np.int64).reshape(-1, len(out.dims))
+    highs = np.minimum(lows + np.array(call.tile, np.int64), np.array(out.dims, np.int64))
+    return np.ascontiguousarray(np.stack([lows, highs], axis=1))
+
+
+def evictor() -> Callable[[], None]:
+    """Reads more than any cache holds."""
+    data = _aligned(np.dtype(np.float32), EVICT_BYTES // 4)
+    data[:] = 1
+
+    def evict() -> None:
+        _kernels.read_rate(data, 1)
+
+    return evict
+
+
+def _aligned(dtype: np.dtype[Any], n: int) -> Array:
+    raw = np.empty(n * dtype.itemsize + ALIGN, np.uint8)
+    begin = -raw.ctypes.data % ALIGN
+    return raw[begin : begin + n * dtype.itemsize].view(dtype)
+
+
+def _array(operand: Operand, rng: np.random.Generator) -> Array:
+    """An array of these dims and strides over memory of its own: small random numbers; zeros where they may be indices."""
+    dtype = np.dtype(operand.dtype)
+    reach = [(d - 1) * s for d, s in zip(operand.dims, operand.strides, strict=True)]
+    before = -sum(r for r in reach if r < 0)
+    n = before + sum(r for r in reach if r > 0) + 1
+    data = _aligned(dtype, n)
+    data[:] = rng.standard_normal(n, np.float32).astype(dtype) * dtype.type(0.1) if dtype.kind == "f" else dtype.type(0)
+    steps = tuple(s * dtype.itemsize for s in operand.strides)
+    return np.lib.stride_tricks.as_strided(data[before:], operand.dims, steps)
+
+
+def total(timings: Iterable[Timing], pick: Callable[[Timing], float]) -> float:
+    """A sum over the calls of a network, each as often as it is made."""
+    return sum(pick(t) * t.call.times for t in timings)
