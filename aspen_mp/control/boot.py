@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 
-from aspen_mp.control.spawn import spawn
+from aspen_mp.control.spawn import start_worker
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.workers import topology
 
@@ -14,20 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Early = tuple[int, socket.socket]
-    """A worker process that waits for its setup: its pid, and the socket to it."""
-
-
-def start_worker() -> Early:
-    """Starts a worker process, which waits until it is told its row, CPU and segments."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        return spawn("aspen_mp.workers.main", [str(os.getpid())], theirs), ours
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+    from aspen_mp.control.spawn import Early
 
 
 def _workers(config: dict[str, Any]) -> list[Early]:

@@ -11,16 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp.control.boot import start_worker
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
+from aspen_mp.control.spawn import start_worker
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.workers import topology, wire
 
 if TYPE_CHECKING:
-    from aspen_mp.control.boot import Early
+    from aspen_mp.control.spawn import Early
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""

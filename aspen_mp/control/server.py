@@ -34,7 +34,7 @@ from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
 
 if TYPE_CHECKING:
-    from aspen_mp.control.boot import Early
+    from aspen_mp.control.spawn import Early
 
 _PLANNER = (
     *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),

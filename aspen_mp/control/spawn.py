@@ -30,3 +30,19 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
     finally:
         if source != sock.fileno():
             os.close(source)
+
+
+Early = tuple[int, socket.socket]
+"""A worker process that waits for its setup: its pid, and the socket to it."""
+
+
+def start_worker() -> Early:
+    """Starts a worker process, which waits until it is told its row, CPU and segments."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        return spawn("aspen_mp.workers.main", [str(os.getpid())], theirs), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
