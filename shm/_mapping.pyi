@@ -22,5 +22,10 @@ class Mapping(Buffer):
     def closed(self) -> bool: ...
     def close(self) -> None:
         """Unmaps. BufferError while views exist; without a reference of ours the last of them unmaps it."""
+    def collapse(self) -> int:
+        """Moves the memory into huge pages, for everybody who maps it: fewer translations for those who stream through it.
+
+        Returns how many bytes now lie in such pages: 0 where the kernel does not know how. Takes about a millisecond a megabyte.
+        """
     def keep_from_children(self) -> None:
         """Forked children do not get this mapping."""

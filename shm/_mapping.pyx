@@ -9,8 +9,32 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void *, size_t)
     int madvise(void *, size_t, int)
     enum:
-        PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+        PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED, MADV_DONTFORK
     void *MAP_FAILED
+
+cdef enum:
+    HUGE = 2 << 20
+    COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
+
+
+cdef void *_map(int fd, size_t nbytes, int prot) noexcept nogil:
+    """At a multiple of HUGE where it is long enough, or no huge page could ever be mapped there."""
+    cdef char *space
+    cdef char *at
+    if nbytes < HUGE:
+        return mmap(NULL, nbytes, prot, MAP_SHARED, fd, 0)
+    nbytes = (nbytes + 4095) // 4096 * 4096
+    space = <char *>mmap(NULL, nbytes + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if space == <char *>MAP_FAILED:
+        return MAP_FAILED
+    at = space + (HUGE - <size_t>space % HUGE) % HUGE
+    if at > space:
+        munmap(space, at - space)
+    munmap(at + nbytes, space + HUGE - at)
+    if mmap(at, nbytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED:
+        munmap(at, nbytes)
+        return MAP_FAILED
+    return at
 
 
 cdef class Mapping:
@@ -24,7 +48,7 @@ cdef class Mapping:
         if nbytes <= 0:
             raise ValueError(f"cannot map {nbytes} bytes")
         with nogil:
-            at = mmap(NULL, nbytes, PROT_READ | (PROT_WRITE if writable else 0), MAP_SHARED, fd, 0)
+            at = _map(fd, nbytes, PROT_READ | (PROT_WRITE if writable else 0))
         if at == MAP_FAILED:
             raise OSError(errno, f"mmap of {nbytes} bytes")
         self.at, self.nbytes, self.writable = at, nbytes, writable
@@ -55,6 +79,20 @@ cdef class Mapping:
         if self.at != NULL:
             munmap(self.at, self.nbytes)
             self.at = NULL
+
+    def collapse(self):
+        cdef size_t start = 0, done = 0, nbytes = self.nbytes
+        cdef char *at = <char *>self.at
+        cdef volatile char touched
+        if at == NULL:
+            raise ValueError("the mapping is closed")
+        with nogil:
+            while start + HUGE <= nbytes:
+                touched = at[start]  # a page table must be there
+                if madvise(at + start, HUGE, COLLAPSE) == 0:
+                    done += HUGE
+                start += HUGE
+        return done
 
     def keep_from_children(self):
         if self.at != NULL and madvise(self.at, self.nbytes, MADV_DONTFORK):

@@ -23,7 +23,7 @@ from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["Segment", "format_bytes", "memory_available", "shm_free"]
+__all__ = ["Segment", "format_bytes", "huge_pages", "memory_available", "shm_free"]
 
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
@@ -87,6 +87,18 @@ def _first_int(text: str, key: str) -> int:
         if len(words) >= 2 and words[0] == key:
             return int(words[1])
     return 0
+
+
+def huge_pages(fd: int) -> int:
+    """Moves a segment's memory into huge pages while others use it, where the kernel can; see `Mapping.collapse`. Bytes that now are."""
+    try:
+        mapping = Mapping(fd, os.fstat(fd).st_size, False)
+    except OSError:
+        return 0
+    try:
+        return mapping.collapse()
+    finally:
+        mapping.close()
 
 
 class Segment:

@@ -18,7 +18,8 @@ from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import Segment, huge_pages
+from aspen_mp.workers import process
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
@@ -134,6 +135,17 @@ class Planner:
         self._directory = dict(model.weights)
         self._n_segments = len(model.weight_segments)
         self._opened: api.Model | None = None
+        self._fresh: list[int] = []
+
+    def settle(self) -> None:
+        """After an answer: what nobody waits for."""
+        if self.keeper is not None:
+            self.keeper.write()
+        fresh, self._fresh = self._fresh, []
+        with process.in_background():
+            for fd in fresh:
+                huge_pages(fd)
+                os.close(fd)
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         try:
@@ -175,6 +187,7 @@ class Planner:
         for _ in range(self._instances):
             with Segment.create("arena", plan.arena_layout()["arena_bytes"]) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
+                self._fresh.append(os.dup(arena.fd))
         answer = StagePlanned(
             plan.request_bytes,
             [_slot(info) for info in plan.inputs],
@@ -205,7 +218,7 @@ class Planner:
                 fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])
             if fd >= 0:
                 side.send(JobSegment("weights", nbytes), (fd,))
-                os.close(fd)
+                self._fresh.append(fd)
             else:
                 with Segment.create("weights", offset) as segment:
                     for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
@@ -213,6 +226,7 @@ class Planner:
                             side.progress("packing weights", done, len(missing))
                         item.write(segment.buf[start : start + item.nbytes])
                     side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
+                    self._fresh.append(os.dup(segment.fd))
                     if self.keeper is not None:
                         self.keeper.packed(self._n_segments, segment.fd)
             used.append(self._n_segments)
@@ -224,10 +238,7 @@ class Planner:
 def serve(model: Subject, plans: Cache | None, sock: socket.socket) -> None:
     """The child's main function."""
     planner = Planner(model, plans)
-    if planner.keeper is None:
-        ChildSide(sock).run(planner.do)
-        return
-    ChildSide(sock).run(planner.do, planner.keeper.write)
+    ChildSide(sock).run(planner.do, planner.settle)
 
 
 def _inspect(model: api.Model, digest: bytes) -> Inspected:

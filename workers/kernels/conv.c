@@ -306,6 +306,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   mm_rows block;
+  block.next = NULL;
   block.bias[0] = bias;
   block.residual[0] = NULL;
   for (int64_t oc = oc_lo; oc < oc_hi;) {

@@ -32,13 +32,19 @@ INLINE void row_next(row_walk *w) {
   }
 }
 
-/* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. */
-static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int64_t column,
-                     int64_t first, int64_t last) {
+/* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. follows: the
+ * panel that comes next lies behind this one. */
+static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int follows,
+                     int64_t column, int64_t first, int64_t last) {
   const int64_t blocks = mm_blocks(rows);
+  /* While the blocks of rows pass over a panel, the next one comes from memory, a share with each block. */
+  const char *next = (const char *)(b + (last - column + ASPEN_NR - 1) / ASPEN_NR * job->b_panel);
+  const int64_t step = (int64_t)sizeof(float) * ASPEN_NR / blocks;
   for (int64_t i = 0; i < blocks; i++) {
     const float *a[MM_ROWS];
     mm_rows block = {.rows = (int)(mm_cut(rows, blocks, i + 1) - mm_cut(rows, blocks, i)), .taps = 1, .a = a};
+    block.next = follows && blocks > 1 ? next + i * step * job->k : NULL;
+    block.next_step = step;
     for (int r = 0; r < block.rows; r++, row_next(walk)) {
       a[r] = base[ROW_A] + walk->at[ROW_A];
       block.out[r] = (float *)base[ROW_OUT] + walk->at[ROW_OUT];
@@ -100,7 +106,7 @@ int FN(gemm)(const aspen_call *c) {
     if (packed) {
       for (int64_t n = n_lo; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
         const int64_t column = n / ASPEN_NR * ASPEN_NR, end = column + panels * ASPEN_NR, last = end < n_hi ? end : n_hi;
-        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, column, n, last);
+        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, 1, column, n, last);
         n = last;
       }
     } else {
@@ -113,7 +119,7 @@ int FN(gemm)(const aspen_call *c) {
         for (; n + ASPEN_NR <= n_hi;) {
           int64_t last = n + panels * ASPEN_NR;
           if (last > n_hi) last = n + (n_hi - n) / ASPEN_NR * ASPEN_NR; /* whole panels only: nothing beyond B may be read */
-          all_rows(&job, &walk, rows, base, bp + n, n, n, last);
+          all_rows(&job, &walk, rows, base, bp + n, 0, n, n, last);
           n = last;
         }
         job.b_stride = ASPEN_NR;
@@ -121,7 +127,7 @@ int FN(gemm)(const aspen_call *c) {
       for (; n < n_hi; n += ASPEN_NR) {
         const int64_t last = n + ASPEN_NR < n_hi ? n + ASPEN_NR : n_hi;
         FN(mm_pack)(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
-        all_rows(&job, &walk, rows, base, c->scratch, n, n, last);
+        all_rows(&job, &walk, rows, base, c->scratch, 0, n, n, last);
       }
     }
     int axis = first_row_axis - 1;

@@ -123,6 +123,30 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
         vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
+/* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. */
+INLINE const float *contiguous_terms(const int R, const int V, const float *const *p, const float *b, int64_t b_panel, int64_t terms,
+                                     const char *next, int64_t next_step, vf *sum) {
+  for (int64_t k = 0; k < terms; k++) {
+    vf w[WIDEST];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+    if (V <= PANEL_VECTORS) { /* a narrow micro-kernel reads half of each line pair, which the hardware does not follow well */
+      __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR);
+      if (V > 1) __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR + ASPEN_NR / 2);
+      __builtin_prefetch(next, 0, 2);
+      next += next_step;
+    }
+    b += ASPEN_NR;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const vf x = vset1(p[r][k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
+    }
+  }
+  return b;
+}
+
 /* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. half: of the last
  * vector, only the lower half is wanted, and half as wide operations will do. */
 INLINE void multiply(const int R, const int V, const int half, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
@@ -148,11 +172,18 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   const int far_rows = b_stride != ASPEN_NR; /* B is read in place */
   const int64_t ahead = far_rows ? PREFETCH_ROWS * b_stride : PREFETCH_PACKED * b_stride;
   const float *const *a = rows->a;
+  const char *next = rows->next ? rows->next : (const char *)b;
+  const int64_t next_step = rows->next ? rows->next_step : 0;
   for (int tap = rows->taps; tap > 0; tap--) {
     const float *p[MM_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) p[r] = a[r];
     a += R;
+    if (a_stride == 1 && !far_rows && !half) {
+      b = contiguous_terms(R, V, p, b, b_panel, k_end, next, next_step, sum);
+      next += k_end * next_step;
+      continue;
+    }
     int64_t at = 0;
     for (int64_t k = k_end; k > 0; k--) {
       vf w[WIDEST];

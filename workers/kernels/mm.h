@@ -41,6 +41,8 @@ typedef struct mm_rows {
   const float *const *a; /* [taps][rows] */
   float *out[MM_ROWS];
   const float *bias[MM_ROWS], *residual[MM_ROWS];
+  const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
+  int64_t next_step;
 } mm_rows;
 
 /* Fill in the epilogue from the parameters {ACT(3), residual_last} at params, and `direct` from the strides set before. Returns 0, or
