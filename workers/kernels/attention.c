@@ -125,14 +125,21 @@ INLINE float mask_and_max(float *s, int64_t n, const float *addends, const int32
   return vhmax(vmax(m0, m1));
 }
 
+/* exp(s - max) for s ≤ max as a power of two: no overflow to catch and one product to reduce the range, whose rounding grows with the
+ * distance from the maximum as the weight falls. */
+INLINE vf weight(vf s, vf max) {
+  const vf t = vmax(vset1(-151.0f), (s - max) * vset1(1.44269504f)), n = vround(t);
+  return vscale2_(VPOLY(t - n, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f), n); /* 1e-7 */
+}
+
 /* s = exp(s - max), and their sum. */
 static float exp_and_sum(float *s, int64_t n, float max) {
   const vf vmaximum = vset1(max), low = vset1(-INFINITY);
   vf a0 = vzero(), a1 = a0, a2 = a0, a3 = a0;
   int64_t i = 0;
   for (; i + 4 * VL <= n; i += 4 * VL) {
-    const vf e0 = vexp(vload(s + i) - vmaximum), e1 = vexp(vload(s + i + VL) - vmaximum);
-    const vf e2 = vexp(vload(s + i + 2 * VL) - vmaximum), e3 = vexp(vload(s + i + 3 * VL) - vmaximum);
+    const vf e0 = weight(vload(s + i), vmaximum), e1 = weight(vload(s + i + VL), vmaximum);
+    const vf e2 = weight(vload(s + i + 2 * VL), vmaximum), e3 = weight(vload(s + i + 3 * VL), vmaximum);
     vstore(s + i, e0);
     vstore(s + i + VL, e1);
     vstore(s + i + 2 * VL, e2);
@@ -140,7 +147,7 @@ static float exp_and_sum(float *s, int64_t n, float max) {
     a0 = a0 + e0, a1 = a1 + e1, a2 = a2 + e2, a3 = a3 + e3;
   }
   for (; i < n; i += VL) {
-    const vf e = vexp(vload_part_fill(s + i, n - i, low) - vmaximum);
+    const vf e = weight(vload_part_fill(s + i, n - i, low), vmaximum);
     vstore_part(s + i, e, n - i);
     a0 = a0 + e;
   }
