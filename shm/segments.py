@@ -27,6 +27,7 @@ __all__ = ["Segment", "format_bytes", "huge_pages", "memory_available", "shm_fre
 
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
+_HUGE = 2 << 20
 
 
 def format_bytes(n: int) -> str:
@@ -91,8 +92,11 @@ def _first_int(text: str, key: str) -> int:
 
 def huge_pages(fd: int) -> int:
     """Moves a segment's memory into huge pages while others use it, where the kernel can; see `Mapping.collapse`. Bytes that now are."""
+    nbytes = os.fstat(fd).st_size
+    if nbytes < _HUGE:
+        return 0
     try:
-        mapping = Mapping(fd, os.fstat(fd).st_size, False)
+        mapping = Mapping(fd, nbytes, False)
     except OSError:
         return 0
     try:
