@@ -143,6 +143,7 @@ def _scale_before(rewriter: Rewriter, node: Node, k: int) -> None:
 def fuse_epilogues(graph: Graph) -> None:
     """Bias, residual, activation, scale and shift. One walk: each node sees its product with everything before already absorbed."""
     rewriter = Rewriter(graph)
+    activated = {node.inputs[0] for node in graph.nodes if node.op == "UNARY" and node.attrs["opcode"] in ACTIVATIONS}
     for node in rewriter.live():
         if not rewriter.alive(node) or node.output.dtype != "float32":
             continue
@@ -150,8 +151,8 @@ def fuse_epilogues(graph: Graph) -> None:
             _add(rewriter, node)
         elif node.op == "UNARY" and node.attrs["opcode"] in ACTIVATIONS:
             _activate(rewriter, node)
-        elif node.op in {"BINARY", "TERNARY"} and no_act(node):
-            _scale(rewriter, node)
+        elif node.op in {"BINARY", "TERNARY"} and no_act(node) and not (node.output in activated and rewriter.only_use(node.output)):
+            _scale(rewriter, node)  # otherwise it takes the activation itself: one pass too, and perhaps the next convolution's prologue
     rewriter.finish()
 
 
