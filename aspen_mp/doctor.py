@@ -6,11 +6,13 @@ still have a name long after the moment in which a living process would have unl
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ def examine(profile: str | Path | None = None) -> dict[str, Any]:
         "memory": _memory(),
         "kernel": _kernel(),
         "packages": _packages(),
+        "cache": _cache(chosen),
+        "calibration": _calibration(chosen),
         "runtimes": _runtimes(),
         "stale": stale(),
     }
@@ -188,6 +192,44 @@ def _packages() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def calibrate(profile: str | Path | None = None, progress: Callable[[str, int, int], None] = lambda step, done, total: None) -> str:
+    """Measures this machine for the planner's cost model; returns the file. ConfigError where there is no cache folder to keep it in."""
+    from aspen_mp import calibrate as measurement
+    from aspen_mp import config
+    from aspen_mp.planner import rates
+    from aspen_mp.shm.errors import ConfigError
+
+    folder = config.cache_folder(config.load(profile))
+    if not folder:
+        raise ConfigError("calibration: the plan cache is off (ASPEN_MP_CACHE or the profile), so there is no folder to keep the result in")
+    return rates.save(folder, measurement.calibrate(progress=progress))
+
+
+def _cache(profile: Any) -> dict[str, Any]:
+    from aspen_mp import config
+
+    folder = config.cache_folder(profile)
+    files = [p for kind in ("models", "plans", "weights") for p in Path(folder, kind).glob("*")] if folder else []
+    return {
+        "folder": folder,
+        "plans": sum(p.suffix == ".aspen" for p in files),
+        "bytes": sum(p.lstat().st_size for p in files),
+        "limit": profile.cache.limit_mib << 20,
+    }
+
+
+def _calibration(profile: Any) -> dict[str, Any] | None:
+    from aspen_mp import __version__, config
+    from aspen_mp.planner import rates
+
+    folder = config.cache_folder(profile)
+    if not rates.load(folder, __version__)[1]:
+        return None
+    path = rates.path(folder, __version__)
+    found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+    return {**found, "file": path}
 
 
 def _runtimes() -> dict[str, Any]:

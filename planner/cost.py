@@ -1,33 +1,29 @@
 """What a kernel-level node costs: operations, bytes, and nanoseconds on one core.
 
-The figures are of one core of a current x86 server at fp32 and only have to be right relative to each other: they size tiles, spread the
-depth bins, and make `plan --explain` readable. Results never depend on them.
+The figures only have to be right relative to each other: they size tiles, spread the depth bins, and make `plan --explain` readable.
+Results never depend on them. `rates()` are this machine's, where it has been calibrated; the constants are of a current x86 server at fp32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from aspen_mp.planner.ir import Node, Shape
+from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
 
-FLOPS_PER_NS = 100.0
-"""Matrix kernels, one core."""
-DEPTHWISE_FLOPS_PER_NS = 45.0
+FLOPS_PER_NS = BUILT_IN.matrix
+"""Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
 BLOCK_IN_NS = {2: 3.5, 4: 8.0}
 BLOCK_OUT_NS = {2: 2.5, 4: 6.0}
 """Transforms of WINO for a block of so many rows: of a channel of input, of a channel of output with its epilogue."""
-COLD_BYTES_PER_NS = 20.0
-"""Memory traffic that misses the caches: weights, and activations of large layers."""
-WARM_BYTES_PER_NS = 60.0
-"""Activations that another tile left in a shared cache."""
-TILE_NS = 2000.0
-"""What a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends."""
+COLD_BYTES_PER_NS = BUILT_IN.cold
 OPAQUE_NS = 200_000.0
 SCORE_NS = 0.35
 """A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
@@ -46,6 +42,35 @@ _SLOW_UNARY = frozenset(
 )
 _ELEMENT_NS = {"SOFTMAX": 0.31, "NORM": 0.25, "LRN": 2.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 0.5, "CUMSUM": 0.5}
 _ELEMENT_NS |= {"ARGREDUCE": 0.3, "REDUCE": 0.1, "POOL": 0.1, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
+
+
+_in_use = BUILT_IN
+_remembered: list[Callable[[], None]] = []
+R = TypeVar("R")
+
+
+def rates() -> Rates:
+    """The rates that plans of this process are made with."""
+    return _in_use
+
+
+def use(chosen: Rates) -> None:
+    """Plans of this process are made with these rates from now on."""
+    global _in_use  # noqa: PLW0603
+    _in_use = chosen
+    for forget in _remembered:
+        forget()
+
+
+def remembered(size: int) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """`lru_cache` for what depends on `rates`."""
+
+    def wrap(function: Callable[..., R]) -> Callable[..., R]:
+        cached = lru_cache(maxsize=size)(function)
+        _remembered.append(cached.cache_clear)
+        return cached
+
+    return wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +109,7 @@ def element_ns(node: Node) -> float:
         return 0.4 if node.attrs["opcode"] in _SLOW_UNARY else 0.05
     if node.op == "BINARY":
         return (2.0 if node.attrs["opcode"] in ("POW", "MOD", "FMOD") else 0.05) + _activation_ns(node)
-    return _ELEMENT_NS.get(node.op, 0.05) + _activation_ns(node)
+    return rates().element_ns.get(node.op, _ELEMENT_NS.get(node.op, 0.05)) + _activation_ns(node)
 
 
 def winograd_blocks(shape: Shape, block: int) -> int:
@@ -97,31 +122,6 @@ def winograd_ns(block: int, blocks: Any, channels: int, outputs: Any) -> Any:
     padded = -(-outputs // PANEL) * PANEL
     products = 2.0 * (block + 2) ** 2 * channels * padded / WINOGRAD_FLOPS_PER_NS
     return blocks * (products + channels * BLOCK_IN_NS[block] + padded * BLOCK_OUT_NS[block])
-
-
-def flops(node: Node) -> float:
-    """Multiply-adds count two, those of the transforms of WINO not at all."""
-    out = node.output.size
-    a = node.inputs[0] if node.inputs else None
-    if node.op == "GEMM":
-        assert a is not None
-        return 2.0 * out * a.shape[-1]
-    if node.op == "WINO":
-        assert a is not None
-        block = int(node.attrs["block"])
-        return 2.0 * winograd_blocks(node.output.shape, block) * (block + 2) ** 2 * a.shape[1] * node.output.shape[1]
-    if node.op in ("CONV", "DWCONV"):
-        assert a is not None
-        per_group = 1 if node.op == "DWCONV" else a.shape[1] // node.attrs["groups"]
-        return 2.0 * out * per_group * int(prod(node.attrs["kernel"]))
-    if node.op == "ATTENTION":
-        return 2.0 * scores(node) * (a.shape[-1] + node.output.shape[-1]) if a is not None else 0.0
-    if node.op == "POOL":
-        return float(out * prod(node.attrs["kernel"]))
-    if node.op in ("REDUCE", "ARGREDUCE"):
-        assert a is not None
-        return float(a.size)
-    return float(out)
 
 
 def scores(node: Node) -> float:
@@ -151,7 +151,7 @@ def _matrix_ns(node: Node, ops: float) -> float:
     """Multiply-adds count with the columns that fill the last panel of weights."""
     columns = node.output.shape[-1] if node.op == "GEMM" else node.output.shape[1] // int(node.attrs["groups"])
     padded = -(-columns // PANEL) * PANEL / max(columns, 1)
-    return ops * padded / FLOPS_PER_NS + node.output.size * output_ns(node)
+    return ops * padded / rates().matrix + node.output.size * output_ns(node)
 
 
 def _winograd_node_ns(node: Node) -> float:
@@ -160,32 +160,87 @@ def _winograd_node_ns(node: Node) -> float:
     return float(winograd_ns(block, winograd_blocks(shape, block), a.shape[1], shape[1])) + node.output.size * after_ns(node)
 
 
+def _gemm_flops(node: Node) -> float:
+    a = node.inputs[0]
+    return 2.0 * node.output.size * a.shape[-1] if a is not None else 0.0
+
+
+def _conv_flops(node: Node) -> float:
+    a = node.inputs[0]
+    return 2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * int(prod(node.attrs["kernel"])) if a is not None else 0.0
+
+
+def _depthwise_flops(node: Node) -> float:
+    return 2.0 * node.output.size * int(prod(node.attrs["kernel"]))
+
+
+def _winograd_flops(node: Node) -> float:
+    a, block = node.inputs[0], int(node.attrs["block"])
+    products = winograd_blocks(node.output.shape, block) * (block + 2) ** 2 * node.output.shape[1]
+    return 2.0 * products * a.shape[1] if a is not None else 0.0
+
+
+def _attention_flops(node: Node) -> float:
+    a = node.inputs[0]
+    return 2.0 * scores(node) * (a.shape[-1] + node.output.shape[-1]) if a is not None else 0.0
+
+
+def _pool_flops(node: Node) -> float:
+    return float(node.output.size * prod(node.attrs["kernel"]))
+
+
+def _reduce_flops(node: Node) -> float:
+    a = node.inputs[0]
+    return float(a.size) if a is not None else 0.0
+
+
+def _elements(node: Node) -> float:
+    return float(node.output.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the model knows of a kernel family. `flops(node)`: multiply-adds count two, those of the transforms of WINO not at all.
+    `ns(node, flops)`: on one core with all data at hand. `hides`: memory traffic goes on meanwhile; else it comes on top."""
+
+    flops: Callable[[Node], float] = _elements
+    ns: Callable[[Node, float], float] = lambda node, flops: flops * element_ns(node)
+    hides: bool = False
+
+
+FAMILIES = {
+    "GEMM": Family(_gemm_flops, lambda node, flops: _matrix_ns(node, flops) + _prologue_ns(node), True),
+    "CONV": Family(_conv_flops, lambda node, flops: _matrix_ns(node, flops) + _prologue_ns(node), True),
+    "WINO": Family(_winograd_flops, lambda node, flops: _winograd_node_ns(node), True),
+    "ATTENTION": Family(_attention_flops, lambda node, flops: flops / rates().matrix + scores(node) * SCORE_NS, True),
+    "DWCONV": Family(_depthwise_flops, lambda node, flops: flops / rates().depthwise + node.output.size * output_ns(node), True),
+    "POOL": Family(_pool_flops),
+    "REDUCE": Family(_reduce_flops),
+    "ARGREDUCE": Family(_reduce_flops),
+    "OPAQUE": Family(ns=lambda node, flops: OPAQUE_NS),
+}
+"""Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
+_OTHERS = Family()
+
+
+def flops(node: Node) -> float:
+    """Floating-point operations of a node, as its family counts them."""
+    return FAMILIES.get(node.op, _OTHERS).flops(node)
+
+
 def work(node: Node) -> Work:
     """Estimate for a whole node on one core."""
-    traffic, ops, out = _traffic(node), flops(node), node.output.size
-    memory_ns = traffic / COLD_BYTES_PER_NS
-    if node.op in ("GEMM", "CONV"):
-        ns = max(_matrix_ns(node, ops) + _prologue_ns(node), memory_ns)
-    elif node.op == "WINO":
-        ns = max(_winograd_node_ns(node), memory_ns)
-    elif node.op == "ATTENTION":
-        ns = max(ops / FLOPS_PER_NS + scores(node) * SCORE_NS, memory_ns)
-    elif node.op == "DWCONV":
-        ns = max(ops / DEPTHWISE_FLOPS_PER_NS + out * output_ns(node), memory_ns)
-    elif node.op == "OPAQUE":
-        ns = OPAQUE_NS + memory_ns
-    elif node.op in ("REDUCE", "ARGREDUCE", "POOL"):
-        ns = ops * element_ns(node) + memory_ns
-    else:
-        ns = out * element_ns(node) + memory_ns
-    return Work(ops, traffic, ns)
+    family = FAMILIES.get(node.op, _OTHERS)
+    traffic, ops = _traffic(node), family.flops(node)
+    arithmetic, memory = family.ns(node, ops), traffic / rates().cold
+    return Work(ops, traffic, max(arithmetic, memory) if family.hides else arithmetic + memory)
 
 
-@lru_cache(maxsize=1024)
+@remembered(1024)
 def wanted_tiles(ns: float, workers: int) -> float:
     """How many tiles a node of `ns` should have: the overhead of more tiles, shared by all workers, against the tail of the last one.
-    With n tiles a node ends about ``n * TILE_NS / workers + ns / (2 n)`` later than ideal."""
-    return float(max(1.0, (0.5 * ns * workers / TILE_NS) ** 0.5)) if workers > 0 else 1.0
+    With n tiles a node ends about ``n * tile_ns / workers + ns / (2 n)`` later than ideal."""
+    return float(max(1.0, (0.5 * ns * workers / rates().tile_ns) ** 0.5)) if workers > 0 else 1.0
 
 
 def scratch_bytes(node: Node) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -155,7 +154,7 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: _
     mesh = [m.ravel() for m in np.meshgrid(*candidates, indexing="ij")]
     sizes = [-(-_blocks(d, g) // m) * g for (d, g), m in zip(axes, mesh, strict=True)]
     tiles = np.prod(mesh, axis=0)
-    ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.TILE_NS
+    ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.rates().tile_ns
     total = tiles * ns / workers + 0.5 * ns
     total[tiles > MAX_TILES] = np.inf
     k = int(np.argmin(total))
@@ -184,7 +183,7 @@ class _Product(_Evaluate):
         full = batches * (m + ROWS_LOST * -(-m // ROWS)) * (-(-n // PANEL) * PANEL)
         weights = batches * 4.0 * n * self.depth
         others = batches * 4.0 * m * (self.depth + n)
-        ns = 2.0 * full * self.depth / cost.FLOPS_PER_NS + (weights + others) / cost.WARM_BYTES_PER_NS
+        ns = 2.0 * full * self.depth / cost.rates().matrix + (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batches * m * n)
 
 
@@ -209,11 +208,11 @@ class _Convolution(_Evaluate):
         full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
         weights = 4.0 * n * depth
         others = 4.0 * (read * self.channels * groups + pixels * n)
-        ns = 2.0 * full * depth / cost.FLOPS_PER_NS + (weights + others) / cost.WARM_BYTES_PER_NS
+        ns = 2.0 * full * depth / cost.rates().matrix + (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
 
 
-@lru_cache(maxsize=4096)
+@cost.remembered(4096)
 def _gemm_parts(rows: tuple[int, ...], n: int, depth: int, lead: int, element_ns: float, workers: int) -> tuple[int, ...]:
     granules = [1] * (len(rows) - 1) + [ROWS]
     return _best(list(zip(rows, granules, strict=True)), (n, PANEL), _Product(depth, lead, element_ns), workers)
@@ -245,7 +244,7 @@ def _gemm(node: Node, workers: int) -> Grid:
     return Grid(shape, tuple(cuts), tuple(axes))
 
 
-@lru_cache(maxsize=4096)
+@cost.remembered(4096)
 def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: _Convolution, workers: int) -> tuple[int, ...]:
     batch, outputs, height, width = shape
     return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, granule), evaluate, workers)
@@ -297,11 +296,11 @@ class _Winograd(_Evaluate):
         read = batch * (-(-height // self.block) * self.block + 2) * (-(-width // self.block) * self.block + 2)
         others = 4.0 * (read * self.channels + batch * height * width * n)
         full = blocks + ROWS_LOST * -(-blocks // ROWS)
-        ns = cost.winograd_ns(self.block, full, self.channels, n) + (weights + others) / cost.WARM_BYTES_PER_NS
+        ns = cost.winograd_ns(self.block, full, self.channels, n) + (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batch * height * width * n)
 
 
-@lru_cache(maxsize=4096)
+@cost.remembered(4096)
 def _winograd_parts(shape: tuple[int, ...], evaluate: _Winograd, workers: int) -> tuple[int, ...]:
     batch, outputs, height, width = shape
     granule = evaluate.block
@@ -338,8 +337,8 @@ class _Attention(_Evaluate):
     def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
         heads, m, n = sides
         full = m + ROWS_LOST * -(-m // ROWS)
-        ns = full * self.seen * (2.0 * (self.depth + n) / cost.FLOPS_PER_NS + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
-        spills = 4.0 * m * n / cost.WARM_BYTES_PER_NS * (-(-self.keys // cost.KEYS) - 1)
+        ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
+        spills = 4.0 * m * n / cost.rates().warm * (-(-self.keys // cost.KEYS) - 1)
         return np.asarray(heads * (ns + spills))
 
 
@@ -370,6 +369,6 @@ def _attention(node: Node, workers: int) -> Grid:
     return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
 
 
-@lru_cache(maxsize=4096)
+@cost.remembered(4096)
 def _attention_parts(heads: int, rows: int, columns: int, evaluate: _Attention, workers: int) -> tuple[int, ...]:
     return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, workers)

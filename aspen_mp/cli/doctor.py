@@ -14,12 +14,16 @@ from aspen_mp.cli.output import mebibytes
 @output.command
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove what dead runtimes have left behind.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for the planner; takes a few seconds.")] = False,
     profile: Annotated[str | None, typer.Option("--profile", help="Judge the lease by this profile: a name or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Show what this machine offers and what a runtime would lease. Exit status 1 if something would keep a runtime from working."""
     from aspen_mp import doctor as examination
 
+    if calibrate:
+        with output.progress("calibrating", quiet=as_json, moving=False) as update:
+            examination.calibrate(profile, update)
     removed = examination.clean() if clean else None
     report = examination.examine(profile)
     if removed is not None:
@@ -50,6 +54,8 @@ def _show(report: dict[str, Any]) -> None:
             ("huge pages", f"{memory['transparent_huge_pages']}; shared memory: {memory['shmem_huge_pages']}"),
             ("kernel offers", ", ".join(name for name, there in report["kernel"].items() if there) or "nothing needed"),
             ("packages", ", ".join(f"{name} {version or '(not installed)'}" for name, version in report["packages"].items())),
+            ("plan cache", _cache(report["cache"])),
+            ("calibration", _calibration(report["calibration"])),
             ("runtimes", ", ".join(report["runtimes"]["running"]) or f"none running ({report['runtimes']['directory']})"),
         ],
         title=f"aspen-mp {report['version']}",
@@ -74,3 +80,17 @@ def _show(report: dict[str, Any]) -> None:
         output.out.print(f"{mark}: {escape(finding['text'])}{remedy}")
     if not report["findings"]:
         output.out.print("No problems found.")
+
+
+def _cache(cache: dict[str, Any]) -> str:
+    if not cache["folder"]:
+        return "off"
+    return f"{cache['folder']}: {output.count(cache['plans'], 'plan')}, {mebibytes(cache['bytes'])} of {mebibytes(cache['limit'])}"
+
+
+def _calibration(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none: built-in figures (aspen-mp doctor --calibrate measures this machine)"
+    rates, measured = found["rates"], found["measured"]
+    matrix = f"{rates['matrix']:.0f} GFLOP/s in matrix kernels of {measured['peak']:.0f} at most, {rates['depthwise']:.0f} depthwise"
+    return f"{matrix}; {rates['warm']:.0f} GB/s warm, {rates['cold']:.0f} cold; {measured['schedule_ns']:.0f} ns to schedule a tile"

@@ -33,8 +33,10 @@ def plan(
     as_json: output.Json = False,
 ) -> None:
     """Plan MODEL without running it: ops, tiles, edges, memory, predicted time."""
-    from aspen_mp.planner import api
+    from aspen_mp import __version__, config
+    from aspen_mp.planner import api, cost, rates
 
+    cost.use(rates.load(config.cache_folder(config.load(None)), __version__)[0])  # as a runtime would
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
     n = cores or topology.default_workers()

@@ -20,6 +20,7 @@ from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.segments import SegmentStore
+from aspen_mp.planner.rates import Rates
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
@@ -79,9 +80,11 @@ class ModelStore:
         changed: Callable[[], None],
         prepare: Callable[[], None],
         cache: Cache | None,
+        rates: tuple[Rates, str],
     ) -> None:
         """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
-        planning child is forked."""
+        planning child is forked. `rates`: of the cost model, and their name."""
+        self._rates, self._calibration = rates
         self._prepare = prepare
         self._cache = cache
         self._loop = loop
@@ -113,7 +116,8 @@ class ModelStore:
         number, self._next = self._next, self._next + 1
         options = planning.Options(message.precision, message.winograd)
         model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
-        model.child = PlannerChild(self._loop, model.name, partial(planning.serve, model, self._cache), source.keep, self._prepare)
+        serve = partial(planning.serve, model, self._cache, self._rates)
+        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare)
         model.waiting.append(asker)
         self._models[number] = model
         self._by_key[key] = model
@@ -174,7 +178,7 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
-        workers, calibration = self._workers(), ""
+        workers, calibration = self._workers(), self._calibration
         if self._recall(model, key, message, workers, calibration, asker):
             return
         askers = model.planning[key] = [asker]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
     from aspen_mp.planner import api
     from aspen_mp.planner.plan import Plan, TensorInfo
+    from aspen_mp.planner.rates import Rates
 
 _ALIGN: Final = 64
 
@@ -235,8 +236,11 @@ class Planner:
         return used, packed
 
 
-def serve(model: Subject, plans: Cache | None, sock: socket.socket) -> None:
+def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
     """The child's main function."""
+    from aspen_mp.planner import cost
+
+    cost.use(rates)
     planner = Planner(model, plans)
     ChildSide(sock).run(planner.do, planner.settle)
 

@@ -28,6 +28,7 @@ from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
+from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import Segment
@@ -111,7 +112,7 @@ class Server:
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: max(1, len(self._pool)), self._collect, self._import_all),
-            Cache.open(config.cache, config.cache_bytes),
+            *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
         )
         self._connections: set[Connection] = set()
         self._clients: dict[Connection, Client] = {}

@@ -60,8 +60,8 @@ def limits(isa: str) -> Limits:
     return Limits(isa, peak, read)
 
 
-def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None]) -> Timing:
-    """Times one call. `evict()` empties the caches."""
+def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None], *, cold: bool = True) -> Timing:
+    """Times one call. `evict()` empties the caches; `cold`: also with weights in memory only."""
     rng = np.random.default_rng(0)
     arrays = [None if operand is None else _array(operand, rng) for operand in call.operands]
     boxes = tiles(call)
@@ -71,8 +71,8 @@ def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None
 
     run()
     warm = _rounds(run, seconds)
-    cold = None
-    if any(operand is not None and operand.weight for operand in call.operands):
+    without = None
+    if cold and any(operand is not None and operand.weight for operand in call.operands):
         near = [a for a, operand in zip(arrays, call.operands, strict=True) if a is not None and operand is not None and not operand.weight]
 
         def cold_run() -> int:
@@ -81,8 +81,8 @@ def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None
                 a.sum(dtype=np.float64)
             return run()
 
-        cold = statistics.median(cold_run() for _ in range(3))
-    return Timing(call, isa, statistics.median(warm), min(warm), cold)
+        without = statistics.median(cold_run() for _ in range(3))
+    return Timing(call, isa, statistics.median(warm), min(warm), without)
 
 
 def _rounds(run: Callable[[], int], seconds: float) -> list[int]:

@@ -1,0 +1,125 @@
+"""Calibration: this machine's rates for the planner, kept and checked, and without any influence on results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import aspen_mp
+from aspen_mp import calibrate
+from aspen_mp.bench import models
+from aspen_mp.bench.kernels import measure, shapes
+from aspen_mp.planner import api, cost, rates
+
+STRANGE = rates.Rates(matrix=3.0, depthwise=400.0, cold=500.0, warm=0.7, tile_ns=90.0, element_ns={"POOL": 30.0, "NORM": 0.001})
+
+
+def keep(folder: Path, chosen: rates.Rates) -> str:
+    return rates.save(
+        str(folder), rates.Calibration(rates.FORMAT, "p", "i", aspen_mp.__version__, {"peak": 1.0, "schedule_ns": 1.0}, chosen)
+    )
+
+
+def test_kept_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = aspen_mp.__version__
+    assert rates.load("", version) == rates.load(str(tmp_path), version) == (rates.BUILT_IN, "")
+    keep(tmp_path, STRANGE)
+    found, name = rates.load(str(tmp_path), version)
+    assert found == STRANGE
+    assert name
+    assert rates.load(str(tmp_path), "another")[1] == ""
+    keep(tmp_path, rates.Rates(matrix=4.0))
+    assert rates.load(str(tmp_path), version)[1] not in ("", name)
+    monkeypatch.setenv("ASPEN_MP_ISA", "portable")
+    assert rates.load(str(tmp_path), version)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "change", [{"matrix": 0.0}, {"cold": -1.0}, {"tile_ns": 1e300}, {"element_ns": {"POOL": 0.0}}, {"unknown": 1}, {"warm": "x"}]
+)
+def test_useless_files_are_as_if_not_there(change: dict[str, object], tmp_path: Path) -> None:
+    path = Path(keep(tmp_path, STRANGE))
+    document = json.loads(path.read_text())
+    document["rates"].update(change)
+    path.write_text(json.dumps(document))
+    assert rates.load(str(tmp_path), aspen_mp.__version__) == (rates.BUILT_IN, "")
+    path.write_bytes(b"\xff")
+    assert rates.load(str(tmp_path), aspen_mp.__version__) == (rates.BUILT_IN, "")
+
+
+def kernels_of(network: str) -> tuple[list[str], int]:
+    model = models.build(network, **models.miniature(network), seq=16)
+    bindings = {v.name: api.Binding(v.dtype, tuple(v.shape or ())) for v in api.inspect(model).inputs}  # type: ignore[arg-type]
+    plan = api.plan_stage(model, [bindings], workers=2).plan
+    assert plan is not None
+    return [info.kernel for info in plan.info], plan.n_tiles
+
+
+@pytest.mark.parametrize("network", ["resnet18", "vgg11", "bert_base", "mobilenet_v2"])
+def test_rates_size_tiles_and_choose_no_kernel(network: str) -> None:
+    kernels, tiles = kernels_of(network)
+    try:
+        cost.use(STRANGE)
+        other, more = kernels_of(network)
+    finally:
+        cost.use(rates.BUILT_IN)
+    assert other == kernels
+    assert more != tiles
+    assert kernels_of(network) == (kernels, tiles)
+
+
+def test_results_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path))
+    model = models.build("bert_base", **models.miniature("bert_base"))
+    feeds = models.inputs(model)
+    results, tiles = [], []
+    for chosen in (None, STRANGE):
+        if chosen is not None:
+            keep(tmp_path, chosen)
+        with aspen_mp.Runtime(workers=2) as runtime:
+            loaded = runtime.load(model)
+            results.append(loaded.run(feeds)["last_hidden_state"])
+            assert not runtime.status()["models"][0]["plans"][0]["cached"]
+            tiles.append(sum(worker["tiles"] for worker in runtime.workers))
+    np.testing.assert_array_equal(*results)
+    assert tiles[0] != tiles[1]
+
+
+def test_fit() -> None:
+    """Timings made up from rates give these rates back."""
+    limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 30.0), strict=True)))
+    timings = []
+    for call in shapes.read("mobilenet_v2"):
+        out = call.operands[0]
+        assert out is not None
+        rate = {"CONV": 40.0, "GEMM": 40.0, "DWCONV": 20.0}.get(call.kernel)
+        ns = call.flops / rate + 0.4 * np.prod(out.dims) if rate else call.flops * 0.3 + call.bytes / (calibrate.MIXED_WARM * 80.0)
+        timings.append(measure.Timing(call, "portable", ns, ns, None))
+    found = calibrate.fit(timings, limits, 100.0)
+    assert found.matrix == pytest.approx(40.0)
+    assert found.depthwise == pytest.approx(20.0)
+    assert found.element_ns["POOL"] == pytest.approx(0.3)
+    assert found.tile_ns == calibrate.EDGE_NS + 100.0
+    assert calibrate.fit([], limits, 1.0).matrix == rates.BUILT_IN.matrix
+
+
+def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path))
+    command = [sys.executable, "-m", "aspen_mp.cli", "doctor", "--json"]
+    before = json.loads(subprocess.run(command, capture_output=True, check=True, cwd="/").stdout)
+    assert before["calibration"] is None
+    after = json.loads(subprocess.run([*command, "--calibrate"], capture_output=True, check=True, cwd="/", timeout=120).stdout)
+    found = msgspec.convert({k: v for k, v in after["calibration"].items() if k != "file"}, rates.Calibration)
+    assert found.rates == rates.load(str(tmp_path), aspen_mp.__version__)[0]
+    assert found.rates.matrix > 0
+    assert found.measured["schedule_ns"] > 0
+    monkeypatch.setenv("ASPEN_MP_CACHE", "off")
+    done = subprocess.run([*command, "--calibrate"], capture_output=True, check=False, cwd="/")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["type"] == "ConfigError"
