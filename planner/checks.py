@@ -183,7 +183,7 @@ def _wino(call: Call) -> None:
     _act(call, 9)
     _range(call, 12, "residual_last", 0, 2)
     block = call.params[16]
-    _need(block in (2, 4), "block", block, "2 or 4")
+    _need(block in (2, 4, 6), "block", block, "2, 4 or 6")
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     w = call.input(1)
     _shape(w, (-(-out.shape[1] // 32), (block + 2) ** 2, x.shape[1], 32), "shape of input 1")

@@ -20,8 +20,8 @@ FLOPS_PER_NS = BUILT_IN.matrix
 """Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
-BLOCK_IN_NS = {2: 3.5, 4: 8.0}
-BLOCK_OUT_NS = {2: 2.5, 4: 6.0}
+BLOCK_IN_NS = {2: 3.5, 4: 8.0, 6: 14.0}
+BLOCK_OUT_NS = {2: 2.5, 4: 6.0, 6: 11.0}
 """Transforms of WINO for a block of so many rows: of a channel of input, of a channel of output with its epilogue."""
 COLD_BYTES_PER_NS = BUILT_IN.cold
 OPAQUE_NS = 200_000.0

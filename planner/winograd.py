@@ -16,9 +16,11 @@ from aspen_mp.planner import cost
 from aspen_mp.planner.ir import Shape
 
 PANEL = 32
-POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}
+POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5), 6: (0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0)}
 """Finite points of interpolation for each block side m."""
 
+WORTH = 0.12
+"""A larger block takes more memory and rounds more: it must gain at least this."""
 LEAST_CHANNELS = 16
 """Below, a block's products are too short to pay for anything."""
 
@@ -59,7 +61,7 @@ def block_for(x: Shape, out: Shape) -> int:
     for block in sorted(POINTS):
         arithmetic = cost.winograd_ns(block, cost.winograd_blocks(out, block), channels, outputs)
         ns = max(arithmetic, _weights_ns((block + 2) ** 2, channels, padded))
-        if ns < least:
+        if ns < (1 - WORTH * (best > 0)) * least:
             best, least = block, ns
     return best
 

@@ -15,7 +15,7 @@ from aspen_mp.workers import _kernels
 
 SIDES = sorted(winograd.POINTS)
 Pads = tuple[int, int, int, int]
-ERROR = {2: 4.0, 4: 30.0}
+ERROR = {2: 4.0, 4: 30.0, 6: 60.0}
 """Error of a sum beside that of a direct one of as many terms, at most."""
 
 
@@ -125,7 +125,7 @@ def test_shapes_of_networks(isa, m, plain, batch, channels, outputs, size, activ
 
 @pytest.mark.parametrize("m", SIDES)
 def test_error_of_a_layer(m):
-    """What is promised of a layer: 1e-5 of the largest output."""
+    """What is promised of a layer, of its largest output."""
     rng = np.random.default_rng(0)
     x = np.maximum(rng.standard_normal((1, 256, 28, 28), dtype=np.float32), 0)
     w = rng.standard_normal((64, 256, 3, 3), dtype=np.float32) * np.float32((2 / (9 * 256)) ** 0.5)
@@ -133,7 +133,7 @@ def test_error_of_a_layer(m):
     for isa in ISAS:
         out = np.empty(wanted.shape, np.float32)
         assert _kernels.call("WINO", [out, x, transformed(w, m)], params(m, (1, 1, 1, 1), "IDENTITY"), [0] * 4, out.shape, isa) == 0
-        assert np.abs(out - wanted).max() <= (2e-6 if m == 2 else 1e-5) * np.abs(wanted).max()
+        assert np.abs(out - wanted).max() <= {2: 2e-6, 4: 1e-5, 6: 3e-5}[m] * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("m", SIDES)
@@ -148,7 +148,7 @@ def test_transforms_are_exact(m):
 
 def test_parameters_that_no_block_has():
     out, x, w = np.empty((1, 32, 4, 4), np.float32), np.zeros((1, 8, 4, 4), np.float32), np.zeros((1, 36, 8, 32), np.float32)
-    for place, value in [(16, 3), (0, 2), (1, 5), (3, 2), (6, 2)]:
+    for place, value in [(16, 3), (16, 8), (0, 2), (1, 5), (3, 2), (6, 2)]:
         p = params(4, (1, 1, 1, 1), "RELU")
         p[place] = value
         assert _kernels.call("WINO", [out, x, w], p, [0] * 4, out.shape) == 2

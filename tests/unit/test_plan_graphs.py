@@ -65,7 +65,7 @@ def blocks(b: GraphBuilder) -> Graph:
     y = b.wino(x, 33, 4)
     z = b.wino(b.unary(y), 5, 2, (0, 1, 2, 0))
     y = b.wino(y, 33, 2, residual=y)
-    return b.graph(b.wino(b.pool(y), 7, 4, (2, 2, 0, 1)), b.wino(z, 4, 4))
+    return b.graph(b.wino(b.pool(y), 7, 4, (2, 2, 0, 1)), b.wino(z, 4, 6))
 
 
 def dense_block(b: GraphBuilder) -> Graph:

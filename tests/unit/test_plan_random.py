@@ -28,7 +28,7 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
         case "conv1":
             return b.conv(x, pick(hs.integers(1, 5)), kernel=1)
         case "wino":
-            return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from([2, 4])))
+            return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from([2, 4, 6])))
         case "residual":
             return b.conv(pick(hs.sampled_from(sized)), x.shape[1], residual=x)
         case "grouped" if x.shape[1] % 2 == 0:

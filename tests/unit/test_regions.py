@@ -167,7 +167,7 @@ def test_conv(groups: int, stride: tuple[int, int], dilation: tuple[int, int], p
     check("CONV", function, [x, w, b], attrs, True, (2,))
 
 
-@pytest.mark.parametrize("block", [2, 4])
+@pytest.mark.parametrize("block", [2, 4, 6])
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 2, 1, 0), (2, 0, 0, 3)])
 def test_winograd(block: int, pads: tuple[int, int, int, int]) -> None:
     """A value is missing in all of a block if it is missing anywhere in the block's input."""

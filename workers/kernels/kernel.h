@@ -68,7 +68,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
  * WINO   as CONV (without in_scale and IN_ACT) with groups 1, kernel 3 x 3, strides and dilations 1, by Winograd's F(m x m, 3 x 3). W holds the transformed weights
- *        [ceil(OC/32), n * n, C, 32] with n = m + 2 (planner/winograd.py). params: CONV's, m (2 or 4).
+ *        [ceil(OC/32), n * n, C, 32] with n = m + 2 (planner/winograd.py). params: CONV's, m (2, 4 or 6).
  *        The output is cut into blocks of m x m pixels at multiples of m; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block.
  * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.

@@ -6,8 +6,9 @@
  * computed whole and written as far as the tile's box reaches, so a value depends on the inputs alone.
  *
  * (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016.)
- * The points of interpolation are 0, ±1 for m = 2 and 0, ±5/8, ±3/2 for m = 4 (and infinity): every coefficient of B is exact in f32, and
- * the error is a half (root mean square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
+ * The points of interpolation are 0, ±1 for m = 2, 0, ±5/8, ±3/2 for m = 4 and 0, ±1/2, ±1, ±2 for m = 6 (and infinity): every coefficient
+ * of B is exact in f32. With m = 4, the error is a half (root mean square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same
+ * cost; with m = 6 it is about that of the usual m = 4.
  *
  * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the n x n products, rows of the micro-kernel.
  * A chunk's panel is transformed back, with the epilogue, as soon as its products are there.
@@ -16,7 +17,7 @@
 #include "mm.h"
 #include "window.h"
 
-#define MOST_SIDE 6             /* n */
+#define MOST_SIDE 8             /* n */
 #define FEW_WEIGHTS (4 << 20)   /* bytes for a tile: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
 #define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, and blocks at most, with few weights … */
 #define CHUNK_MOST 28
@@ -70,7 +71,7 @@ static int setup(wino *v, const aspen_call *c) {
     return ASPEN_KERNEL_BAD_ARGUMENT;
   if (v->out->dtype != ASPEN_DT_F32 || v->x->dtype != ASPEN_DT_F32 || v->w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t *p = c->params;
-  if (p[0] != 1 || p[1] != 3 || p[2] != 3 || p[3] != 1 || p[4] != 1 || p[5] != 1 || p[6] != 1 || (p[16] != 2 && p[16] != 4))
+  if (p[0] != 1 || p[1] != 3 || p[2] != 3 || p[3] != 1 || p[4] != 1 || p[5] != 1 || p[6] != 1 || (p[16] != 2 && p[16] != 4 && p[16] != 6))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   v->m = (int)p[16];
   v->n = v->m + 2;
@@ -115,6 +116,14 @@ size_t aspen_scratch_winograd(const aspen_call *c) {
 
 #define A_ 0.625f /* points of m = 4 */
 #define B_ 1.5f
+#define D_ 0.5f /* points of m = 6 */
+#define E_ 1.0f
+#define F_ 2.0f
+#define POWER_1(x) (x)
+#define POWER_2(x) ((x) * (x))
+#define POWER_3(x) ((x) * POWER_2(x))
+#define POWER_4(x) (POWER_2(x) * POWER_2(x))
+#define POWER_5(x) ((x) * POWER_4(x))
 
 INLINE void line_in(const int m, const vf *d, vf *o) {
   if (m == 2) {
@@ -122,6 +131,21 @@ INLINE void line_in(const int m, const vf *d, vf *o) {
     o[1] = d[2] + d[1];
     o[2] = d[2] - d[1];
     o[3] = d[3] - d[1];
+  } else if (m == 6) {
+    const vf a = vset1(D_), b = vset1(E_), c = vset1(F_), aa = vset1(D_ * D_), bb = vset1(E_ * E_), cc = vset1(F_ * F_);
+    const vf s1 = aa + bb + cc, s2 = aa * bb + aa * cc + bb * cc, s3 = aa * bb * cc; /* exact */
+#define WITHOUT(x, y, i) vfma((x) * (y), d[i], vfnma((x) + (y), d[(i) + 2], d[(i) + 4])) /* times (t^2 - x) (t^2 - y) */
+    const vf even_a = WITHOUT(bb, cc, 2), odd_a = WITHOUT(bb, cc, 1), even_b = WITHOUT(aa, cc, 2), odd_b = WITHOUT(aa, cc, 1),
+             even_c = WITHOUT(aa, bb, 2), odd_c = WITHOUT(aa, bb, 1);
+#undef WITHOUT
+    o[0] = vfnma(s3, d[0], vfma(s2, d[2], vfnma(s1, d[4], d[6])));
+    o[1] = vfma(a, odd_a, even_a);
+    o[2] = vfnma(a, odd_a, even_a);
+    o[3] = vfma(b, odd_b, even_b);
+    o[4] = vfnma(b, odd_b, even_b);
+    o[5] = vfma(c, odd_c, even_c);
+    o[6] = vfnma(c, odd_c, even_c);
+    o[7] = vfnma(s3, d[1], vfma(s2, d[3], vfnma(s1, d[5], d[7])));
   } else {
     const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), sum = vset1(A_ * A_ + B_ * B_),
              product = vset1(A_ * A_ * B_ * B_);
@@ -139,6 +163,16 @@ INLINE void line_out(const int m, const vf *p, vf *o) {
   if (m == 2) {
     o[0] = p[0] + p[1] + p[2];
     o[1] = p[1] - p[2] + p[3];
+  } else if (m == 6) {
+    const vf even_a = p[1] + p[2], odd_a = p[1] - p[2], even_b = p[3] + p[4], odd_b = p[3] - p[4], even_c = p[5] + p[6], odd_c = p[5] - p[6];
+#define POWER(k, x, y, z) vfma(vset1(POWER_##k(D_)), x, vfma(vset1(POWER_##k(E_)), y, vset1(POWER_##k(F_)) * (z)))
+    o[0] = p[0] + (even_a + (even_b + even_c));
+    o[1] = POWER(1, odd_a, odd_b, odd_c);
+    o[2] = POWER(2, even_a, even_b, even_c);
+    o[3] = POWER(3, odd_a, odd_b, odd_c);
+    o[4] = POWER(4, even_a, even_b, even_c);
+    o[5] = POWER(5, odd_a, odd_b, odd_c) + p[7];
+#undef POWER
   } else {
     const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), aaa = vset1(A_ * A_ * A_), bbb = vset1(B_ * B_ * B_);
     const vf even_a = p[1] + p[2], odd_a = p[1] - p[2], even_b = p[3] + p[4], odd_b = p[3] - p[4];
@@ -207,7 +241,9 @@ INLINE void blocks_in(const int m, const int whole, const wino *v, const patch *
   static void blocks_in_##M##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {          \
     blocks_in(M, WHOLE, v, p, first, count, to, plane);                                                                            \
   }
-BLOCKS_IN(2, whole, 1) BLOCKS_IN(4, whole, 1) BLOCKS_IN(2, any, 0) BLOCKS_IN(4, any, 0)
+BLOCKS_IN(2, whole, 1) BLOCKS_IN(4, whole, 1) BLOCKS_IN(6, whole, 1) BLOCKS_IN(2, any, 0) BLOCKS_IN(4, any, 0) BLOCKS_IN(6, any, 0)
+static void (*const inputs[3][2])(const wino *, const patch *, int64_t, int64_t, float *, int64_t) = {
+    {blocks_in_2any, blocks_in_2whole}, {blocks_in_4any, blocks_in_4whole}, {blocks_in_6any, blocks_in_6whole}};
 
 /* Places of blocks [from, to) of the tile. */
 static void locate(const wino *v, const aspen_call *c, int64_t from, int64_t to, place *places) {
@@ -239,10 +275,7 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     }
     float *input = s->input + block * v->row;
     const int64_t first = at.column * v->m - v->pad_left;
-    if (v->m == 2)
-      (whole ? blocks_in_2whole : blocks_in_2any)(v, &p, first, count, input, s->input_plane);
-    else
-      (whole ? blocks_in_4whole : blocks_in_4any)(v, &p, first, count, input, s->input_plane);
+    inputs[v->m / 2 - 1][whole](v, &p, first, count, input, s->input_plane);
   }
 }
 
@@ -379,7 +412,7 @@ INLINE void block_out_direct(const int m, const int all, const wino *v, const ta
     pixels(m, product + (j - column), plane, y);
     if (t->bias) {
       const vf bias = channels_of(t->bias + j, all, lanes);
-#pragma GCC unroll 16
+#pragma GCC unroll 36
       for (int i = 0; i < m * m; i++) y[i] += bias;
     }
     /* Pixels outside the box have no residual that may be read. */
@@ -392,10 +425,15 @@ INLINE void block_out_direct(const int m, const int all, const wino *v, const ta
     }                                                                                                                              \
   }
     if (first) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
-    epilogue_act(&v->epilogue, y, m * m);
+    if (m == 6) { /* in halves: an activation that is a call has room for 32 vectors */
+      epilogue_act(&v->epilogue, y, m * m / 2);
+      epilogue_act(&v->epilogue, y + m * m / 2, m * m / 2);
+    } else {
+      epilogue_act(&v->epilogue, y, m * m);
+    }
     if (v->scale) {
       const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
-#pragma GCC unroll 16
+#pragma GCC unroll 36
       for (int i = 0; i < m * m; i++) y[i] = vfma(y[i], scale, shift);
     }
     if (last) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
@@ -423,7 +461,7 @@ INLINE void block_out_any(const int m, const wino *v, const target *t, const flo
   for (int64_t j = 0; j < ASPEN_NR; j += VL) {
     vf y[(MOST_SIDE - 2) * (MOST_SIDE - 2)];
     pixels(m, product + j, plane, y);
-#pragma GCC unroll 16
+#pragma GCC unroll 36
     for (int i = 0; i < m * m; i++) vstore(block + i * ASPEN_NR + j, y[i]);
   }
   const int64_t skip = max64(t->first - column, 0), width = min64(t->last - column, ASPEN_NR) - skip;
@@ -459,8 +497,10 @@ typedef void out_fn(const wino *, const target *, const float *, int64_t, int64_
   static void block_out_##M##any(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {            \
     block_out_any(M, v, t, product, plane, column);                                                                                \
   }
-BLOCK_OUT(2) BLOCK_OUT(4)
-static out_fn *const outputs[2][3] = {{block_out_2any, block_out_2part, block_out_2all}, {block_out_4any, block_out_4part, block_out_4all}};
+BLOCK_OUT(2) BLOCK_OUT(4) BLOCK_OUT(6)
+static out_fn *const outputs[3][3] = {{block_out_2any, block_out_2part, block_out_2all},
+                                      {block_out_4any, block_out_4part, block_out_4all},
+                                      {block_out_6any, block_out_6part, block_out_6all}};
 
 /* One panel of a chunk. */
 static void output_of(const wino *v, const aspen_call *c, const workspace *s, int64_t blocks, int64_t column) {
@@ -479,7 +519,7 @@ static void output_of(const wino *v, const aspen_call *c, const workspace *s, in
       t.residual = (const float *)v->residual->ptr + at.image * v->residual->strides[0] + at.row * m * v->residual->strides[2] +
                    at.column * m * v->residual->strides[3];
     const int all = columns_all && t.bottom - t.top == m && t.right - t.left == m;
-    outputs[m == 4][direct ? 1 + all : 0](v, &t, s->product + block * ASPEN_NR, s->product_plane, column);
+    outputs[m / 2 - 1][direct ? 1 + all : 0](v, &t, s->product + block * ASPEN_NR, s->product_plane, column);
   }
 }
 
