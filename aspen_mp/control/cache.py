@@ -304,7 +304,8 @@ class Cache:
         files = sorted(self.files(), key=lambda file: file[1].st_atime_ns)
         total = sum(info.st_size for _, info in files) + coming
         for name, info in files:
-            stale = name.endswith(_TEMPORARY) and time.time_ns() - info.st_mtime_ns > _ABANDONED_NS
+            # By the time of change, not of modification: that of a weight file lies in the past before it has its name.
+            stale = name.endswith(_TEMPORARY) and time.time_ns() - info.st_ctime_ns > _ABANDONED_NS
             if total <= self._limit and not stale:
                 continue
             with contextlib.suppress(OSError):

@@ -168,6 +168,8 @@ class PlannerChild:
                 self._start()
             assert self._sock is not None
             self._sock.sendall(protocol.encode(self._current.message, limit=MAX_FRAME))
+        except ConnectionError:
+            self._died("")  # it ended before it read the job: how, its status says
         except OSError as error:
             self._died(f"could not start: {error}")
 
@@ -194,6 +196,8 @@ class PlannerChild:
                 return
             for message, fds in self._receiver.messages():
                 self._handle(message, fds)
+        except ConnectionError:
+            self._died("")
         except (AspenError, OSError) as error:
             self._died(str(error))
 

@@ -169,23 +169,25 @@ def test_keys_tell_everything_apart() -> None:
     assert cache.plan_key(**base) in keys
 
 
-def test_limit_and_what_writers_left(tmp_path: Path) -> None:
+def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = cache.Cache(str(tmp_path), 1000)
     for k in range(5):
         store.put_plan(f"p{k}", bytes(300))
         os.utime(tmp_path / "plans" / f"p{k}.aspen", ns=(k * 10**9, 10**9))
-    for name, when in (("old.0123.tmp", 0), ("new.0123.tmp", None)):
+    for name in ("fresh.0123.tmp", "sealed.0123.tmp"):
         (tmp_path / "weights" / name).write_bytes(bytes(10))
-        if when is not None:
-            os.utime(tmp_path / "weights" / name, (when, when))
+    os.utime(tmp_path / "weights" / "sealed.0123.tmp", ns=(cache.time.time_ns(), 0))  # as a weight file just before it gets its name
 
     def left(kind: str) -> list[str]:
         return sorted(p.name for p in (tmp_path / kind).iterdir())
 
     store.trim()
     assert left("plans") == ["p2.aspen", "p3.aspen", "p4.aspen"]
-    assert left("weights") == ["new.0123.tmp"]
+    assert left("weights") == ["fresh.0123.tmp", "sealed.0123.tmp"]
+    now = cache.time.time_ns()
+    monkeypatch.setattr(cache.time, "time_ns", lambda: now + 2 * 3600 * 10**9)
     store.trim(coming=500)
     assert left("plans") == ["p4.aspen"]
+    assert left("weights") == []
     assert not store.room(1001)
     assert store.room(1000)
