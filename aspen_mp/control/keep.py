@@ -1,5 +1,5 @@
 """What a planning child does for the plan cache: it knows the model by the digest of its contents, takes packed weights from the cache, and
-writes what it has made into it once the client has its answer."""
+has what it has made written into it by a process that nobody waits for."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ class Keeper:
         return answer
 
     def write(self) -> None:
-        """Puts the last plan and its weights into the cache, in a process of its own that yields to everything else.
+        """Puts the last plan and its weights into the cache, in a process of its own that yields to everything else. Called before the
+        answer is sent: with it the runtime may end, and the child with the runtime.
 
         Nobody waits for it. It outlives a runtime that ends right after its first request (or a script that is run again and again would
         never find anything in the cache), but not `WRITER_S`.
@@ -140,6 +141,7 @@ class Keeper:
                 signal.alarm(WRITER_S)
                 process.set_name("aspen-cache")
                 os.nice(19)
+                self._let_go()
                 self._write(*last)
             except OSError as error:
                 print(f"aspen-mp: warning: plan cache: {error}", file=sys.stderr, flush=True)
@@ -149,6 +151,14 @@ class Keeper:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+
+    def _let_go(self) -> None:
+        """Of every descriptor that writing does not need: the child's socket must end with the child."""
+        needed = {0, 1, 2, *self._fds.values()}
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in needed:
+                with suppress(OSError):
+                    os.close(int(name))
 
     def _write(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> None:
         from aspen_mp.planner import planfile

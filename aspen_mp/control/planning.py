@@ -140,8 +140,6 @@ class Planner:
 
     def settle(self) -> None:
         """After an answer: what nobody waits for."""
-        if self.keeper is not None:
-            self.keeper.write()
         fresh, self._fresh = self._fresh, []
         with process.in_background():
             for fd in fresh:
@@ -199,7 +197,11 @@ class Planner:
             used,
             packed,
         )
-        return answer if self.keeper is None else self.keeper.planned(message, plan, answer)
+        if self.keeper is None:
+            return answer
+        answer = self.keeper.planned(message, plan, answer)
+        self.keeper.write()
+        return answer
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
         """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
