@@ -107,6 +107,7 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_collect_plan(aspen_control *, uint32_t, uint32_t *)
     uint32_t aspen_add_client(aspen_control *, uint32_t, aspen_client_segment *)
     uint32_t aspen_add_data(aspen_control *, uint32_t, uint32_t)
+    uint32_t aspen_drop_data(aspen_control *, uint32_t, uint32_t)
     void aspen_drop_client(aspen_control *, aspen_doorbell *, uint32_t)
     int aspen_in_use(const aspen_control *, uint32_t, uint32_t)
     uint32_t aspen_collect_client(aspen_control *, uint32_t, uint32_t *)
@@ -299,9 +300,7 @@ cdef class ControlTable:
         cdef uint32_t k = self._client(client)
         if not 0 <= index < ASPEN_CLIENT_DATA or not self.c.client[k].data[<uint32_t>index]:
             raise ValueError(f"client {client} has no data segment {index}")
-        segment = self.c.client[k].data[<uint32_t>index]
-        aspen_store_seq(&self.c.client[k].data[<uint32_t>index], 0)
-        self._dying_data.add(segment)
+        self._dying_data.add(aspen_drop_data(self.c, k, index))
 
     def add_plan(self, segment, weights, arenas):
         cdef uint32_t w[ASPEN_MAX_WEIGHTS]

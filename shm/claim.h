@@ -142,6 +142,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   if (generation == 0) generation = 1; /* `executed` of a new arena is 0 */
   aspen_store_relaxed(&i->client, r->client);
   aspen_store_relaxed(&i->data, r->segment);
+  i->data_index = r->data;
   i->slot = r->slot;
   i->sequence = ASPEN_SLOT_SEQUENCE(r->word);
   i->class_ = r->class_;
@@ -166,9 +167,10 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   aspen_store_relaxed(&c->slot[r->slot].message_bytes, 0);
   if (!aspen_cas_seq(&c->slot[r->slot].word, r->word, ASPEN_SLOT_WORD(ASPEN_SLOT_SEQUENCE(r->word), ASPEN_SLOT_RUNNING))) {
     aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE)); /* the client scribbled over its own slot */
+    s->drained = 1; /* as above */
     return ASPEN_OK;
   }
-  memcpy(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
+  aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
   aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING));
   aspen_stat_add(&aspen_me(s)->claims, 1);
   uint32_t n = view->plan->n_initial, rows = aspen_open_rows(s);

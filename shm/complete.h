@@ -44,15 +44,18 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
   if (!aspen_cas_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING), ASPEN_STATE(generation, ASPEN_INSTANCE_DONE))) return; /* I9 */
   aspen_stat_add(&aspen_me(s)->ends, 1);
   uint64_t fault = aspen_load_relaxed(&i->fault);
-  uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan;
+  uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan, data = i->data, index = i->data_index;
   struct aspen_client_segment *c = aspen_client_mapped(s, client);
   if (c)
     aspen_answer(c, i->slot, ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING), error, error ? (uint32_t)(fault >> 32) : ASPEN_NONE,
                  error ? i->needed : 0, i->started_ns);
   aspen_stat_add(&i->served, 1);
   aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));
-  /* The planner process marks a plan or client as ending, then looks for running instances; we free the instance, then look for the mark. */
-  if (aspen_load_seq(&s->control->plan[plan].state) != ASPEN_PLAN_LIVE || aspen_load_seq(&s->control->client[client].state) != ASPEN_CLIENT_LIVE)
+  /* The planner process marks a plan, client or data segment as ending, then looks for running instances; we free the instance, then look for
+   * the mark. */
+  const struct aspen_client *owner = &s->control->client[client];
+  if (aspen_load_seq(&s->control->plan[plan].state) != ASPEN_PLAN_LIVE || aspen_load_seq(&owner->state) != ASPEN_CLIENT_LIVE ||
+      aspen_load_seq(&owner->data[index]) != data)
     s->drained = 1;
   aspen_add_seq(&s->control->claim.wanted, 1); /* a request may wait for the instance */
 }

@@ -262,7 +262,8 @@ struct aspen_instance {
   uint32_t slot;
   uint32_t sequence;   /* of the slot: word (sequence, RUNNING) is this request's */
   uint32_t seq;        /* server: as in aspen_plan */
-  uint32_t reserved0[2];
+  uint32_t data_index; /* of `data` in the client's table */
+  uint32_t reserved0;
   /* line 1: request-grained */
   uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
   uint64_t started_ns; /* CLOCK_MONOTONIC */

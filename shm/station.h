@@ -42,7 +42,7 @@ struct aspen_station {
   struct aspen_instance_view *const *instance;  /* [ASPEN_MAX_INSTANCES], NULL: none */
   /* changed by the loop */
   struct aspen_seed { uint32_t instance, next, n, share; } seed; /* a started request whose first tiles are not all in the pool yet */
-  uint32_t drained;                             /* a dropped plan's or client's last request has ended */
+  uint32_t drained;                             /* something dropped may be free now: its user is gone, or did not come to be */
 };
 
 static inline struct aspen_worker *aspen_me(const struct aspen_station *s) { return &s->control->worker[s->row]; }

@@ -168,6 +168,13 @@ static inline uint32_t aspen_add_data(struct aspen_control *c, uint32_t client, 
   return 0;
 }
 
+/* The client's submissions name it no longer; what runs with it is waited for (aspen_in_use). Returns the segment. */
+static inline uint32_t aspen_drop_data(struct aspen_control *c, uint32_t client, uint32_t index) {
+  uint32_t segment = c->client[client].data[index];
+  aspen_store_seq(&c->client[client].data[index], 0);
+  return segment;
+}
+
 static inline void aspen_drop_client(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t client) {
   aspen_store_seq(&c->client[client].state, ASPEN_CLIENT_DYING);
   aspen_look_again(c, bell);

@@ -17,8 +17,8 @@ class Engine:
     ("opaque", instance, tile)    execute the tile on operands(instance, tile), then finish(instance, tile, …)
     ("attach", seq, 0)            read every message waiting on the worker's socket and map() what it brings; wait for more while
                                   missing(seq) is not empty (a worker that just joined); attached(seq)
-    ("drained", 0, 0)             a dropped plan's or client's last request has ended: tell the planner process to collect()
-    ("leave", 0, 0)               asked to leave: the row is closed and handed over; exit
+    ("drained", 0, 0)             something dropped may have seen its last request: tell the planner process to collect()
+    ("leave", 0, 0)               asked to leave: the row is closed, its tiles are anybody's; exit
     ("stop", 0, 0)                the runtime ends; exit
     ==============  ==============================================================================================================
 

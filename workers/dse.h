@@ -15,8 +15,8 @@
 enum aspen_reason {
   ASPEN_REASON_OPAQUE = 1, /* `opaque` has to be executed by Python, then aspen_dse_finish() */
   ASPEN_REASON_ATTACH,     /* something was announced: map it, then aspen_dse_attached() */
-  ASPEN_REASON_DRAINED,    /* a dropped plan's or client's last request has ended */
-  ASPEN_REASON_LEAVE,      /* the row is closed and handed over */
+  ASPEN_REASON_DRAINED,    /* a dropped plan's, client's or data segment's last request may have ended: the planner process has to look */
+  ASPEN_REASON_LEAVE,      /* the row is closed; what is left in it is anybody's */
   ASPEN_REASON_STOP
 };
 
@@ -96,6 +96,11 @@ static inline void aspen_dse_lap(struct aspen_dse *d, uint64_t *what) {
 
 static inline void aspen_dse_idle(struct aspen_dse *d, uint32_t how) { aspen_stat_store(&aspen_me(&d->s)->idle, how); }
 
+/* May tiles of another row be taken? A closed row's always: it has no worker, whether stealing is on or not. */
+static inline int aspen_dse_may_take(const struct aspen_dse *d, const struct aspen_row *row) {
+  return aspen_stat_load(&d->s.control->signals.steal) || !aspen_load_seq(&row->open);
+}
+
 /* Is there anything this DSE could do? The second look before it sleeps: sequentially consistent throughout. */
 static inline int aspen_dse_work(const struct aspen_dse *d) {
   const struct aspen_control *c = d->s.control;
@@ -103,9 +108,10 @@ static inline int aspen_dse_work(const struct aspen_dse *d) {
   if (aspen_load_seq(&g->epoch) != d->s.user.epoch || aspen_load_seq(&g->attach_seq) != d->s.user.attached || aspen_load_seq(&g->stop)) return 1;
   if (aspen_load_seq(&aspen_me(&d->s)->command)) return 1;
   if (aspen_load_seq(&aspen_own_row(&d->s)->mask)) return 1;
-  if (aspen_stat_load(&g->steal))
-    for (uint32_t k = 0; k < d->n_victims; k++)
-      if (aspen_load_seq(&c->row[d->victim[k]].mask)) return 1;
+  for (uint32_t k = 0; k < d->n_victims; k++) {
+    const struct aspen_row *row = &c->row[d->victim[k]];
+    if (aspen_load_seq(&row->mask) && aspen_dse_may_take(d, row)) return 1;
+  }
   return aspen_bell_pending(d->s.bell) || aspen_claim_due(&d->s);
 }
 
@@ -322,14 +328,14 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
     if (r) return r;
   }
   int r = aspen_pool_pop(own, &d->s.user, 0, item);
-  if (r != ASPEN_EMPTY || !aspen_stat_load(&d->s.control->signals.steal)) return r;
-  for (uint32_t k = 0; k < d->n_victims; k++) {
-    r = aspen_pool_pop(&d->s.control->row[d->victim[k]], &d->s.user, 1, item);
-    if (r == ASPEN_EMPTY || r == ASPEN_BUSY) continue;
+  for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
+    struct aspen_row *row = &d->s.control->row[d->victim[k]];
+    if (!aspen_load_relaxed(&row->mask) || !aspen_dse_may_take(d, row)) continue;
+    r = aspen_pool_pop(row, &d->s.user, 1, item);
+    if (r == ASPEN_BUSY) r = ASPEN_EMPTY;
     if (r == ASPEN_OK) aspen_stat_add(&aspen_me(&d->s)->steals, 1);
-    return r;
   }
-  return ASPEN_EMPTY;
+  return r;
 }
 
 /* ------------------------------------------------------------------------------------------------ joining and leaving */
@@ -337,7 +343,7 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
 static inline int aspen_dse_open(struct aspen_dse *d, uint32_t open) {
   int r = aspen_row_lock(aspen_own_row(&d->s), &d->s.user);
   if (r) return r;
-  aspen_store_relaxed(&aspen_own_row(&d->s)->open, open);
+  aspen_store_seq(&aspen_own_row(&d->s)->open, open); /* seq: a leaver closes, then looks for sleepers */
   aspen_row_unlock(aspen_own_row(&d->s));
   return ASPEN_OK;
 }
@@ -350,31 +356,10 @@ static inline int aspen_dse_join(struct aspen_dse *d) {
   return r;
 }
 
-/* Closes the row and moves its tiles to the nearest row that has a worker. Where there is none they stay, for thieves and for the row's next worker. */
+/* The row closes. Tiles left in it are anybody's: see aspen_dse_may_take(). */
 static inline int aspen_dse_leave(struct aspen_dse *d) {
   aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_LEAVING);
-  int r = aspen_dse_open(d, 0);
-  for (uint32_t k = 0; k < d->n_victims && r == ASPEN_OK;) {
-    struct aspen_row *heir = &d->s.control->row[d->victim[k]];
-    uint64_t item;
-    if (!aspen_load_relaxed(&heir->open)) {
-      k++;
-      continue;
-    }
-    if ((r = aspen_pool_pop(aspen_own_row(&d->s), &d->s.user, 0, &item))) break;
-    uint8_t column = (uint8_t)aspen_dse_column(d, item);
-    r = aspen_pool_push(heir, &d->s.user, &item, &column, 1, 1);
-    if (r == ASPEN_CLOSED) {
-      r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, &item, &column, 1, 0);
-      k++;
-    }
-    if (r == ASPEN_ATTACH) { /* keep it: the loop comes back here after mapping */
-      d->follow = item;
-      return r;
-    }
-  }
-  if (!aspen_stat_load(&d->s.control->signals.steal)) aspen_wake_owners(&d->s.control->idle, d->s.bell);
-  return r == ASPEN_EMPTY ? ASPEN_OK : r;
+  return aspen_dse_open(d, 0);
 }
 
 /* Every way out of the loop. A wake-up that this DSE consumed is handed on, because it will not look any more. */
@@ -424,11 +409,8 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
     aspen_stat_add(&me->heartbeat, 1);
     if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
     int asked = aspen_dse_asked(d);
-    if (asked == ASPEN_REASON_LEAVE) {
-      int r = aspen_dse_put_back(d);
-      if (r == ASPEN_OK) r = aspen_dse_admit(d) ? ASPEN_BUSY : aspen_dse_leave(d);
-      if (r) continue; /* epoch or attach: the top of the loop sees to it, then we leave */
-    }
+    if (asked == ASPEN_REASON_LEAVE && (aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d)))
+      continue; /* epoch or attach: the top of the loop sees to it, then we leave */
     if (asked) return aspen_dse_exit(d, (enum aspen_reason)asked);
     int r = aspen_dse_admit(d);
     if (r == ASPEN_OK) r = aspen_dse_take(d, &item);
@@ -436,7 +418,7 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
       if (d->looking) aspen_dse_found(d);
       r = aspen_dse_execute(d, item);
       if (r == ASPEN_BUSY) return aspen_dse_exit(d, ASPEN_REASON_OPAQUE);
-    } else if (r == ASPEN_EMPTY) {
+    } else if (r == ASPEN_EMPTY && !d->s.drained) { /* that is said first: nobody wakes this DSE for it */
       aspen_dse_rest(d);
     }
   }

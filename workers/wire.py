@@ -16,7 +16,7 @@ ATTACH = 2  # segment id, role, bytes; descriptor of the segment
 DETACH = 3  # segment id
 SYNC = 4  # attach_seq
 READY = 5  # worker: has everything and is about to run
-DRAINED = 6  # worker: the last request of something that was dropped has ended
+DRAINED = 6  # worker: something that was dropped may be free now
 ERROR = 7  # worker: cannot go on; the text says why
 
 _HEAD = struct.Struct("<IqqQ")

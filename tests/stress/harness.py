@@ -59,7 +59,7 @@ def _worker(control: Segment, bell: Segment, row: int, sock: socket.socket, opaq
             assert opaque is not None
             opaque(engine, a, b)
         elif reason == "drained":
-            pass
+            sock.send(b"drained")
         else:
             break
     engine.close()
@@ -165,6 +165,12 @@ class Machine:
         result = self.table.add_plan(self.announce(segment), [], arenas)
         self.table.publish()
         return result
+
+    def wait_drained(self, row: int) -> None:
+        """Blocks until that worker says that something dropped is no longer used."""
+        _, sock = self.workers[row]
+        sock.settimeout(WATCHDOG)
+        assert sock.recv(16) == b"drained"
 
     def collect(self) -> list[int]:
         gone = self.table.collect()

@@ -123,6 +123,40 @@ def test_plans_come_and_go_while_others_run() -> None:
         assert len(machine.segments) == 1 + 2 + 2  # plan, arenas, client and data of the one that stayed
 
 
+@pytest.mark.parametrize("what", ["plan", "client", "data"])
+def test_what_is_dropped_while_it_is_used_is_reported_when_it_is_free(what: str) -> None:
+    from aspen_mp.workers._dse import Engine
+
+    go, let_go = os.pipe()
+
+    def execute(engine: Engine, instance: int, tile: int) -> None:
+        os.read(go, 1)
+        engine.finish(instance, tile)
+
+    plan = random_plan(6, nodes=10, opaque=frozenset({0}))
+    try:
+        with Machine(2, opaque=execute) as machine:
+            machine.start(0)
+            ids, client = machine.load(plan, 2), Client(machine, 64 + plan.request_bytes)
+            client.channel.submit(*ids, client.index, client.put(plan, 0, np.ones(plan.length, np.uint64)))
+            deadline = time.monotonic() + WATCHDOG
+            while machine.table.status()["instances"]["running"] != 1:
+                assert time.monotonic() < deadline
+            if what == "plan":
+                machine.table.drop_plan(ids[0])
+            elif what == "client":
+                machine.table.drop_client(client.number)
+            else:
+                machine.table.drop_data(client.number, client.index)
+            assert machine.collect() == []
+            os.write(let_go, b".")
+            machine.wait_drained(0)
+            assert len(machine.collect()) == {"plan": 3, "client": 2, "data": 1}[what]
+    finally:
+        os.close(go)
+        os.close(let_go)
+
+
 def test_cancelled_requests_end_and_their_instances_are_free_again() -> None:
     plan = random_plan(4, nodes=60, parts=6)
     with Machine(2) as machine:
