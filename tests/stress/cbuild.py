@@ -1,0 +1,73 @@
+"""Compiles the model checker (model.c) with the system's compiler, from the repository's own headers or mutated copies of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = "-std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-unused-function -DASPEN_LAYOUT_HASH=1ull -DASPEN_MODEL_CHECK"
+# The code under check: functions of their own, so that what they leave behind is cleared when they return; an atomic operation is a call
+# there whose result is cast.
+MODEL_FLAGS = "-fno-inline -fno-stack-protector -Wno-unused-value -Wno-missing-field-initializers"
+# Tables without the entries that no scenario uses: a look at all of them would otherwise be most of what the checker does.
+SMALL = {
+    "layout.h": {
+        "#define ASPEN_MAX_WORKERS 256": "#define ASPEN_MAX_WORKERS 2",
+        "#define ASPEN_MAX_PLANS 1024": "#define ASPEN_MAX_PLANS 4",
+        "#define ASPEN_MAX_INSTANCES 4096": "#define ASPEN_MAX_INSTANCES 4",
+        "#define ASPEN_MAX_SEGMENTS 8192": "#define ASPEN_MAX_SEGMENTS 16",
+    },
+    # Of the clients that do not exist none is looked for.
+    "table.h": {"aspen_or_seq(&c->claim.waiting[w], ~(uint64_t)0)": "aspen_or_seq(&c->claim.waiting[w], w ? 0 : (uint64_t)2)"},
+}
+
+
+def compiler() -> str:
+    cc = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    assert cc, "no C compiler: install gcc, or name one in CC"
+    return cc
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """Replaces the one occurrence of `old`: what no longer applies is an error, not a pass."""
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path.name} has {text.count(old)} times: {old}"
+    path.write_text(text.replace(old, new))
+
+
+def sources(folder: Path) -> Path:
+    """Copies the headers and the checker's C files into one folder, where quoted includes find each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("shm/*.h", "workers/*.h", "workers/kernels/kernel.h", "tests/stress/*.h", "tests/stress/*.c"):
+        for path in ROOT.glob(pattern):
+            text = re.sub(r'#include "(?:\.\./)*(?:[a-z]+/)*([a-z_]+\.h)"', r'#include "\1"', path.read_text())
+            (folder / path.name).write_text(text)
+    for name, changes in SMALL.items():
+        for old, new in changes.items():
+            replace(folder / name, old, new)
+    return folder
+
+
+def _compile(*arguments: object) -> None:
+    command = [compiler(), *FLAGS.split(), *(str(a) for a in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+def build_checker(folder: Path) -> list[Path]:
+    """The part of the checker that is the same for every mutant."""
+    objects = [folder / "fibers.o", folder / "search.o"]
+    for out in objects:
+        _compile("-O3", "-g", "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
+    return objects
+
+
+def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Path:
+    """-O2 leaves the fewest remains of dead variables in registers and frames, so it has the fewest states; -O0 compiles faster."""
+    program = folder / "model"
+    _compile(*MODEL_FLAGS.split(), optimise, "-I", folder, "-o", program, folder / "model.c", *checker)
+    return program

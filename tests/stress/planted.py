@@ -1,0 +1,299 @@
+"""Faults planted into copies of the scheduler's headers, which the model checker must find, and into its own reduction."""
+
+from __future__ import annotations
+
+# What is broken, where, which lines become what, and the scenario that shows it.
+MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
+    "park": [
+        ("parks without a second look", "dse.h", "if (!aspen_dse_work(d)) {", "if (1) {", "single"),
+        (
+            "notes the count after the second look",
+            "dse.h",
+            "aspen_park_commit(d->s.bell, event);",
+            "aspen_park_commit(d->s.bell, aspen_load_seq(&d->s.bell->event));",
+            "single",
+        ),
+        (
+            "announces itself after the second look",
+            "doorbell.h",
+            "  aspen_add_seq(&idle->sleepers, 1);\n"
+            "  aspen_sub_seq(&idle->spinners, 1); /* a pusher that still trusted this spinner did so before our second look */\n",
+            "",
+            "pair",
+        ),
+        (
+            "shows tiles with a store that may be late",
+            "pool.h",
+            "aspen_store_seq(&row->mask, mask);",
+            "aspen_store_release(&row->mask, mask);",
+            "lazy tso",
+        ),
+        ("rings without bumping the count", "doorbell.h", "  aspen_add_seq(&bell->event, 1);\n", "", "single"),
+        (
+            "fills others' rows without waking anyone",
+            "doorbell.h",
+            "  return aspen_load_seq(&idle->sleepers) ? aspen_ring(bell, INT_MAX) : 0;",
+            "  return 0;",
+            "lazy",
+        ),
+    ],
+    "claim": [
+        (
+            "rings before it sets its bit",
+            "submit.h",
+            "  aspen_or_seq(&bell->pending[client / 64], (uint64_t)1 << (client % 64));\n  aspen_ring(bell, 1);",
+            "  aspen_ring(bell, 1);\n  aspen_or_seq(&bell->pending[client / 64], (uint64_t)1 << (client % 64));",
+            "single",
+        ),
+        (
+            "sets the slot's bit after it rang",
+            "submit.h",
+            "  aspen_or_seq(&c->pending[slot / 64], (uint64_t)1 << (slot % 64));\n  aspen_ring_as(c, bell);\n  return sequence;",
+            "  aspen_ring_as(c, bell);\n  aspen_or_seq(&c->pending[slot / 64], (uint64_t)1 << (slot % 64));\n  return sequence;",
+            "single",
+        ),
+        ("waits without saying so", "submit.h", "  aspen_add_seq(&s->waiters, 1); /* seq", "  /* seq", "single"),
+        ("collects the doorbell's bits without a word", "claim.h", "  if (any) aspen_add_seq(&claim->wanted, 1);", "", "single"),
+        ("forgets who waits for an instance", "claim.h", "  if (left || r) aspen_or_seq(waiting, bit);", "", "queued"),
+        (
+            "clears the pending bit after the look",
+            "claim.h",
+            "    aspen_and_seq(pending, ~bit);\n    r.word = aspen_load_seq(&slot->word);\n",
+            "    r.word = aspen_load_seq(&slot->word);\n    aspen_and_seq(pending, ~bit);\n",
+            "recancel",
+        ),
+        (
+            "clears the waiting bit after the look",
+            "claim.h",
+            "  if (left || r) aspen_or_seq(waiting, bit);",
+            "  if (left || r) aspen_or_seq(waiting, bit);\n  else aspen_and_seq(waiting, ~bit);",
+            "queued",
+        ),
+        ("claims without the lock", "claim.h", "if (!aspen_cas_seq(&claim->lock, 0, s->user.owner)) return ASPEN_OK;", "", "beside"),
+        (
+            "notes what it has done at the end of the scan",
+            "claim.h",
+            "aspen_store_seq(&claim->done, wanted);",
+            "aspen_store_seq(&claim->done, aspen_load_seq(&claim->wanted));",
+            "queued",
+        ),
+        (
+            "does not reset the counters",
+            "claim.h",
+            "  aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);\n",
+            "",
+            "single",
+        ),
+        (
+            "shows the tiles before their counters",
+            "claim.h",
+            "  aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);\n",
+            "  s->seed = (struct aspen_seed){.instance = id, .next = 0, .n = view->plan->n_initial, .share = 1};\n  aspen_seed(s);\n"
+            "  aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);\n",
+            "pair",
+        ),
+    ],
+    "pool": [
+        ("forgets a column's bit", "pool.h", "  return mask | bit;", "  return mask;", "single"),
+        (
+            "takes no row lock at all",
+            "pool.h",
+            "const struct aspen_user *u) {\n  uint32_t turns = 0;",
+            "const struct aspen_user *u) {\n  return ASPEN_OK;\n  uint32_t turns = 0;",
+            "single",
+        ),
+        (
+            "leaves an emptied column marked",
+            "pool.h",
+            "aspen_store_relaxed(&row->mask, mask & ~((uint64_t)1 << column));",
+            "(void)0;",
+            "single",
+        ),
+        (
+            "keeps the lock of a row that it finds empty",
+            "pool.h",
+            "  aspen_row_unlock(row);\n  return r;\n}\n\n#endif",
+            "  if (mask) aspen_row_unlock(row);\n  return r;\n}\n\n#endif",
+            "pair",
+        ),
+        (
+            "keeps the claim lock when it has to map first",
+            "claim.h",
+            "    aspen_store_seq(&claim->lock, 0);\n    if (r) return r;",
+            "    if (r) return r;\n    aspen_store_seq(&claim->lock, 0);",
+            "attach",
+        ),
+        ("thieves do not lock", "pool.h", "thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY)", "thief ? ASPEN_OK", "pair"),
+        (
+            "pops by the mask it saw before it had the lock",
+            "pool.h",
+            "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n"
+            "  if (r) return r;\n  uint64_t mask = aspen_load_relaxed(&row->mask);",
+            "  uint64_t mask = aspen_load_relaxed(&row->mask);\n"
+            "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n  if (r) return r;",
+            "pair",
+        ),
+    ],
+    "complete": [
+        (
+            "counts down in two steps",
+            "dse.h",
+            "if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;",
+            "uint32_t m = aspen_load_relaxed(&v->missing[child]); aspen_store_relaxed(&v->missing[child], m - 1); if (m != 1) continue;",
+            "pair",
+        ),
+        (
+            "pushes every child that it counts down",
+            "dse.h",
+            "if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;",
+            "aspen_sub_acq_rel(&v->missing[child], 1);",
+            "diamond",
+        ),
+        (
+            "loses what is ready beside the tile that follows",
+            "dse.h",
+            "  return aspen_dse_push(d, &ready);",
+            "  return ASPEN_OK;",
+            "diamond",
+        ),
+        (
+            "frees the instance before the answer",
+            "complete.h",
+            "ASPEN_STATE(generation, ASPEN_INSTANCE_DONE))) return; /* I9 */",
+            "ASPEN_STATE(generation, ASPEN_INSTANCE_FREE))) return;",
+            "queued",
+        ),
+        (
+            "loses the wake-up at END: a request waits for the instance",
+            "complete.h",
+            "  aspen_add_seq(&s->control->claim.wanted, 1); /* a request may wait for the instance */\n",
+            "",
+            "queued",
+        ),
+        (
+            "loses the wake-up at END: the client waits for the answer",
+            "complete.h",
+            "  if (aspen_load_seq(&s->waiters)) aspen_futex_wake(&s->word, INT_MAX);\n",
+            "",
+            "single",
+        ),
+        (
+            "looks for waiting clients before the answer",
+            "complete.h",
+            "  if (!aspen_cas_seq(&s->word, from, ASPEN_SLOT_WORD(ASPEN_SLOT_SEQUENCE(from), ASPEN_SLOT_DONE))) return;\n"
+            "  if (aspen_load_seq(&s->waiters))",
+            "  uint32_t waiters = aspen_load_seq(&s->waiters);\n"
+            "  if (!aspen_cas_seq(&s->word, from, ASPEN_SLOT_WORD(ASPEN_SLOT_SEQUENCE(from), ASPEN_SLOT_DONE))) return;\n  if (waiters)",
+            "single",
+        ),
+    ],
+    "leave": [
+        (
+            "leaves with tiles in hand",
+            "dse.h",
+            "(aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d))",
+            "(aspen_dse_leave(d))",
+            "hold",
+        ),
+        (
+            "leaves without what it could not push",
+            "dse.h",
+            "(aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d))",
+            "(aspen_dse_put_back(d), aspen_dse_leave(d))",
+            "hold",
+        ),
+        (
+            "takes nothing from closed rows",
+            "dse.h",
+            "return aspen_stat_load(&d->s.control->signals.steal) || !aspen_load_seq(&row->open);",
+            "return aspen_stat_load(&d->s.control->signals.steal);",
+            "bequeath",
+        ),
+        (
+            "closes its row with a store that may be late",
+            "dse.h",
+            "aspen_store_seq(&aspen_own_row(&d->s)->open, open);",
+            "aspen_store_relaxed(&aspen_own_row(&d->s)->open, open);",
+            "bequeath tso",
+        ),
+        (
+            "leaves without waking anyone",
+            "dse.h",
+            "  if (aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 1);\n",
+            "",
+            "leave",
+        ),
+        (
+            "leaves without uncounting itself",
+            "dse.h",
+            "    aspen_sub_seq(&idle->spinners, 1);\n  }\n",
+            "  }\n",
+            "leave",
+        ),
+    ],
+    "attach": [
+        (
+            "follows links into what it has not mapped",
+            "pool.h",
+            "  else if (!aspen_row_mapped(u)) r = ASPEN_ATTACH;\n  else *item",
+            "  else *item",
+            "attach",
+        ),
+        (
+            "refuses what it has not mapped",
+            "claim.h",
+            "== s->user.attached ? error : ASPEN_E_NOT_MAPPED;",
+            "== s->user.attached ? error : error;",
+            "attach",
+        ),
+        ("sleeps through an announcement", "dse.h", " || aspen_load_seq(&g->attach_seq) != d->s.user.attached", "", "announce"),
+        (
+            "claims what is being dropped",
+            "claim.h",
+            "  if (aspen_load_seq(&s->control->plan[r->plan].state) != ASPEN_PLAN_LIVE) error = ASPEN_E_PLAN_GONE;\n  else if",
+            "  if",
+            "drop",
+        ),
+        (
+            "withdraws a claim with a store",
+            "claim.h",
+            "    aspen_cas_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_CLAIMED), ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));",
+            "    aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));",
+            "drop walks=30000",
+        ),
+        ("withdraws a claim without a word", "claim.h", "    s->drained = 1; /* whoever looked", "    /* whoever looked", "drop"),
+        ("frees a spoilt slot's instance without a word", "claim.h", "    s->drained = 1; /* as above */\n", "", "spoil"),
+        ("sleeps on what the planner process waits for", "dse.h", "r == ASPEN_EMPTY && !d->s.drained", "r == ASPEN_EMPTY", "drop"),
+        (
+            "frees the instance with a store that may be late",
+            "complete.h",
+            "  aspen_store_seq(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));",
+            "  aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_FREE));",
+            "drop tso",
+        ),
+        (
+            "marks the end with a store that may be late",
+            "table.h",
+            "  aspen_store_seq(&c->client[client].data[index], 0);",
+            "  aspen_store_release(&c->client[client].data[index], 0);",
+            "drop-data tso",
+        ),
+        (
+            "does not say that a data segment is free",
+            "complete.h",
+            " ||\n      aspen_load_seq(&owner->data[index]) != data)",
+            ")",
+            "drop-data",
+        ),
+    ],
+}
+
+
+# The same for the reduction: what makes it leave out too much.
+REDUCTION = [
+    ("reads conflict with nothing", "by_read = reads.bits[k] & p->writes.bits[k];", "by_read = 0;", "single"),
+    ("writes conflict with nothing", "by_write = writes.bits[k] & (p->reads.bits[k] | p->writes.bits[k])", "by_write = 0", "single"),
+    ("every lock guards every word", "  if (!(locks[w] & ~held)) return;\n", "  return;\n", "single"),
+    ("what comes later in the code conflicts with nothing", "  for (int more = 1; more;) {\n", "  for (int more = 0; more;) {\n", "single"),
+    ("late stores conflict with nothing", "  if (writes_late)\n", "  if (0)\n", "scribble tso"),
+]
