@@ -119,7 +119,7 @@ class Runtime:
 
         `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for now; without it a model
         whose shapes are all fixed is planned now, any other at its first request. `progress(step, done, total)` is called while it works.
-        `winograd`: 3 × 3 convolutions of stride 1 may use Winograd's algorithm where that is faster; results differ from direct ones by
+        `winograd`: convolutions may use Winograd's algorithm where that is faster; results differ from direct ones by
         rounding (whole networks: about 1e-5 of the largest output). None takes the profile's value. Raises FileNotFoundError,
         ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
         """

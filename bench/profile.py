@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import mmap
+import os
 import statistics
 import sys
 import time
@@ -25,6 +26,8 @@ from rich.table import Table
 from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.plan import OpInfo, Plan
+from aspen_mp.shm import _mapping
+from aspen_mp.shm.segments import huge_pages
 from aspen_mp.workers._dse import PlanRunner
 
 Array = npt.NDArray[Any]
@@ -85,10 +88,14 @@ def _runner(plan: Plan, isa: str | None) -> tuple[PlanRunner, Array]:
     """A runner with memory of its own, weights packed, and the request's region."""
     directory = plan.default_directory()[0]
     end = max((directory[item.key][1] + item.nbytes for item in plan.weights), default=1)
-    weights = mmap.mmap(-1, end)
+    fd = os.memfd_create("weights")
+    os.ftruncate(fd, end)
+    weights = _mapping.Mapping(fd, end, True)
     for item in plan.weights:
         at = directory[item.key][1]
         item.write(memoryview(weights)[at : at + item.nbytes])
+    huge_pages(fd)  # as those of a loaded model
+    os.close(fd)
     segment = plan.segment()
     arena = mmap.mmap(-1, max(plan.arena_layout()["arena_bytes"], 1))
     request = mmap.mmap(-1, max(plan.request_bytes, 1))

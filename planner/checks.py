@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import isfinite, prod
 
 from aspen_mp.planner.params import GUARDS
+from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
@@ -176,24 +177,23 @@ def _wino(call: Call) -> None:
     out, x = call.out, call.input(0)
     _rank(out, 4, "the output")
     _rank(x, 4, "input 0")
-    for i, (name, value) in enumerate(zip(_WINO_PARAMS, (1, 3, 3, 1, 1, 1, 1), strict=True)):
-        _range(call, i, name, value, value + 1)
+    for i, name in ((0, "groups"), (5, "dilation"), (6, "dilation")):
+        _range(call, i, name, 1, 2)
+    kernel, strides, block = (call.params[1], call.params[2]), (call.params[3], call.params[4]), call.params[16]
+    _need(kernel in {b[:2] for b in BLOCKS}, "kernel", kernel, "one that runs in blocks")
+    _need(strides[0] == strides[1] and (*kernel, strides[0]) in BLOCKS, "stride", strides, "one that runs in blocks")
     for i in (7, 8):
         _range(call, i, "pad", 0, LIMIT)
     _act(call, 9)
     _range(call, 12, "residual_last", 0, 2)
-    block = call.params[16]
-    _need(block in (2, 4, 6), "block", block, "2, 4 or 6")
+    _need(block in BLOCKS[*kernel, strides[0]], "block", block, BLOCKS[*kernel, strides[0]])
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     w = call.input(1)
-    _shape(w, (-(-out.shape[1] // 32), (block + 2) ** 2, x.shape[1], 32), "shape of input 1")
+    _shape(w, (-(-out.shape[1] // 32), blocks_of(kernel, strides, block).weights, x.shape[1], 32), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
     _scale(call, 4, out.shape[1])
-
-
-_WINO_PARAMS = ("groups", "kernel", "kernel", "stride", "stride", "dilation", "dilation")
 
 
 def _dwconv(call: Call) -> None:

@@ -12,18 +12,19 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
+from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
+from aspen_mp.planner.winograd import Blocks
 
 FLOPS_PER_NS = BUILT_IN.matrix
 """Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
-BLOCK_IN_NS = {2: 3.5, 4: 8.0, 6: 14.0}
-BLOCK_OUT_NS = {2: 2.5, 4: 6.0, 6: 11.0}
-"""Transforms of WINO for a block of so many rows: of a channel of input, of a channel of output with its epilogue."""
-COLD_BYTES_PER_NS = BUILT_IN.cold
+BLOCK_IN_NS = 0.11
+BLOCK_OUT_NS = 0.085
+"""Transforms of WINO, for each product and axis: of a channel of input, of a channel of output with its epilogue."""
 OPAQUE_NS = 200_000.0
 SCORE_NS = 0.35
 """A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
@@ -112,16 +113,21 @@ def element_ns(node: Node) -> float:
     return rates().element_ns.get(node.op, _ELEMENT_NS.get(node.op, 0.05)) + _activation_ns(node)
 
 
-def winograd_blocks(shape: Shape, block: int) -> int:
+def winograd_blocks(shape: Shape, blocks: Blocks) -> int:
     """Blocks of an output [N, C, H, W]."""
-    return shape[0] * -(-shape[2] // block) * -(-shape[3] // block)
+    return shape[0] * -(-shape[2] // blocks.sides[0]) * -(-shape[3] // blocks.sides[1])
 
 
-def winograd_ns(block: int, blocks: Any, channels: int, outputs: Any) -> Any:
-    """Arithmetic of so many blocks, all data at hand: transforms and products. Numbers or arrays of them."""
+def winograd_ns(blocks: Blocks, n: Any, channels: int, outputs: Any) -> Any:
+    """Arithmetic of `n` blocks, all data at hand: transforms and products. Numbers or arrays of them."""
     padded = -(-outputs // PANEL) * PANEL
-    products = 2.0 * (block + 2) ** 2 * channels * padded / WINOGRAD_FLOPS_PER_NS
-    return blocks * (products + channels * BLOCK_IN_NS[block] + padded * BLOCK_OUT_NS[block])
+    products = 2.0 * blocks.products * channels * padded / WINOGRAD_FLOPS_PER_NS
+    return n * (products + blocks.products * blocks.transforms * (channels * BLOCK_IN_NS + padded * BLOCK_OUT_NS))
+
+
+def blocks_of(node: Node) -> Blocks:
+    """Those of a WINO node."""
+    return winograd.blocks_of(node.attrs["kernel"], node.attrs["strides"], node.attrs["block"])
 
 
 def scores(node: Node) -> float:
@@ -155,9 +161,9 @@ def _matrix_ns(node: Node, ops: float) -> float:
 
 
 def _winograd_node_ns(node: Node) -> float:
-    a, block, shape = node.inputs[0], int(node.attrs["block"]), node.output.shape
+    a, blocks, shape = node.inputs[0], blocks_of(node), node.output.shape
     assert a is not None
-    return float(winograd_ns(block, winograd_blocks(shape, block), a.shape[1], shape[1])) + node.output.size * after_ns(node)
+    return float(winograd_ns(blocks, winograd_blocks(shape, blocks), a.shape[1], shape[1])) + node.output.size * after_ns(node)
 
 
 def _gemm_flops(node: Node) -> float:
@@ -175,8 +181,8 @@ def _depthwise_flops(node: Node) -> float:
 
 
 def _winograd_flops(node: Node) -> float:
-    a, block = node.inputs[0], int(node.attrs["block"])
-    products = winograd_blocks(node.output.shape, block) * (block + 2) ** 2 * node.output.shape[1]
+    a, blocks = node.inputs[0], blocks_of(node)
+    products = winograd_blocks(node.output.shape, blocks) * blocks.products * node.output.shape[1]
     return 2.0 * products * a.shape[1] if a is not None else 0.0
 
 

@@ -9,7 +9,8 @@ op                   attrs
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
-``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs: 2, 4, 6); W transformed by `aspen_mp.planner.winograd`
+``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, see `winograd.BLOCKS`); W transformed by
+                     `aspen_mp.planner.winograd`
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
                      ``count_include_pad``
 ``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``

@@ -19,6 +19,7 @@ from aspen_mp.planner import cost
 from aspen_mp.planner import strides as st
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.storage import Storage, item_bytes
+from aspen_mp.planner.winograd import Blocks
 from aspen_mp.shm.tables import LIMITS
 
 TILE_AXES = LIMITS["tile_axes"]
@@ -285,42 +286,48 @@ class _Winograd(_Evaluate):
     """Sides: batch, output rows and columns of the image, output channels."""
 
     channels: int
-    block: int
+    blocks: Blocks
     element_ns: float
 
     def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
         batch, height, width, n = sides
-        blocks = batch * -(-height // self.block) * -(-width // self.block)
-        side = self.block + 2
-        weights = 4.0 * side * side * self.channels * n
-        read = batch * (-(-height // self.block) * self.block + 2) * (-(-width // self.block) * self.block + 2)
+        rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
+        blocks = batch * rows * columns
+        weights = 4.0 * self.blocks.weights * self.channels * n
+        steps, patch = self.blocks.steps, self.blocks.patch
+        read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
         others = 4.0 * (read * self.channels + batch * height * width * n)
         full = blocks + ROWS_LOST * -(-blocks // ROWS)
-        ns = cost.winograd_ns(self.block, full, self.channels, n) + (weights + others) / cost.rates().warm
+        ns = cost.winograd_ns(self.blocks, full, self.channels, n) + (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batch * height * width * n)
 
 
 @cost.remembered(4096)
 def _winograd_parts(shape: tuple[int, ...], evaluate: _Winograd, workers: int) -> tuple[int, ...]:
     batch, outputs, height, width = shape
-    granule = evaluate.block
-    return _best([(batch, 1), (height, granule), (width, max(width, granule))], (outputs, PANEL), evaluate, workers)
+    rows, columns = evaluate.blocks.sides[0], _blocks_across(shape, evaluate.blocks)
+    return _best([(batch, 1), (height, rows), (width, columns)], (outputs, PANEL), evaluate, workers)
+
+
+def _blocks_across(shape: Sequence[int], blocks: Blocks) -> int:
+    """Image rows are whole, unless there are hardly any."""
+    return max(shape[3], blocks.sides[1]) if shape[2] >= 4 * blocks.sides[0] or shape[3] < ROWS * blocks.sides[1] else blocks.sides[1]
 
 
 def _winograd(node: Node, workers: int) -> Grid:
     """Rows of whole blocks. Cutting channels repeats the transform of the input, cutting rows reads all weights again."""
     shape = node.output.shape
-    x, block = node.inputs[0], int(node.attrs["block"])
+    x, blocks = node.inputs[0], cost.blocks_of(node)
     assert x is not None
-    evaluate = _Winograd(x.shape[1], block, cost.after_ns(node))
+    evaluate = _Winograd(x.shape[1], blocks, cost.after_ns(node))
     parts = _winograd_parts(shape, evaluate, workers)
     cuts = (
         split(shape[0], parts[0]),
         split(shape[1], parts[3], PANEL),
-        split(shape[2], parts[1], block),
-        split(shape[3], parts[2], max(shape[3], block)),
+        split(shape[2], parts[1], blocks.sides[0]),
+        split(shape[3], parts[2], _blocks_across(shape, blocks)),
     )
-    weights, activations = (block + 2) ** 2 * x.shape[1] * shape[1], x.size
+    weights, activations = blocks.weights * x.shape[1] * shape[1], x.size
     pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
     channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
 
 Boxes = npt.NDArray[np.int64]
@@ -271,9 +272,9 @@ def _conv_weights(node: Node, shape: Shape, lo: Boxes, hi: Boxes, first: Boxes, 
 def _wino(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     """As CONV, but every block that the box cuts is computed whole, as far as it lies in the image."""
     if i == 0:
-        block = node.attrs["block"]
+        sides = winograd.blocks_of(node.attrs["kernel"], node.attrs["strides"], node.attrs["block"]).sides
         lo, hi = lo.copy(), hi.copy()
-        for axis in (2, 3):
+        for axis, block in zip((2, 3), sides, strict=True):
             lo[:, axis] = lo[:, axis] // block * block
             hi[:, axis] = np.minimum(-(-hi[:, axis] // block) * block, node.output.shape[axis])
     elif i == 1:

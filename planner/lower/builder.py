@@ -207,9 +207,10 @@ class Builder:
         panels = -(-(oc // groups) // 32)
         return self._pack(w, f"conv{groups}", (groups, panels, kh * kw * c, 32), partial(_pack_conv, groups))
 
-    def packed_winograd(self, w: Tensor, block: int) -> Tensor:
-        """[OC, C, 3, 3] → [ceil(OC / 32), (block + 2)^2, C, 32], transformed and zero-padded."""
-        return self._pack(w, f"winograd{block}", winograd.packed_shape(w.shape, block), partial(winograd.pack, block))
+    def packed_winograd(self, w: Tensor, block: int, strides: tuple[int, int]) -> Tensor:
+        """[OC, C, KH, KW] → `winograd.packed_shape`, transformed and zero-padded."""
+        shape = winograd.packed_shape(w.shape, block, strides)
+        return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
         """[C, 1, KH, KW] → [KH*KW, C]."""

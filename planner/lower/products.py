@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.planner import winograd
+from aspen_mp.planner.algorithms import block_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -107,11 +107,12 @@ def convolve(
 ) -> Tensor:
     """The convolution of x [N, C, H, W] with w [OC, C / groups, KH, KW] by the kernel that is fastest, for an output of `shape`.
     `pads`: top and left."""
-    attrs = {"groups": groups, "kernel": tuple(w.shape[2:]), "strides": tuple(strides), "dilations": tuple(dilations), "pads": tuple(pads)}
-    plain = groups == 1 and attrs["kernel"] == (3, 3) and attrs["strides"] == attrs["dilations"] == (1, 1)
-    block = winograd.block_for(x.shape, shape) if b.winograd and plain and w.is_const else 0
+    kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
+    attrs = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
+    plain = groups == 1 and attrs["dilations"] == (1, 1)
+    block = block_for(x.shape, shape, kernel, step) if b.winograd and plain and w.is_const else 0
     if block:
-        return b.emit("WINO", [x, b.packed_winograd(w, block), bias], shape, F32, **attrs, act=NO_ACT, block=block)
+        return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)
     depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
 

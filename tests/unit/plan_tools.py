@@ -85,20 +85,31 @@ class GraphBuilder:
             act=NO_ACT,
         )
 
-    def wino(self, x: Tensor, outputs: int, block: int = 4, pads: Sequence[int] = (1, 1, 1, 1), residual: Tensor | None = None) -> Tensor:
+    def wino(
+        self,
+        x: Tensor,
+        outputs: int,
+        block: int = 4,
+        pads: Sequence[int] = (1, 1, 1, 1),
+        residual: Tensor | None = None,
+        kernel: tuple[int, int] = (3, 3),
+        stride: int = 1,
+    ) -> Tensor:
         """pads: top, left, bottom, right."""
-        n, c, h, w = x.shape
-        raw = self.rng.integers(-2, 3, (outputs, c, 3, 3)).astype(np.float32)
+        n, c, *image = x.shape
+        raw = self.rng.integers(-2, 3, (outputs, c, *kernel)).astype(np.float32)
         self.count += 1
-        pack = partial(winograd.pack, block, raw)
-        weight = Tensor(f"c{self.count}", winograd.packed_shape(raw.shape, block), F32, weight_key=f"w{self.count}", pack=pack)
+        strides = (stride, stride)
+        pack = partial(winograd.pack, block, raw, strides=strides)
+        weight = Tensor(f"c{self.count}", winograd.packed_shape(raw.shape, block, strides), F32, weight_key=f"w{self.count}", pack=pack)
+        height, width = ((d + pads[i] + pads[i + 2] - k) // stride + 1 for i, (d, k) in enumerate(zip(image, kernel, strict=True)))
         return self.node(
             "WINO",
             [x, weight, self.const(outputs, weight=True), residual],
-            (n, outputs, h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2),
+            (n, outputs, height, width),
             groups=1,
-            kernel=(3, 3),
-            strides=(1, 1),
+            kernel=kernel,
+            strides=strides,
             dilations=(1, 1),
             pads=tuple(pads[:2]),
             act=NO_ACT,
@@ -254,20 +265,24 @@ def _conv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array 
 
 def _wino(out: Sequence[int], p: Sequence[int], x: Array, u: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
     """Block by block, as the kernel: a value that is missing anywhere in a block's input is missing in all of the block."""
-    m = p[16]
-    a, _, b = winograd.matrices(m)
+    sides = winograd.axes(p[1:3], p[3:5], p[16])
+    (mh, mw), (sh, sw), (th, tw) = ([getattr(s, name) for s in sides] for name in ("block", "stride", "side"))
+    (ah, _, bh), (aw, _, bw) = (s.matrices() for s in sides)
     n, _, oh, ow = out
-    rows, columns = -(-oh // m), -(-ow // m)
-    big = np.zeros((n, x.shape[1], max(rows * m, oh) + 2, max(columns * m, ow) + 2))
-    seen = x[:, :, : oh + 2 - p[7], : ow + 2 - p[8]]
+    rows, columns = -(-oh // mh), -(-ow // mw)
+    seen = x[:, :, : (oh - 1) * sh + p[1] - p[7], : (ow - 1) * sw + p[2] - p[8]]
+    big = np.zeros((n, x.shape[1], (rows - 1) * mh * sh + th, (columns - 1) * mw * sw + tw))
+    big = np.pad(big, ((0, 0), (0, 0), (0, p[7] + seen.shape[2]), (0, p[8] + seen.shape[3])))
     big[:, :, p[7] : p[7] + seen.shape[2], p[8] : p[8] + seen.shape[3]] = seen
-    y = np.zeros((n, u.shape[0] * 32, rows * m, columns * m))
-    weights = u.transpose(1, 2, 0, 3).reshape(m + 2, m + 2, x.shape[1], -1).astype(np.float64)
+    y = np.zeros((n, u.shape[0] * 32, rows * mh, columns * mw))
+    which = np.minimum(np.arange(th), sides[0].weights - 1)[:, None] * sides[1].weights + np.minimum(np.arange(tw), sides[1].weights - 1)
+    weights = u.transpose(1, 2, 0, 3).reshape(u.shape[1], x.shape[1], -1).astype(np.float64)[which]
     for i in range(rows):
         for j in range(columns):
-            patch = np.einsum("ap,ncab,bq->npqc", b, big[:, :, i * m : i * m + m + 2, j * m : j * m + m + 2], b)
+            part = big[:, :, i * mh * sh : i * mh * sh + th, j * mw * sw : j * mw * sw + tw]
+            patch = np.einsum("ap,ncab,bq->npqc", bh, part, bw)
             product = np.einsum("npqc,pqco->npqo", patch, weights)
-            y[:, :, i * m : i * m + m, j * m : j * m + m] = np.einsum("pi,npqo,qj->noij", a, product, a)
+            y[:, :, i * mh : i * mh + mh, j * mw : j * mw + mw] = np.einsum("pi,npqo,qj->noij", ah, product, aw)
     y = y[:, : out[1], :oh, :ow]
     y = y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual)
     return _act(p[9:12], y)

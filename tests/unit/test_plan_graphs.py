@@ -60,12 +60,13 @@ def residual_block(b: GraphBuilder) -> Graph:
 
 
 def blocks(b: GraphBuilder) -> Graph:
-    """Winograd blocks of both sizes, odd images, pads that differ, a residual."""
+    """Winograd blocks of several sides and kernels, odd images, pads that differ, a residual."""
     x = b.input(2, 3, 11, 13)
     y = b.wino(x, 33, 4)
     z = b.wino(b.unary(y), 5, 2, (0, 1, 2, 0))
     y = b.wino(y, 33, 2, residual=y)
-    return b.graph(b.wino(b.pool(y), 7, 4, (2, 2, 0, 1)), b.wino(z, 4, 6))
+    v = b.wino(b.wino(z, 34, 4, (2, 0, 2, 0), kernel=(5, 1)), 6, 3, (0, 1, 1, 1), stride=2)
+    return b.graph(b.wino(b.pool(y), 7, 4, (2, 2, 0, 1)), b.wino(z, 4, 6), b.wino(v, 3, 6, (0, 3, 0, 3), kernel=(1, 7)))
 
 
 def dense_block(b: GraphBuilder) -> Graph:

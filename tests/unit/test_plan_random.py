@@ -11,6 +11,7 @@ from test_plan_graphs import random_grids
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir import Graph, Tensor
 from aspen_mp.planner.validate import validate
+from aspen_mp.planner.winograd import BLOCKS
 
 
 def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
@@ -28,7 +29,10 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
         case "conv1":
             return b.conv(x, pick(hs.integers(1, 5)), kernel=1)
         case "wino":
-            return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from([2, 4, 6])))
+            rows, columns, stride = pick(hs.sampled_from(sorted(BLOCKS)))
+            sides = BLOCKS[rows, columns, stride]
+            pads = (rows // 2, columns // 2) * 2
+            return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from(sides)), pads, kernel=(rows, columns), stride=stride)
         case "residual":
             return b.conv(pick(hs.sampled_from(sized)), x.shape[1], residual=x)
         case "grouped" if x.shape[1] % 2 == 0:

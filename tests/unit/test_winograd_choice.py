@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aspen_mp.planner import policy, winograd
+from aspen_mp.planner import policy
+from aspen_mp.planner.algorithms import block_for
 from aspen_mp.planner.cost import PANEL
+from aspen_mp.planner.winograd import BLOCKS, blocks_of
 
 
 @pytest.mark.parametrize(
@@ -21,12 +23,31 @@ from aspen_mp.planner.cost import PANEL
     ],
 )
 def test_block(channels: int, outputs: int, size: int, block: int) -> None:
-    assert winograd.block_for((1, channels, size, size), (1, outputs, size, size)) == block
+    assert block_for((1, channels, size, size), (1, outputs, size, size)) == block
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "channels", "outputs", "size", "block"),
+    [
+        ((3, 3), 2, 128, 128, 28, 4),
+        ((3, 3), 2, 512, 512, 7, 0),  # memory gives no more weights than those of the direct way
+        ((3, 3), 2, 3, 32, 112, 0),
+        ((1, 7), 1, 160, 160, 17, 6),
+        ((7, 1), 1, 192, 192, 17, 6),
+        ((5, 5), 1, 48, 64, 35, 4),
+        ((1, 3), 1, 384, 384, 8, 4),
+        ((1, 1), 1, 256, 256, 14, 0),
+        ((7, 7), 2, 64, 64, 112, 0),
+    ],
+)
+def test_other_kernels(kernel: tuple[int, int], stride: int, channels: int, outputs: int, size: int, block: int) -> None:
+    """Of an output of `size` x `size`."""
+    assert block_for((1, channels, size * stride, size * stride), (1, outputs, size, size), kernel, (stride, stride)) == block
 
 
 def test_more_pixels_allow_larger_blocks() -> None:
     """Where memory decides, a batch uses each weight more often."""
-    sides = [winograd.block_for((n, 512, 7, 7), (n, 512, 7, 7)) for n in (1, 8, 64)]
+    sides = [block_for((n, 512, 7, 7), (n, 512, 7, 7)) for n in (1, 8, 64)]
     assert sides == sorted(sides)
     assert sides[-1] > sides[0]
 
@@ -34,10 +55,11 @@ def test_more_pixels_allow_larger_blocks() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 16])
 @pytest.mark.parametrize("shape", [(1, 64, 56, 56), (1, 512, 14, 14), (8, 96, 13, 17), (1, 33, 3, 200), (1, 32, 1, 1)])
 def test_tiles_cut_no_block(shape: tuple[int, ...], workers: int) -> None:
-    for block in winograd.POINTS:
-        evaluate = policy._Winograd(64, block, 0.0)
-        parts = policy._winograd_parts(shape, evaluate, workers)
+    for (rows, columns, stride), sides in BLOCKS.items():
+        blocks = blocks_of((rows, columns), (stride, stride), sides[-1])
+        parts = policy._winograd_parts(shape, policy._Winograd(64, blocks, 0.0), workers)
         assert 1 <= parts[0] <= shape[0]
         assert 1 <= parts[3] <= -(-shape[1] // PANEL)
-        rows = policy.split(shape[2], parts[1], block)
-        assert all(cut % block == 0 for cut in rows[:-1].tolist())
+        cuts = policy.split(shape[2], parts[1], blocks.sides[0]), policy.split(shape[3], parts[2], policy._blocks_across(shape, blocks))
+        for side, cut in zip(blocks.sides, cuts, strict=True):
+            assert all(at % side == 0 for at in cut[:-1].tolist())

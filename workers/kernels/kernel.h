@@ -67,9 +67,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3).   (bottom and right pads follow from OH, OW)
  *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
- * WINO   as CONV (without in_scale and IN_ACT) with groups 1, kernel 3 x 3, strides and dilations 1, by Winograd's F(m x m, 3 x 3). W holds the transformed weights
- *        [ceil(OC/32), n * n, C, 32] with n = m + 2 (planner/winograd.py). params: CONV's, m (2, 4 or 6).
- *        The output is cut into blocks of m x m pixels at multiples of m; of a block that the box cuts, the whole input is read. An infinity
+ * WINO   as CONV (without in_scale and IN_ACT) with groups 1 and dilations 1, by Winograd's minimal filtering, for the kernels, strides and blocks of KINDS in
+ *        winograd.c. W holds the transformed weights [ceil(OC/32), products, C, 32] (planner/winograd.py). params: CONV's, m.
+ *        The output is cut into blocks at multiples of their sides: m along an axis of several taps, 1 along one with a single tap; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block.
  * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
  * POOL   2-D. in: X[N, C, H, W]. params: mode (0 max, 1 average), KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left,

@@ -1,31 +1,32 @@
-/* WINO: convolution 3 x 3, stride 1, by Winograd's minimal filtering F(m x m, 3 x 3).
+/* WINO: convolution in blocks by Winograd's minimal filtering.
  *
- * The output is cut into blocks of m x m pixels, anchored at multiples of m of the whole image. A block needs a patch of n x n input
- * pixels, n = m + 2. Both transforms are linear and separable: patch d → B' d B, and product → A' (…) A; weights have been transformed when
- * they were packed. Between the transforms a block is a row of n x n independent matrix products over the channels. A block is always
- * computed whole and written as far as the tile's box reaches, so a value depends on the inputs alone.
+ * The output is cut into blocks of pixels, anchored at multiples of their sides in the whole image. A block needs a patch of input.
+ * Both transforms are linear and separable (winograd_lines.h): patch d → B' d B, and products → A' (…) A; weights have been transformed
+ * when they were packed. Between the transforms a block is a row of independent matrix products over the channels, one for each
+ * pair of products of its two axes. A block is always computed whole and written as far as the tile's box reaches, so a value depends on the
+ * inputs alone.
  *
  * (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, 2016.)
- * The points of interpolation are 0, ±1 for m = 2, 0, ±5/8, ±3/2 for m = 4 and 0, ±1/2, ±1, ±2 for m = 6 (and infinity): every coefficient
- * of B is exact in f32. With m = 4, the error is a half (root mean square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same
- * cost; with m = 6 it is about that of the usual m = 4.
+ * The points of interpolation are chosen so that the error of a layer is small: with blocks of 4 and a kernel of 3 it is a half (root mean
+ * square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
  *
- * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the n x n products, rows of the micro-kernel.
+ * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the products, rows of the micro-kernel.
  * A chunk's panel is transformed back, with the epilogue, as soon as its products are there.
  */
 #include "epilogue.h"
 #include "mm.h"
 #include "window.h"
+#include "winograd_lines.h"
 
-#define MOST_SIDE 8             /* n */
 #define FEW_WEIGHTS (4 << 20)   /* bytes for a tile: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
-#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, and blocks at most, with few weights … */
-#define CHUNK_MOST 28
-#define LARGE_BYTES (4 << 20)   /* … and with many */
+#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, … */
+#define CHUNK_PRODUCTS 1008     /* … and its blocks times their products, at most, with few weights … */
+#define LARGE_BYTES (4 << 20)   /* … and bytes and blocks with many */
 #define LARGE_MOST 64
 #define LEAST 16                /* blocks, in any case */
 #define FAR_BYTES (1 << 20)     /* of an image and its output: beyond, they are not expected in L2 */
-#define RUN 4                   /* blocks side by side that share the transform of their columns */
+#define RUN 4                   /* blocks side by side that share the transform of their columns: … */
+#define MOST_VECTORS 300        /* … at most so many vectors, with 3 x 3, stride 2, blocks of 4 */
 #if VL == 16
 #define MOST_ROWS 14 /* 14 x 2 sums in 32 registers */
 #elif VL == 8
@@ -34,11 +35,27 @@
 #define MOST_ROWS 6
 #endif
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
-#define WIDE 2              /* vectors of columns in the micro-kernel */
+#define WIDE 2          /* vectors of columns in the micro-kernel */
+
+/* Kernels and blocks: X(name, kernel rows, kernel columns, stride, rows and columns of a block). A side of 1 has blocks of 1. */
+#define KINDS(X)                                                                                                                   \
+  X(3x3_2, 3, 3, 1, 2, 2) X(3x3_4, 3, 3, 1, 4, 4) X(3x3_6, 3, 3, 1, 6, 6)                                                          \
+  X(3x3s2_2, 3, 3, 2, 2, 2) X(3x3s2_3, 3, 3, 2, 3, 3) X(3x3s2_4, 3, 3, 2, 4, 4)                                                    \
+  X(5x5_2, 5, 5, 1, 2, 2) X(5x5_4, 5, 5, 1, 4, 4)                                                                                  \
+  X(1x3_4, 1, 3, 1, 1, 4) X(3x1_4, 3, 1, 1, 4, 1) X(1x5_4, 1, 5, 1, 1, 4) X(5x1_4, 5, 1, 1, 4, 1)                                  \
+  X(1x7_4, 1, 7, 1, 1, 4) X(7x1_4, 7, 1, 1, 4, 1) X(1x7_6, 1, 7, 1, 1, 6) X(7x1_6, 7, 1, 1, 6, 1)
+
+/* Rows are axis 0, columns axis 1. */
+typedef struct side {
+  int kernel, stride, m, n;
+  int weights; /* different ones among n */
+} side;
 
 typedef struct wino {
   const aspen_arg *out, *x, *w, *bias, *residual;
-  int m, n;
+  int kind;      /* index into KINDS */
+  side rows, columns;
+  int planes;    /* products of a block */
   int64_t channels, in_rows, in_columns, pad_top, pad_left;
   int64_t row;    /* floats of a block in one transformed plane: its channels; uneven number of cache lines */
   int64_t chunk;  /* blocks */
@@ -54,14 +71,26 @@ typedef struct place {
 } place;
 
 typedef struct workspace {
-  float *input;       /* [n * n][chunk][row] */
-  float *product;     /* [n * n][chunk][ASPEN_NR] */
+  float *input;       /* [planes][chunk][row] */
+  float *product;     /* [planes][chunk][ASPEN_NR] */
   place *places;      /* of a chunk's blocks, and of the next chunk's */
   const char **lines; /* to be fetched */
   int64_t input_plane, product_plane; /* floats of a plane; uneven numbers of cache lines, or planes would compete for the same sets of L1 */
 } workspace;
 
 static int64_t uneven_lines(int64_t floats) { return ((floats + 15) / 16 | 1) * 16; }
+
+static const struct {
+  int8_t kernel[2], stride, m[2];
+} kinds[] = {
+#define KIND(NAME, KH, KW, S, MH, MW) {{KH, KW}, S, {MH, MW}},
+    KINDS(KIND)
+#undef KIND
+};
+
+static side side_of(int kernel, int stride, int m) {
+  return (side){kernel, stride, m, winograd_side(kernel, stride, m), winograd_weights(kernel, stride, m)};
+}
 
 static int setup(wino *v, const aspen_call *c) {
   *v = (wino){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2]};
@@ -71,35 +100,39 @@ static int setup(wino *v, const aspen_call *c) {
     return ASPEN_KERNEL_BAD_ARGUMENT;
   if (v->out->dtype != ASPEN_DT_F32 || v->x->dtype != ASPEN_DT_F32 || v->w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t *p = c->params;
-  if (p[0] != 1 || p[1] != 3 || p[2] != 3 || p[3] != 1 || p[4] != 1 || p[5] != 1 || p[6] != 1 || (p[16] != 2 && p[16] != 4 && p[16] != 6))
-    return ASPEN_KERNEL_BAD_ARGUMENT;
-  v->m = (int)p[16];
-  v->n = v->m + 2;
+  if (p[0] != 1 || p[5] != 1 || p[6] != 1 || p[16] < 2) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int n_kinds = (int)(sizeof kinds / sizeof *kinds);
+  for (; v->kind < n_kinds; v->kind++)
+    if (p[1] == kinds[v->kind].kernel[0] && p[2] == kinds[v->kind].kernel[1] && p[3] == kinds[v->kind].stride &&
+        p[4] == kinds[v->kind].stride && p[16] == max64(kinds[v->kind].m[0], kinds[v->kind].m[1]))
+      break;
+  if (v->kind == n_kinds) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v->rows = side_of(kinds[v->kind].kernel[0], kinds[v->kind].stride, kinds[v->kind].m[0]);
+  v->columns = side_of(kinds[v->kind].kernel[1], kinds[v->kind].stride, kinds[v->kind].m[1]);
+  v->planes = v->rows.n * v->columns.n;
   v->pad_top = p[7];
   v->pad_left = p[8];
   v->channels = v->x->dims[1];
   /* Input that no output pixel of the image needs is not looked at. */
-  v->in_rows = min64(v->x->dims[2], v->out->dims[2] + 2 - v->pad_top);
-  v->in_columns = min64(v->x->dims[3], v->out->dims[3] + 2 - v->pad_left);
+  v->in_rows = min64(v->x->dims[2], (v->out->dims[2] - 1) * v->rows.stride + v->rows.kernel - v->pad_top);
+  v->in_columns = min64(v->x->dims[3], (v->out->dims[3] - 1) * v->columns.stride + v->columns.kernel - v->pad_left);
   v->row = uneven_lines(v->channels);
-  const int64_t planes = v->n * v->n * (int64_t)sizeof(float);
-  const int few = planes * v->channels * (c->hi[1] - c->lo[1]) <= FEW_WEIGHTS;
-  v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (planes * v->row), few ? CHUNK_MOST : LARGE_MOST), LEAST);
+  const int64_t floats = v->planes * (int64_t)sizeof(float), most = CHUNK_PRODUCTS / v->planes;
+  const int few = v->rows.weights * v->columns.weights * 4 * v->channels * (c->hi[1] - c->lo[1]) <= FEW_WEIGHTS;
+  v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (floats * v->row), few ? most : LARGE_MOST), LEAST);
   v->far = 4 * (v->channels * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
   return 0;
 }
 
-static int64_t blocks_of(const wino *v, const aspen_call *c, int axis) {
-  return (c->hi[axis] + v->m - 1) / v->m - c->lo[axis] / v->m;
-}
+static int64_t blocks_of(const side *s, const aspen_call *c, int axis) { return (c->hi[axis] + s->m - 1) / s->m - c->lo[axis] / s->m; }
 
 /* Lay the workspace out from `base`, for chunks of at most `blocks`; returns its size in bytes. */
 static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
   s->input_plane = uneven_lines(blocks * v->row);
   s->product_plane = uneven_lines(blocks * ASPEN_NR);
   s->input = (float *)base;
-  s->product = s->input + v->n * v->n * s->input_plane;
-  s->places = (place *)(s->product + v->n * v->n * s->product_plane);
+  s->product = s->input + v->planes * s->input_plane;
+  s->places = (place *)(s->product + v->planes * s->product_plane);
   s->lines = (const char **)(s->places + 2 * blocks);
   return (size_t)((char *)(s->lines + 2 * MOST_LINES + v->channels) - base);
 }
@@ -112,142 +145,78 @@ size_t aspen_scratch_winograd(const aspen_call *c) {
 }
 #endif
 
-/* ---- transforms of one line: o = B' d, and o = A' p ---- */
-
-#define A_ 0.625f /* points of m = 4 */
-#define B_ 1.5f
-#define D_ 0.5f /* points of m = 6 */
-#define E_ 1.0f
-#define F_ 2.0f
-#define POWER_1(x) (x)
-#define POWER_2(x) ((x) * (x))
-#define POWER_3(x) ((x) * POWER_2(x))
-#define POWER_4(x) (POWER_2(x) * POWER_2(x))
-#define POWER_5(x) ((x) * POWER_4(x))
-
-INLINE void line_in(const int m, const vf *d, vf *o) {
-  if (m == 2) {
-    o[0] = d[2] - d[0];
-    o[1] = d[2] + d[1];
-    o[2] = d[2] - d[1];
-    o[3] = d[3] - d[1];
-  } else if (m == 6) {
-    const vf a = vset1(D_), b = vset1(E_), c = vset1(F_), aa = vset1(D_ * D_), bb = vset1(E_ * E_), cc = vset1(F_ * F_);
-    const vf s1 = aa + bb + cc, s2 = aa * bb + aa * cc + bb * cc, s3 = aa * bb * cc; /* exact */
-#define WITHOUT(x, y, i) vfma((x) * (y), d[i], vfnma((x) + (y), d[(i) + 2], d[(i) + 4])) /* times (t^2 - x) (t^2 - y) */
-    const vf even_a = WITHOUT(bb, cc, 2), odd_a = WITHOUT(bb, cc, 1), even_b = WITHOUT(aa, cc, 2), odd_b = WITHOUT(aa, cc, 1),
-             even_c = WITHOUT(aa, bb, 2), odd_c = WITHOUT(aa, bb, 1);
-#undef WITHOUT
-    o[0] = vfnma(s3, d[0], vfma(s2, d[2], vfnma(s1, d[4], d[6])));
-    o[1] = vfma(a, odd_a, even_a);
-    o[2] = vfnma(a, odd_a, even_a);
-    o[3] = vfma(b, odd_b, even_b);
-    o[4] = vfnma(b, odd_b, even_b);
-    o[5] = vfma(c, odd_c, even_c);
-    o[6] = vfnma(c, odd_c, even_c);
-    o[7] = vfnma(s3, d[1], vfma(s2, d[3], vfnma(s1, d[5], d[7])));
-  } else {
-    const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), sum = vset1(A_ * A_ + B_ * B_),
-             product = vset1(A_ * A_ * B_ * B_);
-    const vf even_a = vfnma(bb, d[2], d[4]), odd_a = vfnma(bb, d[1], d[3]), even_b = vfnma(aa, d[2], d[4]), odd_b = vfnma(aa, d[1], d[3]);
-    o[0] = vfma(product, d[0], vfnma(sum, d[2], d[4]));
-    o[1] = vfma(a, odd_a, even_a);
-    o[2] = vfnma(a, odd_a, even_a);
-    o[3] = vfma(b, odd_b, even_b);
-    o[4] = vfnma(b, odd_b, even_b);
-    o[5] = vfma(product, d[1], vfnma(sum, d[3], d[5]));
-  }
-}
-
-INLINE void line_out(const int m, const vf *p, vf *o) {
-  if (m == 2) {
-    o[0] = p[0] + p[1] + p[2];
-    o[1] = p[1] - p[2] + p[3];
-  } else if (m == 6) {
-    const vf even_a = p[1] + p[2], odd_a = p[1] - p[2], even_b = p[3] + p[4], odd_b = p[3] - p[4], even_c = p[5] + p[6], odd_c = p[5] - p[6];
-#define POWER(k, x, y, z) vfma(vset1(POWER_##k(D_)), x, vfma(vset1(POWER_##k(E_)), y, vset1(POWER_##k(F_)) * (z)))
-    o[0] = p[0] + (even_a + (even_b + even_c));
-    o[1] = POWER(1, odd_a, odd_b, odd_c);
-    o[2] = POWER(2, even_a, even_b, even_c);
-    o[3] = POWER(3, odd_a, odd_b, odd_c);
-    o[4] = POWER(4, even_a, even_b, even_c);
-    o[5] = POWER(5, odd_a, odd_b, odd_c) + p[7];
-#undef POWER
-  } else {
-    const vf a = vset1(A_), b = vset1(B_), aa = vset1(A_ * A_), bb = vset1(B_ * B_), aaa = vset1(A_ * A_ * A_), bbb = vset1(B_ * B_ * B_);
-    const vf even_a = p[1] + p[2], odd_a = p[1] - p[2], even_b = p[3] + p[4], odd_b = p[3] - p[4];
-    o[0] = p[0] + (even_a + even_b);
-    o[1] = vfma(a, odd_a, b * odd_b);
-    o[2] = vfma(aa, even_a, bb * even_b);
-    o[3] = vfma(aaa, odd_a, vfma(bbb, odd_b, p[5]));
-  }
-}
-
 /* ---- input ---- */
 
-/* The n rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */
+/* The rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */
 typedef struct patch {
-  const float *line[MOST_SIDE];
-  int64_t step[MOST_SIDE], channel[MOST_SIDE]; /* between columns, between channels */
+  const float *line[WINOGRAD_SIDE];
+  int64_t step[WINOGRAD_SIDE], channel[WINOGRAD_SIDE]; /* between columns, between channels */
 } patch;
 
 static const float zeros[16];
 
-/* `count` blocks side by side, the first patch beginning at input column `first`, to `to`: one plane for each of the n * n products. */
-INLINE void blocks_in(const int m, const int whole, const wino *v, const patch *p, int64_t first, int64_t count, float *to,
-                      int64_t plane) {
-  const int n = m + 2;
+/* `count` blocks side by side, the first patch beginning at input column `first`, to `to`: one plane for each of the products. */
+INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, const int MW, const int whole, const wino *v, const patch *p,
+                      int64_t first, int64_t count, float *to, int64_t plane) {
+  const int rows = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW), step = MW * S, shared = width - step;
   for (int64_t c = 0; c < v->channels; c += VL) {
     const int64_t lanes = v->channels - c;
-    const float *line[MOST_SIDE];
-    for (int y = 0; y < n; y++) line[y] = p->line[y] + c * p->channel[y];
-    vf columns[RUN * (MOST_SIDE - 2) + 2][MOST_SIDE];
+    const float *line[WINOGRAD_SIDE];
+    for (int y = 0; y < rows; y++) line[y] = p->line[y] + c * p->channel[y];
+    vf columns[MOST_VECTORS]; /* [RUN * step + shared][rows] */
     for (int64_t done = 0; done < count; done += RUN) {
       const int64_t run = min64(RUN, count - done);
       int64_t j = 0;
-      if (done) /* the last patch shares two columns with the next one */
-        for (; j < 2; j++)
-          for (int y = 0; y < n; y++) columns[j][y] = columns[RUN * m + j][y];
-      for (; j < run * m + 2; j++) {
-        const int64_t column = first + done * m + j;
-        vf d[MOST_SIDE];
+      if (done) /* the last patch shares columns with the next one */
+        for (; j < shared; j++)
+          for (int y = 0; y < rows; y++) columns[j * rows + y] = columns[(RUN * step + j) * rows + y];
+      for (; j < run * step + shared; j++) {
+        const int64_t column = first + done * step + j;
+        vf d[WINOGRAD_SIDE];
         if (column < 0 || column >= v->in_columns) {
-          for (int y = 0; y < n; y++) d[y] = vzero();
+          for (int y = 0; y < rows; y++) d[y] = vzero();
         } else {
-#pragma GCC unroll 8
-          for (int y = 0; y < n; y++) {
+#pragma GCC unroll 12
+          for (int y = 0; y < rows; y++) {
             const float *q = line[y] + column * p->step[y];
             d[y] = whole ? vload(q) : vload_strided(q, p->channel[y], lanes);
           }
         }
-        line_in(m, d, columns[j]);
+        line_in(KH, S, MH, d, columns + j * rows);
       }
       for (int64_t i = 0; i < run; i++) {
         float *at = to + (done + i) * v->row + c;
-        for (int y = 0; y < n; y++) {
-          vf d[MOST_SIDE], o[MOST_SIDE];
-#pragma GCC unroll 8
-          for (int x = 0; x < n; x++) d[x] = columns[i * m + x][y];
-          line_in(m, d, o);
-#pragma GCC unroll 8
-          for (int x = 0; x < n; x++, at += plane) vstore(at, o[x]);
+        for (int y = 0; y < rows; y++) {
+          vf d[WINOGRAD_SIDE], o[WINOGRAD_SIDE];
+#pragma GCC unroll 12
+          for (int x = 0; x < width; x++) d[x] = columns[(i * step + x) * rows + y];
+          line_in(KW, S, MW, d, o);
+#pragma GCC unroll 12
+          for (int x = 0; x < width; x++, at += plane) vstore(at, o[x]);
         }
       }
     }
   }
 }
 
-#define BLOCKS_IN(M, NAME, WHOLE)                                                                                                  \
-  static void blocks_in_##M##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {          \
-    blocks_in(M, WHOLE, v, p, first, count, to, plane);                                                                            \
+typedef void in_fn(const wino *, const patch *, int64_t, int64_t, float *, int64_t);
+#define BLOCKS_IN(NAME, KH, KW, S, MH, MW)                                                                                         \
+  static void blocks_in_any_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {         \
+    blocks_in(KH, KW, S, MH, MW, 0, v, p, first, count, to, plane);                                                                \
+  }                                                                                                                                \
+  static void blocks_in_whole_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {       \
+    blocks_in(KH, KW, S, MH, MW, 1, v, p, first, count, to, plane);                                                                \
   }
-BLOCKS_IN(2, whole, 1) BLOCKS_IN(4, whole, 1) BLOCKS_IN(6, whole, 1) BLOCKS_IN(2, any, 0) BLOCKS_IN(4, any, 0) BLOCKS_IN(6, any, 0)
-static void (*const inputs[3][2])(const wino *, const patch *, int64_t, int64_t, float *, int64_t) = {
-    {blocks_in_2any, blocks_in_2whole}, {blocks_in_4any, blocks_in_4whole}, {blocks_in_6any, blocks_in_6whole}};
+KINDS(BLOCKS_IN)
+static in_fn *const inputs[][2] = {
+#define KIND(NAME, ...) {blocks_in_any_##NAME, blocks_in_whole_##NAME},
+    KINDS(KIND)
+#undef KIND
+};
 
 /* Places of blocks [from, to) of the tile. */
 static void locate(const wino *v, const aspen_call *c, int64_t from, int64_t to, place *places) {
-  const int64_t columns = blocks_of(v, c, 3), rows = blocks_of(v, c, 2), top = c->lo[2] / v->m, left = c->lo[3] / v->m;
+  const int64_t columns = blocks_of(&v->columns, c, 3), rows = blocks_of(&v->rows, c, 2), top = c->lo[2] / v->rows.m, left = c->lo[3] / v->columns.m;
   place at = {c->lo[0] + from / columns / rows, top + from / columns % rows, left + from % columns};
   for (int64_t block = from; block < to; block++) {
     *places++ = at;
@@ -266,16 +235,16 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     const place at = s->places[block];
     for (count = 1; block + count < blocks && s->places[block + count].column == at.column + count; count++) {}
     patch p;
-    for (int y = 0; y < v->n; y++) {
-      const int64_t row = at.row * v->m - v->pad_top + y;
+    for (int y = 0; y < v->rows.n; y++) {
+      const int64_t row = at.row * v->rows.m * v->rows.stride - v->pad_top + y;
       const int inside = row >= 0 && row < v->in_rows;
       p.line[y] = inside ? (const float *)v->x->ptr + at.image * v->x->strides[0] + row * v->x->strides[2] : zeros;
       p.step[y] = inside ? v->x->strides[3] : 0;
       p.channel[y] = inside ? v->x->strides[1] : 0;
     }
     float *input = s->input + block * v->row;
-    const int64_t first = at.column * v->m - v->pad_left;
-    inputs[v->m / 2 - 1][whole](v, &p, first, count, input, s->input_plane);
+    const int64_t first = at.column * v->columns.m * v->columns.stride - v->pad_left;
+    inputs[v->kind][whole](v, &p, first, count, input, s->input_plane);
   }
 }
 
@@ -346,24 +315,30 @@ static multiply_fn *const by_rows[MOST_ROWS][WIDE] = {
 #endif
 };
 
+/* Which of a panel's weights product `i` takes: those of a plain product stand once. */
+static int64_t weights_of(const wino *v, int i) {
+  return min64(i / v->columns.n, v->rows.weights - 1) * v->columns.weights + min64(i % v->columns.n, v->columns.weights - 1);
+}
+
 /* All products of `blocks` blocks with the first `columns` columns of a panel. While the weights of one product are used, those of the next
  * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
   const int64_t pieces = (blocks + MOST_ROWS - 1) / MOST_ROWS, size = v->channels * ASPEN_NR;
-  const int64_t passes = pieces * ((columns + WIDE * VL - 1) / (WIDE * VL)), calls = v->n * v->n * passes, steps = max64(v->channels / 4, 1);
+  const int64_t passes = pieces * ((columns + WIDE * VL - 1) / (WIDE * VL)), calls = v->planes * passes, steps = max64(v->channels / 4, 1);
   const float *input = s->input;
   float *product = s->product;
   ahead h = {.weights_pace = (int)((size / 16 + passes * steps - 1) / (passes * steps)),
              .lines_pace = (int)((n_lines + calls * steps - 1) / (calls * steps))};
   for (int64_t i = 0; i < h.lines_pace * steps; i++) s->lines[n_lines + i] = (const char *)s->lines; /* may be fetched too */
   int64_t call = 0;
-  for (int i = 0; i < v->n * v->n; i++, panel += size, input += s->input_plane, product += s->product_plane) {
-    h.weights = (const char *)(panel + size);
+  for (int i = 0; i < v->planes; i++, input += s->input_plane, product += s->product_plane) {
+    const float *weights = panel + weights_of(v, i) * size;
+    h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size : panel + v->rows.weights * v->columns.weights * size);
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
       for (int64_t at = 0; at < columns; at += WIDE * VL, h.weights += h.weights_pace * steps * 64) {
         h.lines = s->lines + call++ * n_lines / calls;
-        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, panel + at, v->channels, product + first * ASPEN_NR + at, &h);
+        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, weights + at, v->channels, product + first * ASPEN_NR + at, &h);
       }
     }
   }
@@ -380,27 +355,27 @@ typedef struct target {
   int64_t first, last;
 } target;
 
-/* All pixels of a block for VL output channels: y[m * m]. */
-INLINE void pixels(const int m, const float *product, int64_t plane, vf *y) {
-  const int n = m + 2;
-  vf lines[MOST_SIDE - 2][MOST_SIDE];
+/* All pixels of a block for VL output channels: y[MH * MW]. */
+INLINE void pixels(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane, vf *y) {
+  const int rows = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW);
+  vf lines[WINOGRAD_BLOCK][WINOGRAD_SIDE];
+#pragma GCC unroll 12
+  for (int j = 0; j < width; j++, product += plane) {
+    vf d[WINOGRAD_SIDE], o[WINOGRAD_BLOCK];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) d[i] = vload(product + i * width * plane);
+    line_out(KH, S, MH, d, o);
 #pragma GCC unroll 8
-  for (int j = 0; j < n; j++, product += plane) {
-    vf d[MOST_SIDE], o[MOST_SIDE - 2];
-#pragma GCC unroll 8
-    for (int i = 0; i < n; i++) d[i] = vload(product + i * n * plane);
-    line_out(m, d, o);
-#pragma GCC unroll 8
-    for (int i = 0; i < m; i++) lines[i][j] = o[i];
+    for (int i = 0; i < MH; i++) lines[i][j] = o[i];
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < m; i++) line_out(m, lines[i], y + i * m);
+  for (int i = 0; i < MH; i++) line_out(KW, S, MW, lines[i], y + i * MW);
 }
 
 INLINE vf channels_of(const float *p, const int whole, int64_t n) { return whole ? vload(p) : vload_part(p, n); }
 
 /* Straight from registers: unit strides, columns from the panel's first on. all: whole block, whole vectors. */
-INLINE void block_out_direct(const int m, const int all, const wino *v, const target *t, const float *product, int64_t plane,
+INLINE void block_out_direct(const int KH, const int KW, const int S, const int MH, const int MW, const int all, const wino *v, const target *t, const float *product, int64_t plane,
                              int64_t column) {
   const int first = t->residual && !v->epilogue.residual_last, last = t->residual && v->epilogue.residual_last;
   const int64_t out_row = v->out->strides[2], out_column = v->out->strides[3];
@@ -408,40 +383,40 @@ INLINE void block_out_direct(const int m, const int all, const wino *v, const ta
   for (int64_t j = column; j < min64(column + ASPEN_NR, t->last); j += VL) {
     const int64_t lanes = t->last - j;
     const float *residual = t->residual ? t->residual + j : NULL;
-    vf y[(MOST_SIDE - 2) * (MOST_SIDE - 2)];
-    pixels(m, product + (j - column), plane, y);
+    vf y[WINOGRAD_BLOCK * WINOGRAD_BLOCK];
+    pixels(KH, KW, S, MH, MW, product + (j - column), plane, y);
     if (t->bias) {
       const vf bias = channels_of(t->bias + j, all, lanes);
 #pragma GCC unroll 36
-      for (int i = 0; i < m * m; i++) y[i] += bias;
+      for (int i = 0; i < MH * MW; i++) y[i] += bias;
     }
     /* Pixels outside the box have no residual that may be read. */
 #define EACH_PIXEL(DO)                                                                                                             \
-  _Pragma("GCC unroll 8") for (int row = 0; row < m; row++) {                                                                      \
+  _Pragma("GCC unroll 8") for (int row = 0; row < MH; row++) {                                                                      \
     if (!all && (row < t->top || row >= t->bottom)) continue;                                                                      \
-    _Pragma("GCC unroll 8") for (int i = 0; i < m; i++) {                                                                          \
+    _Pragma("GCC unroll 8") for (int i = 0; i < MW; i++) {                                                                         \
       if (!all && (i < t->left || i >= t->right)) continue;                                                                        \
       DO;                                                                                                                          \
     }                                                                                                                              \
   }
-    if (first) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
-    if (m == 6) { /* in halves: an activation that is a call has room for 32 vectors */
-      epilogue_act(&v->epilogue, y, m * m / 2);
-      epilogue_act(&v->epilogue, y + m * m / 2, m * m / 2);
+    if (first) EACH_PIXEL(y[row * MW + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
+    if (MH * MW > 32) { /* in halves: an activation that is a call has room for 32 vectors */
+      epilogue_act(&v->epilogue, y, MH * MW / 2);
+      epilogue_act(&v->epilogue, y + MH * MW / 2, MH * MW / 2);
     } else {
-      epilogue_act(&v->epilogue, y, m * m);
+      epilogue_act(&v->epilogue, y, MH * MW);
     }
     if (v->scale) {
       const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
 #pragma GCC unroll 36
-      for (int i = 0; i < m * m; i++) y[i] = vfma(y[i], scale, shift);
+      for (int i = 0; i < MH * MW; i++) y[i] = vfma(y[i], scale, shift);
     }
-    if (last) EACH_PIXEL(y[row * m + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
+    if (last) EACH_PIXEL(y[row * MW + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
     float *out = t->out + j;
     if (all)
-      EACH_PIXEL(vstore(out + row * out_row + i * out_column, y[row * m + i]))
+      EACH_PIXEL(vstore(out + row * out_row + i * out_column, y[row * MW + i]))
     else
-      EACH_PIXEL(vstore_part(out + row * out_row + i * out_column, y[row * m + i], lanes))
+      EACH_PIXEL(vstore_part(out + row * out_row + i * out_column, y[row * MW + i], lanes))
 #undef EACH_PIXEL
   }
 }
@@ -454,22 +429,22 @@ static void add_row(float *z, const float *p, int64_t stride, int64_t n) {
     for (int64_t i = 0; i < n; i++) z[i] += p[i * stride];
 }
 
-/* Anything else, in the same order: through a buffer [m * m][ASPEN_NR]. */
-INLINE void block_out_any(const int m, const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {
+/* Anything else, in the same order: through a buffer [MH * MW][ASPEN_NR]. */
+INLINE void block_out_any(const int KH, const int KW, const int S, const int MH, const int MW, const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {
   const epilogue *e = &v->epilogue;
-  float block[(MOST_SIDE - 2) * (MOST_SIDE - 2) * ASPEN_NR] __attribute__((aligned(64)));
+  float block[WINOGRAD_BLOCK * WINOGRAD_BLOCK * ASPEN_NR] __attribute__((aligned(64)));
   for (int64_t j = 0; j < ASPEN_NR; j += VL) {
-    vf y[(MOST_SIDE - 2) * (MOST_SIDE - 2)];
-    pixels(m, product + j, plane, y);
+    vf y[WINOGRAD_BLOCK * WINOGRAD_BLOCK];
+    pixels(KH, KW, S, MH, MW, product + j, plane, y);
 #pragma GCC unroll 36
-    for (int i = 0; i < m * m; i++) vstore(block + i * ASPEN_NR + j, y[i]);
+    for (int i = 0; i < MH * MW; i++) vstore(block + i * ASPEN_NR + j, y[i]);
   }
   const int64_t skip = max64(t->first - column, 0), width = min64(t->last - column, ASPEN_NR) - skip;
   column += skip;
   const int64_t bias_stride = v->bias ? v->bias->strides[0] : 0, out_stride = v->out->strides[1];
   for (int row = t->top; row < t->bottom; row++)
     for (int i = t->left; i < t->right; i++) {
-      float *z = block + (row * m + i) * ASPEN_NR + skip;
+      float *z = block + (row * MW + i) * ASPEN_NR + skip;
       const float *residual = NULL;
       if (t->residual)
         residual = t->residual + row * v->residual->strides[2] + i * v->residual->strides[3] + column * v->residual->strides[1];
@@ -487,39 +462,44 @@ INLINE void block_out_any(const int m, const wino *v, const target *t, const flo
 }
 
 typedef void out_fn(const wino *, const target *, const float *, int64_t, int64_t);
-#define BLOCK_OUT(M)                                                                                                               \
-  static void block_out_##M##all(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {            \
-    block_out_direct(M, 1, v, t, product, plane, column);                                                                          \
+#define BLOCK_OUT(NAME, KH, KW, S, MH, MW)                                                                                         \
+  static void block_out_all_##NAME(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {          \
+    block_out_direct(KH, KW, S, MH, MW, 1, v, t, product, plane, column);                                                          \
   }                                                                                                                                \
-  static void block_out_##M##part(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {           \
-    block_out_direct(M, 0, v, t, product, plane, column);                                                                          \
+  static void block_out_part_##NAME(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {         \
+    block_out_direct(KH, KW, S, MH, MW, 0, v, t, product, plane, column);                                                          \
   }                                                                                                                                \
-  static void block_out_##M##any(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {            \
-    block_out_any(M, v, t, product, plane, column);                                                                                \
+  static void block_out_any_##NAME(const wino *v, const target *t, const float *product, int64_t plane, int64_t column) {          \
+    block_out_any(KH, KW, S, MH, MW, v, t, product, plane, column);                                                                \
   }
-BLOCK_OUT(2) BLOCK_OUT(4) BLOCK_OUT(6)
-static out_fn *const outputs[3][3] = {{block_out_2any, block_out_2part, block_out_2all},
-                                      {block_out_4any, block_out_4part, block_out_4all},
-                                      {block_out_6any, block_out_6part, block_out_6all}};
+KINDS(BLOCK_OUT)
+static out_fn *const outputs[][3] = {
+#define KIND(NAME, ...) {block_out_any_##NAME, block_out_part_##NAME, block_out_all_##NAME},
+    KINDS(KIND)
+#undef KIND
+};
+
+/* Where the first pixel of a block lies, whether it is inside the box or not. */
+static float *pixel_of(const wino *v, const aspen_arg *a, place at) {
+  return (float *)a->ptr + at.image * a->strides[0] + at.row * v->rows.m * a->strides[2] + at.column * v->columns.m * a->strides[3];
+}
 
 /* One panel of a chunk. */
 static void output_of(const wino *v, const aspen_call *c, const workspace *s, int64_t blocks, int64_t column) {
-  const int64_t m = v->m;
+  const int64_t height = v->rows.m, width = v->columns.m;
   target t = {.bias = v->bias ? (const float *)v->bias->ptr : NULL, .first = c->lo[1], .last = c->hi[1]};
   const int direct = v->direct && t.first <= column;
   const int columns_all = min64(column + ASPEN_NR, t.last) % VL == 0;
   for (int64_t block = 0; block < blocks; block++) {
     const place at = s->places[block];
-    t.top = (int)max64(c->lo[2] - at.row * m, 0);
-    t.bottom = (int)min64(c->hi[2] - at.row * m, m);
-    t.left = (int)max64(c->lo[3] - at.column * m, 0);
-    t.right = (int)min64(c->hi[3] - at.column * m, m);
-    t.out = (float *)v->out->ptr + at.image * v->out->strides[0] + at.row * m * v->out->strides[2] + at.column * m * v->out->strides[3];
-    if (v->residual)
-      t.residual = (const float *)v->residual->ptr + at.image * v->residual->strides[0] + at.row * m * v->residual->strides[2] +
-                   at.column * m * v->residual->strides[3];
-    const int all = columns_all && t.bottom - t.top == m && t.right - t.left == m;
-    outputs[m / 2 - 1][direct ? 1 + all : 0](v, &t, s->product + block * ASPEN_NR, s->product_plane, column);
+    t.top = (int)max64(c->lo[2] - at.row * height, 0);
+    t.bottom = (int)min64(c->hi[2] - at.row * height, height);
+    t.left = (int)max64(c->lo[3] - at.column * width, 0);
+    t.right = (int)min64(c->hi[3] - at.column * width, width);
+    t.out = pixel_of(v, v->out, at);
+    if (v->residual) t.residual = pixel_of(v, v->residual, at);
+    const int all = columns_all && t.bottom - t.top == height && t.right - t.left == width;
+    outputs[v->kind][direct ? 1 + all : 0](v, &t, s->product + block * ASPEN_NR, s->product_plane, column);
   }
 }
 
@@ -527,16 +507,16 @@ static void output_of(const wino *v, const aspen_call *c, const workspace *s, in
  * their number. */
 static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s, int64_t blocks, int64_t next, int64_t column, int64_t part,
                           int64_t parts) {
-  const int64_t m = v->m;
+  const int64_t height = v->rows.m, width = v->columns.m;
   const char **line = s->lines, **const end = line + MOST_LINES;
   const aspen_arg *const targets[2] = {v->out, v->residual};
   for (int64_t block = 0; v->direct && block < blocks; block++) {
     const place at = s->places[block];
-    const int64_t bottom = min64(c->hi[2] - at.row * m, m), right = min64(c->hi[3] - at.column * m, m);
+    const int64_t bottom = min64(c->hi[2] - at.row * height, height), right = min64(c->hi[3] - at.column * width, width);
     for (int t = 0; t < 2; t++) {
       const aspen_arg *a = targets[t];
-      if (!a || end - line < 2 * m * m) continue;
-      const float *p = (const float *)a->ptr + at.image * a->strides[0] + at.row * m * a->strides[2] + at.column * m * a->strides[3] + column;
+      if (!a || end - line < 2 * height * width) continue;
+      const float *p = pixel_of(v, a, at) + column;
       for (int64_t y = 0; y < bottom; y++)
         for (int64_t x = 0; x < right; x++) {
           const float *q = p + y * a->strides[2] + x * a->strides[3];
@@ -546,12 +526,13 @@ static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s
     }
   }
   const aspen_arg *a = v->x;
-  for (int64_t i = next * v->n * part / parts; a->strides[1] == 1 && i < next * v->n * (part + 1) / parts; i++) {
-    const place at = s->places[blocks + i / v->n];
-    const int64_t y = at.row * m - v->pad_top + i % v->n, first = at.column * m - v->pad_left + 2;
+  const int64_t rows = v->rows.n, down = height * v->rows.stride, across = width * v->columns.stride;
+  for (int64_t i = next * rows * part / parts; a->strides[1] == 1 && i < next * rows * (part + 1) / parts; i++) {
+    const place at = s->places[blocks + i / rows];
+    const int64_t y = at.row * down - v->pad_top + i % rows, last = at.column * across - v->pad_left + v->columns.n;
     if (y < 0 || y >= v->in_rows) continue;
     const float *p = (const float *)a->ptr + at.image * a->strides[0] + y * a->strides[2];
-    for (int64_t x = max64(first, 0); x < min64(first + m, v->in_columns); x++)
+    for (int64_t x = max64(last - across, 0); x < min64(last, v->in_columns); x++)
       for (int64_t k = 0; k < v->channels && line < end; k += 16) *line++ = (const char *)(p + x * a->strides[3] + k);
   }
   return line - s->lines;
@@ -562,14 +543,14 @@ int FN(winograd)(const aspen_call *c) {
   workspace s;
   const int error = setup(&v, c);
   if (error) return error;
-  const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v, c, 2) * blocks_of(&v, c, 3);
+  const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v.rows, c, 2) * blocks_of(&v.columns, c, 3);
   if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   v.direct = v.out->strides[1] == 1 && (!v.bias || v.bias->strides[0] == 1) && (!v.residual || v.residual->strides[1] == 1);
   const int64_t chunks = (blocks + v.chunk - 1) / v.chunk;
   if (lay_out(&v, &s, (blocks + chunks - 1) / chunks, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
-  const int64_t panel_size = v.n * v.n * v.channels * ASPEN_NR;
+  const int64_t panel_size = v.rows.weights * v.columns.weights * v.channels * ASPEN_NR;
   const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
     const int64_t from = mm_cut(blocks, chunks, chunk), to = mm_cut(blocks, chunks, chunk + 1);
