@@ -470,11 +470,13 @@ static const struct scenario scenarios[] = {
     {"again", SINGLE, 2, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},    /* one after the other: the instance, its flags and buffers are used again */
     {"queued", SINGLE, 2, 2, 1, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, one instance: the second waits for the first one's END */
     {"beside", SINGLE, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},   /* two at once, two instances */
+    {"rush", PAIR, 2, 2, 2, -1, -1, 0, 0, 0, NONE, 0, 0},       /* the same with two tiles each */
     {"cancel", PAIR, 1, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},      /* cancelled right after submission */
     {"recancel", SINGLE, 2, 1, 1, -1, 0, 0, 0, 0, NONE, 0, 0},  /* cancelled, then the slot is used again */
     {"scribble", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 1, 0}, /* the client overwrites its own slot, and is gone */
     {"leave", PAIR, 1, 1, 1, -1, -1, 1, 0, 0, NONE, 0, 0},      /* a worker leaves */
     {"bequeath", PAIR, 1, 1, 1, -1, -1, 1, 0, 1, NONE, 0, 0},   /* a worker leaves, and nobody steals */
+    {"relay", SINGLE, 2, 2, 1, -1, -1, 1, 0, 0, NONE, 0, 0},    /* a worker leaves while one request runs and another waits */
     {"announce", PAIR, 1, 1, 1, -1, -1, 0, 1, 0, NONE, 0, 0},   /* something is announced while a request runs */
     {"hold", DIAMOND, 1, 1, 1, -1, -1, 1, 1, 0, NONE, 0, 0},    /* a worker leaves with tiles in hand, and something is announced meanwhile */
     {"attach", PAIR, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 1},     /* the plan is announced, then the client hears of it */

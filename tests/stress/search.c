@@ -313,7 +313,7 @@ static size_t describe(void) {
     WORDS_OF(region[i].p, region[i].n);
   for (int i = 0; i < n_fibers; i++) {
     const struct fiber *f = &fiber[i];
-    *to++ = f->at.kind | (uint64_t)f->at.op << 8 | (uint64_t)f->at.order << 16 | (uint64_t)f->n_buffer << 24 | (uint64_t)f->noted << 32;
+    *to++ = f->at.kind | (uint64_t)f->at.op << 8 | (uint64_t)f->at.order << 16 | (uint64_t)f->n_buffer << 24 | (uint64_t)f->noted << 32 | (uint64_t)f->at.bytes << 40 | (uint64_t)f->at.n << 48;
     *to++ = (uintptr_t)f->at.p;
     *to++ = f->at.a;
     *to++ = f->at.b;
