@@ -330,7 +330,12 @@ def _where(c: Converter, node: onnx.NodeProto, x: list[Value], attributes: dict[
 def _transpose(c: Converter, node: onnx.NodeProto, x: list[Value], attributes: dict[str, Any]) -> Value:
     if "perm" not in attributes:
         raise _refuse(node, "no perm")
-    return c.call(torch.permute, x[0], list(attributes["perm"]))
+    perm = list(attributes["perm"])
+    if perm == [0, 2, 3, 1]:
+        # Heads split off and the keys transposed, which exporters write as one: as a model writes it, in two. Inductor's attention pattern
+        # takes any permutation before the product for the latter alone.
+        return c.call(torch.transpose, c.call(torch.permute, x[0], [0, 2, 1, 3]), -1, -2)
+    return c.call(torch.permute, x[0], perm)
 
 
 def _concat(c: Converter, node: onnx.NodeProto, x: Sequence[Value], attributes: dict[str, Any]) -> Value:
