@@ -155,7 +155,7 @@ def _memory() -> dict[str, Any]:
         "shm_total": shm_total,
         "shm_free": shm_free,
         "transparent_huge_pages": _choice("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "shmem_huge_pages": _choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "segment_huge_pages": _segment_huge_pages(),
         "descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
 
@@ -163,6 +163,21 @@ def _memory() -> dict[str, Any]:
 def _choice(path: str) -> str:
     """The bracketed word of a file such as ``always [madvise] never``."""
     return _read(path).partition("[")[2].partition("]")[0] or "unavailable"
+
+
+def _segment_huge_pages() -> bool:
+    from aspen_mp.shm import _mapping
+
+    try:
+        fd = os.memfd_create("aspen-doctor")
+    except OSError:
+        return False
+    try:
+        return _mapping.reserve(fd, 2 << 20) > 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _kernel() -> dict[str, Any]:
@@ -280,12 +295,8 @@ def _findings(report: dict[str, Any]) -> list[dict[str, str]]:
             f"only {memory['descriptors']} open files are allowed; each plan instance, weight set and client needs some",
             "ulimit -n 4096",
         )
-    if memory["shmem_huge_pages"] in ("never", "unavailable", "deny"):
-        add(
-            "note",
-            "huge pages are off for shared memory: large weights cost more address translation",
-            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-        )
+    if not memory["segment_huge_pages"]:
+        add("note", "the kernel gives shared memory no huge pages (Linux 6.1 can): large weights cost more address translation")
     if report["stale"]["runtimes"] or report["stale"]["segments"]:
         add("note", "dead runtimes have left files behind", "aspen-mp doctor --clean")
     return found

@@ -4,6 +4,14 @@ from typing import final
 
 from typing_extensions import Buffer
 
+def reserve(fd: int, nbytes: int) -> int:
+    """Gives an empty file of shared memory its length and all of its space, zeroed.
+
+    In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory): they cost less than reserving
+    and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Returns how
+    many bytes lie in such pages. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
+    """
+
 @final
 class Mapping(Buffer):
     """Shared memory behind a descriptor, mapped. Supports the buffer protocol; views keep it alive.
@@ -22,10 +30,5 @@ class Mapping(Buffer):
     def closed(self) -> bool: ...
     def close(self) -> None:
         """Unmaps. BufferError while views exist; without a reference of ours the last of them unmaps it."""
-    def collapse(self) -> int:
-        """Moves the memory into huge pages, for everybody who maps it: fewer translations for those who stream through it.
-
-        Returns how many bytes now lie in such pages: 0 where the kernel does not know how. Takes about a millisecond a megabyte.
-        """
     def keep_from_children(self) -> None:
         """Forked children do not get this mapping."""

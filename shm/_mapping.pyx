@@ -3,6 +3,18 @@
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint64_t
+
+import os
+
+cdef extern from "<unistd.h>" nogil:
+    int ftruncate(int, int64_t)
+
+cdef extern from "<fcntl.h>" nogil:
+    int posix_fallocate(int, int64_t, int64_t)
+
+cdef extern from "atomics.h" nogil:
+    uint64_t aspen_now_ns()
 
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
@@ -15,6 +27,8 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef enum:
     HUGE = 2 << 20
     COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
+    PIECE = 64 << 20  # each call makes every CPU flush its lists of new pages, so not one for each huge page
+    PATIENCE_NS = 3000000  # for each: far more than moving other memory out of the way takes where there is enough
 
 
 cdef void *_map(int fd, size_t nbytes, int prot) noexcept nogil:
@@ -35,6 +49,43 @@ cdef void *_map(int fd, size_t nbytes, int prot) noexcept nogil:
         munmap(at, nbytes)
         return MAP_FAILED
     return at
+
+
+cdef size_t _huge(int fd, size_t nbytes) noexcept nogil:
+    """An empty file's space in huge pages, as far as they can be had without much ado. Returns the bytes that lie in them."""
+    cdef size_t end = nbytes // HUGE * HUGE, start = 0, stop, at
+    cdef uint64_t began
+    cdef char *space = <char *>_map(fd, nbytes, PROT_READ)
+    if space == <char *>MAP_FAILED:
+        return 0
+    while start < end:
+        began = aspen_now_ns()
+        stop = min(start + PIECE, end)
+        at = start
+        while at < stop and posix_fallocate(fd, at, 1) == 0:  # one small page each, for holes are left alone
+            at += HUGE
+        if at < stop or madvise(space + start, stop - start, COLLAPSE):
+            break
+        began = (aspen_now_ns() - began) // ((stop - start) // HUGE)
+        start = stop
+        if began > PATIENCE_NS:
+            break
+    munmap(space, nbytes)
+    return start
+
+
+def reserve(int fd, Py_ssize_t nbytes):
+    cdef size_t huge = 0
+    cdef int error
+    if ftruncate(fd, nbytes):
+        raise OSError(errno, os.strerror(errno))
+    with nogil:
+        if nbytes >= HUGE:
+            huge = _huge(fd, nbytes)
+        error = posix_fallocate(fd, 0, nbytes)
+    if error:
+        raise OSError(error, os.strerror(error))
+    return huge
 
 
 cdef class Mapping:
@@ -79,20 +130,6 @@ cdef class Mapping:
         if self.at != NULL:
             munmap(self.at, self.nbytes)
             self.at = NULL
-
-    def collapse(self):
-        cdef size_t start = 0, done = 0, nbytes = self.nbytes
-        cdef char *at = <char *>self.at
-        cdef volatile char touched
-        if at == NULL:
-            raise ValueError("the mapping is closed")
-        with nogil:
-            while start + HUGE <= nbytes:
-                touched = at[start]  # a page table must be there
-                if madvise(at + start, HUGE, COLLAPSE) == 0:
-                    done += HUGE
-                start += HUGE
-        return done
 
     def keep_from_children(self):
         if self.at != NULL and madvise(self.at, self.nbytes, MADV_DONTFORK):

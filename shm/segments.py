@@ -2,8 +2,8 @@
 
 A segment has a name for no longer than a moment: it is created exclusively under a random name in /dev/shm and unlinked at once, so that
 nothing can leak or be guessed, whatever is killed. From then on it is a descriptor, passed by inheritance or SCM_RIGHTS. Space is reserved
-when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store). Where /dev/shm is too small (Docker gives
-it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount limits.
+when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store), in huge pages where there are any. Where
+/dev/shm is too small (Docker gives it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount limits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from types import TracebackType
 import posix_ipc
 
 from aspen_mp.shm import _control
-from aspen_mp.shm._mapping import Mapping
+from aspen_mp.shm._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["Segment", "format_bytes", "huge_pages", "memory_available", "shm_free"]
+__all__ = ["Segment", "format_bytes", "memory_available", "shm_free"]
 
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
-_HUGE = 2 << 20
 
 
 def format_bytes(n: int) -> str:
@@ -88,21 +87,6 @@ def _first_int(text: str, key: str) -> int:
         if len(words) >= 2 and words[0] == key:
             return int(words[1])
     return 0
-
-
-def huge_pages(fd: int) -> int:
-    """Moves a segment's memory into huge pages while others use it, where the kernel can; see `Mapping.collapse`. Bytes that now are."""
-    nbytes = os.fstat(fd).st_size
-    if nbytes < _HUGE:
-        return 0
-    try:
-        mapping = Mapping(fd, nbytes, False)
-    except OSError:
-        return 0
-    try:
-        return mapping.collapse()
-    finally:
-        mapping.close()
 
 
 class Segment:
@@ -224,7 +208,7 @@ def _create_shm(role: str, nbytes: int) -> int:
         try:
             shm.unlink()
             os.set_inheritable(shm.fd, False)
-            os.posix_fallocate(shm.fd, 0, nbytes)
+            reserve(shm.fd, nbytes)
         except OSError:
             shm.close_fd()
             raise
@@ -235,7 +219,7 @@ def _create_shm(role: str, nbytes: int) -> int:
 def _create_memfd(role: str, nbytes: int) -> int:
     fd = os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(fd, 0, nbytes)
+        reserve(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError:
         os.close(fd)

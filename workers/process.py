@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -28,16 +27,3 @@ def set_oom_score(score: int) -> None:
     """How willingly the kernel kills this process when memory runs out, -1000 … 1000; raising needs no privilege."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))
-
-
-@contextmanager
-def in_background() -> Iterator[None]:
-    """Inside, this process runs only where no other wants to."""
-    param = os.sched_param(0)
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, param)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, param)

@@ -51,7 +51,7 @@ def _show(report: dict[str, Any]) -> None:
                 f"{mebibytes(memory['available'])} of {mebibytes(memory['total'])} available; cgroup: {mebibytes(memory['cgroup_limit'])}",
             ),
             ("/dev/shm", f"{mebibytes(memory['shm_free'])} of {mebibytes(memory['shm_total'])} free"),
-            ("huge pages", f"{memory['transparent_huge_pages']}; shared memory: {memory['shmem_huge_pages']}"),
+            ("huge pages", f"{memory['transparent_huge_pages']}; shared memory: {'yes' if memory['segment_huge_pages'] else 'none'}"),
             ("kernel offers", ", ".join(name for name, there in report["kernel"].items() if there) or "nothing needed"),
             ("packages", ", ".join(f"{name} {version or '(not installed)'}" for name, version in report["packages"].items())),
             ("plan cache", _cache(report["cache"])),

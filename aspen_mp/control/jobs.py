@@ -279,10 +279,8 @@ class ChildSide:
         self._sock = sock
         self._receiver: protocol.Receiver[ToChild] = protocol.Receiver(_to_child, MAX_FRAME)
 
-    def run(
-        self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned], after: Callable[[], None] = lambda: None
-    ) -> None:
-        """Does jobs until the other end hangs up. `after()` follows each answer."""
+    def run(self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned]) -> None:
+        """Does jobs until the other end hangs up."""
         while self._receiver.read(self._sock):
             for message, _ in self._receiver.messages():
                 try:
@@ -294,7 +292,6 @@ class ChildSide:
                 except RecursionError:
                     answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
                 self.send(answer)
-                after()
 
     def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
         data = memoryview(protocol.encode(message, len(fds), limit=MAX_FRAME))

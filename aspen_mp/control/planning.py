@@ -18,8 +18,7 @@ from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError
-from aspen_mp.shm.segments import Segment, huge_pages
-from aspen_mp.workers import process
+from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
@@ -136,15 +135,6 @@ class Planner:
         self._directory = dict(model.weights)
         self._n_segments = len(model.weight_segments)
         self._opened: api.Model | None = None
-        self._fresh: list[int] = []
-
-    def settle(self) -> None:
-        """After an answer: what nobody waits for."""
-        fresh, self._fresh = self._fresh, []
-        with process.in_background():
-            for fd in fresh:
-                huge_pages(fd)
-                os.close(fd)
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         try:
@@ -186,7 +176,6 @@ class Planner:
         for _ in range(self._instances):
             with Segment.create("arena", plan.arena_layout()["arena_bytes"]) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
-                self._fresh.append(os.dup(arena.fd))
         answer = StagePlanned(
             plan.request_bytes,
             [_slot(info) for info in plan.inputs],
@@ -221,7 +210,7 @@ class Planner:
                 fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])
             if fd >= 0:
                 side.send(JobSegment("weights", nbytes), (fd,))
-                self._fresh.append(fd)
+                os.close(fd)
             else:
                 with Segment.create("weights", offset) as segment:
                     for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
@@ -229,7 +218,6 @@ class Planner:
                             side.progress("packing weights", done, len(missing))
                         item.write(segment.buf[start : start + item.nbytes])
                     side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
-                    self._fresh.append(os.dup(segment.fd))
                     if self.keeper is not None:
                         self.keeper.packed(self._n_segments, segment.fd)
             used.append(self._n_segments)
@@ -244,7 +232,7 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
 
     cost.use(rates)
     planner = Planner(model, plans)
-    ChildSide(sock).run(planner.do, planner.settle)
+    ChildSide(sock).run(planner.do)
 
 
 def _inspect(model: api.Model, digest: bytes) -> Inspected:

@@ -1,13 +1,16 @@
-"""Moving a segment into huge pages changes nothing that its users see."""
+"""Reserving shared memory in huge pages where there are any: length, space and zeros are the same either way."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 import numpy as np
+import pytest
 
-from aspen_mp.shm.segments import Segment, huge_pages
+from aspen_mp.shm._mapping import Mapping, reserve
+from aspen_mp.shm.segments import Segment
 
 HUGE = 2 << 20
 
@@ -16,19 +19,34 @@ def address(segment: Segment) -> int:
     return np.frombuffer(segment.buf, np.uint8).__array_interface__["data"][0]
 
 
-def test_contents_stay() -> None:
-    with Segment.create("weights", 4 * HUGE + 12345) as segment:
-        data = np.frombuffer(segment.buf, np.uint8)[4096:]
-        data[:] = np.random.default_rng(1).integers(0, 255, data.size, np.uint8)
-        before = data.copy()
-        with Segment.from_fd(os.dup(segment.fd), "weights", writable=False) as other:
-            seen = np.frombuffer(other.buf, np.uint8)[4096:]
-            assert huge_pages(segment.fd) % HUGE == 0
-            assert (seen == before).all()
-            data[-1] ^= 1
-            assert seen[-1] == data[-1]
-            del seen
-        del data
+@pytest.mark.parametrize("nbytes", [4096, HUGE - 4096, HUGE, 3 * HUGE + 8192])
+def test_all_of_the_space_is_there_and_zero(nbytes: int) -> None:
+    fd = os.memfd_create("reserved")
+    try:
+        huge = reserve(fd, nbytes)
+        assert huge % HUGE == 0
+        assert huge <= nbytes
+        info = os.fstat(fd)
+        assert info.st_size == nbytes
+        assert info.st_blocks * 512 >= nbytes
+        mapping = Mapping(fd, nbytes, True)
+        data = np.frombuffer(mapping, np.uint8)
+        assert not data.any()
+        data[-1] = 5
+        assert os.pread(fd, 1, nbytes - 1) == b"\5"
+    finally:
+        os.close(fd)
+
+
+def test_what_has_no_length_is_an_error() -> None:
+    read, write = os.pipe()
+    try:
+        with pytest.raises(OSError, match="Invalid argument") as caught:
+            reserve(read, HUGE)
+        assert caught.value.errno == errno.EINVAL
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_long_segments_lie_where_huge_pages_can() -> None:
@@ -36,12 +54,3 @@ def test_long_segments_lie_where_huge_pages_can() -> None:
         with Segment.create("arena", nbytes) as segment:
             assert segment.nbytes < HUGE or address(segment) % HUGE == 0
             ctypes.memset(address(segment) + segment.nbytes - 1, 7, 1)
-
-
-def test_what_is_no_segment_is_left_alone() -> None:
-    read, write = os.pipe()
-    try:
-        assert huge_pages(read) == 0
-    finally:
-        os.close(read)
-        os.close(write)
