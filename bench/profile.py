@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import mmap
 import os
 import statistics
 import sys
@@ -27,7 +26,6 @@ from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.plan import OpInfo, Plan
 from aspen_mp.shm import _mapping
-from aspen_mp.shm.segments import huge_pages
 from aspen_mp.workers._dse import PlanRunner
 
 Array = npt.NDArray[Any]
@@ -84,22 +82,28 @@ def profile(plan: Plan, feeds: Mapping[str, Array], *, rounds: int = 20, isa: st
     return Profile(ops, statistics.median(whole), min(whole), len(order))
 
 
+def _memory(nbytes: int) -> _mapping.Mapping:
+    """As a runtime's segments are: in huge pages where there are any."""
+    fd = os.memfd_create("profile")
+    try:
+        _mapping.reserve(fd, nbytes)
+        return _mapping.Mapping(fd, nbytes, True)
+    finally:
+        os.close(fd)
+
+
 def _runner(plan: Plan, isa: str | None) -> tuple[PlanRunner, Array]:
     """A runner with memory of its own, weights packed, and the request's region."""
     directory = plan.default_directory()[0]
     end = max((directory[item.key][1] + item.nbytes for item in plan.weights), default=1)
-    fd = os.memfd_create("weights")
-    os.ftruncate(fd, end)
-    weights = _mapping.Mapping(fd, end, True)
+    weights = _memory(end)
     for item in plan.weights:
         at = directory[item.key][1]
         item.write(memoryview(weights)[at : at + item.nbytes])
-    huge_pages(fd)  # as those of a loaded model
-    os.close(fd)
     segment = plan.segment()
-    arena = mmap.mmap(-1, max(plan.arena_layout()["arena_bytes"], 1))
-    request = mmap.mmap(-1, max(plan.request_bytes, 1))
-    return PlanRunner(segment, [weights], arena, request, isa), np.frombuffer(request, np.uint8)
+    arena = _memory(max(plan.arena_layout()["arena_bytes"], 1))
+    request = _memory(max(plan.request_bytes, 1))
+    return PlanRunner(segment, [weights], arena, request, isa), np.frombuffer(memoryview(request), np.uint8)
 
 
 def _order(plan: Plan) -> list[int]:
