@@ -18,6 +18,8 @@ from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNAR
 
 Shape = tuple[int, ...]
 F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
+WIDEST_WINDOW = 64
+"""Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 LIMIT = 1 << 31
 """Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
 
@@ -213,6 +215,26 @@ def _dwconv(call: Call) -> None:
     _scale(call, 4, out.shape[1])
 
 
+def _pwdw(call: Call) -> None:
+    _all_f32(call)
+    out, x, w, d = call.out, call.input(0), call.input(1), call.input(3)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    _act(call, 0)
+    kh, kw = _window(call, 3, 2)
+    _act(call, 11)
+    for k in range(2):
+        span = max((call.params[3 + k] - 1) * call.params[7 + k] + 1, call.params[5 + k])
+        _need(span <= WIDEST_WINDOW, "window", span, f"at most {WIDEST_WINDOW}")
+    _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
+    _shape(w, (1, -(-out.shape[1] // 32), x.shape[1], 32), "shape of input 1")
+    _shape(d, (kh * kw, out.shape[1]), "shape of input 3")
+    for i, arg in ((1, w), (3, d)):
+        _need(arg.dense, f"strides of input {i}", "not contiguous", "a packed weight")
+    for i in (2, 4):
+        _shape(call.optional(i), out.shape[1:2], f"shape of input {i}")
+
+
 def _pool(call: Call) -> None:
     out, x = call.out, call.input(0)
     _rank(out, 4, "the output")
@@ -335,6 +357,7 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
     "CONV": _conv,
     "DWCONV": _dwconv,
+    "PWDW": _pwdw,
     "WINO": _wino,
     "POOL": _pool,
     "UNARY": _elementwise(1, len(UNARY)),

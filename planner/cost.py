@@ -34,6 +34,9 @@ KEYS = 512
 """Keys that ATTENTION takes at a time."""
 PROLOGUE_NS = 0.06
 """Scale, shift and activation of an element of input, and its copy in the cache."""
+WIDE_NS = 0.02
+STACK_OUT_NS = 0.05
+"""An element of the wide tensor between the halves of PWDW, and of its output, besides their multiply-adds."""
 PANEL = 32
 """Width of a weight panel."""
 
@@ -95,7 +98,7 @@ def output_ns(node: Node) -> float:
 
 def after_ns(node: Node) -> float:
     """What residual and activation cost for an element of the output of a matrix kernel."""
-    residual = len(node.inputs) > 3 and node.inputs[3] is not None
+    residual = node.op != "PWDW" and len(node.inputs) > 3 and node.inputs[3] is not None
     return (0.8 if residual else 0.0) + _activation_ns(node)
 
 
@@ -180,6 +183,36 @@ def _depthwise_flops(node: Node) -> float:
     return 2.0 * node.output.size * int(prod(node.attrs["kernel"]))
 
 
+def window_span(node: Node, axis: int) -> int:
+    """Rows (0) or columns (1) of input that a window spans."""
+    return int((node.attrs["kernel"][axis] - 1) * node.attrs["dilations"][axis] + 1)
+
+
+def stack_ns(pixels_in: Any, pixels_out: Any, channels: int, outputs: Any, taps: int) -> Any:
+    """Arithmetic of PWDW: so many pixels of its wide tensor, of its output. Numbers or arrays of them."""
+    padded = -(-outputs // PANEL) * PANEL
+    wide = 2.0 * channels / rates().matrix + WIDE_NS
+    return padded * (pixels_in * wide + pixels_out * (2.0 * taps / rates().depthwise + STACK_OUT_NS))
+
+
+def _stack_pixels(node: Node) -> int:
+    a = node.inputs[0]
+    return a.shape[0] * a.shape[2] * a.shape[3] if a is not None else 0
+
+
+def _stack_flops(node: Node) -> float:
+    a = node.inputs[0]
+    pointwise = 2.0 * _stack_pixels(node) * node.output.shape[1] * a.shape[1] if a is not None else 0.0
+    return pointwise + _depthwise_flops(node)
+
+
+def _stack_node_ns(node: Node) -> float:
+    a, shape = node.inputs[0], node.output.shape
+    assert a is not None
+    out = shape[0] * shape[2] * shape[3]
+    return float(stack_ns(_stack_pixels(node), out, a.shape[1], shape[1], prod(node.attrs["kernel"]))) + node.output.size * after_ns(node)
+
+
 def _winograd_flops(node: Node) -> float:
     a, blocks = node.inputs[0], blocks_of(node)
     products = winograd_blocks(node.output.shape, blocks) * blocks.products * node.output.shape[1]
@@ -220,6 +253,7 @@ FAMILIES = {
     "WINO": Family(_winograd_flops, lambda node, flops: _winograd_node_ns(node), True),
     "ATTENTION": Family(_attention_flops, lambda node, flops: flops / rates().matrix + scores(node) * SCORE_NS, True),
     "DWCONV": Family(_depthwise_flops, lambda node, flops: flops / rates().depthwise + node.output.size * output_ns(node), True),
+    "PWDW": Family(_stack_flops, lambda node, flops: _stack_node_ns(node), True),
     "POOL": Family(_pool_flops),
     "REDUCE": Family(_reduce_flops),
     "ARGREDUCE": Family(_reduce_flops),

@@ -11,6 +11,8 @@ op                   attrs
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
 ``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, see `winograd.BLOCKS`); W transformed by
                      `aspen_mp.planner.winograd`
+``PWDW``             ``in_act`` (between), and of the depthwise half: ``kernel``, ``strides``, ``dilations``, ``pads``, ``act``.
+                     Inputs X, W (packed), bias? [E], D (packed), bias? [E]
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),
                      ``count_include_pad``
 ``UNARY``            ``opcode`` (a name of ASPEN_UNARY), ``a``, ``b``
@@ -77,6 +79,10 @@ def _conv(a: dict[str, Any]) -> list[int]:
     return [a["groups"], *window, *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
 
 
+def _pwdw(a: dict[str, Any]) -> list[int]:
+    return [*_act(a["in_act"]), *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_act(a["act"])]
+
+
 def _pool(a: dict[str, Any]) -> list[int]:
     return [POOL_MODES[a["mode"]], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], int(a["count_include_pad"])]
 
@@ -102,6 +108,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "CONV": _conv,
     "WINO": lambda a: [*_conv(a), a["block"]],
     "DWCONV": _conv,
+    "PWDW": _pwdw,
     "POOL": _pool,
     "UNARY": lambda a: [UNARY[a["opcode"]], bits(a["a"]), bits(a["b"])],
     "BINARY": lambda a: [BINARY[a["opcode"]], *_act(a["act"])],

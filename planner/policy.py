@@ -102,6 +102,8 @@ def _choose(node: Node, storage: Storage, workers: int) -> Grid:
         return _conv(node, workers)
     if node.op == "WINO":
         return _winograd(node, workers)
+    if node.op == "PWDW":
+        return _stack(node, workers)
     if node.op == "ATTENTION":
         return _attention(node, workers)
     return _by_layout(node, storage.refs[node.output].strides, workers)
@@ -331,6 +333,51 @@ def _winograd(node: Node, workers: int) -> Grid:
     pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
     channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack(_Evaluate):
+    """PWDW. Sides: batch, output rows and columns of the image, output channels. `image`: rows and columns of the input."""
+
+    channels: int
+    image: tuple[int, int]
+    span: tuple[int, int]
+    stride: tuple[int, int]
+    taps: int
+    element_ns: float
+
+    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
+        batch, height, width, n = sides
+        rows, columns = (
+            np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
+        )
+        read, pixels = batch * rows * columns, batch * height * width
+        ns = cost.stack_ns(read + ROWS_LOST * -(-read // ROWS), pixels, self.channels, n, self.taps)
+        moved = 4.0 * (n * (self.channels + self.taps) + read * self.channels + pixels * n)
+        return np.asarray(ns + moved / cost.rates().warm + self.element_ns * pixels * n)
+
+
+@cost.remembered(4096)
+def _stack_parts(shape: tuple[int, ...], evaluate: _Stack, workers: int) -> tuple[int, ...]:
+    batch, outputs, height, width = shape
+    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, workers)
+
+
+def _stack(node: Node, workers: int) -> Grid:
+    """Cutting rows computes those of the wide tensor again that two tiles see, cutting channels reads all of the input again."""
+    shape = node.output.shape
+    x, a = node.inputs[0], node.attrs
+    assert x is not None
+    span = (cost.window_span(node, 0), cost.window_span(node, 1))
+    evaluate = _Stack(x.shape[1], (x.shape[2], x.shape[3]), span, tuple(a["strides"]), prod(a["kernel"]), cost.after_ns(node))
+    parts = _stack_parts(shape, evaluate, workers)
+    cuts = (
+        split(shape[0], parts[0]),
+        split(shape[1], parts[3], PANEL),
+        split(shape[2], parts[1]),
+        split(shape[3], parts[2], _width_granule(shape)),
+    )
+    return Grid(shape, cuts, (1, 0, 2, 3) if parts[0] * parts[1] * parts[2] == 1 else (0, 2, 3, 1))
 
 
 @dataclass(frozen=True, slots=True)

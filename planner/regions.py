@@ -284,6 +284,22 @@ def _wino(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _conv(node, i, shape, lo, hi)
 
 
+def _pwdw(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """All input channels of what the depthwise half's windows see; of weights and biases what belongs to the channels."""
+    if i == 0:
+        lo, hi = _windows(node, shape, lo.copy(), hi.copy())
+        lo[:, 1], hi[:, 1] = 0, shape[1]
+        return lo, hi
+    if i in (2, 4):
+        return lo[:, 1:2].copy(), hi[:, 1:2].copy()
+    out_lo, out_hi = _whole(shape, len(lo))
+    if i == 3:
+        out_lo[:, 1], out_hi[:, 1] = lo[:, 1], hi[:, 1]
+    else:
+        out_lo[:, 1], out_hi[:, 1] = lo[:, 1] // 32, (hi[:, 1] + 31) // 32
+    return out_lo, out_hi
+
+
 def _pool(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _windows(node, shape, lo.copy(), hi.copy())
 
@@ -471,6 +487,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "GEMM": _gemm,
     "CONV": _conv,
     "DWCONV": _conv,
+    "PWDW": _pwdw,
     "WINO": _wino,
     "POOL": _pool,
     "UNARY": _elementwise,

@@ -29,7 +29,7 @@ ALIGN = 64
 
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
-CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "POOL"})
+CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS"}
 """Ops whose result is laid out as their main input."""
@@ -147,9 +147,11 @@ def _gathers(node: Node, x: Tensor) -> bool:
     return node.op == "CONV" and x.shape[1] // int(node.attrs["groups"]) < FEW_CHANNELS
 
 
-def _packed(node: Node) -> bool:
-    """Is input 1 a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
-    return node.op in ("CONV", "WINO", "DWCONV") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
+def _packed(node: Node, i: int) -> bool:
+    """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
+    if i != 1:
+        return i == 3 and node.op == "PWDW"
+    return node.op in ("CONV", "WINO", "DWCONV", "PWDW") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
 
 
 class _Assignment:
@@ -389,7 +391,7 @@ class _Assignment:
             ref = self._source(x)
             if i == 0 and node.op in CONVOLUTIONS and x.shape[1] > 1 and ref.strides[1] != 1 and not _gathers(node, x):
                 node.inputs[i] = self._ordered(x, (0, 2, 3, 1), "channels-last")
-            if i == 1 and _packed(node) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
+            if _packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
                 node.inputs[i] = self._ordered(x, tuple(range(len(x.shape))), "packed")
         for t in node.outputs:
             self.refs[t] = self.placed[t] if t in self.placed else self._fresh(t, self.natural[t])

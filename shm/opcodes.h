@@ -59,7 +59,8 @@
   X(RESIZE, 20, 1, 1, 20)                                                                                                          \
   X(CUMSUM, 21, 1, 1, 3)                                                                                                           \
   X(WINO, 22, 2, 6, 17)                                                                                                            \
-  X(ATTENTION, 23, 3, 4, 8)
+  X(ATTENTION, 23, 3, 4, 8)                                                                                                        \
+  X(PWDW, 24, 4, 5, 14)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -285,6 +285,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
     aspen_kernel_fn kernel = aspen_exec_prepare(e, tile, d->scratch, d->scratch_bytes, &call);
     int error = ASPEN_E_OK;
     if (kernel) {
+      aspen_exec_ahead(e, tile);
       aspen_dse_lap(d, &me->schedule_ticks);
       error = kernel(&call);
       aspen_dse_lap(d, &me->kernel_ticks);

@@ -342,6 +342,19 @@ static inline aspen_kernel_fn aspen_exec_prepare(const struct aspen_exec_instanc
   return op->fn;
 }
 
+/* Before a tile's kernel runs: what counting its children down will touch comes nearer meanwhile. After 20 µs of somebody else's data it
+ * would all be a miss, one behind the other. */
+static inline void aspen_exec_ahead(const struct aspen_exec_instance *e, uint32_t tile) {
+  const struct aspen_instance_view *v = &e->view;
+  const struct aspen_tile *t = &v->plan->tiles[tile];
+  const uint32_t *child = v->plan->children + t->children;
+  __builtin_prefetch(&v->executed[tile], 1);
+  for (uint32_t k = 0; k < t->n_children; k++) {
+    __builtin_prefetch(&v->missing[child[k]], 1);
+    __builtin_prefetch(&v->plan->tiles[child[k]]);
+  }
+}
+
 /* Runs a tile's kernel. Returns enum aspen_error. */
 static inline int aspen_exec_tile(const struct aspen_exec_instance *e, uint32_t tile, void *scratch, size_t scratch_bytes) {
   aspen_call c;

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues
+from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues, stacks
 
 Pass = Callable[[Graph], None]
 
@@ -22,6 +22,7 @@ KERNEL_LEVEL: Sequence[Pass] = (
     epilogues.fuse_epilogues,
     merge.merge_products,
     prologues.fuse_prologues,
+    stacks.fuse_depthwise,
     common.share,
     cleanup.remove_dead,
 )

@@ -51,7 +51,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         return [np.concatenate(inputs, a["axis"])]
     out = np.full(shape, 99, node.output.dtype)
     args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
-    if node.op in {"CONV", "WINO", "DWCONV"}:  # the plan's storage puts a copy before packed weights that are no run of memory
+    if node.op in {"CONV", "WINO", "DWCONV", "PWDW"}:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
     error = _kernels.call(node.op, [out, *args], params(node), [0] * len(shape), shape)
     assert error == 0, (

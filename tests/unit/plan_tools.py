@@ -123,6 +123,26 @@ class GraphBuilder:
         attrs = {"groups": c, "kernel": (kernel, kernel), "strides": (1, 1), "dilations": (1, 1), "pads": (pad, pad), "act": NO_ACT}
         return self.node("DWCONV", [x, w, None, None], x.shape, **attrs)
 
+    def stack(self, x: Tensor, channels: int, kernel: int = 3, stride: int = 1) -> Tensor:
+        """A pointwise convolution and a depthwise one, as one kernel."""
+        panels = pack(self.rng.integers(-2, 3, (x.shape[1], channels)).astype(np.float32))[None]
+        self.count += 1
+        w = Tensor(f"c{self.count}", panels.shape, F32, data=panels, weight_key=f"w{self.count}")
+        d = self.const(kernel * kernel, channels, weight=True)
+        size = [(n + kernel // 2 * 2 - kernel) // stride + 1 for n in x.shape[2:]]
+        pads = (kernel // 2,) * 2
+        return self.node(
+            "PWDW",
+            [x, w, self.const(channels, weight=True), d, None],
+            (x.shape[0], channels, *size),
+            in_act=("RELU", 0.0, 0.0),
+            kernel=(kernel, kernel),
+            strides=(stride, stride),
+            dilations=(1, 1),
+            pads=pads,
+            act=NO_ACT,
+        )
+
     def pool(self, x: Tensor, kernel: int = 2, stride: int = 2, mode: str = "max") -> Tensor:
         n, c, h, w = x.shape
         size = [(d - kernel) // stride + 1 for d in (h, w)]
@@ -293,6 +313,12 @@ def _dwconv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Arra
     return _act(p[9:12], y + (0 if bias is None else bias[:, None, None]) + (0 if residual is None else residual))
 
 
+def _pwdw(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array | None, d: Array, late: Array | None = None) -> Array:
+    one = [1, 1, 1, 1, 1, 1, 1, 0, 0, *p[:3]]
+    wide = _conv((x.shape[0], out[1], *x.shape[2:]), one, x, w, bias)
+    return _dwconv(out, [out[1], *p[3:14]], wide, d, late)
+
+
 def _pool(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
     taps = _windows(x.astype(np.float64), out, p[1:9], -np.inf if p[0] == 0 else 0.0)
     return np.maximum.reduce(taps) if p[0] == 0 else sum(taps) / len(taps)
@@ -334,6 +360,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "CONV": _conv,
     "WINO": _wino,
     "DWCONV": _dwconv,
+    "PWDW": _pwdw,
     "POOL": _pool,
     "UNARY": lambda out, p, x: _unary(p[0], x, _double(p[1]), _double(p[2])),
     "BINARY": _binary,

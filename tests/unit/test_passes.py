@@ -120,6 +120,29 @@ def test_normalisation_before_a_convolution() -> None:
     assert ops(check(net, *both)) == ["TERNARY", "CONV", "CONV"]
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 2)])
+def test_pointwise_before_depthwise(kernel: int, stride: int) -> None:
+    """An inverted residual: its wide tensor is never written."""
+    net = Net(x=(2, 8, 9, 10))
+    y = net("Relu", net("Conv", "x", net.weight(40, 8, 1, 1), net.weight(40)))
+    y = net("Conv", y, net.weight(40, 1, kernel, kernel), net.weight(40), group=40, strides=[stride] * 2, pads=[kernel // 2] * 4)
+    nodes = check(net, net("Conv", net("HardSwish", y), net.weight(8, 40, 1, 1)))
+    assert ops(nodes) == ["PWDW", "CONV"]
+    assert [nodes[0].attrs[key][0] for key in ("in_act", "act")] == ["RELU", "HARD_SWISH"]
+
+
+def test_pointwise_that_others_read_too_stays() -> None:
+    net = Net(x=(1, 8, 6, 6))
+    wide = net("Conv", "x", net.weight(40, 8, 1, 1))
+    deep = net("Conv", wide, net.weight(40, 1, 3, 3), group=40, pads=[1] * 4)
+    assert ops(check(net, deep, net("Relu", wide)))[-1] != "PWDW"
+    for attrs in ({"strides": [2, 2]}, {"pads": [1] * 4}):
+        wide = net("Conv", "x", net.weight(40, 8, 1, 1), **attrs)
+        assert "PWDW" not in ops(check(net, net("Conv", wide, net.weight(40, 1, 3, 3), group=40)))
+    sum_ = net("Add", net("Conv", "x", net.weight(8, 8, 1, 1)), "x")
+    assert "PWDW" not in ops(check(net, net("Conv", sum_, net.weight(8, 1, 3, 3), group=8)))
+
+
 def test_activation_of_a_choice_stays_outside() -> None:
     net = Net(x=(2, 3))
     y = net("Where", net("Greater", "x", net.weight(3)), "x", net.weight(3))

@@ -95,6 +95,12 @@ def attention(b: GraphBuilder) -> Graph:
     return b.graph(b.linear(b.unary(b.linear(y, 48)), h * d, residual=y))
 
 
+def inverted_residuals(b: GraphBuilder) -> Graph:
+    x = b.conv(b.input(2, 3, 13, 11), 8, stride=2)
+    x = b.conv(b.stack(x, 40), 8, kernel=1, residual=x)
+    return b.graph(b.conv(b.stack(x, 70, kernel=5, stride=2), 16, kernel=1))
+
+
 def depthwise(b: GraphBuilder) -> Graph:
     x = b.conv(b.input(1, 3, 9, 9), 24, stride=2)
     y = b.conv(b.dwconv(b.conv(x, 48, kernel=1)), 24, kernel=1, residual=x)
@@ -142,7 +148,7 @@ def empty(b: GraphBuilder) -> Graph:
     return b.graph(b.unary(z), b.concat([x, z], 0), b.reduce(b.unary(z), (0,)))
 
 
-GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, odd_outputs, concat_shapes, shuffle]
+GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, inverted_residuals, odd_outputs, concat_shapes, shuffle]
 GRAPHS += [sequence_ops, scalars, empty, blocks]
 
 

@@ -38,7 +38,7 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
         case "grouped" if x.shape[1] % 2 == 0:
             return b.conv(x, 4, groups=2)
         case "dw":
-            return b.dwconv(x)
+            return b.stack(x, 33, 3, 2) if pick(hs.booleans()) else b.dwconv(x)
         case "pool" if min(x.shape[2:]) >= 2:
             return b.pool(x, mode=pick(hs.sampled_from(["max", "average"])))
         case "add":

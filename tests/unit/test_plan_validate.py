@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder, PlanExecutor, evaluate
-from test_plan_graphs import attention, blocks, dense_block, odd_outputs, random_grids, residual_block
+from test_plan_graphs import attention, blocks, dense_block, inverted_residuals, odd_outputs, random_grids, residual_block
 
 from aspen_mp.planner import build, memory, planfile, planhead
 from aspen_mp.planner.build import PlanOptions, build_plan
@@ -220,6 +220,18 @@ def test_damaged_winograd(name: str, place: int, value: int) -> None:
         validate(b.raw)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [("activation", 0, 99), ("shape of input 3", 3, 2), ("window", 5, 100), ("window", 7, 1000), ("pad", 9, -1), ("activation", 11, -1)],
+)
+def test_damaged_inverted_residual(name: str, place: int, value: int) -> None:
+    b = Bytes(make(inverted_residuals).segment())
+    validate(b.raw)
+    param("PWDW", place, value)(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
 def test_cut_short() -> None:
     raw = bytes(make().segment())
     for n in [0, 1, 100, PLAN_HEADER.itemsize, len(raw) - 1]:
@@ -228,7 +240,7 @@ def test_cut_short() -> None:
     validate(raw + bytes(4096))
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks])
+@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals])
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""
     raw = make(graph).segment()

@@ -167,6 +167,28 @@ def test_conv(groups: int, stride: tuple[int, int], dilation: tuple[int, int], p
     check("CONV", function, [x, w, b], attrs, True, (2,))
 
 
+@pytest.mark.parametrize(("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1, 1, 1)), ((2, 1), (1, 2), (0, 2, 1, 1))])
+def test_pointwise_and_depthwise(stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int, int, int]) -> None:
+    first = onnx_function("Conv", 2)
+    second = onnx_function("Conv", 2, group=33, strides=stride, dilations=dilation, pads=pads)
+    x, w, d, b = values(1, 2, 6, 5) + 1, values(33, 2, 1, 1) + 1, values(33, 1, 3, 2) + 1, values(33)
+
+    def function(x: np.ndarray, w: np.ndarray, b: np.ndarray, d: np.ndarray, late: np.ndarray) -> np.ndarray:
+        return np.asarray(second(first(x, w) + b[:, None, None], d) + late[:, None, None])
+
+    attrs = {"kernel": (3, 2), "strides": stride, "dilations": dilation, "pads": pads[:2]}
+    check("PWDW", function, [x, w, b, d, b], attrs, dilation == (1, 1), (0,))
+    check("PWDW", function, [x, w, b, d, b], attrs, True, (4,))
+    node = kernel_node("PWDW", [x, w, b, d, b], (1, 40, 4, 4), attrs)
+    boxes = np.array([[0, 0, 0, 0], [0, 32, 0, 0]]), np.array([[1, 33, 1, 1], [1, 40, 4, 4]])
+    lo, hi = input_region(node, 1, *boxes)
+    assert lo[:, 1].tolist() == [0, 1]
+    assert hi[:, 1].tolist() == [2, 2]
+    lo, hi = input_region(node, 3, *boxes)
+    assert lo[:, 1].tolist() == [0, 32]
+    assert hi[:, 1].tolist() == [33, 40]
+
+
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in winograd.BLOCKS.items() for block in blocks])
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 2, 1, 0), (2, 0, 0, 3)])
 def test_winograd(kind: tuple[int, int, int], block: int, pads: tuple[int, int, int, int]) -> None:

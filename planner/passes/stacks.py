@@ -1,0 +1,50 @@
+"""Depth-first stacks: layers that run together on what is still in the cache, so that the tensor between them is never written.
+
+BrainSlug's idea (Weber et al., 2018). A 1×1 convolution that widens its input and the depthwise convolution behind it (MobileNet,
+EfficientNet, ShuffleNet) do little arithmetic for each byte of the wide tensor; the kernel PWDW computes it a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from aspen_mp.planner.checks import WIDEST_WINDOW
+from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.passes.rewrite import Rewriter
+
+_KEPT = ("kernel", "strides", "dilations", "pads", "act")
+
+
+def fuse_depthwise(graph: Graph) -> None:
+    """A pointwise CONV that only a DWCONV reads."""
+    rewriter = Rewriter(graph)
+    for node in rewriter.live():
+        if rewriter.alive(node) and node.op == "DWCONV" and _plain(node):
+            _fuse(rewriter, node)
+    rewriter.finish()
+
+
+def _plain(node: Node) -> bool:
+    """Nothing but bias and activation behind the product, and no prologue."""
+    return all(t is None for t in node.inputs[3:]) and node.attrs.get("in_act", NO_ACT) == NO_ACT
+
+
+def _fuse(rewriter: Rewriter, node: Node) -> None:
+    x = node.inputs[0]
+    before = rewriter.made_by(x, "CONV")
+    if x is None or before is None or not rewriter.only_use(x) or not _plain(before):
+        return
+    a, b = before.attrs, node.attrs
+    pointwise = a["groups"] == 1 and tuple(a["kernel"]) == tuple(a["strides"]) == (1, 1) and tuple(a["pads"]) == (0, 0)
+    source = before.inputs[0]
+    if source is None or not pointwise or source.shape[2:] != x.shape[2:]:
+        return
+    spans = [max((k - 1) * d + 1, s) for k, d, s in zip(b["kernel"], b["dilations"], b["strides"], strict=True)]
+    if max(spans) > WIDEST_WINDOW:
+        return
+    inputs = [source, before.inputs[1], _bias(before), node.inputs[1], _bias(node)]
+    attrs = {key: b[key] for key in _KEPT} | {"in_act": a["act"]}
+    rewriter.replace(node, "PWDW", inputs, attrs, f"{before.onnx_op} + {node.onnx_op}")
+
+
+def _bias(node: Node) -> Tensor | None:
+    return node.inputs[2] if len(node.inputs) > 2 else None

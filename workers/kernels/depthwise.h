@@ -1,0 +1,55 @@
+/* The inner loops of depthwise convolution, for vectors of channels: DWCONV and PWDW share them, so both give the same bits.
+ *
+ * An output is summed from zero over its taps in ascending order (kernel rows, then columns), one vfma a tap.
+ */
+#ifndef ASPEN_DEPTHWISE_H
+#define ASPEN_DEPTHWISE_H
+#include "vec.h"
+#include "window.h"
+
+/* Sums in registers: rows times pixels. Beside them, the weights of a kernel row for each of the rows, and an input. */
+#if VL == 16
+#define DEPTHWISE_PIXELS 7
+#define DEPTHWISE_ROWS_3 2 /* for kernels of 3 x 3 */
+#define DEPTHWISE_ROWS_5 2 /* of 5 x 5 */
+#else
+#define DEPTHWISE_PIXELS 4
+#define DEPTHWISE_ROWS_3 2
+#define DEPTHWISE_ROWS_5 1
+#endif
+
+/* Is this a kernel and stride that depthwise_taps is made for? */
+INLINE int depthwise_common(const window *rows, const window *columns) {
+  return rows->kernel == columns->kernel && rows->stride == columns->stride && rows->dilation == 1 && columns->dilation == 1 &&
+         (rows->kernel == 3 || rows->kernel == 5) && (rows->stride == 1 || rows->stride == 2);
+}
+
+/* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation. line[i]
+ * points at the first tap of the first pixel in input row i of (R - 1) * SH + KH; `column` elements lie between input columns, `tap` between taps of
+ * w. An input vector is loaded once for all the sums it belongs to. */
+INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, vf *sum, const float *const *line,
+                           int64_t at, int64_t column, const float *w, int64_t tap) {
+#pragma GCC unroll 16
+  for (int i = 0; i < (R - 1) * SH + KH; i++) {
+    const float *from = line[i] + at;
+    vf weight[2][5];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 5
+      for (int t = 0; t < KW; t++)
+        if (i >= r * SH && i - r * SH < KH) weight[r][t] = vload(w + ((i - r * SH) * KW + t) * tap);
+#pragma GCC unroll 32
+    for (int j = 0; j < (P - 1) * SW + KW; j++, from += column) {
+      vf seen = vload(from);
+      VKEEP(seen);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < P; p++)
+          if (i >= r * SH && i - r * SH < KH && j >= p * SW && j - p * SW < KW)
+            sum[r * P + p] = vfma(seen, weight[r][j - p * SW], sum[r * P + p]);
+    }
+  }
+}
+
+#endif
