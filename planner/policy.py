@@ -132,6 +132,8 @@ def _by_layout(node: Node, strides: Sequence[int], workers: int) -> Grid:
         if axis in fixed or shape[axis] == 1:
             continue
         granule = line if strides[axis] == 1 else 1
+        if workers > 1 and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
+            granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
         if granule > 1 and shape[axis] < 2 * granule:
             continue
         cuts[axis] = split(shape[axis], parts, granule)
@@ -221,6 +223,25 @@ def _gemm_parts(rows: tuple[int, ...], n: int, depth: int, lead: int, element_ns
     return _best(list(zip(rows, granules, strict=True)), (n, PANEL), _Product(depth, lead, element_ns), workers)
 
 
+FEWEST_ROWS = 48
+"""Rows for which a weight may be read once more."""
+MOST_ROWS = 384
+"""With more rows an operator takes long beside its last tiles."""
+CACHED_WEIGHTS = 24 << 20
+"""Bytes of a weight that are still in the last-level cache when they are read again."""
+
+
+def _halved(rows: Sequence[int], weights: int, workers: int) -> int | None:
+    """Which of the row axes (batch, tokens) is cut into two halves that follow each other, each with all columns: what comes after the
+    first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: with one
+    worker nobody waits, and large weights should be read once."""
+    if workers < 2 or not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > CACHED_WEIGHTS:
+        return None
+    if rows[0] > 1:
+        return 0
+    return 1
+
+
 def _gemm(node: Node, workers: int) -> Grid:
     shape = node.output.shape
     a, b = node.inputs[0], node.inputs[1]
@@ -229,7 +250,14 @@ def _gemm(node: Node, workers: int) -> Grid:
     rank = len(shape)
     lead = shape[: rank - 2]
     batched = not node.attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
-    parts = _gemm_parts((prod(lead), shape[-2]), shape[-1], a.shape[-1], 1 if batched else 0, cost.output_ns(node), workers)
+    weights, activations = a.shape[-1] * shape[-1], a.size
+    rows = [prod(lead), shape[-2]]
+    halved = _halved(rows, weights, workers) if node.attrs["packed_b"] else None
+    if halved is not None:
+        rows[halved] = -(-rows[halved] // 2)
+    parts = list(_gemm_parts((rows[0], rows[1]), shape[-1], a.shape[-1], 1 if batched else 0, cost.output_ns(node), workers))
+    if halved is not None:
+        parts[halved] *= 2
     cuts: list[npt.NDArray[np.int64]] = []
     left = parts[0]
     for d in lead[:TILE_AXES]:
@@ -240,9 +268,8 @@ def _gemm(node: Node, workers: int) -> Grid:
         if axis < TILE_AXES:
             cuts.append(cut)
     m_parts, n_parts = prod(len(c) - 1 for c in cuts[: rank - 1]), len(cuts[-1]) - 1
-    activations, weights = a.size, (a.shape[-1] * shape[-1])
     axes = list(range(len(cuts)))
-    if len(cuts) == rank and not batched and weights + activations * n_parts < activations + weights * m_parts:
+    if len(cuts) == rank and halved is None and not batched and weights + activations * n_parts < activations + weights * m_parts:
         axes = [rank - 1, *axes[:-1]]  # a panel of weights stays in the cache while the rows pass
     return Grid(shape, tuple(cuts), tuple(axes))
 

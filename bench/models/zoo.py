@@ -14,6 +14,7 @@ from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .extra import mobilenet_v2, tcn, unet, vit
 from .gpt2 import gpt2
 from .inception import inception_v3
+from .llama import llama
 from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
 from .residual import DENSENET, RESNET, densenet, resnet
 from .text import TextOptions
@@ -49,6 +50,7 @@ def _entries() -> dict[str, Entry]:
     table["aspen32"] = Entry(aspen, ImageOptions, {"image": (64, 64)}, mini={"image": 16, "channels": 32})
     table["mobilenet_v2"] = Entry(mobilenet_v2, ImageOptions, {}, extra=True)
     table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True, mini={"image": 64, "layers": 2, "hidden": 64, "heads": 4})
+    table["smollm2_135m"] = Entry(llama, TextOptions, {}, extra=True, mini={**tokens, "inner": 96, "kv_heads": 2})
     table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True, mini={"image": 64, "width": 8})
     table["tcn"] = Entry(tcn, TextOptions, {}, extra=True, mini={})
     return table
@@ -89,7 +91,7 @@ def build(
     "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
     `weights`: values by parameter name instead (a checkpoint in PyTorch's layout).
     `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
-    own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is
+    own, such as `layers`, `channels` of aspen32, `ops` of smollm2_135m, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is
     a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.

@@ -50,11 +50,12 @@ def _may_merge(rewriter: Rewriter, node: Node, readers: dict[Tensor, list[tuple[
 
 
 def _placed(rewriter: Rewriter, tensor: Tensor, readers: dict[Tensor, list[tuple[Node, int]]]) -> bool:
-    """Whether the tensor, perhaps behind views, is an output of the graph or part of a concat: then its product writes it in place."""
+    """Whether the tensor, perhaps reshaped or transposed, is an output of the graph or part of a concat: then its product writes it in
+    place. A slice of it is read from where it is, whoever wrote it."""
     if tensor in rewriter.kept:
         return True
     for node, _ in readers.get(tensor, ()):
-        if node.op == "concat" or (node.op.startswith("view.") and _placed(rewriter, node.output, readers)):
+        if node.op == "concat" or (node.op in ("view.reshape", "view.transpose") and _placed(rewriter, node.output, readers)):
             return True
     return False
 

@@ -43,6 +43,7 @@ PARAMETERS = {  # trainable parameters as torchvision, Hugging Face and the Dark
     "aspen32": 32 * (128 * 128 * 9 + 128),
     "mobilenet_v2": 3_504_872,
     "vit_b_16": 86_567_656,
+    "smollm2_135m": 134_515_008,
 }
 GMACS = {  # convolutions and matrix products at the usual size, batch 1, 128 tokens
     "alexnet": 0.714,

@@ -32,6 +32,44 @@ INLINE void row_next(row_walk *w) {
   }
 }
 
+/* Fewer axes for the same rows: those of one row go, those that lie one behind the other for every operand become one. */
+static void merge_axes(row_walk *w) {
+  int kept = 0;
+  for (int i = 0; i < w->axes; i++) {
+    if (w->extent[i] == 1) continue;
+    int joins = kept > 0;
+    for (int o = 0; o < ROW_OPERANDS && joins; o++) joins = w->stride[o][kept - 1] == w->stride[o][i] * w->extent[i];
+    if (joins) w->extent[kept - 1] *= w->extent[i];
+    else w->extent[kept++] = w->extent[i];
+    for (int o = 0; o < ROW_OPERANDS; o++) w->stride[o][kept - 1] = w->stride[o][i];
+  }
+  w->axes = kept;
+}
+
+/* The pointers of the next `block->rows` rows. Most often all rows of a tile are equally far apart: then nothing is counted, because a block
+ * of few terms would wait for it. */
+INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int64_t first, const float **a, mm_rows *block) {
+  if (walk->axes <= 1) {
+    int64_t step[ROW_OPERANDS], at[ROW_OPERANDS];
+    for (int o = 0; o < ROW_OPERANDS; o++) step[o] = walk->axes ? walk->stride[o][0] : 0, at[o] = first * step[o];
+    for (int r = 0; r < block->rows; r++) {
+      a[r] = base[ROW_A] + at[ROW_A] + r * step[ROW_A];
+      block->out[r] = (float *)base[ROW_OUT] + at[ROW_OUT] + r * step[ROW_OUT];
+    }
+    if (base[ROW_BIAS])
+      for (int r = 0; r < block->rows; r++) block->bias[r] = base[ROW_BIAS] + at[ROW_BIAS] + r * step[ROW_BIAS];
+    if (base[ROW_RESIDUAL])
+      for (int r = 0; r < block->rows; r++) block->residual[r] = base[ROW_RESIDUAL] + at[ROW_RESIDUAL] + r * step[ROW_RESIDUAL];
+    return;
+  }
+  for (int r = 0; r < block->rows; r++, row_next(walk)) {
+    a[r] = base[ROW_A] + walk->at[ROW_A];
+    block->out[r] = (float *)base[ROW_OUT] + walk->at[ROW_OUT];
+    if (base[ROW_BIAS]) block->bias[r] = base[ROW_BIAS] + walk->at[ROW_BIAS];
+    if (base[ROW_RESIDUAL]) block->residual[r] = base[ROW_RESIDUAL] + walk->at[ROW_RESIDUAL];
+  }
+}
+
 /* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. follows: the
  * panel that comes next lies behind this one. */
 static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int follows,
@@ -40,17 +78,12 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   /* While the blocks of rows pass over a panel, the next one comes from memory, a share with each block. */
   const char *next = (const char *)(b + (last - column + ASPEN_NR - 1) / ASPEN_NR * job->b_panel);
   const int64_t step = (int64_t)sizeof(float) * ASPEN_NR / blocks;
-  for (int64_t i = 0; i < blocks; i++) {
-    const float *a[MM_ROWS];
-    mm_rows block = {.rows = (int)(mm_cut(rows, blocks, i + 1) - mm_cut(rows, blocks, i)), .taps = 1, .a = a};
+  const float *a[MM_ROWS];
+  mm_rows block = {.taps = 1, .a = a, .next_step = step};
+  for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {
+    block.rows = (int)(mm_cut(rows, blocks, i + 1) - row);
     block.next = follows && blocks > 1 ? next + i * step * job->k : NULL;
-    block.next_step = step;
-    for (int r = 0; r < block.rows; r++, row_next(walk)) {
-      a[r] = base[ROW_A] + walk->at[ROW_A];
-      block.out[r] = (float *)base[ROW_OUT] + walk->at[ROW_OUT];
-      block.bias[r] = base[ROW_BIAS] ? base[ROW_BIAS] + walk->at[ROW_BIAS] : NULL;
-      block.residual[r] = base[ROW_RESIDUAL] ? base[ROW_RESIDUAL] + walk->at[ROW_RESIDUAL] : NULL;
-    }
+    next_rows(walk, base, row, a, &block);
     FN(mm_block)(job, &block, b, column, first, last);
   }
 }
@@ -91,6 +124,7 @@ int FN(gemm)(const aspen_call *c) {
     job.one_bias &= walk.extent[i] == 1 || !bias->dtype || bias->strides[axis] == 0;
     for (int o = 0; o < ROW_OPERANDS; o++) walk.stride[o][i] = operands[o]->dtype ? operands[o]->strides[axis] : 0;
   }
+  merge_axes(&walk);
 
   const int panels = mm_panels(rows < MM_ROWS ? rows : MM_ROWS);
   const int64_t n_lo = c->lo[n_axis], n_hi = c->hi[n_axis];
