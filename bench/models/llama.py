@@ -112,7 +112,9 @@ class LlamaNet(TextNet):
     def rotated(self, x: str, angles: tuple[str, str]) -> str:
         """Rotary embedding (arXiv:2104.09864) of [batch, heads, seq, head], halves of a head being the two coordinates."""
         if self.fused:
-            tables = [self.op("Expand", a, self.ints(self.options.batch, 1, 1)) for a in angles] if self.options.batch != 1 else list(angles)
+            tables = (
+                [self.op("Expand", a, self.ints(self.options.batch, 1, 1)) for a in angles] if self.options.batch != 1 else list(angles)
+            )
             return self.op("RotaryEmbedding", x, *tables)
         half = self.head // 2
         first = self.op("Slice", x, self.ints(0), self.ints(half), self.ints(3), self.ints(1))

@@ -10,12 +10,21 @@ import numpy as np
 
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.lower import attention, elementwise, movement, products, quantized, reductions, tensor_products
+from aspen_mp.planner.lower import attention, elementwise, movement, products, quantized, reductions, rotary, tensor_products
 from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES, WIDENED
 
-_FAMILIES = (attention, elementwise, movement, products, quantized, reductions, tensor_products)  # importing them registers their rules
+_FAMILIES = (
+    attention,
+    elementwise,
+    movement,
+    products,
+    quantized,
+    reductions,
+    rotary,
+    tensor_products,
+)  # importing them registers their rules
 _HALVES = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 
 

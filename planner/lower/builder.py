@@ -34,6 +34,7 @@ class Builder:
         self.name = ""
         self.onnx_op = ""
         self._packed: dict[str, Tensor] = {}
+        self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
 
     def start(self, node: Node) -> None:
@@ -60,6 +61,12 @@ class Builder:
         array = np.asarray(value, dtype)
         self._serial += 1
         return Tensor(f"{self.name}#{self._serial}", array.shape, array.dtype, data=array)
+
+    def once(self, source: Tensor | None, tag: str, make: Callable[[], Tensor]) -> Tensor:
+        """A constant that many nodes derive from the same one, or from none: made for the first of them."""
+        if (source, tag) not in self._once:
+            self._once[source, tag] = make()
+        return self._once[source, tag]
 
     def derived(
         self, source: Tensor, tag: str, shape: Shape, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], view: bool = False

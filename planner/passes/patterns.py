@@ -32,9 +32,7 @@ def _norm(rewriter: Rewriter, node: Node) -> None:
     elif node.attrs["opcode"] == "MUL":
         pairs = []
         for k in (0, 1):
-            reciprocal = rewriter.made_by(node.inputs[k], "UNARY")
-            if reciprocal is not None and reciprocal.attrs["opcode"] == "RECIPROCAL":
-                pairs.append((node.inputs[1 - k], reciprocal.inputs[0]))
+            pairs.append((node.inputs[1 - k], _inverse_of(rewriter, node.inputs[k])))
     else:
         return
     for centred, deviation in pairs:
@@ -52,6 +50,16 @@ def _norm(rewriter: Rewriter, node: Node) -> None:
         else:
             rewriter.replace(node, "NORM", [centred], {"axis": axis, "mode": "rms", "eps": eps}, "RMSNormalization")
         return
+
+
+def _inverse_of(rewriter: Rewriter, tensor: Tensor | None) -> Tensor | None:
+    """d if the tensor is 1 / d, as an operator or a quotient."""
+    node = rewriter.made_by(tensor, "UNARY", "BINARY")
+    if node is None or not no_act(node):
+        return None
+    if node.op == "UNARY":
+        return node.inputs[0] if node.attrs["opcode"] == "RECIPROCAL" else None
+    return node.inputs[1] if node.attrs["opcode"] == "DIV" and scalar_of(node.inputs[0]) == 1.0 else None
 
 
 def _deviation(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, int, float] | None:

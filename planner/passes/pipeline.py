@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues, stacks
+from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues, rotary, stacks
 
 Pass = Callable[[Graph], None]
 
@@ -16,6 +16,7 @@ KERNEL_LEVEL: Sequence[Pass] = (
     common.share,
     patterns.fuse_norms,
     patterns.fuse_activations,
+    rotary.fuse_rotary,
     epilogues.fuse_scales,
     attention.fuse_attention,
     epilogues.sink_reshapes,

@@ -81,7 +81,7 @@ def test_spelling(name: str, options: dict[str, Any]) -> None:
     check(model, models.inputs(model))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "yolov3", "bert_base", "gpt2", "vit_b_16", "tcn"])
+@pytest.mark.parametrize("name", ["resnet18", "yolov3", "bert_base", "gpt2", "smollm2_135m", "vit_b_16", "tcn"])
 @pytest.mark.parametrize(("batch", "seq"), [(1, 5), (4, 33)])
 def test_symbolic_dimensions(name: str, batch: int, seq: int) -> None:
     """One model with open batch and sequence, bound to different sizes."""

@@ -58,7 +58,10 @@ GMACS = {  # convolutions and matrix products at the usual size, batch 1, 128 to
     "bert_base": 11.174,
     "bert_large": 39.461,
 }
-FAMILIES = ("resnet18", "squeezenet1_1", "densenet121", "yolov3", "bert_base", "gpt2", "aspen32", "mobilenet_v2", "vit_b_16", "unet", "tcn")
+FAMILIES = (
+    *("resnet18", "squeezenet1_1", "densenet121", "yolov3", "bert_base", "gpt2"),
+    *("aspen32", "mobilenet_v2", "vit_b_16", "smollm2_135m", "unet", "tcn"),
+)
 small = models.miniature
 
 
@@ -148,6 +151,8 @@ TEXT_SPELLINGS = [
     ("gpt2", {"norm": "decomposed", "opset": 13}),
     ("gpt2", {"gelu": "op", "opset": 20}),
     ("gpt2", {"norm": "decomposed", "opset": 18}),
+    ("smollm2_135m", {"ops": "op", "opset": 23}),
+    ("smollm2_135m", {"attention": "sdpa", "opset": 20}),
 ]
 
 

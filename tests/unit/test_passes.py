@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from net_tools import Net, check, lowered, ops
 
@@ -194,10 +195,25 @@ def test_layer_norm(square: str, again: bool) -> None:
     assert ops(check(net, layer_norm(net, "x", square, again))) == ["NORM"]
 
 
-def test_rms_norm() -> None:
+RECIPROCALS: dict[str, Callable[[Net, str], str]] = {
+    "operator": lambda n, root: n("Mul", "x", n("Reciprocal", root)),
+    "quotient": lambda n, root: n("Mul", n("Div", n.number(1), root), "x"),
+    "division": lambda n, root: n("Div", "x", root),
+}
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("square", ["pow", "mul"])
+@pytest.mark.parametrize("spelling", RECIPROCALS)
+def test_rms_norm(spelling: str, square: str, cast: bool) -> None:
+    """Llama's, also with the casts to float32 that do nothing in a float32 model."""
     net = Net(x=(3, 5, 24))
-    inverse = net("Reciprocal", net("Sqrt", net("Add", net("ReduceMean", net("Pow", "x", net.number(2.0)), axes=[-1]), net.number(1e-6))))
-    nodes = check(net, net("Mul", net.weight(24), net("Mul", "x", inverse)))
+    squared = net("Pow", "x", net.number(2.0)) if square == "pow" else net("Mul", "x", "x")
+    if cast:
+        squared = net("Cast", squared, to=onnx.TensorProto.FLOAT)
+    root = net("Sqrt", net("Add", net("ReduceMean", squared, axes=[-1]), net.number(1e-6)))
+    normal = RECIPROCALS[spelling](net, root)
+    nodes = check(net, net("Mul", net.weight(24), net("Cast", normal, to=onnx.TensorProto.FLOAT) if cast else normal))
     assert ops(nodes) == ["NORM"]
     assert nodes[0].attrs["mode"] == "rms"
 
