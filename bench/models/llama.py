@@ -85,12 +85,16 @@ class LlamaNet(TextNet):
         return self.op("Unsqueeze", self.op("Range", zero, self.op("Squeeze", self.dim(ids, 1, seq), self.ints(0)), one), self.ints(0))
 
     def angles(self, ids: str) -> tuple[str, str]:
-        """cos and sin: [1, 1, seq, head], or [1, seq, head / 2] for the operator."""
+        """cos and sin: [1, 1, seq, head], or [batch, seq, head / 2] for the operator."""
         rates = (1.0 / THETA ** (np.arange(0, self.head, 2) / self.head)).astype(np.float32)
         places = self.op("Cast", self.op("Unsqueeze", self.positions(ids), self.ints(1)), to=onnx.TensorProto.FLOAT)
         angle = self.op("Transpose", self.op("MatMul", self.const(rates[None, :, None]), places), perm=[0, 2, 1])
         if self.fused:
-            return self.op("Cos", angle), self.op("Sin", angle)
+            tables = [self.op("Cos", angle), self.op("Sin", angle)]
+            if self.options.batch != 1:
+                shape = self.op("Concat", self.dim(ids, 0, self.options.batch), self.ints(1, 1), axis=0)
+                tables = [self.op("Expand", table, shape) for table in tables]
+            return tables[0], tables[1]
         both = self.op("Concat", angle, angle, axis=-1)
         cos, sin = (self.op("Mul", self.op(f, both), self.scalar(1.0)) for f in ("Cos", "Sin"))
         return self.op("Unsqueeze", cos, self.ints(1)), self.op("Unsqueeze", sin, self.ints(1))
@@ -112,10 +116,7 @@ class LlamaNet(TextNet):
     def rotated(self, x: str, angles: tuple[str, str]) -> str:
         """Rotary embedding (arXiv:2104.09864) of [batch, heads, seq, head], halves of a head being the two coordinates."""
         if self.fused:
-            tables = (
-                [self.op("Expand", a, self.ints(self.options.batch, 1, 1)) for a in angles] if self.options.batch != 1 else list(angles)
-            )
-            return self.op("RotaryEmbedding", x, *tables)
+            return self.op("RotaryEmbedding", x, *angles)
         half = self.head // 2
         first = self.op("Slice", x, self.ints(0), self.ints(half), self.ints(3), self.ints(1))
         second = self.op("Slice", x, self.ints(half), self.ints(np.iinfo(np.int64).max), self.ints(3), self.ints(1))
@@ -127,15 +128,11 @@ class LlamaNet(TextNet):
         groups = self.heads // self.kv_heads
         if groups == 1:
             return x
-        batch, seq = self.options.batch, self.options.seq
-        wide, flat = (self.kv_heads, groups), (self.heads,)
-        shapes = []
-        for count in (wide, flat):
-            if isinstance(batch, int) and isinstance(seq, int):
-                shapes.append(self.ints(batch, *count, seq, self.head))
-            else:
-                dims = (self.dim(ids, 0, batch), self.ints(*count), self.dim(ids, 1, seq), self.ints(self.head))
-                shapes.append(self.op("Concat", *dims, axis=0))
+        batch, seq = self.dim(ids, 0, self.options.batch), self.dim(ids, 1, self.options.seq)
+        shapes = [
+            self.op("Concat", batch, self.ints(*count), seq, self.ints(self.head), axis=0)
+            for count in ((self.kv_heads, groups), (self.heads,))
+        ]
         return self.op("Reshape", self.op("Expand", self.op("Unsqueeze", x, self.ints(2)), shapes[0]), shapes[1])
 
     def attended(self, q: str, k: str, v: str, ids: str, mask: str) -> str:

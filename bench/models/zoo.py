@@ -91,8 +91,8 @@ def build(
     "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
     `weights`: values by parameter name instead (a checkpoint in PyTorch's layout).
     `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
-    own, such as `layers`, `channels` of aspen32, `ops` of smollm2_135m, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*. `image` is
-    a side or (height, width).
+    own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*, `ops` of
+    smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.
     """
