@@ -39,6 +39,8 @@ STACK_OUT_NS = 0.05
 """An element of the wide tensor between the halves of PWDW, and of its output, besides their multiply-adds."""
 PANEL = 32
 """Width of a weight panel."""
+NARROW_COST = 1.6
+"""A multiply-add of CONV with narrow groups, in those of other products: each moves its input across the lanes first."""
 
 _SLOW_UNARY = frozenset(
     {"EXP", "LOG", "SIGMOID", "TANH", "ERF", "ELU", "SELU", "CELU", "GELU_ERF", "GELU_TANH", "SWISH", "SOFTPLUS", "MISH", "SIN", "COS"}
@@ -159,8 +161,16 @@ def _prologue_ns(node: Node) -> float:
 def _matrix_ns(node: Node, ops: float) -> float:
     """Multiply-adds count with the columns that fill the last panel of weights."""
     columns = node.output.shape[-1] if node.op == "GEMM" else node.output.shape[1] // int(node.attrs["groups"])
-    padded = -(-columns // PANEL) * PANEL / max(columns, 1)
+    padded = NARROW_COST if is_narrow(node) else -(-columns // PANEL) * PANEL / max(columns, 1)
     return ops * padded / rates().matrix + node.output.size * output_ns(node)
+
+
+def is_narrow(node: Node) -> bool:
+    """Whether CONV puts several groups into a vector."""
+    if node.op != "CONV" or len(node.inputs) > 6 or node.attrs["groups"] == 1 or node.inputs[0] is None:
+        return False
+    groups = int(node.attrs["groups"])
+    return node.inputs[0].shape[1] == node.output.shape[1] and node.output.shape[1] // groups in (2, 4, 8)
 
 
 def _winograd_node_ns(node: Node) -> float:

@@ -203,6 +203,7 @@ class _Convolution(_Evaluate):
     group_outputs: int
     element_ns: float
     input_ns: float
+    narrow: bool = False
 
     def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
         batch, height, width, n = sides
@@ -210,7 +211,8 @@ class _Convolution(_Evaluate):
         pixels = batch * height * width
         read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
         groups = -(-n // self.group_outputs)
-        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
+        padded = cost.NARROW_COST * n if self.narrow else groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
+        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * padded
         weights = 4.0 * n * depth
         others = 4.0 * (read * self.channels * groups + pixels * n)
         ns = 2.0 * full * depth / cost.rates().matrix + (weights + others) / cost.rates().warm
@@ -296,7 +298,9 @@ def _conv(node: Node, workers: int) -> Grid:
     else:
         granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
     kernel, strides = tuple(node.attrs["kernel"]), tuple(node.attrs["strides"])
-    evaluate = _Convolution(x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node), cost.input_ns(node))
+    evaluate = _Convolution(
+        x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
+    )
     parts = _conv_parts(shape, granule, evaluate, workers)
     cuts = (
         split(shape[0], parts[0]),

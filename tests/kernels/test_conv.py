@@ -119,6 +119,25 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    case=cases(depthwise=False),
+    channels=st.sampled_from([2, 4, 8]),
+    groups=st.sampled_from([2, 3, 4, 8, 12, 16, 20]),
+    plain=st.booleans(),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
+)
+def test_narrow_groups(isa, seed, case, channels, groups, **options):
+    """Several groups in a vector, whole vectors or not."""
+    compare("CONV", isa, np.random.default_rng(seed), (case[0], groups, channels, channels, *case[4:]), **options)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -9,6 +9,9 @@
  * leave gaps the copy keeps only the rows and columns that are read, so it is never larger than im2col's. A prologue (scale, shift and
  * activation of the input, such as a normalisation in front of the convolution) is computed on the way into that copy.
  *
+ * Groups of 2, 4 or 8 channels that have as many outputs would leave most of a panel empty: there a vector holds the outputs of several groups, and
+ * each term takes its input from the lanes of its own group. The order of summation is the same.
+ *
  * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
 #include "mm.h"
@@ -87,6 +90,23 @@ static int setup(conv *v, const aspen_call *c) {
   return 0;
 }
 
+/* Whether the groups of a convolution are so narrow that several share a vector: their channels, or 0. */
+static int64_t narrow_group(const conv *v) {
+  const int64_t d = v->in_channels;
+  return v->groups > 1 && d == v->out_channels && (d == 2 || d == 4 || d == 8) && !v->in_scale ? d : 0;
+}
+
+/* The same convolution as if it had one group, for its pointers. */
+static conv without_groups(const conv *v) {
+  conv n = *v;
+  n.groups = 1;
+  n.in_channels = n.out_channels = v->x->dims[1];
+  n.copy = 0;
+  n.taps = v->rows.kernel * v->columns.kernel;
+  n.block = max64(min64(PIXELS, POINTER_BYTES / (n.taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
+  return n;
+}
+
 /* What a block keeps in scratch. */
 typedef struct block_run { /* consecutive pixels with the same taps */
   int32_t pixel, rows, taps;
@@ -117,11 +137,19 @@ static size_t lay_out(const conv *v, workspace *s, char *base) {
   return at;
 }
 
+/* Rearranged weights of narrow groups, in floats. */
+static int64_t narrow_floats(const conv *v) { return v->rows.kernel * v->columns.kernel * v->in_channels * v->x->dims[1]; }
+
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_conv(const aspen_call *c) {
   conv v;
   workspace s;
-  return setup(&v, c) ? 0 : lay_out(&v, &s, (char *)64);
+  if (setup(&v, c)) return 0;
+  const size_t plain = lay_out(&v, &s, (char *)64);
+  if (!narrow_group(&v)) return plain;
+  const conv one = without_groups(&v);
+  const size_t narrow = lay_out(&one, &s, (char *)64) + (size_t)narrow_floats(&v) * sizeof(float);
+  return narrow > plain ? narrow : plain;
 }
 #endif
 
@@ -305,6 +333,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
                            const float *bias, const float *residual, int64_t oc_lo, int64_t oc_hi) {
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
+  const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
   mm_rows block;
   block.next = NULL;
   block.bias[0] = bias;
@@ -312,14 +341,22 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   for (int64_t oc = oc_lo; oc < oc_hi;) {
     const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
+    /* The panels to come are brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle. They
+     * may be those of the next tile. */
+    const int64_t next = column / ASPEN_NR + panels, share = min64(panels, max64(all_panels - next, 0)) * panel_bytes / runs;
     for (int64_t i = 0; i < runs; i++) {
       const block_run *run = &s->runs[i];
+      if (share) {
+        block.next = (const char *)(w + next * v->w->strides[1]) + i * share;
+        block.next_step = share / max64(run->taps * job->k, 1) + 1;
+      }
       block.rows = run->rows, block.taps = run->taps, block.a = s->pointers + run->pointers;
       for (int r = 0; r < run->rows; r++) block.out[r] = out + s->out_at[run->pixel + r];
       if (residual)
         for (int r = 0; r < run->rows; r++) block.residual[r] = residual + s->residual_at[run->pixel + r];
       FN(mm_block)(job, &block, panel + run->skipped, column, oc, last);
     }
+    block.next = NULL;
     oc = last;
   }
 }
@@ -342,6 +379,119 @@ static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_cal
   }
 }
 
+/* Where the lanes of a vector of outputs find input k of their group, for groups of 2, 4 and 8. */
+#define LANE(D, k, i) ((i) / (D) * (D) + (k))
+#define LANES_4(D, k, i) LANE(D, k, i), LANE(D, k, (i) + 1), LANE(D, k, (i) + 2), LANE(D, k, (i) + 3)
+#if VL == 16
+#define LANES(D, k) {LANES_4(D, k, 0), LANES_4(D, k, 4), LANES_4(D, k, 8), LANES_4(D, k, 12)}
+#elif VL == 8
+#define LANES(D, k) {LANES_4(D, k, 0), LANES_4(D, k, 4)}
+#else
+#define LANES(D, k) {LANES_4(D, k, 0)}
+#endif
+static const vi lanes[][8] = {
+    {LANES(2, 0), LANES(2, 1)},
+    {LANES(4, 0), LANES(4, 1), LANES(4, 2), LANES(4, 3)},
+    {LANES(8, 0), LANES(8, 1), LANES(8, 2), LANES(8, 3), LANES(8, 4), LANES(8, 5), LANES(8, 6), LANES(8, 7)},
+};
+
+/* Sums of R pixels for a vector of channels, groups of D: x is `offset` behind the pointers of each tap, weights [taps][D][VL]. */
+INLINE void narrow_sums(const int R, const int D, int taps, const float *const *p, int64_t offset, const float *weights, vf *sum) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) sum[r] = vzero();
+  for (; taps > 0; taps--, p += R, weights += D * VL) {
+    vf x[MM_MAX_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) x[r] = vload(p[r] + offset);
+#pragma GCC unroll 8
+    for (int k = 0; k < D; k++) {
+      const vf w = vload(weights + k * VL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) sum[r] = vfma(__builtin_shuffle(x[r], lanes[D / 4][k]), w, sum[r]);
+    }
+  }
+}
+
+typedef void narrow_fn(int, const float *const *, int64_t, const float *, vf *);
+#define NARROW(R, D)                                                                                                               \
+  static void narrow_##R##x##D(int taps, const float *const *p, int64_t offset, const float *weights, vf *sum) {                   \
+    narrow_sums(R, D, taps, p, offset, weights, sum);                                                                              \
+  }
+#define NARROW_ROWS(D) NARROW(1, D) NARROW(2, D) NARROW(3, D) NARROW(4, D) NARROW(5, D) NARROW(6, D) NARROW(7, D) NARROW(8, D)
+#define NARROW_TABLE(D) {narrow_1x##D, narrow_2x##D, narrow_3x##D, narrow_4x##D, narrow_5x##D, narrow_6x##D, narrow_7x##D, narrow_8x##D}
+NARROW_ROWS(2) NARROW_ROWS(4)
+#if VL >= 8
+NARROW_ROWS(8)
+#endif
+static narrow_fn *const narrows[][MM_MAX_ROWS] = {
+    NARROW_TABLE(2), NARROW_TABLE(4),
+#if VL >= 8
+    NARROW_TABLE(8),
+#endif
+};
+
+/* The weights of channels [first, last) as [vector][taps][d][VL]. */
+static void narrow_weights(const conv *v, float *to, int64_t first, int64_t last) {
+  const int64_t d = v->in_channels, terms = v->rows.kernel * v->columns.kernel * d;
+  for (int64_t at = first; at < last; at += VL)
+    for (int64_t k = 0; k < terms; k++, to += VL)
+      for (int64_t i = 0; i < VL; i += d) {
+        const float *from = (const float *)v->w->ptr + (at + i) / d * v->w->strides[0] + k * ASPEN_NR;
+        for (int64_t j = 0; j < d; j++) to[i + j] = from[j];
+      }
+}
+
+/* What follows the sums of `rows` pixels for the vector of channels `at`, as mm.c does it. out and residual: channel 0 of the image. */
+static void narrow_out(const conv *v, const workspace *s, const epilogue *e, int64_t pixel, int rows, float *out, const float *residual,
+                       int64_t at, vf *y) {
+  const vf bias = v->bias ? vload((const float *)v->bias->ptr + at) : vzero();
+  for (int r = 0; r < rows; r++) {
+    if (v->bias) y[r] += bias;
+    if (residual && !e->residual_last) y[r] += vload(residual + s->residual_at[pixel + r] + at);
+    epilogue_act(e, y + r, 1);
+    if (v->scale) y[r] = vfma(y[r], vload(v->scale + at), vload(v->shift + at));
+    if (residual && e->residual_last) y[r] += vload(residual + s->residual_at[pixel + r] + at);
+    vstore(out + s->out_at[pixel + r] + at, y[r]);
+  }
+}
+
+/* Unit strides of channels, and a box of whole vectors. */
+static int narrow_applies(const conv *v, const aspen_call *c) {
+  const int64_t d = narrow_group(v);
+  return d && d <= VL && c->lo[1] % VL == 0 && c->hi[1] % VL == 0 && v->x->strides[1] == 1 && v->out->strides[1] == 1 &&
+         (!v->bias || v->bias->strides[0] == 1) && (!v->residual || v->residual->strides[1] == 1);
+}
+
+static int narrow_conv(const conv *v, const aspen_call *c, mm_job *job) {
+  const conv one = without_groups(v);
+  workspace s = {0};
+  const size_t at = lay_out(&one, &s, c->scratch);
+  if (at + (size_t)narrow_floats(v) * sizeof(float) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  memset(s.zeros, 0, (size_t)one.in_channels * sizeof(float));
+  float *weights = (float *)((char *)c->scratch + at);
+  const int64_t d = v->in_channels, taps = v->columns.kernel, panel = v->rows.kernel * taps * d * VL;
+  narrow_weights(v, weights, c->lo[1], c->hi[1]);
+  int64_t rows, columns;
+  block_shape(&one, c->hi[2] - c->lo[2], c->hi[3] - c->lo[3], &rows, &columns);
+  for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
+    for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
+      for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
+        const int64_t runs = point(&one, &s, job, (const float *)v->x->ptr + n * v->x->strides[0], oh, min64(rows, c->hi[2] - oh), ow,
+                                   min64(columns, c->hi[3] - ow));
+        float *out = (float *)v->out->ptr + n * v->out->strides[0];
+        const float *residual = v->residual ? (const float *)v->residual->ptr + n * v->residual->strides[0] : NULL;
+        for (int64_t k = c->lo[1]; k < c->hi[1]; k += VL)
+          for (int64_t i = 0; i < runs; i++) {
+            const block_run *run = &s.runs[i];
+            const int64_t above = run->skipped / (one.in_channels * ASPEN_NR); /* taps */
+            vf sum[MM_MAX_ROWS];
+            narrows[d / 4][run->rows - 1](run->taps, s.pointers + run->pointers, k, weights + (k - c->lo[1]) / VL * panel + above * d * VL, sum);
+            narrow_out(v, &s, &job->epilogue, run->pixel, run->rows, out, residual, k, sum);
+          }
+      }
+  return 0;
+}
+
 int FN(conv)(const aspen_call *c) {
   conv v;
   workspace s = {0};
@@ -354,6 +504,7 @@ int FN(conv)(const aspen_call *c) {
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (narrow_applies(&v, c)) return narrow_conv(&v, c, &job);
   if (lay_out(&v, &s, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)v.in_channels * sizeof(float));
 

@@ -4,6 +4,7 @@
 #define PANEL_VECTORS (ASPEN_NR / VL)
 #define WIDEST 8 /* vectors of columns in the widest micro-kernel */
 #define LINE (16 / VL) /* vectors of a cache line */
+#define AHEAD (32 / LINE) /* lines of output and residual that are fetched while the products are summed */
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
 
@@ -123,26 +124,57 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
         vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
-/* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. */
+/* Lists the lines that R rows of V vectors go to, and those of their residual, over and over. */
+INLINE void lines_to_come(const int R, const int V, const mm_job *job, const mm_rows *rows, int64_t column, const char *none, const char **lines) {
+  const int across = (V + LINE - 1) / LINE, half = AHEAD / 2;
+#pragma GCC unroll 16
+  for (int i = 0; i < half; i++) {
+    const int r = i / across % R, v = i % across * LINE;
+    const char *out = job->direct ? (const char *)(rows->out[r] + column + v * VL) : none;
+    lines[half + i] = out;
+    lines[i] = job->direct && rows->residual[0] ? (const char *)(rows->residual[r] + column + v * VL) : out;
+  }
+}
+
+/* One term of a tap where A and B are contiguous. */
+INLINE void term(const int R, const int V, const float *const *p, const float *b, int64_t b_panel, int64_t k, vf *sum) {
+  vf w[WIDEST];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
+  if (V <= PANEL_VECTORS) { /* a narrow micro-kernel reads half of each line pair, which the hardware does not follow well */
+    __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR);
+    if (V > LINE) __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR + ASPEN_NR / 2);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    const vf x = vset1(p[r][k]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
+  }
+}
+
+/* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. Between the terms,
+ * `next` and `lines` are fetched; the narrower the vectors, the fewer loads a term has room for. */
 INLINE const float *contiguous_terms(const int R, const int V, const float *const *p, const float *b, int64_t b_panel, int64_t terms,
-                                     const char *next, int64_t next_step, vf *sum) {
-  for (int64_t k = 0; k < terms; k++) {
-    vf w[WIDEST];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) w[v] = vload(b + v / PANEL_VECTORS * b_panel + v % PANEL_VECTORS * VL);
-    if (V <= PANEL_VECTORS) { /* a narrow micro-kernel reads half of each line pair, which the hardware does not follow well */
-      __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR);
-      if (V > 1) __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR + ASPEN_NR / 2);
-      __builtin_prefetch(next, 0, 2);
-      next += next_step;
+                                     const char *next, int64_t next_step, const char *const *lines, vf *sum) {
+  int64_t k = 0;
+  for (; k + 2 <= terms; k += 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++, b += ASPEN_NR) {
+      if (V <= PANEL_VECTORS) {
+        __builtin_prefetch(next, 0, 2);
+        next += next_step;
+        if (LINE == 1)
+          __builtin_prefetch(lines[(k + i) % AHEAD]);
+        else if (i == 0)
+          __builtin_prefetch(lines[k / 2 % AHEAD]);
+      }
+      term(R, V, p, b, b_panel, k + i, sum);
     }
+  }
+  if (k < terms) {
+    term(R, V, p, b, b_panel, k, sum);
     b += ASPEN_NR;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const vf x = vset1(p[r][k]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; v++) sum[r * V + v] = vfma(x, w[v], sum[r * V + v]);
-    }
   }
   return b;
 }
@@ -154,7 +186,12 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   vf sum[MM_ROWS * WIDEST];
 #pragma GCC unroll 64
   for (int i = 0; i < R * V; i++) sum[i] = vzero();
-  if (job->direct) /* by the time the sums are done, the lines they go to are here */
+  /* By the time the sums are done, the lines they go to are here. They are fetched one by one: all at once would hold up the loads. */
+  const char *lines[AHEAD];
+  const int spread = V <= PANEL_VECTORS;
+  if (spread) {
+    lines_to_come(R, V, job, rows, column, (const char *)b, lines);
+  } else if (job->direct) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -162,6 +199,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
         __builtin_prefetch(rows->out[r] + column + v * VL, 1);
         if (rows->residual[0]) __builtin_prefetch(rows->residual[r] + column + v * VL);
       }
+  }
 #if VL == 16
   __m256 lower[MM_ROWS];
 #pragma GCC unroll 8
@@ -180,7 +218,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
     for (int r = 0; r < R; r++) p[r] = a[r];
     a += R;
     if (a_stride == 1 && !far_rows && !half) {
-      b = contiguous_terms(R, V, p, b, b_panel, k_end, next, next_step, sum);
+      b = contiguous_terms(R, V, p, b, b_panel, k_end, next, next_step, lines, sum);
       next += k_end * next_step;
       continue;
     }

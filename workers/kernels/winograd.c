@@ -334,13 +334,12 @@ static void products(const wino *v, const workspace *s, const float *panel, int6
   for (int i = 0; i < v->planes; i++, input += s->input_plane, product += s->product_plane) {
     const float *weights = panel + weights_of(v, i) * size;
     h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size : panel + v->rows.weights * v->columns.weights * size);
-    for (int64_t piece = 0; piece < pieces; piece++) {
-      const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
-      for (int64_t at = 0; at < columns; at += WIDE * VL, h.weights += h.weights_pace * steps * 64) {
+    for (int64_t at = 0; at < columns; at += WIDE * VL) /* outside: so many weights at a time stay in L1 */
+      for (int64_t piece = 0; piece < pieces; piece++, h.weights += h.weights_pace * steps * 64) {
+        const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
         h.lines = s->lines + call++ * n_lines / calls;
         by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, weights + at, v->channels, product + first * ASPEN_NR + at, &h);
       }
-    }
   }
 }
 
