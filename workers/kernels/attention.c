@@ -265,6 +265,14 @@ static row row_at(const tile *t, const row *origin, int64_t g, int64_t m) {
   return r;
 }
 
+/* The next group's queries come nearer while this one multiplies: they are short pieces, far apart. */
+static void next_queries(const tile *t, const row *origin, int64_t m) {
+  const int64_t step = t->c->args[1].strides[t->c->args[0].rank - 2];
+  if (t->score.a_stride != 1) return;
+  for (int64_t end = m + MM_ROWS < t->m_hi ? m + MM_ROWS : t->m_hi; m < end; m++)
+    for (int64_t k = 0; k < t->score.k; k += 16) __builtin_prefetch(origin->q + m * step + k);
+}
+
 /* All rows of the box for one choice of the other leading axes. */
 static void attend(tile *t, const row *origin, const float *k, const float *v) {
   const aspen_call *c = t->c;
@@ -294,6 +302,7 @@ static void attend(tile *t, const row *origin, const float *k, const float *v) {
       if (own <= 0 && first > 0) continue;
       row rows[MM_ROWS];
       int count = 0;
+      if (first == 0) next_queries(t, origin, m_end);
       for (int64_t g = 0; g < t->shared; g++)
         for (int64_t i = m; i < m_end; i++) {
           row r = row_at(t, origin, g, i);

@@ -6,6 +6,7 @@
 #define LINE (16 / VL) /* vectors of a cache line */
 #define AHEAD (32 / LINE) /* lines of output and residual that are fetched while the products are summed */
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
+#define PREFETCH_COPIED 16 /* rows ahead that are copied to a panel */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
 
 int FN(mm_prepare)(mm_job *job, const int64_t *params) {
@@ -377,8 +378,10 @@ INLINE void transpose_8x8(const float *from, int64_t stride, float *to) {
 
 void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n) {
   if (n_stride == 1) {
-    for (int64_t k = 0; k < k_end; k++, b += k_stride, panel += ASPEN_NR)
+    for (int64_t k = 0; k < k_end; k++, b += k_stride, panel += ASPEN_NR) {
+      for (int i = 0; i < ASPEN_NR; i += 16) __builtin_prefetch(b + PREFETCH_COPIED * k_stride + i); /* short rows, which nothing else foresees */
       for (int64_t i = 0; i < ASPEN_NR; i += VL) vstore(panel + i, n - i <= 0 ? vzero() : vload_part(b + i, n - i));
+    }
     return;
   }
   int64_t done = 0; /* columns copied by blocks, up to term k_blocks */
