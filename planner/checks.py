@@ -131,7 +131,7 @@ def _gemm(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
     packed = _range(call, 0, "packed_b", 0, 2)
     _act(call, 2)
-    _range(call, 5, "residual_last", 0, 2)
+    _range(call, 5, "residual_last", 0, 3)
     _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     _need(len(a.shape) == len(out), "rank of input 0", len(a.shape), len(out))
     depth = a.shape[-1]

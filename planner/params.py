@@ -5,7 +5,7 @@ This table is the contract between lowering and the plan; what the parameters me
 ===================  ==============================================================================================================
 op                   attrs
 ===================  ==============================================================================================================
-``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
+``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
@@ -37,7 +37,8 @@ op                   attrs
 ===================  ==============================================================================================================
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
-act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead.
+act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead,
+and with ``gated`` (GEMM alone) the end is a product with it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _act(act: Act) -> list[int]:
 
 
 def _gemm(a: dict[str, Any]) -> list[int]:
-    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), int(a.get("residual_last", False)), 0, 0]
+    last = 2 if a.get("gated", False) else int(a.get("residual_last", False))
+    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), last, 0, 0]
 
 
 def _conv(a: dict[str, Any]) -> list[int]:

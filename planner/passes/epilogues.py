@@ -1,7 +1,8 @@
 """Epilogues: what follows a product element by element moves into its kernel, where the tile is still in registers.
 
 In the order of the kernels' own arithmetic: alpha (a constant factor), bias, residual, activation, scale and shift by channel, or the
-residual at the very end. Only where the product has no other reader. Element-wise sums and scalings take an activation too.
+residual at the very end, where a GEMM can also multiply with it. Only where the product has no other reader. Element-wise sums and scalings
+take an activation too.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ def fuse_epilogues(graph: Graph) -> None:
             _activate(rewriter, node)
         elif node.op in {"BINARY", "TERNARY"} and no_act(node) and not (node.output in activated and rewriter.only_use(node.output)):
             _scale(rewriter, node)  # otherwise it takes the activation itself: one pass too, and perhaps the next convolution's prologue
+            if node.op == "BINARY" and node.attrs["opcode"] == "MUL":
+                _gate(rewriter, node)
     rewriter.finish()
 
 
@@ -178,13 +181,30 @@ def _add(rewriter: Rewriter, node: Node) -> None:
             return
 
 
+def _gate(rewriter: Rewriter, node: Node) -> None:
+    """x * y, where one of them is a GEMM with a free place for the other: the gates of SwiGLU and its like. The later product takes the
+    earlier."""
+    candidates = []
+    for k in (0, 1):
+        product, other = rewriter.made_by(node.inputs[k], "GEMM"), node.inputs[1 - k]
+        if product is None or other is None or other is node.inputs[k] or other.is_const or not rewriter.only_use(product.output):
+            continue
+        if product.output.shape == node.output.shape and len(other.shape) == len(node.output.shape) and _padded(product)[3] is None:
+            candidates.append((rewriter.order(product), product, other))
+    if candidates:
+        _, product, other = max(candidates, key=lambda c: c[0])
+        inputs = _padded(product)
+        inputs[3] = other
+        _absorb(rewriter, node, product, inputs, residual_last=True, gated=True)
+
+
 def _padded(product: Node) -> list[Tensor | None]:
     return [*product.inputs, *[None] * (6 - len(product.inputs))]
 
 
 def _sums_only(product: Node) -> bool:
     """Has nothing been absorbed that comes after the sum?"""
-    return no_act(product) and len(product.inputs) <= 4
+    return no_act(product) and len(product.inputs) <= 4 and not product.attrs.get("gated", False)
 
 
 def _residual(product: Node, other: Tensor) -> int | None:

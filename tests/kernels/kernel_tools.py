@@ -197,10 +197,10 @@ def epilogue(
     residual: Array | None,
     scale: Array | None,
     shift: Array | None,
-    residual_last: bool,
+    residual_last: int,
 ) -> tuple[Array, Array]:
-    """act(wanted + bias + residual) * scale + shift in float64, the residual last if so wanted, and the magnitude that errors scale with.
-    Operands broadcast to `wanted`."""
+    """act(wanted + bias + residual) * scale + shift in float64, the residual last if so wanted (2: as a factor), and the magnitude that
+    errors scale with. Operands broadcast to `wanted`."""
     for extra in (bias, None if residual_last else residual):
         if extra is not None:
             wanted, magnitude = wanted + extra, magnitude + np.abs(extra)
@@ -208,7 +208,9 @@ def epilogue(
     magnitude = magnitude + np.abs(wanted)
     if scale is not None and shift is not None:
         wanted, magnitude = wanted * scale + shift, magnitude * np.abs(scale) + np.abs(shift)
-    if residual_last and residual is not None:
+    if residual_last == 2 and residual is not None:
+        wanted, magnitude = wanted * residual, magnitude * np.abs(residual)
+    elif residual_last and residual is not None:
         wanted, magnitude = wanted + residual, magnitude + np.abs(residual)
     return wanted, magnitude
 

@@ -13,7 +13,7 @@ from aspen_mp.workers import _kernels
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
 
 
-def params(packed: bool, alpha: float, activation: str, residual_last: bool = False) -> list[int | float]:
+def params(packed: bool, alpha: float, activation: str, residual_last: int = 0) -> list[int | float]:
     return [int(packed), alpha, *ACTIVATIONS[activation], int(residual_last), 0, 0]
 
 
@@ -38,7 +38,7 @@ def check(result: np.ndarray, wanted: np.ndarray, magnitude: np.ndarray, terms: 
     activation=st.sampled_from(sorted(ACTIVATIONS)),
     bias=st.sampled_from([None, "n", "m", "one", "all"]),
     residual=st.sampled_from([None, None, "all", "n"]),
-    residual_last=st.booleans(),
+    residual_last=st.integers(0, 2),
     scaled=st.booleans(),
 )
 def test_against_float64(isa, seed, batch, m, k, n, packed, plain, alpha, activation, bias, residual, residual_last, scaled):

@@ -101,6 +101,28 @@ def test_scale_then_residual() -> None:
         assert len(node.inputs) == 6
 
 
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gated_products(gelu: bool) -> None:
+    """SwiGLU and GeGLU: the product that comes later multiplies with the earlier one, activated, while its tile is in registers."""
+    net = Net(x=(3, 40), opset=20)
+    gate, up = (net("MatMul", "x", net.weight(40, 64, scale=0.2)) for _ in range(2))
+    gate = net("Gelu", gate) if gelu else net("Mul", gate, net("Sigmoid", gate))
+    down = net("MatMul", net("Mul", gate, up), net.weight(64, 40, scale=0.2))
+    nodes = check(net, net("Add", down, "x"))
+    assert ops(nodes) == ["GEMM", "GEMM", "GEMM"]
+    assert [n.attrs.get("gated", False) for n in nodes] == [False, True, False]
+
+
+def test_what_follows_a_gate_stays_outside() -> None:
+    net = Net(x=(3, 40), y=(3, 64))
+    gated = net("Mul", net("Relu", net("MatMul", "x", net.weight(40, 64))), "y")
+    (first, second) = check(net, net("Add", gated, "y"))
+    assert (first.op, first.attrs["gated"], second.op) == ("GEMM", True, "BINARY")
+    gated = net("Mul", net("MatMul", "x", net.weight(40, 64)), "y")
+    (first, second) = check(net, net("Sub", "y", gated))
+    assert (first.op, first.attrs["gated"], second.op) == ("GEMM", True, "BINARY")
+
+
 def test_scale_and_activation_are_one_pass() -> None:
     """DenseNet's normalisation of a concatenation."""
     net = Net(x=(2, 3, 4, 4))

@@ -1,6 +1,6 @@
 /* What a kernel does to its sums while they are in registers: bias, residual, activation, scale and shift, residual.
  *
- *   y = f(alpha * sum + bias [+ residual]) [* scale + shift] [+ residual]
+ *   y = f(alpha * sum + bias [+ residual]) [* scale + shift] [+ residual, or * residual]
  *
  * The residual is added once, before or after the activation (`residual_last`). Each step is one rounded operation of vec.h (scale and shift
  * one vfma), so whoever follows this order gets the bits of everyone else. Activations that are few instructions run on the vectors; the
@@ -16,10 +16,11 @@ typedef struct epilogue {
   int64_t act;
   float a, b;
   uint8_t kind;          /* enum epilogue_kind */
-  uint8_t residual_last; /* the residual comes after the activation */
+  uint8_t residual_last; /* the residual comes after the activation … */
+  uint8_t gated;         /* … and is multiplied with, not added */
 } epilogue;
 
-/* From an ACT parameter triple. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32 form. */
+/* From an ACT parameter triple and residual_last: 0, 1 or 2 (gated). Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32 form. */
 int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t residual_last);
 
 /* Inputs `i` and `i` + 1 of a call, scale and shift: f32 of n contiguous elements each, or both absent and NULL. Returns 0, or

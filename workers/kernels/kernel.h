@@ -58,7 +58,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *
  * GEMM   out[…, M, N] = act(alpha * A[…, M, K] · B[…, K, N] + bias + residual), f32. k is summed in ascending order, one fused (or, on the
  *        portable ISA, plain) multiply-add per term, starting from 0; then * alpha (when alpha ≠ 1), + bias, + residual, act, * scale + shift
- *        (one fused operation); residual_last moves the residual to the very end.
+ *        (one fused operation); residual_last moves the residual to the very end (1), or there multiplies with it (2).
  *        in: A (same rank as out, leading axes broadcast by stride 0), B (idem; when packed: dims [ceil(N/32), K, 32], zero-padded, contiguous),
  *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither).
  *        params: packed_b, f64 alpha, ACT(3), residual_last, 2 reserved

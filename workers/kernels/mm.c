@@ -28,6 +28,11 @@ static void add_row(float *t, const float *p, int64_t stride, int64_t n) {
   }
 }
 
+/* t[0 … n) *= p[0 … n) at a stride */
+static void multiply_row(float *t, const float *p, int64_t stride, int64_t n) {
+  for (int64_t i = 0; i < n; i++) t[i] *= p[i * stride];
+}
+
 /* t[i] = t[i] * scale[i] + shift[i] */
 static void scale_row(float *t, const float *scale, const float *shift, int64_t n) {
   for (int64_t i = 0; i < n; i += VL)
@@ -52,7 +57,8 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
   for (int r = 0; r < rows->rows; r++) {
     float *t = sums + r * width + skip;
     if (job->scale) scale_row(t, job->scale + column, job->shift + column, n);
-    if (rows->residual[0] && e->residual_last) add_row(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
+    if (rows->residual[0] && e->residual_last)
+      (e->gated ? multiply_row : add_row)(t, rows->residual[r] + column * job->residual_stride, job->residual_stride, n);
     float *out = rows->out[r] + column * job->out_stride;
     if (job->out_stride == 1) {
       int64_t i = 0;
@@ -73,6 +79,15 @@ INLINE void add_residual(const int R, const int V, const int whole, const mm_row
     const float *from = rows->residual[r] + column;
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) sum[r * V + v] += columns_of(from + v * VL, whole, last - column - v * VL);
+  }
+}
+
+INLINE void multiply_residual(const int R, const int V, const int whole, const mm_rows *rows, vf *sum, int64_t column, int64_t last) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+    const float *from = rows->residual[r] + column;
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) sum[r * V + v] *= columns_of(from + v * VL, whole, last - column - v * VL);
   }
 }
 
@@ -111,7 +126,10 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) sum[r * V + v] = vfma(sum[r * V + v], scale, shift);
     }
-  if (rows->residual[0] && job->epilogue.residual_last) add_residual(R, V, whole, rows, sum, column, last);
+  if (rows->residual[0] && job->epilogue.residual_last) {
+    if (job->epilogue.gated) multiply_residual(R, V, whole, rows, sum, column, last);
+    else add_residual(R, V, whole, rows, sum, column, last);
+  }
   float *out[MM_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) out[r] = rows->out[r] + column;
