@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import aspen_mp
 from aspen_mp import config
@@ -43,8 +43,9 @@ class Runtime:
 
     Starts a planner process and `workers` workers, each pinned to a core (None: one for each core that the process may use; `cores=[0, 2]`:
     exactly there). `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config` profile, its name or its file, for what
-    is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's other processes. It ends with `close`, at
-    the end of the ``with`` block, or with this process, whatever becomes of it.
+    is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's other processes. `log`: which events become
+    lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's death. It ends with `close`, at the end of the
+    ``with`` block, or with this process, whatever becomes of it.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Runtime:
         max_workers: int | None = None,
         profile: str | Path | Profile | None = None,
         name: str | None = None,
+        log: Literal["info", "warning", "off"] | None = None,
     ) -> None:
         self._profile = config.load(profile)
-        command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name)
+        command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log)
         self._server, sock = start_server(command)
         try:
             # Imported while the planner process starts: what requests need, too.
@@ -166,12 +168,14 @@ class Runtime:
         count = len(cores or ()) if n is None else n
         return self._resize(add=count or 1, cores=list(cores or ()))
 
-    def remove_workers(self, n: int = 1) -> int:
-        """`n` workers less; each finishes the tile in hand first. One always stays. Returns how many there are now."""
-        return self._resize(remove=n)
+    def remove_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
+        """`n` workers less, the newest ones, or those on `cores`; each finishes the tile in hand, others take the rest. Without any worker
+        requests wait. Returns how many there are now. Raises RequestError if there are fewer, or none on one of `cores`."""
+        count = len(cores or ()) if n is None else n
+        return self._resize(remove=count or 1, cores=list(cores or ()))
 
     def scale(self, total: int) -> int:
-        """As many workers as `total`."""
+        """As many workers as `total`; with 0, requests wait until there are some again."""
         return self._resize(total=total)
 
     def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
@@ -270,6 +274,7 @@ def server_config(
     max_workers: int | None = None,
     profile: Profile,
     name: str | None = None,
+    log: str | None = None,
 ) -> dict[str, Any]:
     """What `start_server` takes, checked: arguments first, the profile where they are None."""
     own = profile.workers
@@ -286,6 +291,8 @@ def server_config(
         max_workers = own.max
     if max_workers is not None and not 1 <= max_workers <= 256:
         raise ValueError(f"max_workers must be 1 to 256, not {max_workers}")
+    if log not in (None, "info", "warning", "off"):
+        raise ValueError(f"log is 'info', 'warning' or 'off', not {log!r}")
     return {
         "name": name or "",
         "workers": workers,
@@ -297,6 +304,8 @@ def server_config(
         "stealing": own.stealing,
         "cache": config.cache_folder(profile),
         "cache_bytes": profile.cache.limit_mib << 20,
+        "patience_s": profile.models.patience_s,
+        "log": log or profile.log,
     }
 
 

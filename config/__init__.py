@@ -41,6 +41,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
     precision: Literal["f32"] = "f32"
     winograd: bool = True
+    patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +57,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Workers = Workers()
     models: Models = Models()
     cache: Cache = Cache()
+    log: Literal["info", "warning", "off"] = "warning"
 
 
 def cache_folder(profile: Profile) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,12 @@ from aspen_mp.errors import AspenError
 from aspen_mp.workers import topology
 
 NameOption = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
+
+
+class LogLevel(StrEnum):
+    info = "info"
+    warning = "warning"
+    off = "off"
 
 
 @output.command
@@ -31,13 +38,16 @@ def launch(
     name: NameOption = "default",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
+    log: Annotated[
+        LogLevel, typer.Option("--log", help="Events to write to standard error: all, those that nobody asked for, or none.")
+    ] = LogLevel.info,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
     """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
     cpus = _cpus(cores)
     if detach:
-        _detached(models or [], workers, cores, max_workers, name, profile, as_json=as_json)
+        _detached(models or [], workers, cores, max_workers, name, profile, log.value, as_json=as_json)
         return
     import aspen_mp
 
@@ -45,7 +55,7 @@ def launch(
         os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
     found = [sources.resolve(text) for text in models or ()]
     stopped = _Stop()
-    with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name) as runtime:
+    with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value) as runtime:
         held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
@@ -103,11 +113,19 @@ def _announce(report: dict[str, Any], as_json: bool) -> None:
 
 
 def _detached(
-    models: list[str], workers: int | None, cores: str | None, max_workers: int | None, name: str, profile: str | None, *, as_json: bool
+    models: list[str],
+    workers: int | None,
+    cores: str | None,
+    max_workers: int | None,
+    name: str,
+    profile: str | None,
+    log: str,
+    *,
+    as_json: bool,
 ) -> None:
     """Starts the same command in a session of its own and waits until it is ready or has failed."""
     read, write = os.pipe()
-    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--ready-fd", str(write), *models]
+    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--log", log, "--ready-fd", str(write), *models]
     for option, value in (("--workers", workers), ("--cores", cores), ("--max-workers", max_workers), ("--profile", profile)):
         if value is not None:
             arguments += [option, str(value)]

@@ -15,6 +15,7 @@ from aspen_mp.cli.launch import NameOption, _cpus
 if TYPE_CHECKING:
     from aspen_mp import Runtime
 
+MOST_EVENTS = 12
 Count = Annotated[int, typer.Argument(metavar="N", min=0, help="Number of workers.")]
 
 
@@ -52,16 +53,22 @@ def add(
 
 
 @output.command
-def remove(n: Count, name: NameOption = "default", as_json: output.Json = False) -> None:
-    """Let N workers leave a running runtime; requests go on."""
+def remove(
+    n: Count,
+    name: NameOption = "default",
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs whose workers leave.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Let N workers leave a running runtime; requests go on, or wait where none is left."""
+    cpus = _cpus(cores)
     with _runtime(name) as runtime:
-        runtime.remove_workers(n)
+        runtime.remove_workers(n, cores=cpus)
         _workers(runtime, as_json)
 
 
 @output.command
 def scale(n: Count, name: NameOption = "default", as_json: output.Json = False) -> None:
-    """Bring a running runtime to N workers; requests go on."""
+    """Bring a running runtime to N workers; requests go on, or wait where N is 0."""
     with _runtime(name) as runtime:
         runtime.scale(n)
         _workers(runtime, as_json)
@@ -99,7 +106,7 @@ def _show_status(report: dict[str, Any]) -> None:
     output.out.print()
     _show_workers(report.get("workers", []))
     for key, value in report.items():
-        if key in ("runtime", "workers") or not value:
+        if key in ("runtime", "workers", "events") or not value:
             continue
         rows = value if isinstance(value, list) else [{key: name, **row} for name, row in value.items() if isinstance(row, dict)]
         output.out.print()
@@ -108,6 +115,16 @@ def _show_status(report: dict[str, Any]) -> None:
             continue
         columns = [name for name, cell in rows[0].items() if not isinstance(cell, (dict, list))]
         output.table(key.capitalize(), columns, ([_cell(name, row.get(name, "")) for name in columns] for row in rows))
+    events = report.get("events", [])
+    if events:
+        output.out.print()
+        output.table("Events", ("time", "event", ""), (_event(event) for event in events[-MOST_EVENTS:]))
+
+
+def _event(event: dict[str, Any]) -> list[str]:
+    facts = {key: value for key, value in event.items() if key not in ("time", "level", "event")}
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+    return [when, event["event"], ", ".join(f"{key} {_cell(key, value)}" for key, value in facts.items())]
 
 
 def _plain_items(table: dict[str, Any]) -> list[tuple[str, object]]:

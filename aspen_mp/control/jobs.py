@@ -115,8 +115,12 @@ class PlannerChild:
         serve: Callable[[socket.socket], None],
         keep: tuple[int, ...] = (),
         prepare: Callable[[], None] = lambda: None,
+        patience_s: float = 120.0,
     ) -> None:
-        """`keep`: descriptors that the child needs besides its socket. `prepare()` comes before each fork."""
+        """`keep`: descriptors that the child needs besides its socket. `prepare()` comes before each fork. A child that says nothing for
+        `patience_s` seconds while it has a job is killed."""
+        self._patience_s = patience_s
+        self._overdue: Timer | None = None
         self._prepare = prepare
         self._loop = loop
         self._name = name
@@ -168,6 +172,7 @@ class PlannerChild:
                 self._start()
             assert self._sock is not None
             self._sock.sendall(protocol.encode(self._current.message, limit=MAX_FRAME))
+            self._heard()
         except ConnectionError:
             self._died("")  # it ended before it read the job: how, its status says
         except OSError as error:
@@ -196,10 +201,24 @@ class PlannerChild:
                 return
             for message, fds in self._receiver.messages():
                 self._handle(message, fds)
+            self._heard()
         except ConnectionError:
             self._died("")
         except (AspenError, OSError) as error:
             self._died(str(error))
+
+    def _heard(self) -> None:
+        """The child has been given a job, or has said something: its time begins anew."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = self._loop.later(self._patience_s, self._stuck) if self._current is not None else None
+
+    def _stuck(self) -> None:
+        self._overdue = None
+        self._died(
+            f"it has been stuck for {self._patience_s:g} s and was ended; "
+            "if the model is merely large, raise patience_s in section [models] of the profile"
+        )
 
     def _handle(self, message: FromChild, fds: list[int]) -> None:
         job = self._current
@@ -238,6 +257,9 @@ class PlannerChild:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
         self._drop_segments()
         self._receiver.close()
         if self._sock is None:

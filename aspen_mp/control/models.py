@@ -81,9 +81,11 @@ class ModelStore:
         prepare: Callable[[], None],
         cache: Cache | None,
         rates: tuple[Rates, str],
+        patience_s: float,
     ) -> None:
         """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
-        planning child is forked. `rates`: of the cost model, and their name."""
+        planning child is forked. `rates`: of the cost model, and their name. `patience_s`: how long such a child may say nothing."""
+        self._patience_s = patience_s
         self._rates, self._calibration = rates
         self._prepare = prepare
         self._cache = cache
@@ -117,7 +119,7 @@ class ModelStore:
         options = planning.Options(message.precision, message.winograd)
         model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)
-        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare)
+        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare, self._patience_s)
         model.waiting.append(asker)
         self._models[number] = model
         self._by_key[key] = model

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.control.spawn import start_worker
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.shm.errors import RequestError, ResourceLimitError
 from aspen_mp.workers import topology, wire
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""
+STOPPED_S = 1.0
+"""A worker that has been stopped (SIGSTOP) for so long is ended: what it holds is needed."""
 
 
 @dataclass(slots=True)
@@ -39,7 +44,12 @@ class Worker:
     state: str = "starting"
     error: str = ""
     boot: Timer | None = None
+    stopped: Timer | None = None
+    since: float = field(default_factory=time.monotonic)
     out: deque[tuple[int, int, int, int, tuple[int, ...]]] = field(default_factory=deque)
+
+    def facts(self) -> dict[str, int]:
+        return {"worker": self.row, "pid": self.pid, "cpu": self.cpu}
 
 
 class WorkerPool:
@@ -54,6 +64,7 @@ class WorkerPool:
         doorbell_fd: int,
         max_workers: int,
         segments: Callable[[], Iterable[Held]],
+        journal: Journal,
         *,
         on_ready: Callable[[], None],
         on_death: Callable[[Death], None],
@@ -68,19 +79,34 @@ class WorkerPool:
         self._fds = (control_fd, doorbell_fd)
         self._max = max_workers
         self._segments = segments
+        self._journal = journal
         self._on_ready = on_ready
         self._on_death = on_death
         self._on_left = on_left
         self._on_drained = on_drained
         self._rows: dict[int, Worker] = {}
+        self._queued: deque[int] = deque()  # CPUs of workers to start as soon as leaving ones have freed rows
+        self._vacant: list[int] = []  # CPUs of workers that have died and are to be replaced
         self.seq = 0
+        loop.on_signal(signal.SIGCHLD, self._look_for_stopped)
 
     def __len__(self) -> int:
-        return sum(worker.state != "leaving" for worker in self._rows.values())
+        """How many workers there are to be: those that stay, and those that are going to be started."""
+        return len(self.cpus())
 
     @property
     def starting(self) -> bool:
         return any(worker.state == "starting" for worker in self._rows.values())
+
+    @property
+    def processes(self) -> int:
+        """How many worker processes there are."""
+        return len(self._rows)
+
+    @property
+    def running(self) -> int:
+        """How many workers take tiles now."""
+        return sum(worker.state == "running" for worker in self._rows.values())
 
     def describe(self) -> list[dict[str, Any]]:
         """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`."""
@@ -95,25 +121,38 @@ class WorkerPool:
         return found
 
     def cpus(self) -> list[int]:
-        return [worker.cpu for worker in self._rows.values()]
+        """Where workers are to be: those that stay, and those that are going to be started."""
+        return [*(worker.cpu for worker in self._rows.values() if worker.state != "leaving"), *self._queued, *self._vacant]
 
     # ---- starting
 
     def start(self, n: int, cores: list[int] | None = None) -> None:
-        """Starts `n` workers, on `cores` where given. ResourceLimitError if there is no room or a core may not be used."""
-        free = [row for row in range(self._max) if row not in self._rows]
-        if n > len(free):
+        """Starts `n` workers, on `cores` where given; those for which leaving ones have no row free yet, as soon as one is.
+        ResourceLimitError if there is no room or a core may not be used."""
+        if len(self) + n > self._max:
             raise ResourceLimitError(
-                f"{n} more workers do not fit: {len(self._rows)} of max_workers={self._max} are taken; "
+                f"{n} more workers do not fit: {len(self)} of max_workers={self._max} are taken; "
                 "start the runtime with a larger max_workers"
             )
         machine = topology.read()
-        for row, cpu in zip(free, machine.choose(n, cores or None, self.cpus()), strict=False):
-            self.start_at(row, cpu, machine)
+        self._queued += machine.choose(n, cores or None, self.cpus())
+        self._start_queued(machine)
 
-    def start_at(self, row: int, cpu: int, machine: topology.Topology | None = None) -> None:
-        """Starts a worker in a free row, on a CPU that may be used."""
-        core = (machine or topology.read()).by_cpu[cpu]
+    def refill(self) -> None:
+        """Starts a worker for each that has died. Raises what starting one raises; that one is then given up."""
+        self._queued += self._vacant
+        self._vacant.clear()
+        self._start_queued(topology.read())
+
+    def _start_queued(self, machine: topology.Topology) -> None:
+        for row in range(self._max):
+            if self._queued and row not in self._rows:
+                self._start_at(row, self._queued.popleft(), machine)
+
+    def _start_at(self, row: int, cpu: int, machine: topology.Topology) -> None:
+        if cpu not in machine.by_cpu:  # it has been taken from us meanwhile
+            cpu = machine.choose(1, None, self.cpus())[0]
+        core = machine.by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
@@ -191,6 +230,7 @@ class WorkerPool:
         if kind == wire.READY and worker.state == "starting":
             worker.state = "running"
             self._booted(worker)
+            self._journal.info("worker-joined", **worker.facts(), seconds=time.monotonic() - worker.since)
             self._on_ready()
         elif kind == wire.DRAINED:
             self._on_drained()
@@ -217,13 +257,36 @@ class WorkerPool:
         asked = asked and status == 0
         self._table.worker_gone(worker.row, died=not asked)
         if asked:
+            self._journal.info("worker-left", **worker.facts())
             self._on_left()
+            if self._queued:
+                self._start_queued(topology.read())
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted, worker.state != "leaving"))
+            if worker.state != "leaving":
+                self._vacant.append(worker.cpu)
+            self._died(worker, _why(status, error))
+            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted))
+
+    def _died(self, worker: Worker, why: str) -> None:
+        self._journal.warning("worker-died", **worker.facts(), why=why)
+
+    def _look_for_stopped(self) -> None:
+        """Somebody has stopped a worker, perhaps: a child has changed its state."""
+        for worker in self._rows.values():
+            if worker.stopped is None and _is_stopped(worker):
+                worker.stopped = self._loop.later(STOPPED_S, partial(self._still_stopped, worker))
+
+    def _still_stopped(self, worker: Worker) -> None:
+        worker.stopped = None
+        if self._rows.get(worker.row) is worker and _is_stopped(worker):
+            self._journal.warning("worker-stopped", **worker.facts(), seconds=STOPPED_S)
+            self._kill(worker)
 
     def _forget(self, worker: Worker) -> int:
         self._booted(worker)
+        if worker.stopped is not None:
+            worker.stopped.cancel()
         del self._rows[worker.row]
         self._loop.unwatch(worker.pidfd)
         os.close(worker.pidfd)
@@ -234,9 +297,25 @@ class WorkerPool:
 
     # ---- ending
 
-    def leave(self, n: int) -> None:
-        """The `n` newest workers finish the tile in hand, hand the rest over and exit."""
-        for worker in [w for w in reversed(self._rows.values()) if w.state != "leaving"][:n]:
+    def leave(self, n: int, cores: Iterable[int] = ()) -> None:
+        """The `n` newest workers, or one on each of `cores`, finish the tile in hand, leave the rest to others and exit.
+        RequestError, before anything is done, if a core has no worker."""
+        staying = [w for w in reversed(self._rows.values()) if w.state != "leaving"]
+        if cores:
+            chosen = []
+            for cpu in cores:
+                worker = next((w for w in staying if w.cpu == cpu and w not in chosen), None)
+                if worker is None:
+                    have = topology.format_cpus(w.cpu for w in staying)
+                    raise RequestError(f"no worker on CPU {cpu} to remove; there are workers on CPU {have or 'none'}")
+                chosen.append(worker)
+        else:
+            for waiting in (self._queued, self._vacant):
+                while n and waiting:
+                    waiting.pop()
+                    n -= 1
+            chosen = staying[:n]
+        for worker in chosen:
             worker.state = "leaving"
             self._booted(worker)
             self._table.worker_command(worker.row, "leave")
@@ -253,20 +332,26 @@ class WorkerPool:
             sock.close()  # at which it leaves
             os.waitpid(pid, 0)
 
-    def kill(self, rows: Iterable[int]) -> list[tuple[int, int]]:
-        """Ends the workers of these rows at once and reaps them; (row, cpu) of each that is to be replaced. No callback is called."""
-        ended = []
+    def kill(self, rows: Iterable[int]) -> None:
+        """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called."""
         for worker in [self._rows[row] for row in rows if row in self._rows]:
             self._kill(worker)
             self._forget(worker)
             self._table.worker_gone(worker.row)
+            self._died(worker, "ended: it did not stop for a recovery")
             if worker.state != "leaving":
-                ended.append((worker.row, worker.cpu))
-        return ended
+                self._vacant.append(worker.cpu)
 
     def _kill(self, worker: Worker) -> None:
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
+
+
+def _is_stopped(worker: Worker) -> bool:
+    try:
+        return os.waitid(os.P_PIDFD, worker.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _start_time(pid: int) -> int:

@@ -9,14 +9,13 @@ from their inputs. A tile whose execution ends worker after worker fails its req
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
+from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
@@ -39,7 +38,7 @@ BURST_S: Final = 10.0
 @dataclass(slots=True)
 class Death:
     """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
-    `booted`: it had come to run. `replace`: another is to take its place."""
+    `booted`: it had come to run."""
 
     row: int
     cpu: int
@@ -47,7 +46,6 @@ class Death:
     number: int
     at: tuple[int, int, int] | None
     booted: bool
-    replace: bool
 
     @property
     def killed(self) -> bool:
@@ -57,18 +55,19 @@ class Death:
 
 @dataclass(slots=True)
 class Recovery:
-    """`kill(rows)` ends and reaps workers without a word; `start(row, cpu)` starts one; `op_of(instance, tile)` finds a tile's op;
-    `after()` is called when the world goes on; `give_up(why)` when no worker can be kept alive."""
+    """`kill(rows)` ends and reaps workers without a word; `refill()` starts one for each that has died; `alive()` counts those there are;
+    `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on; `give_up(why)` when no worker stays alive."""
 
     loop: Loop
     table: _control.ControlTable
     segments: SegmentStore
-    kill: Callable[[list[int]], list[tuple[int, int]]]
-    start: Callable[[int, int], None]
+    kill: Callable[[list[int]], None]
+    refill: Callable[[], None]
     alive: Callable[[], int]
     op_of: Callable[[int, int], int]
     after: Callable[[], None]
     give_up: Callable[[str], None]
+    journal: Journal
     deaths: int = 0
     last: str = ""
     last_stop_s: float = 0.0
@@ -80,7 +79,6 @@ class Recovery:
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
     _restart: bool = False
-    _vacant: dict[int, int] = field(default_factory=dict)
     closed: bool = False
 
     def died(self, death: Death) -> None:
@@ -92,8 +90,6 @@ class Recovery:
         self._unborn = 0 if death.booted else self._unborn + 1
         # Whoever was killed by others (memory ran out, say) would perhaps have come to run.
         self._failed = 0 if death.booted else self._failed + (not death.killed)
-        if death.replace:
-            self._vacant[death.row] = death.cpu
         fault = death.number in FAULTS
         if fault:
             self._faults.append(time.monotonic())
@@ -117,7 +113,7 @@ class Recovery:
             return
         late = self.table.epoch_stopped()
         if late and time.monotonic() - self._since > PARK_S:
-            self._vacant.update(self.kill(late))
+            self.kill(late)
             late = self.table.epoch_stopped()
         if late:
             self.loop.later(TICK_S, self._tick)
@@ -130,11 +126,13 @@ class Recovery:
         for segment in self.table.recovery_segments():
             held = self.segments[segment]
             buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
-        self.totals.update(self.table.recover(buffers, restart=self._restart))
+        outcome = self.table.recover(buffers, restart=self._restart)
+        self.totals.update(outcome)
         for mapping in buffers.values():
             mapping.close()
         self.table.epoch_end()
         self.last_stop_s = time.monotonic() - self._since
+        self.journal.warning("recovered", seconds=self.last_stop_s, **outcome)
         self._since = None
         self._restart = False
         self._forget_old()
@@ -149,8 +147,7 @@ class Recovery:
                     del counts[at]
 
     def _refill(self) -> None:
-        """Starts a worker in each vacant row: at once, but later and later where they do not even come to run."""
-        vacant, self._vacant = self._vacant, {}
+        """Replaces the dead: at once, but later and later where they do not even come to run."""
         if self._failed >= MOST_BOOTS:
             if not self.alive():
                 self.give_up(self.last)
@@ -158,19 +155,18 @@ class Recovery:
         delay = min(MOST_DELAY_S, 0.01 * 2**self._unborn) if self._unborn else 0.0
         if len(self._faults) == BURST and time.monotonic() - self._faults[0] < BURST_S:
             delay = MOST_DELAY_S
-        for row, cpu in vacant.items():
-            if delay:
-                self.loop.later(delay, partial(self._start, row, cpu))
-            else:
-                self._start(row, cpu)
+        if delay:
+            self.loop.later(delay, self._start)
+        else:
+            self._start()
 
-    def _start(self, row: int, cpu: int) -> None:
+    def _start(self) -> None:
         if self.closed:
             return
         try:
-            self.start(row, cpu)
+            self.refill()
         except Exception as error:
             self.last = f"a worker could not be started: {error}"
-            sys.stderr.write(f"aspen-mp: {self.last}\n")
+            self.journal.warning("worker-not-started", why=str(error))
             if not self.alive():
                 self.give_up(self.last)

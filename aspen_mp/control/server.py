@@ -22,6 +22,7 @@ import aspen_mp
 from aspen_mp.control import protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import Connection
+from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.pool import WorkerPool
@@ -61,6 +62,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stealing: bool = True
     cache: str = ""
     cache_bytes: int = 0
+    patience_s: float = 120.0
+    log: Level = "warning"
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +82,7 @@ class Server:
         """`early`: worker processes that have been started already."""
         self._config = config
         self._loop = Loop()
+        self._journal = Journal(config.name, config.log)
         self._started = time.time()
         self._claim = rundir.Claim(config.name) if config.name else None
         cpus = self._choose(config)
@@ -99,6 +103,7 @@ class Server:
             self._doorbell.fd,
             self._max_workers,
             lambda: iter(self._segments),
+            self._journal,
             on_ready=self._worker_ready,
             on_death=self._worker_died,
             on_left=self._collect,
@@ -108,11 +113,13 @@ class Server:
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
         self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
+        self._planned_for = len(cpus)
         self._to_import = list(_PLANNER)
         self._loads = 0
         self._models = ModelStore(
-            *(self._loop, self._table, self._segments, lambda: max(1, len(self._pool)), self._collect, self._import_all),
+            *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._import_all),
             *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
+            config.patience_s,
         )
         self._connections: set[Connection] = set()
         self._clients: dict[Connection, Client] = {}
@@ -122,11 +129,12 @@ class Server:
             self._table,
             self._segments,
             kill=self._pool.kill,
-            start=self._pool.start_at,
-            alive=lambda: len(self._pool),
+            refill=self._pool.refill,
+            alive=lambda: self._pool.processes,
             op_of=lambda instance, tile: self._models.op_of_tile(self._table.instance(instance)["plan"], tile),
             after=self._collect,
             give_up=self._no_workers,
+            journal=self._journal,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
@@ -177,6 +185,7 @@ class Server:
 
     def _no_workers(self, why: str) -> None:
         """Nothing can run any more: every client is told, and the runtime ends."""
+        self._journal.warning("no-workers", why=why)
         for connection in list(self._connections):
             connection.refuse(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
         self._loop.stop()
@@ -295,8 +304,6 @@ class Server:
             return
         if connection.closed:
             return
-        if not len(self._pool):
-            raise ResourceLimitError(f"no worker could be started: {self._recovery.last}")
         with _sealed("client", _control.CLIENT_BYTES) as own:
             segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
             try:
@@ -341,14 +348,15 @@ class Server:
 
     def _resize(self, message: protocol.Resize) -> None:
         change = message.total - len(self._pool) if message.total >= 0 else message.add - message.remove
-        if message.cores and change != len(message.cores):
-            raise RequestError(f"{change} workers to add, but {len(message.cores)} cores named")
-        if len(self._pool) + change < 1:
-            raise RequestError(f"a runtime keeps at least one worker: it has {len(self._pool)}")
+        if message.cores and abs(change) != len(message.cores):
+            raise RequestError(f"{abs(change)} workers to {'add' if change > 0 else 'remove'}, but {len(message.cores)} cores named")
+        if len(self._pool) + change < 0:
+            raise RequestError(f"{-change} workers to remove, but there are {len(self._pool)}")
         if change > 0:
             self._pool.start(change, message.cores)
         elif change < 0:
-            self._pool.leave(-change)
+            self._pool.leave(-change, message.cores)
+        self._planned_for = len(self._pool) or self._planned_for
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""
@@ -365,6 +373,7 @@ class Server:
                 "version": aspen_mp.__version__,
                 "started": self._started,
                 "uptime_s": time.time() - self._started,
+                "ready": self._pool.running > 0,
                 "max_workers": self._max_workers,
             },
             "recovery": {
@@ -385,6 +394,7 @@ class Server:
                 for client in self._clients.values()
             ],
             "memory": memory,
+            "events": self._journal.latest(),
             "scheduler": self._table.status(),
         }
 

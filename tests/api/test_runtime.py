@@ -160,8 +160,8 @@ def test_workers_join_and_leave_under_load(runtime):
         stop.set()
         thread.join()
     assert not bad
-    with pytest.raises(RequestError, match="at least one worker"):
-        runtime.remove_workers(2)
+    with pytest.raises(RequestError, match="3 workers to remove, but there are 2"):
+        runtime.remove_workers(3)
     with pytest.raises(ResourceLimitError, match="max_workers"):
         runtime.add_workers(200)
     assert runtime.scale(1) == 1

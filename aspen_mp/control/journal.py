@@ -1,0 +1,55 @@
+"""What happens to a runtime, each event once: a structured line on the planner process's standard error, and the latest for `status`.
+
+2026-11-20T17:40:00.123Z aspen-mp[default] worker-died worker=1 pid=4711 cpu=1 why="ended by SIGKILL"
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, Literal
+
+KEPT: Final = 64
+Level = Literal["info", "warning", "off"]
+
+
+class Journal:
+    """`level`: which events are written; all are kept."""
+
+    def __init__(self, runtime: str, level: Level) -> None:
+        self._runtime = runtime or "private"
+        self._level = level
+        self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Something that was asked for, or is of no consequence."""
+        self._note("info", event, facts)
+
+    def warning(self, event: str, **facts: Any) -> None:
+        """Something that nobody asked for."""
+        self._note("warning", event, facts)
+
+    def latest(self) -> list[dict[str, Any]]:
+        """The newest events, oldest first: time (seconds since 1970), level, event, and its facts."""
+        return list(self._latest)
+
+    def _note(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> None:
+        now = time.time()
+        self._latest.append({"time": now, "level": level, "event": event, **facts})
+        if self._level == "off" or (level == "info" and self._level == "warning"):
+            return
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
+        words = [f"{key}={_written(value)}" for key, value in facts.items()]
+        with suppress(OSError, ValueError):  # nobody listens any more
+            sys.stderr.write(" ".join([when, f"aspen-mp[{self._runtime}]", event, *words]) + "\n")
+            sys.stderr.flush()
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if text and not set(text) & set(' "=\n\t') else json.dumps(text)
