@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp import link
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
+from aspen_mp.link import Forked, Link
 from aspen_mp.shm import _control, values
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.stages import StageTree, Stale
@@ -48,22 +52,51 @@ class ValueInfo:
         return cls(info.name, shape, dtype, info.kind, info.optional)
 
 
-class Model:
+class Model(Forked):
     """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
 
     `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.
     """
 
-    def __init__(self, session: Session, loaded: protocol.Loaded, name: str | None = None) -> None:
-        self._session = session
+    def __init__(self, way: Link, loaded: protocol.Loaded, name: str | None = None, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: it was loaded by another process."""
+        self._link = way
+        self._loaded = loaded
         self._id = loaded.model
         self.name = name or loaded.name
         self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
         self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
         self._input_names = {info.name for info in self.inputs}
         self._output_names = [info.name for info in self.outputs]
-        self._tree = StageTree(session, loaded.model, self.name, self._output_names)
+        self._lock = threading.Lock()
+        self._own = None if elsewhere else self._new_tree()
         self._gone = False
+        way.on_fork(self)
+
+    @property
+    def _tree(self) -> StageTree:
+        return self._own or self._take_over()
+
+    def _take_over(self) -> StageTree:
+        """The first use in this process of what another one has loaded."""
+        with self._lock:
+            if self._own is None:
+                self._link.session().adopt(self._id)
+                self._own = self._new_tree()
+            return self._own
+
+    def _new_tree(self) -> StageTree:
+        return StageTree(self._link.session(), self._id, self.name, self._output_names)
+
+    def forked(self) -> None:
+        """Plans and regions are the parent's."""
+        self._own = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._gone:
+            raise RequestError(f"model {self.name!r} has been unloaded")
+        return _restore, (self._link.address, msgspec.msgpack.encode(self._loaded), self.name)
 
     def __repr__(self) -> str:
         return f"<aspen_mp.Model {self.name!r}: {', '.join(self._input_names)} -> {', '.join(self._output_names)}>"
@@ -143,11 +176,12 @@ class Model:
         """
         if not self._gone:
             self._gone = True
-            _release(self._session, self._tree, self._id)
+            if self._own is not None:
+                _release(self._link.session(), self._own, self._id)
 
     def __del__(self) -> None:
-        if not getattr(self, "_gone", True) and self._session.error is None:
-            session, tree, number = self._session, self._tree, self._id
+        if not getattr(self, "_gone", True) and self._own is not None and not self._link.lost:
+            session, tree, number = self._link.session(), self._own, self._id
             session.later(lambda: _release(session, tree, number))
 
     # ---- checks
@@ -201,6 +235,11 @@ class Model:
             if name not in self._output_names:
                 raise RequestError(f"model {self.name!r} has no output {name!r}; it has {', '.join(self._output_names)}")
         return outputs
+
+
+def _restore(address: str, loaded: bytes, name: str) -> Model:
+    """An unpickled handle."""
+    return Model(link.to(address), msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, elsewhere=True)
 
 
 def _release(session: Session, tree: StageTree, number: int) -> None:

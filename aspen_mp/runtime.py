@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import aspen_mp
-from aspen_mp import config
+from aspen_mp import config, link
 from aspen_mp.control.spawn import spawn
+from aspen_mp.link import CONNECT_S, Forked, Link
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -26,19 +27,17 @@ if TYPE_CHECKING:
 
     from aspen_mp.config import Profile
     from aspen_mp.model import Model
+    from aspen_mp.session import Session
 
 START_S = 60.0
 """How long a runtime of our own may take to start: it may have to compete for the machine."""
-
-CONNECT_S = 5.0
-"""How long a runtime may take to answer `connect`."""
 
 MAX_INSTANCES = 32
 
 Progress = Callable[[str, int, int], None]
 
 
-class Runtime:
+class Runtime(Forked):
     """A running set of workers that executes models.
 
     Starts a planner process and `workers` workers, each pinned to a core (None: one for each core that the process may use; `cores=[0, 2]`:
@@ -46,6 +45,9 @@ class Runtime:
     is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's other processes. `log`: which events become
     lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's death. It ends with `close`, at the end of the
     ``with`` block, or with this process, whatever becomes of it.
+
+    Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
+    are first used. The runtime still ends with the process that started it.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class Runtime:
             import aspen_mp.model
             from aspen_mp.session import Session
 
-            self._session = Session(sock, aspen_mp.__version__, START_S)
+            session = Session(sock, aspen_mp.__version__, START_S)
         except BaseException as error:
             status = _end(self._server)
             if isinstance(error, RuntimeLost) and status:
                 raise RuntimeLost(f"the runtime's planner process ended with status {status} while it started") from None
             raise
-        self._begin()
+        self._begin(Link(session.welcome.address, session))
 
     @classmethod
     def _connect(cls, name: str, timeout: float) -> Runtime:
@@ -82,14 +84,32 @@ class Runtime:
         self = cls.__new__(cls)
         self._server = 0
         self._profile = config.load(None)
-        self._session = Session(rundir.connect(name), aspen_mp.__version__, timeout)
-        self._begin()
+        session = Session(rundir.connect(name), aspen_mp.__version__, timeout)
+        self._begin(Link(session.welcome.address, session))
         return self
 
-    def _begin(self) -> None:
+    @classmethod
+    def _restore(cls, address: str, profile: Profile) -> Runtime:
+        """An unpickled handle."""
+        self = cls.__new__(cls)
+        self._server = 0
+        self._profile = profile
+        self._begin(link.to(address))
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Runtime._restore, (self._link.address, self._profile)
+
+    def _begin(self, way: Link) -> None:
+        self._link = way
+        way.on_fork(self)
         self._lock = threading.Lock()
         self._closed = False
         _live.add(self)
+
+    @property
+    def _session(self) -> Session:
+        return self._link.session()
 
     @property
     def name(self) -> str:
@@ -144,7 +164,7 @@ class Runtime:
         finally:
             if fd >= 0:
                 os.close(fd)
-        result = Model(self._session, loaded, name)
+        result = Model(self._link, loaded, name)
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
         if input_shapes is not None:
             shapes.update({key: tuple(value) for key, value in input_shapes.items()})
@@ -201,7 +221,7 @@ class Runtime:
     @property
     def closed(self) -> bool:
         """Whether this handle is of no more use: closed, or its planner process gone."""
-        return self._closed or self._session.error is not None
+        return self._closed or self._link.lost
 
     def wait(self, fd: int = -1) -> None:
         """Sleeps until the runtime has ended, or `fd` is readable."""
@@ -231,7 +251,7 @@ class Runtime:
                 return
             self._closed = True
         _live.discard(self)
-        self._session.close()
+        self._link.close()
         if self._server:
             _end(self._server)
 
@@ -245,14 +265,10 @@ class Runtime:
         if hasattr(self, "_lock"):
             self.close()
 
-    def _forked(self) -> None:
-        """In a forked child. What the parent started is the parent's."""
-        self._closed = True
+    def forked(self) -> None:
+        """What the parent started is the parent's to end; this handle connects anew when it is used."""
         self._server = 0
-        where = f"connect({self.name!r})" if self.name else "Runtime()"
-        self._session.abandon(
-            RuntimeLost(f"this runtime belongs to the parent process; in a forked child make your own with aspen_mp.{where}")
-        )
+        self._lock = threading.Lock()
 
 
 def connect(name: str = "default", *, timeout: float = CONNECT_S) -> Runtime:
@@ -384,12 +400,3 @@ _live: weakref.WeakSet[Runtime] = weakref.WeakSet()
 def _close_all() -> None:
     for runtime in list(_live):
         runtime.close()
-
-
-def _forked() -> None:
-    for runtime in list(_live):
-        runtime._forked()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_forked)

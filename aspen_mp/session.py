@@ -100,6 +100,11 @@ class Session:
         )
         return loaded
 
+    def adopt(self, model: int) -> protocol.Loaded:
+        """Takes over a model that another client has loaded."""
+        loaded, _ = self.control.call(lambda number: protocol.Adopt(number, model), protocol.Loaded)
+        return loaded
+
     def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
         """How many workers there are afterwards. ValueError for numbers that no runtime can have."""
         try:

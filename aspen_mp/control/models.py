@@ -165,6 +165,13 @@ class ModelStore:
             asker.fail(error)
         self._drop(model)
 
+    def adopt(self, number: int, asker: Asker) -> None:
+        """Answers with `Loaded` for a model that another client has loaded."""
+        model = self._models.get(number)
+        if model is None or model.loaded is None:
+            raise RequestError(f"model {number} is no longer loaded: somebody must hold it until another process has taken it over")
+        self._welcome(model, asker)
+
     # ---- planning
 
     def plan(self, message: protocol.Plan, asker: Asker) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -88,6 +88,13 @@ class Plan(Message):
     capacities: list[Capacity]
 
 
+class Adopt(Message):
+    """Use a model that another client has loaded; answered by `Loaded`."""
+
+    id: Count
+    model: Count
+
+
 class Unload(Message):
     id: Count
     model: Count
@@ -132,9 +139,10 @@ class Stop(Message):
 
 
 class Welcome(Message):
-    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page."""
+    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page. `address`: see `rundir.connect_to`."""
 
     name: str
+    address: str
     pid: int
     client: int
     package: str
@@ -219,7 +227,7 @@ class StatusReply(Message):
     json: bytes
 
 
-ToServer = Hello | Load | Plan | Unload | Data | DropData | Explain | Resize | Status | Stop
+ToServer = Hello | Load | Adopt | Plan | Unload | Data | DropData | Explain | Resize | Status | Stop
 ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply
 """Every request of a client has an `id`; `Hello` alone has none."""
 

@@ -132,6 +132,31 @@ def connect(name: str) -> socket.socket:
     return sock
 
 
+def listen_unnamed() -> tuple[socket.socket, str]:
+    """A listening socket for the handles of a runtime that get into other processes, and its address. In the kernel's own name space, so
+    that nothing is left of it, whatever is killed; who may connect is for the caller to check."""
+    address = f"aspen-mp-{os.getuid()}-{os.urandom(8).hex()}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind("\0" + address)
+        sock.listen(64)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, address
+
+
+def connect_to(address: str) -> socket.socket:
+    """A connected socket to the runtime that listens at an address of `listen_unnamed`. Raises OSError if none does."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect("\0" + address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def names() -> dict[str, bool]:
     """Every name with files in the run directory, and whether its runtime is alive. Never raises for a missing directory."""
     try:

@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -140,10 +141,11 @@ class Server:
             self._loop.on_signal(number, self._loop.stop)
         self._pool.start(len(cpus), cpus)
         self._starter = self._adopt(starter)
-        self._listener = self._claim.listen() if self._claim else None
-        if self._listener is not None:
-            self._listener.setblocking(False)
-            self._loop.watch(self._listener.fileno(), PRIORITY_CLIENT, self._accept)
+        unnamed, self._address = rundir.listen_unnamed()
+        self._listeners = [unnamed] + ([self._claim.listen()] if self._claim else [])
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._loop.watch(listener.fileno(), PRIORITY_CLIENT, partial(self._accept, listener))
         self._worked = False
 
     @staticmethod
@@ -161,8 +163,8 @@ class Server:
         self._models.close()
         for connection in list(self._connections):
             connection.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._claim is not None:
             self._claim.release()
         self._segments.close()
@@ -200,10 +202,9 @@ class Server:
 
     # ---- connections
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except OSError:
             return
         _, uid, _ = protocol.peer(sock)
@@ -257,6 +258,8 @@ class Server:
                 taken = list(fds)
                 fds.clear()
                 self._models.load(message, taken, self._asker(client, message.id))
+            case protocol.Adopt():
+                self._models.adopt(message.model, self._asker(client, message.id))
             case protocol.Plan():
                 self._models.plan(message, self._asker(client, message.id))
             case protocol.Unload():
@@ -314,7 +317,7 @@ class Server:
                 raise
             self._pool.publish()
             self._clients[connection] = Client(connection, number, segment, {}, time.time())
-            welcome = protocol.Welcome(self._config.name, os.getpid(), number, aspen_mp.__version__)
+            welcome = protocol.Welcome(self._config.name, self._address, os.getpid(), number, aspen_mp.__version__)
             connection.send(welcome, (own.fd, self._doorbell.fd))
         if len(self._clients) == 1:
             self._loop.later(IMPORT_S, self._import_next)

@@ -207,7 +207,11 @@ def test_foreground_launch_ends_on_signals(runtimes: Path, number: signal.Signal
     )
     try:
         assert process.stderr is not None
-        assert "is ready" in process.stderr.readline()
+        said = []
+        while not said or "is ready" not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        assert "aspen-mp[front] worker-joined worker=0 " in said[0]
         process.send_signal(number)
         assert process.wait(WATCHDOG_S) == 0
         assert "has ended" in process.stderr.read()

@@ -185,7 +185,8 @@ def test_a_planning_child_is_killed(number, error):
         runtime.load(small_models.conv_chain(2, 16, 16)).run({"x": np.ones((1, 16, 16, 16), np.float32)})
 
 
-def test_runtime_in_a_forked_child():
+def test_handles_in_a_forked_child():
+    """They connect anew; what the child does with them, and its end, is nothing to the parent."""
     with aspen_mp.Runtime(workers=1) as runtime:
         model = runtime.load(small_models.mlp())
         x = np.ones((4, 16), np.float32)
@@ -195,22 +196,47 @@ def test_runtime_in_a_forked_child():
         pid = os.fork()
         if pid == 0:
             said = []
-            for use in (lambda: model.run({"x": x}), lambda: model.submit({"x": x}), runtime.status, runtime.close, model.unload):
-                try:
-                    use()
-                    said.append("nothing")
-                except RuntimeLost as error:
-                    said.append("parent" if "belongs to the parent process" in str(error) else str(error))
-                except BaseException as error:
-                    said.append(repr(error))
-            os.write(write, ",".join(said).encode())
+            try:
+                said += [model.run({"x": x})["y"].tobytes() == expected.tobytes() for _ in range(3)]
+                said.append(model.submit({"x": x}).result(WATCHDOG_S)["y"].tobytes() == expected.tobytes())
+                said.append(len(runtime.status()["clients"]) == 2)
+                another = runtime.load(small_models.conv_chain(2, 16, 16))
+                said.append(another.run({"x": np.ones((1, 16, 16, 16), np.float32)})["y"].shape == (1, 16, 16, 16))
+                model.unload()
+                runtime.close()
+            except BaseException as error:
+                said.append(error)
+            os.write(write, repr(said).encode())
             os._exit(0)
         os.close(write)
         os.waitpid(pid, 0)
         with os.fdopen(read) as pipe:
-            assert pipe.read() == "parent,parent,parent,nothing,nothing"
+            assert pipe.read() == repr([True] * 6)
         np.testing.assert_array_equal(model.run({"x": x})["y"], expected)
+        wait_until(lambda: len(runtime.status()["clients"]) == 1, "the child's end to be seen")
         assert runtime.status()["runtime"]["pid"] == runtime.pid
+
+
+def test_a_forked_child_is_killed_while_it_uses_the_parent_s_handles():
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = runtime.load(small_models.conv_chain(12, 48, 48))
+        x = np.ones((1, 48, 48, 48), np.float32)
+        expected = model.run({"x": x})["y"].tobytes()
+        for _ in range(3):
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                model.run({"x": x})
+                os.write(write, b"!")
+                while True:
+                    model.run({"x": x})
+            assert os.read(read, 1) == b"!"
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(read)
+            os.close(write)
+            assert model.run({"x": x})["y"].tobytes() == expected
+        wait_until(lambda: len(runtime.status()["clients"]) == 1, "the children's ends to be seen")
 
 
 def _own_runtime(queue) -> None:
