@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -63,8 +64,8 @@ class Link:
     def close(self) -> None:
         """Hangs up for good."""
         with self._lock:
-            self._closed = True
-        if self._session is not None:
+            closed, self._closed = self._closed, True
+        if self._session is not None and not closed:
             self._session.close()
 
     def __del__(self) -> None:
@@ -101,6 +102,12 @@ def to(address: str) -> Link:
         if link is None or link.lost:
             link = _by_address[address] = Link(address)
         return link
+
+
+@atexit.register
+def _close_all() -> None:
+    for link in list(_links):
+        link.close()
 
 
 def _after_fork() -> None:

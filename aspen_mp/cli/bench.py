@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -141,6 +142,69 @@ def kernels(
     _write(report.document(found), file, as_json)
     if not as_json:
         report.show(found, each, output.out)
+
+
+@app.command("elastic")
+@output.command
+def elastic(
+    network: Annotated[str, typer.Argument(metavar="NETWORK", help="As for peers.")] = "resnet50",
+    steps: Annotated[
+        str | None,
+        typer.Option("--steps", metavar="1,2,1", help="Numbers of workers, one after the other; default: up to all cores and back."),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each step.")] = 4.0,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Requests that are in flight at any time.")] = 4,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw throughput and workers against time.")] = None,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Add and remove workers under load: throughput against time, and how soon each change has its effect.
+
+    Exit status 1 if a request was lost or its result differs.
+    """
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("drawing needs matplotlib: pip install 'aspen-mp[plot]'", param_hint="--plot")
+    from aspen_mp.bench import elastic as bench
+    from aspen_mp.bench.peers import cases
+
+    try:
+        case = cases.parse(network)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+    with output.progress("bench", quiet=as_json) as update:
+        run = bench.measure(case, _steps(steps), seconds, in_flight, lambda text: update(text, 0, 0))
+    if plot is not None:
+        bench.plot(run, plot)
+    _write(run.document(), file, as_json)
+    if not as_json:
+        rows = [
+            [
+                s.workers,
+                f"{s.asked_s:.2f}",
+                "" if s.effect_ms is None else f"{s.effect_ms:.0f}",
+                f"{s.requests_per_s:.1f}",
+                f"{s.latency_ms:.1f}",
+            ]
+            for s in run.steps
+        ]
+        output.table(run.case, ["workers", "asked at s", "effect after ms", "requests/s", "median ms"], rows, right=(0, 1, 2, 3, 4))
+        output.out.print(run.verdict, highlight=False, soft_wrap=True)
+    if run.lost + run.wrong:
+        raise typer.Exit(1)
+
+
+def _steps(text: str | None) -> list[int]:
+    """Numbers of workers; the first and the last must let requests end."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        steps = [int(n) for n in text.split(",")] if text else sorted({1, max(1, cores // 2), cores})
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,2,1", param_hint="--steps") from None
+    if text is None:
+        steps += steps[-2::-1]
+    if min(steps) < 0 or not steps[0] or not steps[-1] or max(steps) > 128:
+        raise typer.BadParameter("from 0 to 128 workers, at least one at the beginning and at the end", param_hint="--steps")
+    return steps
 
 
 @app.command("shapes")

@@ -137,6 +137,21 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert "opaque" in text
 
 
+def test_bench_elastic(tmp_path: Path) -> None:
+    file, picture = tmp_path / "elastic.json", tmp_path / "elastic.png"
+    report = as_json("bench", "elastic", "squeezenet1_1", "--steps", "1,2,0,1", "--seconds", 0.3, "-o", file, "--plot", picture)
+    assert report == json.loads(file.read_text())
+    assert [step["workers"] for step in report["steps"]] == [1, 2, 0, 1]
+    assert report["lost"] == report["wrong"] == 0
+    assert len(report["done_s"]) == len(report["began_s"]) > 0
+    assert report["steps"][0]["effect_ms"] is None
+    assert all(step["effect_ms"] > 0 for step in report["steps"][1:])
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "none lost, none wrong" in ok("bench", "elastic", "squeezenet1_1", "--steps", "1", "--seconds", 0.1)
+    for steps in ("0,1", "1,0", "1,-1,1", "many"):
+        assert cli("bench", "elastic", "squeezenet1_1", "--steps", steps).returncode == 2
+
+
 def test_bench_kernels(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     report = as_json("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file)

@@ -1,0 +1,189 @@
+"""Throughput against time while workers are added and removed under load: `aspen-mp bench elastic`.
+
+A fixed number of requests is always in flight. At each step the runtime is told how many workers it is to have; how long that takes to
+have an effect is the time from the call until a worker that has joined has executed a tile, or until those that leave have ended.
+"""
+
+from __future__ import annotations
+
+import bisect
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import aspen_mp
+from aspen_mp.bench import models
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.report import machine
+
+if TYPE_CHECKING:
+    from aspen_mp.model import Model
+
+WINDOW_S = 0.25
+"""Width of the running mean in the plot."""
+WATCHDOG_S = 60.0
+
+
+@dataclass(slots=True)
+class Step:
+    """`asked_s`: when the call was made, from the beginning of the load. `effect_ms`: from then until it had its effect, None for the first
+    step. `requests_per_s`: from the effect to the next step; `latency_ms`: median of the requests that began and ended there."""
+
+    workers: int
+    asked_s: float
+    effect_ms: float | None
+    effect_s: float
+    requests_per_s: float = 0.0
+    latency_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Run:
+    """`done_s`: when each request ended. `wrong`: those whose bits differ from the first, `lost`: those that failed."""
+
+    case: str
+    in_flight: int
+    steps: list[Step]
+    began_s: list[float] = field(default_factory=list)
+    done_s: list[float] = field(default_factory=list)
+    wrong: int = 0
+    lost: int = 0
+
+    @property
+    def effects(self) -> list[float]:
+        """Milliseconds until each change had its effect."""
+        return [step.effect_ms for step in self.steps if step.effect_ms is not None]
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"machine": machine(), **asdict(self)}
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a line."""
+        levels = ", ".join(f"{s.workers}: {s.requests_per_s:.1f}" for s in self.steps)
+        whole = "none lost, none wrong" if not self.lost + self.wrong else f"{self.lost} LOST, {self.wrong} WRONG"
+        effect = f"; effect after {statistics.median(self.effects):.0f} ms, at most {max(self.effects):.0f}" if self.effects else ""
+        return f"{self.case}: requests/s by workers {levels}{effect}; {len(self.done_s)} requests, {whole}"
+
+
+def measure(case: Case, steps: Sequence[int], seconds: float, in_flight: int, say: Callable[[str], None]) -> Run:
+    """Goes through `steps` (numbers of workers), `seconds` each, on a runtime of its own."""
+    graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+    feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
+    with aspen_mp.Runtime(workers=max(steps), max_workers=2 * max(steps)) as runtime:
+        model = runtime.load(graph, instances=min(max(2, in_flight), 8))
+        model.run(feeds)
+        _resize(runtime, steps[0])
+        load = _Load(model, feeds, in_flight)
+        run = Run(case.label, in_flight, [])
+        try:
+            for workers in steps:
+                say(f"{case.label}: {workers} workers")
+                asked = time.perf_counter()
+                effect = _resize(runtime, workers) if run.steps else None
+                now = time.perf_counter()
+                run.steps.append(Step(workers, asked - load.since, None if effect is None else effect * 1e3, now - load.since))
+                load.ended.wait(seconds)
+        finally:
+            load.stop()
+        end = time.perf_counter() - load.since
+    order = sorted(zip(load.done, load.began, strict=True))
+    run.done_s, run.began_s = [d for d, _ in order], [b for _, b in order]
+    run.wrong, run.lost = load.wrong, load.lost
+    for step, until in zip(run.steps, [*(s.asked_s for s in run.steps[1:]), end], strict=True):
+        first, last = bisect.bisect(run.done_s, step.effect_s), bisect.bisect(run.done_s, until)
+        step.requests_per_s = (last - first) / (until - step.effect_s)
+        times = [d - b for d, b in order[first:last] if b >= step.effect_s]
+        step.latency_ms = statistics.median(times) * 1e3 if times else 0.0
+    return run
+
+
+def _resize(runtime: aspen_mp.Runtime, workers: int) -> float:
+    """Seconds until the runtime has so many workers: those that join have executed a tile, those that leave have ended."""
+    before = {w["pid"] for w in runtime.workers}
+    began = time.perf_counter()
+    runtime.scale(workers)
+    while True:
+        now = runtime.workers
+        if len(now) == workers and all(w["pid"] in before or w["tiles"] for w in now):
+            return time.perf_counter() - began
+        if workers and time.perf_counter() - began > WATCHDOG_S:
+            raise TimeoutError(f"{workers} workers were asked for; after {WATCHDOG_S:g} s there are {now}")
+
+
+class _Load:
+    """So many requests in flight until `stop`; a thread of its own submits the next when one has ended."""
+
+    def __init__(self, model: Model, feeds: dict[str, Any], in_flight: int) -> None:
+        self.began: list[float] = []
+        self.done: list[float] = []
+        self.wrong = self.lost = 0
+        self.ended = threading.Event()
+        self.since = time.perf_counter()
+        self._model, self._feeds = model, feeds
+        self._expected = {name: np.asarray(value).tobytes() for name, value in model.run(feeds).items()}
+        self._finished: queue.SimpleQueue[tuple[float, float, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._drive, args=(in_flight,), name="elastic load")
+        self._thread.start()
+
+    def _submit(self) -> None:
+        began = time.perf_counter()
+        self._model.submit(self._feeds).add_done_callback(lambda future: self._finished.put((began, time.perf_counter(), future)))
+
+    def _drive(self, in_flight: int) -> None:
+        for _ in range(in_flight):
+            self._submit()
+        while in_flight:
+            began, done, future = self._finished.get()
+            if future.exception() is not None:
+                self.lost += 1
+            else:
+                self.began.append(began - self.since)
+                self.done.append(done - self.since)
+                self.wrong += any(self._expected[name] != value.tobytes() for name, value in future.result().items())
+            if self.ended.is_set():
+                in_flight -= 1
+            else:
+                self._submit()
+
+    def stop(self) -> None:
+        self.ended.set()
+        self._thread.join()
+
+
+def plot(run: Run, file: Path) -> None:
+    """Throughput, as a running mean over `WINDOW_S`, and the number of workers against time, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    end = max(run.done_s)
+    at = np.arange(0.0, end, WINDOW_S / 5)
+    done = np.array(run.done_s)
+    low, high = np.maximum(at - WINDOW_S / 2, 0.0), np.minimum(at + WINDOW_S / 2, end)
+    rate = (np.searchsorted(done, high) - np.searchsorted(done, low)) / (high - low)
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    axes.plot(at, rate, color="tab:blue", label="requests/s")
+    for i, step in enumerate(run.steps):
+        until = run.steps[i + 1].asked_s if i + 1 < len(run.steps) else end
+        axes.hlines(step.requests_per_s, step.effect_s, until, color="tab:blue", alpha=0.5, linestyle="--")
+        if i:
+            axes.axvline(step.asked_s, color="0.7", linewidth=0.8)
+    axes.set(xlabel="seconds", ylabel="requests/s", ylim=(0, None), xlim=(0, end), title=f"{run.case}, {run.in_flight} requests in flight")
+    workers = axes.twinx()
+    workers.step(
+        [*(s.asked_s for s in run.steps), end], [*(s.workers for s in run.steps), run.steps[-1].workers], where="post", color="tab:orange"
+    )
+    workers.set(ylabel="workers asked for", ylim=(0, max(s.workers for s in run.steps) + 1))
+    workers.yaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
