@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import bench, doctor, launch, manage, plan, run
+from aspen_mp.cli import bench, doctor, launch, manage, plan, run, top
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -37,6 +37,7 @@ app.command("launch")(launch.launch)
 app.command("run")(run.run)
 app.command("plan")(plan.plan)
 app.command("status")(manage.status)
+app.command("top")(top.top)
 app.command("add")(manage.add)
 app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)

@@ -61,7 +61,7 @@ def test_version_and_help() -> None:
 
     assert ok("--version").strip() == f"aspen-mp {aspen_mp.__version__}"
     text = ok("--help")
-    for command in ("launch", "run", "plan", "status", "add", "remove", "scale", "stop", "doctor", "bench"):
+    for command in ("launch", "run", "plan", "status", "top", "add", "remove", "scale", "stop", "doctor", "bench"):
         assert command in text
     assert "--check" in ok("run", "--help")
 
@@ -197,6 +197,10 @@ def runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_life_of_a_detached_runtime(model: Path) -> None:
     report = as_json("launch", "--detach", "--name", "one", "--workers", 1, "--max-workers", 3, model)
     assert len(report["workers"]) == 1
+    looks = [json.loads(line) for line in ok("top", "--name", "one", "--count", 2, "--interval", 0.05, "--json").splitlines()]
+    assert [len(look["workers"]) for look in looks] == [1, 1]
+    assert looks[0]["runtime"]["ready"]
+    assert "worker-joined" in ok("top", "--name", "one", "--count", 1, "--interval", 0.05)
     done = cli("launch", "--detach", "--name", "one")
     assert done.returncode == 1
     assert "running already" in " ".join(done.stderr.replace("│", " ").split())

@@ -1,0 +1,151 @@
+"""`aspen-mp top`: what a runtime's workers do, live."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aspen_mp.cli import output
+from aspen_mp.cli.launch import NameOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVENTS = 6
+
+
+@output.command
+def top(
+    name: NameOption = "default",
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0: on Ctrl-C.")] = 0,
+    as_json: output.Json = False,
+) -> None:
+    """Show live what a running runtime does: each worker's share of time in tiles, what it executes, steals; requests; latest events.
+
+    With --json one line for each look.
+    """
+    from rich.live import Live
+
+    import aspen_mp
+
+    with aspen_mp.connect(name) as runtime, _Pause() as pause:
+        before, look = runtime.status(), 0
+        began = time.monotonic()
+        with Live(console=output.out, auto_refresh=False, transient=False) if not as_json else _Lines() as screen:
+            while (not count or look < count) and pause.wait(interval):
+                now = runtime.status()
+                seconds, began = time.monotonic() - began, time.monotonic()
+                found = changes(before, now, seconds)
+                if isinstance(screen, _Lines):
+                    screen.show(found)
+                else:
+                    screen.update(_screen(found), refresh=True)
+                before, look = now, look + 1
+
+
+class _Pause:
+    """Waits until the time is over or Ctrl-C comes."""
+
+    def __enter__(self) -> _Pause:
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._handler = signal.signal(signal.SIGINT, lambda *_: self._write.send(b"!"))
+        return self
+
+    def wait(self, seconds: float) -> bool:
+        return not select.select([self._read], [], [], seconds)[0]
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._handler)
+        self._read.close()
+        self._write.close()
+
+
+class _Lines:
+    """One JSON document a line."""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, found: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What happened between two looks at `Runtime.status`, a second. `busy` and `overhead`: shares of the time and of the busy time."""
+    then = {(w["id"], w["pid"]): w for w in before["workers"]}
+    workers = []
+    for worker in now["workers"]:
+        old = then.get((worker["id"], worker["pid"]), {})
+        passed = {key: worker.get(key, 0) - old.get(key, 0) for key in ("kernel_ns", "schedule_ns", "tiles", "steals")}
+        busy = passed["kernel_ns"] + passed["schedule_ns"]
+        workers.append(
+            {
+                **{key: worker.get(key) for key in ("id", "pid", "cpu", "core_class", "process", "idle", "current")},
+                "busy": min(1.0, busy / 1e9 / seconds),
+                "overhead": passed["schedule_ns"] / busy if busy else 0.0,
+                "tiles_per_s": passed["tiles"] / seconds,
+                "steals_per_s": passed["steals"] / seconds,
+            }
+        )
+    scheduler = now["scheduler"]
+    return {
+        "runtime": now["runtime"],
+        "seconds": seconds,
+        "workers": workers,
+        "requests_per_s": (scheduler["served"] - before["scheduler"]["served"]) / seconds,
+        "requests_running": scheduler["instances"]["running"],
+        "ready_rows": scheduler["ready_rows"],
+        "clients": len(now["clients"]),
+        "models": [model["name"] for model in now["models"]],
+        "recovery": now["recovery"],
+        "events": now["events"][-EVENTS:],
+    }
+
+
+def _screen(found: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    about = found["runtime"]
+    state = "ready" if about["ready"] else "NO WORKER RUNS"
+    head = (
+        f"{about['name'] or 'private'} (process {about['pid']}): {state}, {found['requests_per_s']:.1f} requests/s, "
+        f"{found['requests_running']} running, {output.count(found['clients'], 'client')}; models: {', '.join(found['models']) or 'none'}"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("worker", "cpu"):
+        table.add_column(column, justify="right")
+    table.add_column("class")
+    table.add_column("state")
+    table.add_column("busy", justify="right")
+    table.add_column("", min_width=20)
+    for column in ("overhead", "tiles/s", "steals/s"):
+        table.add_column(column, justify="right")
+    table.add_column("ready")
+    table.add_column("request:tile", justify="right")
+    for worker in found["workers"]:
+        bar = "█" * round(20 * worker["busy"])
+        at = "{}:{}".format(*worker["current"]) if worker["current"] else worker["idle"] or ""
+        table.add_row(
+            *(str(worker["id"]), str(worker["cpu"]), worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
+            *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
+            *("yes" if worker["id"] in found["ready_rows"] else "", at),
+        )
+    lines = []
+    for event in found["events"]:
+        facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "level", "event"))
+        lines.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']} {facts}", style="dim"))
+    return Group(Text(head, style="bold"), table, *lines)
