@@ -165,6 +165,7 @@ def plot(run: Run, file: Path) -> None:
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     end = max(run.done_s)
     at = np.arange(0.0, end, WINDOW_S / 5)
@@ -184,6 +185,6 @@ def plot(run: Run, file: Path) -> None:
         [*(s.asked_s for s in run.steps), end], [*(s.workers for s in run.steps), run.steps[-1].workers], where="post", color="tab:orange"
     )
     workers.set(ylabel="workers asked for", ylim=(0, max(s.workers for s in run.steps) + 1))
-    workers.yaxis.get_major_locator().set_params(integer=True)
+    workers.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(file, dpi=120)
     plt.close(figure)
