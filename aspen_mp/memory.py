@@ -70,7 +70,7 @@ class DataMemory:
     def __init__(self, make: Callable[[int], tuple[int, Segment]], drop: Callable[[int], None]) -> None:
         self._make = make
         self._drop = drop
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a region may come back wherever the garbage collector runs
         self._free: dict[int, _Free] = {}
 
     def allocate(self, nbytes: int) -> Span:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -84,13 +85,26 @@ class _Short(Exception):
         self.capacities = capacities
 
 
-class Region:
-    """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it."""
+LEND_BYTES = 4 << 20
+"""Outputs from so many bytes on are not copied: the array is the region itself, which no request uses until the array has gone."""
+MAX_LENT = 2
+"""Regions of a stage that outputs may hold at a time; further outputs are copied, so that who keeps results needs memory of his own."""
 
-    __slots__ = ("inputs", "outputs", "span")
+
+class _Lent(np.ndarray[Any, np.dtype[Any]]):
+    """Stands between an output and the region: of a class of its own, so that numpy keeps it as the base of the output, and every view
+    of the output keeps the output."""
+
+
+class Region:
+    """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it. ``holds``: how many use
+    it, the request and the outputs that are lent; guarded by the stage's lock."""
+
+    __slots__ = ("holds", "inputs", "outputs", "span")
 
     def __init__(self, span: Span, inputs: Sequence[protocol.Slot], outputs: Sequence[protocol.Slot]) -> None:
         self.span = span
+        self.holds = 0
         self.inputs = [_view(span, slot) for slot in inputs]
         self.outputs = [_view(span, slot) for slot in outputs]
 
@@ -117,20 +131,43 @@ class Stage:
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
         self._free: list[Region] = []
+        self._lent = 0
+        self._lock = threading.RLock()  # outputs end wherever the garbage collector runs
         self._closed = False
 
     # ---- regions
 
     def _acquire(self) -> Region:
         try:
-            return self._free.pop()
+            region = self._free.pop()
         except IndexError:
-            return Region(self._session.memory.allocate(self.planned.region), self.planned.inputs, self.planned.outputs)
+            region = Region(self._session.memory.allocate(self.planned.region), self.planned.inputs, self.planned.outputs)
+        region.holds = 1
+        return region
 
     def _release(self, region: Region) -> None:
-        self._free.append(region)
+        """The request, or an output that was lent, needs the region no longer."""
+        with self._lock:
+            region.holds -= 1
+            if region.holds:
+                return
+            self._free.append(region)
         if self._closed:
             self.close()
+
+    def _lend(self, region: Region, slot: protocol.Slot, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The output as it lies in the region, which is released when nobody refers to it any more."""
+        lent = _Lent(view.shape, view.dtype, region.span.buffer, region.span.offset + slot.offset)
+        with self._lock:
+            region.holds += 1
+            self._lent += 1
+        weakref.finalize(lent, self._returned, region).atexit = False
+        return lent.view(np.ndarray)
+
+    def _returned(self, region: Region) -> None:
+        with self._lock:
+            self._lent -= 1
+        self._release(region)
 
     @property
     def kept_bytes(self) -> int:
@@ -164,9 +201,14 @@ class Stage:
 
     def _collect(self, region: Region, names: Sequence[str] | None) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for (name, is_object), view in zip(self._outputs, region.outputs, strict=True):
+        for slot, (name, is_object), view in zip(self.planned.outputs, self._outputs, region.outputs, strict=True):
             if names is None or name in names:
-                result[name] = values.decode(view.data) if is_object else view.copy()
+                if is_object:
+                    result[name] = values.decode(view.data)
+                elif view.nbytes >= LEND_BYTES and self._lent < MAX_LENT:
+                    result[name] = self._lend(region, slot, view)
+                else:
+                    result[name] = view.copy()
         return result
 
     def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import small_models
 
 import aspen_mp
+from aspen_mp import stages
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
 
 
@@ -42,6 +44,44 @@ def test_run(mlp):
     np.testing.assert_allclose(out["y"], small_models.mlp_reference(proto, x), rtol=1e-4, atol=1e-4)
     assert out["y"].flags.owndata
     assert model.run({"x": x})["y"].tobytes() == out["y"].tobytes()
+
+
+def test_large_outputs_are_lent(shared_runtime):
+    """They lie in shared memory that is not used again before they, and all views of them, have gone."""
+    model = shared_runtime.load(small_models.mlp("n", width=16))
+    rows = stages.LEND_BYTES // 32
+    feeds = [{"x": np.random.default_rng(k).standard_normal((rows, 16)).astype(np.float32)} for k in range(5)]
+    kept, expected, parts = [], [], []
+    for f in feeds:  # more than are lent at a time: the others are copies
+        y = model.run(f)["y"]
+        kept.append(y)
+        expected.append(y.tobytes())
+        parts.append(y[5:9, 1:].T)
+    assert [isinstance(y.base, stages._Lent) for y in kept] == [True] * stages.MAX_LENT + [False] * (5 - stages.MAX_LENT)
+    assert [y.tobytes() for y in kept] == expected
+    first = kept[0]
+    first += 1  # an output is its owner's
+    assert model.run(feeds[0])["y"].tobytes() == expected[0]
+    pieces = [p.tobytes() for p in parts]
+    del kept, first, y
+    for f in feeds:
+        model.run(f)
+    assert [p.tobytes() for p in parts] == pieces
+    del parts
+    gc.collect()
+    futures = [model.submit(f) for f in feeds]
+    assert [f.result()["y"].tobytes() for f in futures] == expected
+    del futures
+    gc.collect()
+    assert isinstance(model.run(feeds[0])["y"].base, stages._Lent)
+
+
+def test_lent_outputs_outlive_the_runtime():
+    with aspen_mp.Runtime(workers=1) as rt:
+        y = rt.load(small_models.mlp("n", width=16)).run({"x": np.ones((stages.LEND_BYTES // 32, 16), np.float32)})["y"]
+        assert isinstance(y.base, stages._Lent)
+        first = y[0].copy()
+    assert (y == first).all()
 
 
 def test_signature(mlp):
