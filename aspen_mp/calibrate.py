@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def fit(timings: list[Timing], limits: Limits, schedule_ns: float) -> Rates:
     for timing in timings:
         found.setdefault(timing.call.kernel, []).append(timing)
     matrix = [_matrix_rate(t) for kernel in ("GEMM", "CONV") for t in found.get(kernel, ())]
-    depthwise = [_matrix_rate(t) for t in found.get("DWCONV", ())]
+    depthwise = [_depthwise_rate(t, warm) for t in found.get("DWCONV", ())]
     elements = {}
     for kernel in ("POOL", "NORM", "SOFTMAX", "REDUCE", "COPY", "CAST", "RESIZE"):
         costs = [max(0.01, (t.warm - t.call.bytes / warm) / t.call.flops) for t in found.get(kernel, ()) if t.call.flops >= ELEMENT_WORK]
@@ -86,11 +87,19 @@ def fit(timings: list[Timing], limits: Limits, schedule_ns: float) -> Rates:
 
 def _matrix_rate(t: Timing) -> float:
     """Multiply-adds a nanosecond, without what writing the output costs."""
+    return t.call.flops / max(t.warm - 0.4 * _outputs(t), 0.5 * t.warm)
+
+
+def _depthwise_rate(t: Timing, warm: float) -> float:
+    """The same where memory traffic comes on top."""
+    from aspen_mp.planner.cost import DEPTHWISE_OUT_NS
+
+    return t.call.flops / max(t.warm - t.call.bytes / warm - DEPTHWISE_OUT_NS * _outputs(t), 0.3 * t.warm)
+
+
+def _outputs(t: Timing) -> int:
     out = t.call.operands[0]
-    size = 1
-    for d in out.dims if out is not None else ():
-        size *= d
-    return t.call.flops / max(t.warm - 0.4 * size, 0.5 * t.warm)
+    return prod(out.dims) if out is not None else 1
 
 
 def _calls() -> Iterable[KernelCall]:

@@ -35,8 +35,11 @@ KEYS = 512
 PROLOGUE_NS = 0.06
 """Scale, shift and activation of an element of input, and its copy in the cache."""
 WIDE_NS = 0.02
-STACK_OUT_NS = 0.05
-"""An element of the wide tensor between the halves of PWDW, and of its output, besides their multiply-adds."""
+"""An element of the wide tensor between the halves of PWDW besides its multiply-adds."""
+DEPTHWISE_OUT_NS = 0.03
+"""An element of the output of PWDW or DWCONV besides its multiply-adds."""
+HALF_PANEL = 16
+"""Columns of a panel that PWDW computes together: it leaves out an empty half."""
 PANEL = 32
 """Width of a weight panel."""
 NARROW_COST = 1.6
@@ -47,7 +50,7 @@ _SLOW_UNARY = frozenset(
     | {"TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "ASINH", "ACOSH", "ATANH"}
 )
 _ELEMENT_NS = {"SOFTMAX": 0.31, "NORM": 0.25, "LRN": 2.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 0.5, "CUMSUM": 0.5}
-_ELEMENT_NS |= {"ARGREDUCE": 0.3, "REDUCE": 0.1, "POOL": 0.1, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
+_ELEMENT_NS |= {"ARGREDUCE": 0.3, "REDUCE": 0.1, "POOL": 0.02, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 
 
 _in_use = BUILT_IN
@@ -193,6 +196,10 @@ def _depthwise_flops(node: Node) -> float:
     return 2.0 * node.output.size * int(prod(node.attrs["kernel"]))
 
 
+def _depthwise_ns(node: Node, ops: float) -> float:
+    return ops / rates().depthwise + node.output.size * (DEPTHWISE_OUT_NS + after_ns(node))
+
+
 def window_span(node: Node, axis: int) -> int:
     """Rows (0) or columns (1) of input that a window spans."""
     return int((node.attrs["kernel"][axis] - 1) * node.attrs["dilations"][axis] + 1)
@@ -200,9 +207,9 @@ def window_span(node: Node, axis: int) -> int:
 
 def stack_ns(pixels_in: Any, pixels_out: Any, channels: int, outputs: Any, taps: int) -> Any:
     """Arithmetic of PWDW: so many pixels of its wide tensor, of its output. Numbers or arrays of them."""
-    padded = -(-outputs // PANEL) * PANEL
+    padded = -(-outputs // HALF_PANEL) * HALF_PANEL
     wide = 2.0 * channels / rates().matrix + WIDE_NS
-    return padded * (pixels_in * wide + pixels_out * (2.0 * taps / rates().depthwise + STACK_OUT_NS))
+    return padded * (pixels_in * wide + pixels_out * (2.0 * taps / rates().depthwise + DEPTHWISE_OUT_NS))
 
 
 def _stack_pixels(node: Node) -> int:
@@ -250,11 +257,13 @@ def _elements(node: Node) -> float:
 @dataclass(frozen=True, slots=True)
 class Family:
     """What the model knows of a kernel family. `flops(node)`: multiply-adds count two, those of the transforms of WINO not at all.
-    `ns(node, flops)`: on one core with all data at hand. `hides`: memory traffic goes on meanwhile; else it comes on top."""
+    `ns(node, flops)`: on one core with all data at hand. `hides`: memory traffic goes on meanwhile; else it comes on top. `passes`: no
+    weights to speak of, and what is read has just been written."""
 
     flops: Callable[[Node], float] = _elements
     ns: Callable[[Node, float], float] = lambda node, flops: flops * element_ns(node)
     hides: bool = False
+    passes: bool = False
 
 
 FAMILIES = {
@@ -262,9 +271,9 @@ FAMILIES = {
     "CONV": Family(_conv_flops, lambda node, flops: _matrix_ns(node, flops) + _prologue_ns(node), True),
     "WINO": Family(_winograd_flops, lambda node, flops: _winograd_node_ns(node), True),
     "ATTENTION": Family(_attention_flops, lambda node, flops: flops / rates().matrix + scores(node) * SCORE_NS, True),
-    "DWCONV": Family(_depthwise_flops, lambda node, flops: flops / rates().depthwise + node.output.size * output_ns(node), True),
+    "DWCONV": Family(_depthwise_flops, _depthwise_ns, passes=True),
     "PWDW": Family(_stack_flops, lambda node, flops: _stack_node_ns(node), True),
-    "POOL": Family(_pool_flops),
+    "POOL": Family(_pool_flops, passes=True),
     "REDUCE": Family(_reduce_flops),
     "ARGREDUCE": Family(_reduce_flops),
     "OPAQUE": Family(ns=lambda node, flops: OPAQUE_NS),
@@ -282,15 +291,21 @@ def work(node: Node) -> Work:
     """Estimate for a whole node on one core."""
     family = FAMILIES.get(node.op, _OTHERS)
     traffic, ops = _traffic(node), family.flops(node)
-    arithmetic, memory = family.ns(node, ops), traffic / rates().cold
+    arithmetic, memory = family.ns(node, ops), traffic / (rates().warm if family.passes else rates().cold)
     return Work(ops, traffic, max(arithmetic, memory) if family.hides else arithmetic + memory)
+
+
+def tail(workers: int) -> float:
+    """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody, but tiles small enough that readers find
+    them in the cache are worth something to it, too."""
+    return 0.5 if workers > 1 else 0.2
 
 
 @remembered(1024)
 def wanted_tiles(ns: float, workers: int) -> float:
     """How many tiles a node of `ns` should have: the overhead of more tiles, shared by all workers, against the tail of the last one.
-    With n tiles a node ends about ``n * tile_ns / workers + ns / (2 n)`` later than ideal."""
-    return float(max(1.0, (0.5 * ns * workers / rates().tile_ns) ** 0.5)) if workers > 0 else 1.0
+    With n tiles a node ends about ``n * tile_ns / workers + tail * ns / n`` later than ideal."""
+    return float(max(1.0, (tail(workers) * ns * workers / rates().tile_ns) ** 0.5)) if workers > 0 else 1.0
 
 
 def scratch_bytes(node: Node) -> int:

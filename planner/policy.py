@@ -160,7 +160,7 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: _
     sizes = [-(-_blocks(d, g) // m) * g for (d, g), m in zip(axes, mesh, strict=True)]
     tiles = np.prod(mesh, axis=0)
     ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.rates().tile_ns
-    total = tiles * ns / workers + 0.5 * ns
+    total = tiles * ns / workers + cost.tail(workers) * ns
     total[tiles > MAX_TILES] = np.inf
     k = int(np.argmin(total))
     return tuple(int(m[k]) for m in mesh)

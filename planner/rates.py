@@ -13,19 +13,19 @@ from typing import Final
 
 import msgspec
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
-    `matrix`: GEMM, CONV, ATTENTION; `depthwise`: DWCONV. `cold`: memory traffic that misses the caches: weights, and activations of large
-    layers; `warm`: activations that another tile left in a shared cache. `tile_ns`: what a tile costs besides its arithmetic: scheduling,
-    cold start of a kernel, uneven ends. `element_ns`: per element, by kernel, where it was measured.
+    `matrix`: GEMM, CONV, ATTENTION; `depthwise`: DWCONV, PWDW. `cold`: memory traffic that misses the caches: weights, and activations of
+    large layers; `warm`: activations that another tile left in a shared cache. `tile_ns`: what a tile costs besides its arithmetic:
+    scheduling, cold start of a kernel, uneven ends. `element_ns`: per element, by kernel, where it was measured.
     """
 
     matrix: float = 100.0
-    depthwise: float = 45.0
+    depthwise: float = 90.0
     cold: float = 20.0
     warm: float = 60.0
     tile_ns: float = 2000.0

@@ -98,8 +98,14 @@ def test_fit() -> None:
     for call in shapes.read("mobilenet_v2"):
         out = call.operands[0]
         assert out is not None
-        rate = {"CONV": 40.0, "GEMM": 40.0, "DWCONV": 20.0}.get(call.kernel)
-        ns = call.flops / rate + 0.4 * np.prod(out.dims) if rate else call.flops * 0.3 + call.bytes / (calibrate.MIXED_WARM * 80.0)
+        traffic = call.bytes / (calibrate.MIXED_WARM * 80.0)
+        match call.kernel:
+            case "CONV" | "GEMM":
+                ns = call.flops / 40.0 + 0.4 * np.prod(out.dims)
+            case "DWCONV":
+                ns = call.flops / 20.0 + cost.DEPTHWISE_OUT_NS * np.prod(out.dims) + traffic
+            case _:
+                ns = call.flops * 0.3 + traffic
         timings.append(measure.Timing(call, "portable", ns, ns, None))
     found = calibrate.fit(timings, limits, 100.0)
     assert found.matrix == pytest.approx(40.0)

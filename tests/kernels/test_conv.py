@@ -176,6 +176,23 @@ def test_shapes_of_networks(isa, plain, case, activation):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", ["RELU", "CLIP", "SWISH"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_few_terms(isa, activation, bias):
+    """1 x 1 with channels last: micro-kernels of their own, in tiles of whole panels, and the same bits."""
+    for batch, inputs, outputs, image in (
+        (1, 16, 64, (23, 55)),
+        (2, 24, 144, (14, 14)),
+        (1, 32, 16, (5, 112)),
+        (1, 3, 33, (9, 7)),
+        (1, 96, 24, (2, 4)),
+        (1, 64, 70, (1, 3)),
+    ):
+        case = (batch, 1, inputs, outputs, image, Geometry((1, 1)))
+        compare("CONV", isa, np.random.default_rng(6), case, plain=True, activation=activation, with_bias=bias, with_residual=False)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -502,6 +502,8 @@ int FN(conv)(const aspen_call *c) {
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int few = FN(pointwise)(c, &job.epilogue);
+  if (few >= 0) return few;
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   if (narrow_applies(&v, c)) return narrow_conv(&v, c, &job);

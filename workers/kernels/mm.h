@@ -61,6 +61,9 @@ INLINE int mm_panels(int64_t rows) {
 /* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
+/* CONV as a product of few terms (pointwise.c). Returns an enum aspen_kernel_error, or -1: it is none of those. */
+int FN(pointwise)(const aspen_call *c, const epilogue *e);
+
 /* Copies n ≤ ASPEN_NR columns of k_end terms into a panel, zeros behind them. Strides in elements. */
 void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_stride, int64_t k_end, int64_t n);
 

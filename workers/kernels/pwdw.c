@@ -6,6 +6,7 @@
  */
 #include "depthwise.h"
 #include "mm.h"
+#include "pointwise.h"
 #include "window.h"
 
 #define RING_BYTES (256 << 10) /* of a strip, about */
@@ -114,41 +115,6 @@ typedef struct wide {
   int64_t columns;   /* of the panel that are in use */
 } wide;
 
-/* R neighbouring pixels times V vectors of columns, unit channels: mm.h's sums without what only larger products need. */
-INLINE void wide_block(const int R, const int V, const epilogue *e, int64_t depth, const float *x, int64_t x_column, const float *panel,
-                       const float *bias, float *to, const char *next, int64_t next_step) {
-  vf sum[16]; /* R x V; a constant number lives in registers */
-  const float *p[8];
-#pragma GCC unroll 16
-  for (int i = 0; i < R * V; i++) sum[i] = vzero();
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++) p[r] = x + r * x_column;
-  for (int64_t k = 0; k < depth; k++, panel += ASPEN_NR, next += next_step) {
-    vf w[2];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) w[v] = vload(panel + v * VL);
-    __builtin_prefetch(next, 0, 2);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const vf at = vset1(p[r][k]);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sum[r * V + v] = vfma(at, w[v], sum[r * V + v]);
-    }
-  }
-  if (bias)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) {
-      const vf b = vload(bias + v * VL);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) sum[r * V + v] += b;
-    }
-  epilogue_act(e, sum, R * V);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) vstore(to + r * ASPEN_NR + v * VL, sum[r * V + v]);
-}
-
 /* A row of n >= R pixels. `next` and its step: as in mm.h. */
 typedef void wide_fn(const mm_job *, const wide *, const float *, int64_t, int64_t, int64_t, float *, const char *, int64_t);
 INLINE void wide_row(const int R, const int V, const mm_job *job, const wide *w, const float *x, int64_t x_column, int64_t n, int64_t column, float *to,
@@ -157,7 +123,7 @@ INLINE void wide_row(const int R, const int V, const mm_job *job, const wide *w,
   const float *panel = w->panel + column, *bias = w->bias ? w->bias + column : NULL;
   for (int64_t i = 0; i < n; i += R, next += job->k * next_step) {
     if (i > n - R) i = n - R; /* at the end, computing some pixels twice is cheaper than another micro-kernel */
-    wide_block(R, V, &e, job->k, x + i * x_column, x_column, panel, bias, to + i * ASPEN_NR + column, next, next_step);
+    pointwise_block(R, V, 1, &e, job->k, x + i * x_column, x_column, panel, bias, to + i * ASPEN_NR + column, ASPEN_NR, ASPEN_NR, next, next_step);
   }
 }
 #define WIDE(R)                                                                                                                    \
@@ -169,8 +135,7 @@ INLINE void wide_row(const int R, const int V, const mm_job *job, const wide *w,
                            const char *next, int64_t next_step) {                                                                  \
     wide_row(R, 2, job, w, x, x_column, n, column, to, next, next_step);                                                           \
   }
-#define FEWEST 4 /* pixels of a row for these micro-kernels */
-#define SETUP 6
+#define SETUP 6 /* terms that a call of mm.h costs beside its own */
 WIDE(4) WIDE(5) WIDE(6)
 #if VL == 16
 WIDE(7) WIDE(8)
@@ -179,15 +144,10 @@ static wide_fn *const wide_rows[][2] = {{wide_4x1, wide_4x2}, {wide_5x1, wide_5x
 static wide_fn *const wide_rows[][2] = {{wide_4x1, wide_4x2}, {wide_5x1, wide_5x2}, {wide_6x1, wide_6x2}};
 #endif
 
-/* Pixels of a micro-kernel for rows of n: the least work, where each call costs as much as half a pixel more. 0: those of mm.h are better,
- * which take pixels of several rows together and cost about as much more as SETUP terms. */
+/* Pixels of a micro-kernel for rows of n; 0: those of mm.h are better, which take pixels of several rows together. */
 static int64_t wide_pixels(int64_t n, int64_t depth) {
-  int64_t best = 0, least = INT64_MAX;
-  for (int64_t r = FEWEST; r <= min64(MM_ROWS, n); r++) {
-    const int64_t work = (n + r - 1) / r * (2 * r + 1);
-    if (work <= least) best = r, least = work;
-  }
-  return best && ((n + best - 1) / best * best - n) * depth <= SETUP * n ? best : 0;
+  const int64_t r = pointwise_pixels(n);
+  return r && ((n + r - 1) / r * r - n) * depth <= SETUP * n ? r : 0;
 }
 
 /* Input rows [from, to), all inside the image, into the ring: a row of pixels after the other. */
@@ -200,7 +160,7 @@ static void expand_rows(const pwdw *v, const strip *s, const mm_job *job, const 
     const float *x = w->x + row * v->x->strides[2] + s->in_lo * x_column;
     float *out = ring_row(s, row) + (s->in_lo - s->left) * ASPEN_NR;
     for (int64_t column = 0; column < w->columns; column += 2 * VL, next += blocks * job->k * step)
-      wide_rows[pixels - FEWEST][w->columns - column > VL](job, w, x, x_column, n, column, out, next, step);
+      wide_rows[pixels - POINTWISE_FEWEST][w->columns - column > VL](job, w, x, x_column, n, column, out, next, step);
   }
 }
 

@@ -1,0 +1,66 @@
+/* Products of few terms: pixels times a panel of weights, where the sums are done before the machinery of mm.h has warmed up. Pixels lie one step
+ * apart with unit channels, so there is no pointer for each of them. Sums are those of mm.h: ascending terms from zero, one vfma each, then
+ * bias and activation; whoever computes an output, its bits are the same.
+ */
+#ifndef ASPEN_POINTWISE_H
+#define ASPEN_POINTWISE_H
+#include "epilogue.h"
+
+#define POINTWISE_FEWEST 4 /* pixels of the smallest micro-kernel */
+#if VL == 16
+#define POINTWISE_MOST 8
+#else
+#define POINTWISE_MOST 6
+#endif
+
+/* R pixels `x_step` apart times V vectors of columns: to[r * to_step + column], `columns` of them (whole: all). next: what comes nearer
+ * meanwhile, `next_step` bytes a term. */
+INLINE void pointwise_block(const int R, const int V, const int whole, const epilogue *e, int64_t depth, const float *x, int64_t x_step,
+                            const float *panel, const float *bias, float *to, int64_t to_step, int64_t columns, const char *next, int64_t next_step) {
+  vf sum[2 * POINTWISE_MOST]; /* R x V; a constant number lives in registers */
+  const float *p[POINTWISE_MOST];
+#pragma GCC unroll 16
+  for (int i = 0; i < R * V; i++) sum[i] = vzero();
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) p[r] = x + r * x_step;
+  for (int64_t k = 0; k < depth; k++, panel += ASPEN_NR, next += next_step) {
+    vf w[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) w[v] = vload(panel + v * VL);
+    __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const vf at = vset1(p[r][k]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sum[r * V + v] = vfma(at, w[v], sum[r * V + v]);
+    }
+  }
+  if (bias)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) {
+      const vf b = whole ? vload(bias + v * VL) : vload_part(bias + v * VL, columns - v * VL);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) sum[r * V + v] += b;
+    }
+  epilogue_act(e, sum, R * V);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++)
+      if (whole)
+        vstore(to + r * to_step + v * VL, sum[r * V + v]);
+      else
+        vstore_part(to + r * to_step + v * VL, sum[r * V + v], columns - v * VL);
+}
+
+/* Pixels of a micro-kernel for n in a row: the least work, where each call costs as much as half a pixel more. 0: n is too few. */
+INLINE int64_t pointwise_pixels(int64_t n) {
+  int64_t best = 0, least = INT64_MAX;
+  for (int64_t r = POINTWISE_FEWEST; r <= POINTWISE_MOST && r <= n; r++) {
+    const int64_t work = (n + r - 1) / r * (2 * r + 1);
+    if (work <= least) best = r, least = work;
+  }
+  return best;
+}
+
+#endif
