@@ -397,8 +397,9 @@ static const vi lanes[][8] = {
 
 /* Sums of R pixels for a vector of channels, groups of D: x is `offset` behind the pointers of each tap, weights [taps][D][VL]. */
 INLINE void narrow_sums(const int R, const int D, int taps, const float *const *p, int64_t offset, const float *weights, vf *sum) {
+  vf y[MM_MAX_ROWS];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) sum[r] = vzero();
+  for (int r = 0; r < R; r++) y[r] = vzero();
   for (; taps > 0; taps--, p += R, weights += D * VL) {
     vf x[MM_MAX_ROWS];
 #pragma GCC unroll 8
@@ -407,9 +408,11 @@ INLINE void narrow_sums(const int R, const int D, int taps, const float *const *
     for (int k = 0; k < D; k++) {
       const vf w = vload(weights + k * VL);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) sum[r] = vfma(__builtin_shuffle(x[r], lanes[D / 4][k]), w, sum[r]);
+      for (int r = 0; r < R; r++) y[r] = vfma(__builtin_shuffle(x[r], lanes[D / 4][k]), w, y[r]);
     }
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) sum[r] = y[r];
 }
 
 typedef void narrow_fn(int, const float *const *, int64_t, const float *, vf *);
@@ -419,13 +422,19 @@ typedef void narrow_fn(int, const float *const *, int64_t, const float *, vf *);
   }
 #define NARROW_ROWS(D) NARROW(1, D) NARROW(2, D) NARROW(3, D) NARROW(4, D) NARROW(5, D) NARROW(6, D) NARROW(7, D) NARROW(8, D)
 #define NARROW_TABLE(D) {narrow_1x##D, narrow_2x##D, narrow_3x##D, narrow_4x##D, narrow_5x##D, narrow_6x##D, narrow_7x##D, narrow_8x##D}
-NARROW_ROWS(2) NARROW_ROWS(4)
+NARROW_ROWS(2)
 #if VL >= 8
+NARROW_ROWS(4)
+#endif
+#if VL >= 16
 NARROW_ROWS(8)
 #endif
 static narrow_fn *const narrows[][MM_MAX_ROWS] = {
-    NARROW_TABLE(2), NARROW_TABLE(4),
+    NARROW_TABLE(2),
 #if VL >= 8
+    NARROW_TABLE(4),
+#endif
+#if VL >= 16
     NARROW_TABLE(8),
 #endif
 };
@@ -455,10 +464,10 @@ static void narrow_out(const conv *v, const workspace *s, const epilogue *e, int
   }
 }
 
-/* Unit strides of channels, and a box of whole vectors. */
+/* Unit strides of channels, and a box of whole vectors of several groups each. */
 static int narrow_applies(const conv *v, const aspen_call *c) {
   const int64_t d = narrow_group(v);
-  return d && d <= VL && c->lo[1] % VL == 0 && c->hi[1] % VL == 0 && v->x->strides[1] == 1 && v->out->strides[1] == 1 &&
+  return d && 2 * d <= VL && c->lo[1] % VL == 0 && c->hi[1] % VL == 0 && v->x->strides[1] == 1 && v->out->strides[1] == 1 &&
          (!v->bias || v->bias->strides[0] == 1) && (!v->residual || v->residual->strides[1] == 1);
 }
 

@@ -284,10 +284,19 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
   while (k + 4 <= k_end) {
     for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
     for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
+#if VL == 16
     TERM;
     TERM;
     TERM;
     TERM;
+#else /* two at a time, and no more: with 16 registers, the compiler moves sums to memory else */
+    int pairs = 2;
+    __asm__("" : "+r"(pairs));
+    for (; pairs > 0; pairs--) {
+      TERM;
+      TERM;
+    }
+#endif
   }
   while (k < k_end) TERM;
 #undef TERM
