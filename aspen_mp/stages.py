@@ -7,6 +7,7 @@ decide shapes.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -88,7 +89,13 @@ class _Short(Exception):
 LEND_BYTES = 4 << 20
 """Outputs from so many bytes on are not copied: the array is the region itself, which no request uses until the array has gone."""
 MAX_LENT = 2
-"""Regions of a stage that outputs may hold at a time; further outputs are copied, so that who keeps results needs memory of his own."""
+"""Regions of a stage that outputs may hold at a time; further outputs are copied, so that who keeps results needs memory of his own.
+Regions whose outputs a forked child has too count for ever: nobody would say when it needs them no longer."""
+
+
+_regions = threading.RLock()
+"""Guards who holds regions, in all stages: one lock, for outputs end wherever the garbage collector runs, under any other stage's."""
+_stages: weakref.WeakSet[Stage] = weakref.WeakSet()
 
 
 class _Lent(np.ndarray[Any, np.dtype[Any]]):
@@ -98,7 +105,7 @@ class _Lent(np.ndarray[Any, np.dtype[Any]]):
 
 class Region:
     """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it. ``holds``: how many use
-    it, the request and the outputs that are lent; guarded by the stage's lock."""
+    it, the request and the outputs that are lent; guarded by `_regions`."""
 
     __slots__ = ("holds", "inputs", "outputs", "span")
 
@@ -131,9 +138,11 @@ class Stage:
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
         self._free: list[Region] = []
-        self._lent = 0
-        self._lock = threading.RLock()  # outputs end wherever the garbage collector runs
+        self._lent: list[Region] = []
+        self._shared = 0
         self._closed = False
+        with _regions:
+            _stages.add(self)
 
     # ---- regions
 
@@ -147,7 +156,7 @@ class Stage:
 
     def _release(self, region: Region) -> None:
         """The request, or an output that was lent, needs the region no longer."""
-        with self._lock:
+        with _regions:
             region.holds -= 1
             if region.holds:
                 return
@@ -158,16 +167,23 @@ class Stage:
     def _lend(self, region: Region, slot: protocol.Slot, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The output as it lies in the region, which is released when nobody refers to it any more."""
         lent = _Lent(view.shape, view.dtype, region.span.buffer, region.span.offset + slot.offset)
-        with self._lock:
+        with _regions:
             region.holds += 1
-            self._lent += 1
+            self._lent.append(region)
         weakref.finalize(lent, self._returned, region).atexit = False
         return lent.view(np.ndarray)
 
     def _returned(self, region: Region) -> None:
-        with self._lock:
-            self._lent -= 1
+        with _regions:
+            if region not in self._lent:
+                return  # shared with a forked child, or the parent's
+            self._lent.remove(region)
         self._release(region)
+
+    def share(self) -> None:
+        """A forked child is about to see the outputs that are lent now: their regions are not used again."""
+        self._shared += len(set(map(id, self._lent)))
+        self._lent.clear()
 
     @property
     def kept_bytes(self) -> int:
@@ -205,7 +221,7 @@ class Stage:
             if names is None or name in names:
                 if is_object:
                     result[name] = values.decode(view.data)
-                elif view.nbytes >= LEND_BYTES and self._lent < MAX_LENT:
+                elif view.nbytes >= LEND_BYTES and len(self._lent) + self._shared < MAX_LENT:
                     result[name] = self._lend(region, slot, view)
                 else:
                     result[name] = view.copy()
@@ -524,3 +540,24 @@ class StageTree:
 
 def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
     return [protocol.Bind(name, _dtype(value), list(_shape(value)), None) for name, value in arrays.items()]
+
+
+# ---- processes that fork
+
+
+def _before_fork() -> None:
+    _regions.acquire()  # until the fork is over: none is lent or comes back meanwhile
+    for stage in _stages:
+        stage.share()
+
+
+def _after_fork_in_parent() -> None:
+    _regions.release()
+
+
+def _after_fork_in_child() -> None:
+    global _regions  # noqa: PLW0603
+    _regions = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 import aspen_mp
+from aspen_mp import stages
 from aspen_mp.errors import AspenError, PlanError, ResourceLimitError, RuntimeLost
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
@@ -215,6 +216,33 @@ def test_handles_in_a_forked_child():
         np.testing.assert_array_equal(model.run({"x": x})["y"], expected)
         wait_until(lambda: len(runtime.status()["clients"]) == 1, "the child's end to be seen")
         assert runtime.status()["runtime"]["pid"] == runtime.pid
+
+
+def test_lent_outputs_in_a_forked_child():
+    """What the parent runs later does not change what the child has."""
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp("n", width=16))
+        rows = stages.LEND_BYTES // 32
+        feeds = [{"x": np.random.default_rng(k).standard_normal((rows, 16)).astype(np.float32)} for k in range(3)]
+        expected = model.run(feeds[0])["y"].tobytes()
+        y = model.run(feeds[0])["y"]
+        assert isinstance(y.base, stages._Lent)
+        go, child_go = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(go[0], 1)
+            same = y.tobytes() == expected
+            del y
+            os.write(child_go[1], b"+" if same and model.run(feeds[0])["y"].tobytes() == expected else b"-")
+            os._exit(0)
+        del y
+        others = [model.run(f)["y"].tobytes() for f in (*feeds[1:], *feeds[1:])]
+        os.write(go[1], b"!")
+        assert os.read(child_go[0], 1) == b"+"
+        os.waitpid(pid, 0)
+        for fd in (*go, *child_go):
+            os.close(fd)
+        assert others[:2] == others[2:]
 
 
 def test_a_forked_child_is_killed_while_it_uses_the_parent_s_handles():
