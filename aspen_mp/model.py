@@ -104,8 +104,9 @@ class Model(Forked):
     def run(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, timeout: float | None = None, priority: str = "normal"
     ) -> dict[str, npt.NDArray[Any]]:
-        """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named. A large output
-        lies in the runtime's shared memory until nobody refers to it any more.
+        """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
+
+        A large output lies in the runtime's shared memory until nobody refers to it any more.
 
         Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
         `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
