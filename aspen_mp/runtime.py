@@ -20,6 +20,7 @@ import aspen_mp
 from aspen_mp import config, link
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Forked, Link
+from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -157,13 +158,13 @@ class Runtime(Forked):
             raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
         if not 1 <= instances <= MAX_INSTANCES:
             raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {instances}")
-        fd = -1 if data is None else _memfd(data)
+        file = None if data is None else _memfd(data)
         del data
         try:
-            loaded = self._session.load(path, fd, name or label, instances, precision, winograd, progress)
+            loaded = self._session.load(path, -1 if file is None else file.fd, name or label, instances, precision, winograd, progress)
         finally:
-            if fd >= 0:
-                os.close(fd)
+            if file is not None:
+                file.close()
         result = Model(self._link, loaded, name)
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
         if input_shapes is not None:
@@ -380,16 +381,12 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
     raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}")
 
 
-def _memfd(data: bytes) -> int:
-    fd = os.memfd_create("aspen-model", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+def _memfd(data: bytes) -> Memfd:
+    file = Memfd("aspen-model")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file.fd, view) :]
+    return file
 
 
 # ---- processes that end or fork

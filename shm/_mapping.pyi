@@ -13,6 +13,15 @@ def reserve(fd: int, nbytes: int) -> int:
     """
 
 @final
+class Memfd:
+    """A file in memory, closed at the latest when nobody refers to it any more. No interrupt can come between its creation and its owner."""
+
+    fd: int
+
+    def __init__(self, name: str) -> None: ...
+    def close(self) -> None: ...
+
+@final
 class Mapping(Buffer):
     """Shared memory behind a descriptor, mapped. Supports the buffer protocol; views keep it alive.
 

@@ -9,6 +9,7 @@ import os
 
 cdef extern from "<unistd.h>" nogil:
     int ftruncate(int, int64_t)
+    int close(int)
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int, int64_t, int64_t)
@@ -23,6 +24,9 @@ cdef extern from "<sys/mman.h>" nogil:
     enum:
         PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED, MADV_DONTFORK
     void *MAP_FAILED
+    int memfd_create(const char *, unsigned)
+    enum:
+        MFD_CLOEXEC
 
 cdef enum:
     HUGE = 2 << 20
@@ -86,6 +90,28 @@ def reserve(int fd, Py_ssize_t nbytes):
     if error:
         raise OSError(error, os.strerror(error))
     return huge
+
+
+cdef class Memfd:
+    cdef readonly int fd
+
+    def __cinit__(self, str name):
+        self.fd = -1
+        label = name.encode()
+        self.fd = memfd_create(label, MFD_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(errno, "memfd_create")
+
+    def __dealloc__(self):
+        self._end()
+
+    cdef void _end(self) noexcept:
+        if self.fd >= 0:
+            close(self.fd)
+            self.fd = -1
+
+    def close(self):
+        self._end()
 
 
 cdef class Mapping:
