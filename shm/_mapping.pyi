@@ -14,7 +14,7 @@ def reserve(fd: int, nbytes: int) -> int:
 
 @final
 class Memfd:
-    """A file in memory, closed at the latest when nobody refers to it any more. No interrupt can come between its creation and its owner."""
+    """A file in memory, closed at the latest when nobody refers to it any more. No interrupt comes between its creation and its owner."""
 
     fd: int
 

@@ -120,6 +120,16 @@ static inline uint64_t aspen_now_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Time that this thread has had a processor. */
+static inline uint64_t aspen_thread_ns(void) {
+#if defined(ASPEN_MODEL_CHECK)
+  return 0;
+#endif
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 /* A cheap clock for durations on one core: the time-stamp counter where there is one that ticks evenly, else nanoseconds.
  * signals.tick_ns_q32 converts. */
 static inline uint64_t aspen_ticks(void) {

@@ -92,6 +92,15 @@ static inline void aspen_dse_lap(struct aspen_dse *d, uint64_t *what) {
   d->lap = now;
 }
 
+/* The client that is woken may take this very core before the call returns: its time is not this worker's. */
+static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, uint32_t generation) {
+  uint64_t *what = &aspen_me(&d->s)->schedule_ticks, before = aspen_thread_ns();
+  aspen_dse_lap(d, what);
+  aspen_complete(&d->s, instance, generation);
+  d->lap = aspen_ticks();
+  aspen_stat_add(what, ((aspen_thread_ns() - before) << 32) / (d->s.control->signals.tick_ns_q32 | 1));
+}
+
 /* ------------------------------------------------------------------------------------------------ idling */
 
 static inline void aspen_dse_idle(struct aspen_dse *d, uint32_t how) { aspen_stat_store(&aspen_me(&d->s)->idle, how); }
@@ -259,7 +268,7 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   aspen_stat_store(&me->current, 0);
   d->follow = best;
   if (best) aspen_stat_add(&me->follows, 1);
-  if (tile == v->plan->end_tile) aspen_complete(&d->s, id, generation);
+  if (tile == v->plan->end_tile) aspen_dse_complete(d, id, generation);
   return aspen_dse_push(d, &ready);
 }
 
