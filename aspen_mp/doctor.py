@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aspen_mp.control.leases import Leases, folder
 from aspen_mp.workers import topology
 
 _SHM = Path("/dev/shm")
@@ -124,8 +125,11 @@ def _core(core: topology.Core) -> dict[str, Any]:
 def _lease(there: topology.Topology, profile: Any) -> dict[str, Any]:
     workers = None if profile.workers.count == "auto" else profile.workers.count
     cores = None if profile.workers.cores == "auto" else profile.workers.cores
-    cpus = there.select(workers, cores, classes=profile.workers.classes, smt=profile.workers.smt)
-    return {"workers": len(cpus), "cpus": cpus}
+    known = Leases(folder())
+    taken = known.others()
+    known.close()
+    cpus = there.select(workers, cores, classes=profile.workers.classes, smt=profile.workers.smt, taken=taken)
+    return {"workers": len(cpus), "cpus": cpus, "taken": taken}
 
 
 def _isa() -> dict[str, Any]:

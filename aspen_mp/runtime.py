@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import aspen_mp
 from aspen_mp import config, link
+from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Forked, Link
 from aspen_mp.shm._mapping import Memfd
@@ -322,6 +323,7 @@ def server_config(
         "stealing": own.stealing,
         "cache": config.cache_folder(profile),
         "cache_bytes": profile.cache.limit_mib << 20,
+        "leases": leases.folder(),
         "patience_s": profile.models.patience_s,
         "log": log or profile.log,
     }

@@ -84,26 +84,35 @@ class Topology:
         return Topology(cores=tuple(chosen), quota=self.quota, online=self.online)
 
     def select(
-        self, workers: int | None = None, cores: Sequence[int] | None = None, *, classes: Sequence[str] | None = None, smt: bool = False
+        self,
+        workers: int | None = None,
+        cores: Sequence[int] | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        smt: bool = False,
+        taken: Iterable[int] = (),
     ) -> list[int]:
         """CPUs of a runtime's workers, one each: `cores` if given, else the best `workers`, else one for each core that the quota pays for.
 
-        `classes` and `smt` (see `limited`) decide what "core" means where the caller does not name CPUs. `ResourceLimitError` for no
-        worker, for CPUs that cannot be used, and where `workers` and `cores` disagree.
+        `classes` and `smt` (see `limited`) decide what "core" means where the caller does not name CPUs. `taken` CPUs, on which others
+        have workers, come last, and do not count as cores where there are others. `ResourceLimitError` for no worker, for CPUs that
+        cannot be used, and where `workers` and `cores` disagree.
         """
         if cores is not None:
             return self.choose(len(cores) if workers is None else workers, cores)
         if workers is not None and workers < 1:
             raise ResourceLimitError(f"{workers} workers asked for; a runtime needs at least one")
         there = self.limited(classes, smt)
+        others = set(taken)
         if workers is None:
-            limit = len(there.cores)
+            limit = sum(core.cpu not in others for core in there.cores) or len(there.cores)
             if self.quota is not None:
                 limit = min(limit, max(1, int(self.quota + _QUOTA_SLACK)))
             workers = limit
         # More workers than such cores: the rest of the machine helps out before CPUs are shared.
         first = there.placement()
         order = first + [cpu for cpu in self.placement() if cpu not in set(first)]
+        order.sort(key=lambda cpu: cpu in others)
         return [order[i % len(order)] for i in range(workers)]
 
     def placement(self) -> list[int]:

@@ -67,7 +67,8 @@ def _show(report: dict[str, Any]) -> None:
             f"{name} {mebibytes(c['bytes'])}" + (f" shared by {c['shared_by']}" if c["shared_by"] > 1 else "")
             for name, c in core["caches"].items()
         )
-        leased = "worker" if core["cpu"] in lease["cpus"] else ""
+        taken = core["cpu"] in lease["taken"]
+        leased = ", ".join(["worker"] * (core["cpu"] in lease["cpus"]) + ["another runtime's"] * taken)
         rows.append([core["cpu"], core["class"], f"{core['speed']:.2f}", core["package"], core["node"], core["threads"], caches, leased])
     output.table("Cores", ["cpu", "class", "speed", "package", "node", "threads", "caches", "lease"], rows, right=(0, 2, 3, 4))
     output.out.print(f"\nA runtime would lease {output.count(lease['workers'], 'core')}: CPU {', '.join(map(str, lease['cpus']))}.")

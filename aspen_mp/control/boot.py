@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from aspen_mp.control.leases import Leases
 from aspen_mp.control.spawn import start_worker
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.workers import topology
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 
 def _workers(config: dict[str, Any]) -> list[Early]:
     """As many as the runtime will start with. None where its configuration is wrong: whoever reads it next says so."""
+    leases = Leases(config["leases"])
     try:
-        cpus = topology.read().select(config["workers"], config["cores"], classes=config["classes"] or None, smt=config["smt"])
+        taken = leases.others()
+        cpus = topology.read().select(config["workers"], config["cores"], classes=config["classes"] or None, smt=config["smt"], taken=taken)
     except AspenError:
         return []
+    finally:
+        leases.close()
     if config["max_workers"] is not None and len(cpus) > config["max_workers"]:
         return []
     return [start_worker() for _ in cpus]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aspen_mp.control.journal import Journal
+from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
@@ -65,6 +66,7 @@ class WorkerPool:
         max_workers: int,
         segments: Callable[[], Iterable[Held]],
         journal: Journal,
+        leases: Leases,
         *,
         on_ready: Callable[[], None],
         on_death: Callable[[Death], None],
@@ -80,6 +82,7 @@ class WorkerPool:
         self._max = max_workers
         self._segments = segments
         self._journal = journal
+        self._leases = leases
         self._on_ready = on_ready
         self._on_death = on_death
         self._on_left = on_left
@@ -135,8 +138,15 @@ class WorkerPool:
                 "start the runtime with a larger max_workers"
             )
         machine = topology.read()
-        self._queued += machine.choose(n, cores or None, self.cpus())
+        self._queued += machine.choose(n, cores or None, [*self.cpus(), *self._leases.others()])
         self._start_queued(machine)
+
+    def dismiss_early(self) -> None:
+        """Early worker processes that are not wanted after all."""
+        while self._early:
+            pid, sock = self._early.pop()
+            sock.close()  # at which it leaves
+            self._loop.reap(pid)
 
     def refill(self) -> None:
         """Starts a worker for each that has died. Raises what starting one raises; that one is then given up."""
@@ -151,8 +161,10 @@ class WorkerPool:
 
     def _start_at(self, row: int, cpu: int, machine: topology.Topology) -> None:
         if cpu not in machine.by_cpu:  # it has been taken from us meanwhile
-            cpu = machine.choose(1, None, self.cpus())[0]
+            cpu = machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0]
         core = machine.by_cpu[cpu]
+        if not self._leases.hold(cpu):
+            self._journal.warning("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
@@ -288,6 +300,7 @@ class WorkerPool:
         if worker.stopped is not None:
             worker.stopped.cancel()
         del self._rows[worker.row]
+        self._leases.drop(worker.cpu)
         self._loop.unwatch(worker.pidfd)
         os.close(worker.pidfd)
         self._drop_queue(worker)

@@ -24,6 +24,7 @@ from aspen_mp.control import protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import Connection
 from aspen_mp.control.journal import Journal, Level
+from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.pool import WorkerPool
@@ -63,6 +64,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stealing: bool = True
     cache: str = ""
     cache_bytes: int = 0
+    leases: str = ""
     patience_s: float = 120.0
     log: Level = "warning"
 
@@ -86,7 +88,8 @@ class Server:
         self._journal = Journal(config.name, config.log)
         self._started = time.time()
         self._claim = rundir.Claim(config.name) if config.name else None
-        cpus = self._choose(config)
+        self._leases = Leases(config.leases)
+        cpus = self._choose(config, self._leases.others())
         max_workers = config.max_workers or max(16, len(cpus), topology.read().online)
         self._max_workers = min(max_workers, _tables.LIMITS["workers"])
         if len(cpus) > self._max_workers:
@@ -105,6 +108,7 @@ class Server:
             self._max_workers,
             lambda: iter(self._segments),
             self._journal,
+            self._leases,
             on_ready=self._worker_ready,
             on_death=self._worker_died,
             on_left=self._collect,
@@ -140,6 +144,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
         self._pool.start(len(cpus), cpus)
+        self._pool.dismiss_early()
         self._starter = self._adopt(starter)
         unnamed, self._address = rundir.listen_unnamed()
         self._listeners = [unnamed] + ([self._claim.listen()] if self._claim else [])
@@ -149,9 +154,9 @@ class Server:
         self._worked = False
 
     @staticmethod
-    def _choose(config: Config) -> list[int]:
+    def _choose(config: Config, taken: list[int]) -> list[int]:
         classes = config.classes or None
-        return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt)
+        return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt, taken=taken)
 
     def run(self) -> None:
         self._loop.run()
@@ -160,6 +165,7 @@ class Server:
         """Ends workers, planning children and connections, in this order, and removes the run files."""
         self._recovery.closed = True
         self._pool.kill_all()
+        self._leases.close()
         self._models.close()
         for connection in list(self._connections):
             connection.close()

@@ -145,3 +145,21 @@ def test_a_stuck_planning_process_is_ended(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="stuck for 1 s"):
             model.run(x)
         assert model.run(x)["sum"].shape == (5, 3)
+
+
+def test_two_runtimes_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one gets cores that the first has left, where there are any."""
+    monkeypatch.setenv("ASPEN_MP_LEASES", str(tmp_path / "cores"))
+    cpus = sorted(os.sched_getaffinity(0))
+    with aspen_mp.Runtime(cores=cpus[:1]) as first:
+        with aspen_mp.Runtime() as second:
+            assert sorted(w["cpu"] for w in second.workers) == (cpus[1:] or cpus)
+            with aspen_mp.Runtime(workers=1) as third:  # none is left
+                assert "core-shared" in events(third)
+            assert first.scale(0) == 0
+            wait_until(lambda: not first.workers, "the worker leaves")
+            assert second.add_workers(1) == len(second.workers)
+            assert cpus[0] in {w["cpu"] for w in second.workers}
+            assert "core-shared" not in events(second) or len(cpus) == 1
+            assert first.scale(1) == 1
+        assert chain(first).run(feeds())["y"].shape == (1, 64, 64, 64)
