@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ import pytest
 
 os.environ["ASPEN_MP_CACHE"] = "off"
 os.environ["ASPEN_MP_LEASES"] = "off"  # other runtimes of this machine are nothing to the tests
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell, which has us ignore Ctrl-C; the processes of the tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 AUDITED = {"api", "crash", "stress"}
 SETTLE_S = 20.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -61,10 +63,20 @@ def start_client(body: str) -> tuple[subprocess.Popen, list[int]]:
     return child, [int(pid) for pid in child.stdout.readline().split()]
 
 
+@contextlib.contextmanager
+def ended(child: subprocess.Popen) -> Iterator[None]:
+    """Leaves no client behind, whatever the test has found."""
+    with child:
+        try:
+            yield
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_client_is_killed(number):
     child, pids = start_client("while True:\n    futures = [model.submit(x) for _ in range(20)]\n    futures[-1].result()\n")
-    with child:
+    with ended(child):
         assert len(pids) == 4
         child.send_signal(number)
         child.wait(WATCHDOG_S)
@@ -73,7 +85,7 @@ def test_client_is_killed(number):
 
 def test_client_leaves_without_closing():
     child, pids = start_client("sys.exit(3)\n")
-    with child:
+    with ended(child):
         assert child.wait(WATCHDOG_S) == 3
     wait_until(lambda: not any(map(alive, pids)), "processes of a client that left")
 
@@ -81,7 +93,7 @@ def test_client_leaves_without_closing():
 def test_forked_child_does_not_keep_the_runtime_alive():
     """A child that outlives its parent has copies of the parent's descriptors unless it closed them."""
     child, pids = start_client("if os.fork() == 0:\n    import time\n    time.sleep(60)\nos.kill(os.getpid(), 9)\n")
-    with child:
+    with ended(child):
         child.wait(WATCHDOG_S)
         wait_until(lambda: not any(map(alive, pids)), "the runtime of a dead parent")
 
@@ -89,7 +101,7 @@ def test_forked_child_does_not_keep_the_runtime_alive():
 def test_interrupt_of_a_foreground_program():
     """Ctrl-C reaches the client alone; it ends its runtime in good order."""
     child, pids = start_client("while True:\n    model.run(x)\n")
-    with child:
+    with ended(child):
         child.send_signal(signal.SIGINT)
         assert child.wait(WATCHDOG_S) == -signal.SIGINT
     wait_until(lambda: not any(map(alive, pids)), "processes after Ctrl-C")
