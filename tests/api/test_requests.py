@@ -223,10 +223,13 @@ def test_timeout_cancels(chain):
     np.testing.assert_array_equal(chain.run(chain_input(), timeout=60)["y"], expected)
 
 
-def test_cancel_futures(chain):
+def test_cancel_futures(runtime):
+    chain = runtime.load(small_models.conv_chain(24, 64, 64))
     expected = chain.run(chain_input())["y"]
+    runtime.scale(0)  # or all could be done before they are cancelled
     futures = [chain.submit(chain_input()) for _ in range(20)]
     cancelled = [future.cancel() for future in futures[::2]]
+    runtime.scale(2)
     for future, was in zip(futures[::2], cancelled, strict=True):
         if was:
             with pytest.raises(concurrent.futures.CancelledError):
