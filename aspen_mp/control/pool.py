@@ -164,7 +164,7 @@ class WorkerPool:
             cpu = machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0]
         core = machine.by_cpu[cpu]
         if not self._leases.hold(cpu):
-            self._journal.warning("core-shared", cpu=cpu, why="another runtime has a worker there")
+            self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
