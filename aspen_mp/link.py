@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aspen_mp
 from aspen_mp.shm.errors import RuntimeLost
@@ -27,7 +27,7 @@ class Link:
         self._session = session
         self._closed = False
         self._lock = threading.Lock()
-        self._forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+        self._forked: weakref.WeakSet[Handle] = weakref.WeakSet()
         _links.add(self)
 
     def session(self) -> Session:
@@ -57,7 +57,7 @@ class Link:
         """Whether there is no way any more."""
         return self._closed or (self._session is not None and self._session.error is not None)
 
-    def on_fork(self, handle: Forked) -> None:
+    def on_fork(self, handle: Handle) -> None:
         """`handle.forked()` is called in every forked child in which it lives."""
         self._forked.add(handle)
 
@@ -82,12 +82,11 @@ class Link:
             handle.forked()
 
 
-class Forked:
+class Handle(Protocol):
     """What holds something of a session."""
 
     def forked(self) -> None:
         """In a forked child, before anything else: drop it without a word to the runtime."""
-        raise NotImplementedError
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

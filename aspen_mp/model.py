@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aspen_mp import link
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
-from aspen_mp.link import Forked, Link
+from aspen_mp.link import Link
 from aspen_mp.shm import _control, values
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.stages import StageTree, Stale
@@ -52,7 +52,7 @@ class ValueInfo:
         return cls(info.name, shape, dtype, info.kind, info.optional)
 
 
-class Model(Forked):
+class Model:
     """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
 
     `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.

@@ -20,7 +20,7 @@ import aspen_mp
 from aspen_mp import config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
-from aspen_mp.link import CONNECT_S, Forked, Link
+from aspen_mp.link import CONNECT_S, Link
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
@@ -39,7 +39,7 @@ MAX_INSTANCES = 32
 Progress = Callable[[str, int, int], None]
 
 
-class Runtime(Forked):
+class Runtime:
     """A running set of workers that executes models.
 
     Starts a planner process and `workers` workers, each pinned to a core (None: one for each core that the process may use; `cores=[0, 2]`:

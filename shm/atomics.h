@@ -111,24 +111,19 @@ static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
 #define aspen_stat_add(p, v) ((void)(p), (void)(v))
 #endif
 
-static inline uint64_t aspen_now_ns(void) {
+static inline uint64_t aspen_clock_ns(clockid_t which) {
 #if defined(ASPEN_MODEL_CHECK)
   return 0;
 #endif
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(which, &t);
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static inline uint64_t aspen_now_ns(void) { return aspen_clock_ns(CLOCK_MONOTONIC); }
+
 /* Time that this thread has had a processor. */
-static inline uint64_t aspen_thread_ns(void) {
-#if defined(ASPEN_MODEL_CHECK)
-  return 0;
-#endif
-  struct timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+static inline uint64_t aspen_thread_ns(void) { return aspen_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 /* A cheap clock for durations on one core: the time-stamp counter where there is one that ticks evenly, else nanoseconds.
  * signals.tick_ns_q32 converts. */

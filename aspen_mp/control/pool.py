@@ -149,26 +149,30 @@ class WorkerPool:
             self._loop.reap(pid)
 
     def refill(self) -> None:
-        """Starts a worker for each that has died. Raises what starting one raises; that one is then given up."""
+        """Starts a worker for each that has died. Raises what starting one raises; those not started are then given up."""
         self._queued += self._vacant
         self._vacant.clear()
         self._start_queued(topology.read())
 
     def _start_queued(self, machine: topology.Topology) -> None:
-        for row in range(self._max):
-            if self._queued and row not in self._rows:
-                self._start_at(row, self._queued.popleft(), machine)
+        try:
+            for row in range(self._max):
+                if self._queued and row not in self._rows:
+                    self._start_at(row, self._queued.popleft(), machine)
+        except BaseException:
+            self._queued.clear()  # nobody would ever start them, and they must not count
+            raise
 
     def _start_at(self, row: int, cpu: int, machine: topology.Topology) -> None:
         if cpu not in machine.by_cpu:  # it has been taken from us meanwhile
             cpu = machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0]
         core = machine.by_cpu[cpu]
-        if not self._leases.hold(cpu):
-            self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
         worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu, core.core_class)
+        if not self._leases.hold(cpu):
+            self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_started(row, pid, _start_time(pid))
         worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
         self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))

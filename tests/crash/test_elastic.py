@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +127,7 @@ def test_a_moment_s_stop_is_no_death() -> None:
         future = model.submit(feeds())
         pid = runtime.workers[0]["pid"]
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.05)
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the worker to stop")
         os.kill(pid, signal.SIGCONT)
         assert future.result(WATCHDOG_S)["y"].tobytes() == expected
         assert runtime.workers[0]["pid"] == pid
