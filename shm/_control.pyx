@@ -112,6 +112,7 @@ cdef extern from "table.h" nogil:
     int aspen_in_use(const aspen_control *, uint32_t, uint32_t)
     uint32_t aspen_collect_client(aspen_control *, uint32_t, uint32_t *)
     void aspen_worker_reset(aspen_control *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t)
+    void aspen_worker_gone(aspen_control *, uint32_t, int)
     void aspen_worker_command(aspen_control *, aspen_doorbell *, uint32_t, uint32_t)
 
 cdef extern from "recover.h" nogil:
@@ -131,6 +132,9 @@ cdef extern from "recover.h" nogil:
         aspen_station station
         uint64_t **next
         uint32_t continued, restarted, completed, resubmitted
+    uint32_t aspen_epoch_begin(aspen_control *, aspen_doorbell *)
+    int aspen_epoch_late(const aspen_control *, uint32_t)
+    void aspen_epoch_end(aspen_control *)
     void aspen_recover(aspen_recovery *, int)
     int aspen_cas_word "aspen_cas_seq"(uint64_t *, uint64_t, uint64_t)
 
@@ -361,9 +365,7 @@ cdef class ControlTable:
         aspen_stat_store(&w.pid, pid)
 
     def worker_gone(self, row, *, died=False):
-        cdef uint32_t r = self._row(row)
-        aspen_store_seq(&self.c.row[r].open, 0)
-        aspen_store_seq(&self.c.worker[r].state, ASPEN_WORKER_DEAD if died else ASPEN_WORKER_NONE)
+        aspen_worker_gone(self.c, self._row(row), died)
 
     def worker_command(self, row, command):
         if command not in _COMMANDS:
@@ -447,22 +449,13 @@ cdef class ControlTable:
         cdef uint32_t epoch = aspen_load_acquire(&self.c.signals.epoch)
         if epoch & 1:
             raise RuntimeError(f"epoch {epoch} has begun already")
-        aspen_store_seq(&self.c.signals.epoch, epoch + 1)
-        aspen_wake_all(self.bell)
-        return epoch + 1
+        return aspen_epoch_begin(self.c, self.bell)
 
     def epoch_parked(self, row):
         return aspen_load_acquire(&self.c.worker[self._row(row)].parked) == aspen_load_acquire(&self.c.signals.epoch)
 
     def epoch_stopped(self):
-        cdef uint32_t r, state
-        epoch = aspen_load_acquire(&self.c.signals.epoch)
-        rows = []
-        for r in range(self.c.signals.n_rows):
-            state = aspen_load_acquire(&self.c.worker[r].state)
-            if state in (ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING) and aspen_load_acquire(&self.c.worker[r].parked) != epoch:
-                rows.append(r)
-        return rows
+        return [r for r in range(self.c.signals.n_rows) if aspen_epoch_late(self.c, r)]
 
     def recovery_segments(self):
         cdef uint32_t i
@@ -533,10 +526,7 @@ cdef class ControlTable:
         cdef uint32_t epoch = aspen_load_acquire(&self.c.signals.epoch)
         if not epoch & 1:
             raise RuntimeError(f"no epoch has begun ({epoch})")
-        aspen_store_seq(&self.c.idle.sleepers, 0)
-        aspen_store_seq(&self.c.idle.spinners, 0)
-        aspen_store_seq(&self.c.signals.epoch, epoch + 1)
-        aspen_futex_wake(&self.c.signals.epoch, INT_MAX)
+        aspen_epoch_end(self.c)
 
 
 cdef class ClientChannel:

@@ -10,6 +10,35 @@
 
 #include "complete.h"
 #include "station.h"
+#include "table.h"
+
+/* ------------------------------------------------------------------------------------------------ stopping the world */
+
+/* Every DSE parks at its next look at the epoch; those that sleep are woken for it. Planner process; returns the epoch, which is odd. */
+static inline uint32_t aspen_epoch_begin(struct aspen_control *c, struct aspen_doorbell *bell) {
+  uint32_t epoch = aspen_load_relaxed(&c->signals.epoch) + 1;
+  aspen_store_seq(&c->signals.epoch, epoch); /* seq: before the looks at `state` in aspen_epoch_late */
+  aspen_wake_all(bell);
+  return epoch;
+}
+
+/* Does this row's worker still have to park at this epoch, or to be reaped (I7)? One that joins is not waited for: it becomes RUNNING (seq) before
+ * it touches the pool, then looks at the epoch (seq). So either it is seen here, or it sees the odd epoch and parks. */
+static inline int aspen_epoch_late(const struct aspen_control *c, uint32_t row) {
+  uint32_t state = aspen_load_seq(&c->worker[row].state);
+  return (state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING) &&
+         aspen_load_acquire(&c->worker[row].parked) != aspen_load_relaxed(&c->signals.epoch);
+}
+
+/* The world goes on. Nobody is idle: whoever parked has forgotten how it was counted. */
+static inline void aspen_epoch_end(struct aspen_control *c) {
+  aspen_store_relaxed(&c->idle.sleepers, 0);
+  aspen_store_relaxed(&c->idle.spinners, 0);
+  aspen_store_seq(&c->signals.epoch, aspen_load_relaxed(&c->signals.epoch) + 1);
+  aspen_futex_wake(&c->signals.epoch, INT_MAX);
+}
+
+/* ------------------------------------------------------------------------------------------------ making anew */
 
 /* Mappings that `aspen_recover` reads through are indexed by segment id, as in a station. */
 struct aspen_recovery {
@@ -24,14 +53,12 @@ static inline const struct aspen_plan_header *aspen_recovery_plan(const struct a
                                                          ASPEN_ROLE_PLAN);
 }
 
-/* Nothing in rows, locks and counts of idle DSEs can be trusted, and nothing of it is needed. */
+/* Nothing in rows and locks can be trusted, and nothing of it is needed. */
 static inline void aspen_recover_pool(struct aspen_control *c) {
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     aspen_store_relaxed(&c->row[r].lock, 0);
     aspen_store_relaxed(&c->row[r].mask, 0);
   }
-  aspen_store_relaxed(&c->idle.sleepers, 0);
-  aspen_store_relaxed(&c->idle.spinners, 0);
   aspen_store_relaxed(&c->claim.lock, 0);
   for (unsigned w = 0; w < ASPEN_MAX_CLIENTS / 64; w++) aspen_store_relaxed(&c->claim.waiting[w], ~(uint64_t)0);
   aspen_add_seq(&c->claim.wanted, 1);

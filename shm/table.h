@@ -219,6 +219,12 @@ static inline void aspen_worker_reset(struct aspen_control *c, uint32_t row, uin
   aspen_add_seq(&c->signals.roster, 1); /* after the place: who sees the new number sees it too */
 }
 
+/* Its process has been reaped: the row is closed, so what it holds is anybody's. */
+static inline void aspen_worker_gone(struct aspen_control *c, uint32_t row, int died) {
+  aspen_store_seq(&c->row[row].open, 0);
+  aspen_store_seq(&c->worker[row].state, died ? ASPEN_WORKER_DEAD : ASPEN_WORKER_NONE);
+}
+
 static inline void aspen_worker_command(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t row, uint32_t command) {
   aspen_store_seq(&c->worker[row].command, command);
   aspen_wake_all(bell);

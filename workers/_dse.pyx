@@ -109,7 +109,7 @@ cdef extern from "dse.h" nogil:
     void aspen_dse_init(aspen_dse *, aspen_control *, aspen_doorbell *, uint32_t, const aspen_mapping *, aspen_plan_view **, aspen_instance_view **,
                         uint64_t **)
     void aspen_dse_attached(aspen_dse *, uint32_t)
-    int aspen_dse_join(aspen_dse *)
+    void aspen_dse_join(aspen_dse *)
     int aspen_dse_run(aspen_dse *)
     int aspen_dse_complete_opaque(aspen_dse *, uint64_t, uint32_t, uint64_t, const char *, uint32_t)
     uint32_t aspen_load_acquire(uint32_t *)

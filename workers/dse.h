@@ -184,7 +184,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
   d->follow = d->opaque = 0;
   d->held.n = 0;
   d->s.seed.instance = 0;
-  d->looking = 0; /* recovery resets the counts of spinners and sleepers */
+  d->looking = 0; /* aspen_epoch_end resets the counts of spinners and sleepers */
   for (;;) {
     uint32_t epoch = aspen_load_acquire(&g->epoch);
     if (!(epoch & 1)) {
@@ -358,12 +358,14 @@ static inline int aspen_dse_open(struct aspen_dse *d, uint32_t open) {
   return ASPEN_OK;
 }
 
-/* The row opens: others seed tiles here from now on. */
-static inline int aspen_dse_join(struct aspen_dse *d) {
+/* The row opens: others seed tiles here from now on. RUNNING comes first (seq) and then a look at the epoch (seq): either recovery sees that it has to
+ * wait for this DSE, or this DSE sees the odd epoch and parks before it touches the pool (I7, aspen_epoch_late). */
+static inline void aspen_dse_join(struct aspen_dse *d) {
   d->lap = aspen_ticks();
-  int r = aspen_dse_open(d, 1);
-  if (r == ASPEN_OK) aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);
-  return r;
+  aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);
+  do {
+    if (aspen_load_seq(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
+  } while (aspen_dse_open(d, 1)); /* the lock's holder died: recovery comes */
 }
 
 /* The row closes. Tiles left in it are anybody's: see aspen_dse_may_take(). */

@@ -399,7 +399,7 @@ static void *work(void *argument) {
   seq = map_all(w);
   aspen_dse_init(&w->dse, &control, &bell, row, w->mapping, w->plan, w->instance, w->next);
   aspen_dse_attached(&w->dse, seq);
-  while (aspen_dse_join(&w->dse)) {}
+  aspen_dse_join(&w->dse);
   for (;;) switch (aspen_dse_run(&w->dse)) {
     case ASPEN_REASON_ATTACH: aspen_dse_attached(&w->dse, map_all(w)); break;
     case ASPEN_REASON_DRAINED: break;

@@ -172,7 +172,7 @@ static void map_all(int me) {
 
 static void worker(int me) {
   struct aspen_dse *d = &dse[me];
-  while (aspen_dse_join(d)) {}
+  aspen_dse_join(d);
   for (;;) switch (aspen_dse_run(d)) {
     case ASPEN_REASON_ATTACH: map_all(me); break;
     case ASPEN_REASON_DRAINED: tell_planner(); break;
