@@ -289,7 +289,7 @@ def _findings(report: dict[str, Any]) -> list[dict[str, str]]:
         add(
             "note",
             f"the cgroup's CPU quota of {quota:g} CPUs is below the {machine['physical_cores']} usable cores: it limits the workers",
-            "raise cpu.max",
+            "raise cpu.max (cgroup v1: cpu.cfs_quota_us)",
         )
     if len(report["cores"]) < machine["online_cpus"]:
         add("note", f"this process may use {len(report['cores'])} of {machine['online_cpus']} CPUs (affinity mask or cpuset)")

@@ -42,11 +42,13 @@ Progress = Callable[[str, int, int], None]
 class Runtime:
     """A running set of workers that executes models.
 
-    Starts a planner process and `workers` workers, each pinned to a core (None: one for each core that the process may use; `cores=[0, 2]`:
-    exactly there). `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config` profile, its name or its file, for what
-    is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's other processes. `log`: which events become
-    lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's death. It ends with `close`, at the end of the
-    ``with`` block, or with this process, whatever becomes of it.
+    Starts a planner process and `workers` workers, each pinned to a core (`cores=[0, 2]`: exactly there). None: one for each core that the
+    process may use, and as that changes (affinity mask of the planner process, cpuset, CPU quota), workers join and leave; a number that
+    was given, here or by `scale`, `add_workers` or `remove_workers`, stays. A worker whose core is taken away moves to another one, within
+    about a second, or shares one where there are too few. `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config`
+    profile, its name or its file, for what is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's
+    other processes. `log`: which events become lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's
+    death. It ends with `close`, at the end of the ``with`` block, or with this process, whatever becomes of it.
 
     Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
     are first used. The runtime still ends with the process that started it.
@@ -196,9 +198,14 @@ class Runtime:
         count = len(cores or ()) if n is None else n
         return self._resize(remove=count or 1, cores=list(cores or ()))
 
-    def scale(self, total: int) -> int:
-        """As many workers as `total`; with 0, requests wait until there are some again."""
-        return self._resize(total=total)
+    def scale(self, total: int | None) -> int:
+        """As many workers as `total`; with 0, requests wait until there are some again. None: as many as the machine is good for, now and
+        whenever that changes, as in a runtime that was started without a number. Returns how many there are now."""
+        from aspen_mp.control.protocol import AUTOMATIC
+
+        if total is not None and total < 0:
+            raise ValueError(f"there cannot be {total} workers")
+        return self._resize(total=AUTOMATIC if total is None else total)
 
     def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
         return self._session.resize(add, remove, total, cores or [])

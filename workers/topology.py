@@ -6,6 +6,11 @@ missing or odd costs precision, never an error: the core then counts as an ordin
 How many cores may be used is the least of: CPUs of the affinity mask, CPUs of the cpuset, physical cores among those, and the CPU quota of
 the process's cgroup and of every cgroup above it. Which ones are used follows from core class (performance before efficiency
 cores), caches and NUMA nodes; in which order a worker steals from the others the engine works out from the same facts.
+
+All of it may change while a runtime runs, and nothing tells: inotify reports a write to `cpu.max` or `cpuset.cpus` only to who watches that
+very file through the same mount, and never that `cpuset.cpus.effective` follows a parent's file, or that an affinity mask was set (tried
+on Linux 6.18; the kernel itself raises events for `cgroup.events`, `memory.events` and `cpuset.cpus.partition` alone). So
+`LimitsReader` is made to be asked again and again: one system call and a few small files.
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ _QUOTA_SLACK = 0.1
 # differ by a few per cent, performance and efficiency cores by a third or more.
 _CLASS_GAP = 0.88
 _CLASS_NAMES = ("performance", "efficiency", "low-power")
+
+ROOT = "/"
+"""Where `/proc` and `/sys` are, unless a caller says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,11 @@ class Topology:
     def physical(self) -> int:
         """Physical cores with at least one usable CPU."""
         return len({core.siblings for core in self.cores})
+
+    @property
+    def paid(self) -> int | None:
+        """Workers that the quota pays for, at least one; None without a quota."""
+        return None if self.quota is None else max(1, int(self.quota + _QUOTA_SLACK))
 
     @property
     def default_workers(self) -> int:
@@ -106,9 +119,7 @@ class Topology:
         others = set(taken)
         if workers is None:
             limit = sum(core.cpu not in others for core in there.cores) or len(there.cores)
-            if self.quota is not None:
-                limit = min(limit, max(1, int(self.quota + _QUOTA_SLACK)))
-            workers = limit
+            workers = min(limit, self.paid or limit)
         # More workers than such cores: the rest of the machine helps out before CPUs are shared.
         first = there.placement()
         order = first + [cpu for cpu in self.placement() if cpu not in set(first)]
@@ -178,18 +189,43 @@ def format_cpus(cpus: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def read(root: str | Path = "/", affinity: Iterable[int] | None = None) -> Topology:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this process may use at a moment: `cpus`, and a `quota` in CPUs (None: no limit). `online`: CPUs of the whole machine."""
+
+    cpus: tuple[int, ...]
+    quota: float | None
+    online: tuple[int, ...]
+
+
+class LimitsReader:
+    """Reads `Limits` again and again, cheaply. `root`: as of `read`."""
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self._base = Path(root or ROOT)
+        self._paths = ""
+        self._cgroups: list[_Cgroup] = []
+
+    def read(self, affinity: Iterable[int] | None = None) -> Limits:
+        """As they are now. `affinity` replaces the process's own mask (tests)."""
+        mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
+        online = set(_cpus(self._base / "sys/devices/system/cpu/online")) or mask
+        paths = _text(self._base / "proc/self/cgroup")
+        if paths != self._paths or not self._cgroups:  # moved to another cgroup: where its folders are takes a look at all mounts
+            self._paths, self._cgroups = paths, _cgroups(self._base)
+        usable = mask
+        for limit in (online, _cpuset(self._cgroups)):
+            # An affinity mask that lies wholly outside is stale or faked by a sandbox: the kernel lets us run, so the mask is right.
+            usable = usable & limit or usable if limit else usable
+        return Limits(tuple(sorted(usable)), _quota(self._cgroups), tuple(sorted(online)))
+
+
+def read(root: str | Path | None = None, affinity: Iterable[int] | None = None) -> Topology:
     """The topology as the process sees it now. `affinity` replaces the process's own mask (tests)."""
-    base = Path(root)
-    system = base / "sys/devices/system"
-    mask = set(os.sched_getaffinity(0) if affinity is None else affinity)
-    online = set(_cpus(system / "cpu/online")) or mask
-    cgroups = _cgroups(base)
-    usable = mask
-    for limit in (online, _cpuset(cgroups)):
-        # An affinity mask that lies wholly outside is stale or faked by a sandbox: the kernel lets us run, so the mask is right.
-        usable = usable & limit or usable if limit else usable
-    return Topology(cores=_cores(base, sorted(usable), sorted(online | usable)), quota=_quota(cgroups), online=len(online))
+    base = Path(root or ROOT)
+    limits = LimitsReader(base).read(affinity)
+    cores = _cores(base, limits.cpus, sorted({*limits.online, *limits.cpus}))
+    return Topology(cores=cores, quota=limits.quota, online=len(limits.online))
 
 
 def default_workers() -> int:

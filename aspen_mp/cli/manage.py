@@ -67,10 +67,16 @@ def remove(
 
 
 @output.command
-def scale(n: Count, name: NameOption = "default", as_json: output.Json = False) -> None:
-    """Bring a running runtime to N workers; requests go on, or wait where N is 0."""
+def scale(
+    n: Annotated[str, typer.Argument(metavar="N|auto", help="Number of workers; auto: as many as the machine is good for.")],
+    name: NameOption = "default",
+    as_json: output.Json = False,
+) -> None:
+    """Bring a running runtime to N workers; requests go on, or wait where N is 0. With "auto" it follows what the machine allows."""
+    if n != "auto" and not n.isdecimal():
+        raise typer.BadParameter(f"{n!r} is neither a number of workers nor 'auto'", param_hint="N")
     with _runtime(name) as runtime:
-        runtime.scale(n)
+        runtime.scale(None if n == "auto" else int(n))
         _workers(runtime, as_json)
 
 
@@ -97,6 +103,8 @@ def _show_workers(workers: list[dict[str, Any]]) -> None:
     keys = ("id", "pid", "cpu", "core_class", "state", "tiles", "steals", "busy_s", "overhead")
     written = {"busy_s": "{:.2f}", "overhead": "{:.2%}"}
     rows = [[written.get(k, "{}").format(w[k]) if k in w else "" for k in keys] for w in workers]
+    for row, worker in zip(rows, workers, strict=True):
+        row[2] += " (shared)" * worker.get("shared", False)
     output.table("Workers", keys, rows, right=(0, 1, 2, 5, 6, 7, 8))
 
 

@@ -92,7 +92,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         busy = passed["kernel_ns"] + passed["schedule_ns"]
         workers.append(
             {
-                **{key: worker.get(key) for key in ("id", "pid", "cpu", "core_class", "process", "idle", "current")},
+                **{key: worker.get(key) for key in ("id", "pid", "cpu", "shared", "core_class", "process", "idle", "current")},
                 "busy": min(1.0, busy / 1e9 / seconds),
                 "overhead": passed["schedule_ns"] / busy if busy else 0.0,
                 "tiles_per_s": passed["tiles"] / seconds,
@@ -109,6 +109,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         "ready_rows": scheduler["ready_rows"],
         "clients": len(now["clients"]),
         "models": [model["name"] for model in now["models"]],
+        "machine": now["machine"],
         "recovery": now["recovery"],
         "events": now["events"][-EVENTS:],
     }
@@ -121,9 +122,11 @@ def _screen(found: dict[str, Any]) -> RenderableType:
 
     about = found["runtime"]
     state = "ready" if about["ready"] else "NO WORKER RUNS"
+    where = f"CPUs {found['machine']['cpus']}" + (" (* shared)" if any(w["shared"] for w in found["workers"]) else "")
     head = (
         f"{about['name'] or 'private'} (process {about['pid']}): {state}, {found['requests_per_s']:.1f} requests/s, "
-        f"{found['requests_running']} running, {output.count(found['clients'], 'client')}; models: {', '.join(found['models']) or 'none'}"
+        f"{found['requests_running']} running, {output.count(found['clients'], 'client')}; {where}; "
+        f"models: {', '.join(found['models']) or 'none'}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("worker", "cpu"):
@@ -137,10 +140,11 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     table.add_column("ready")
     table.add_column("request:tile", justify="right")
     for worker in found["workers"]:
+        cpu = f"{worker['cpu']}{'*' * worker['shared']}"
         bar = "█" * round(20 * worker["busy"])
         at = "{}:{}".format(*worker["current"]) if worker["current"] else worker["idle"] or ""
         table.add_row(
-            *(str(worker["id"]), str(worker["cpu"]), worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
+            *(str(worker["id"]), cpu, worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
             *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
             *("yes" if worker["id"] in found["ready_rows"] else "", at),
         )

@@ -1,7 +1,8 @@
 """Which cores other runtimes of this machine have workers on: a lock file for each core, held for as long as there is a worker.
 
-Advice, no more: a core that somebody holds is taken last, and taken all the same where there is no other. A lock ends with its holder,
-whatever becomes of it. Where the folder cannot be had, nobody knows of anybody.
+Advice, no more: a core that somebody holds is taken last, and taken all the same where there is no other; who shares a core so tries for
+its lock again and again, and has it when the holder has gone. A lock ends with its holder, whatever becomes of it. Where the folder cannot
+be had, nobody knows of anybody.
 """
 
 from __future__ import annotations
@@ -27,16 +28,31 @@ class Leases:
         """`where`: the folder, see `folder`; empty for none."""
         self._folder = _open(where) if where else -1
         self._held: dict[int, int] = {}
+        self._shared: set[int] = set()
         self._uses: Counter[int] = Counter()
 
     def hold(self, cpu: int) -> bool:
         """A worker runs there now. False where another runtime has one there as well."""
         self._uses[cpu] += 1
+        return self._take(cpu)
+
+    @property
+    def shared(self) -> list[int]:
+        """CPUs on which a worker runs and another runtime's as well."""
+        return sorted(self._shared)
+
+    def retry(self) -> list[int]:
+        """Tries again for the cores that are shared; returns those that others have given up since."""
+        return [cpu for cpu in self.shared if self._take(cpu)]
+
+    def _take(self, cpu: int) -> bool:
         if cpu in self._held:
             return True
         fd = self._lock(cpu)
         if fd is None:
+            self._shared.add(cpu)
             return False
+        self._shared.discard(cpu)
         if fd >= 0:
             self._held[cpu] = fd
         return True
@@ -46,6 +62,7 @@ class Leases:
         self._uses[cpu] -= 1
         if self._uses[cpu] <= 0:
             del self._uses[cpu]
+            self._shared.discard(cpu)
             if cpu in self._held:
                 os.close(self._held.pop(cpu))
 
@@ -57,7 +74,8 @@ class Leases:
         with suppress(OSError):
             for entry in os.listdir(self._folder):
                 if entry.isdigit() and int(entry) not in self._held:
-                    fd = self._lock(int(entry))
+                    # A shared lock: two who look at once do not see each other.
+                    fd = self._lock(int(entry), fcntl.LOCK_SH)
                     if fd is None:
                         found.append(int(entry))
                     elif fd >= 0:
@@ -68,12 +86,13 @@ class Leases:
         for fd in self._held.values():
             os.close(fd)
         self._held.clear()
+        self._shared.clear()
         self._uses.clear()
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
 
-    def _lock(self, cpu: int) -> int | None:
+    def _lock(self, cpu: int, kind: int = fcntl.LOCK_EX) -> int | None:
         """The locked file of a core; None where somebody else holds it, -1 where there is no such file to be had."""
         if self._folder < 0:
             return -1
@@ -82,7 +101,7 @@ class Leases:
         except OSError:
             return -1
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             return None

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
+from aspen_mp.control.places import Place, arrange, surplus
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.control.spawn import start_worker
@@ -40,7 +41,7 @@ class Worker:
     pid: int
     pidfd: int
     sock: socket.socket
-    cpu: int
+    place: Place
     core_class: str
     state: str = "starting"
     error: str = ""
@@ -48,6 +49,10 @@ class Worker:
     stopped: Timer | None = None
     since: float = field(default_factory=time.monotonic)
     out: deque[tuple[int, int, int, int, tuple[int, ...]]] = field(default_factory=deque)
+
+    @property
+    def cpu(self) -> int:
+        return self.place.cpu
 
     def facts(self) -> dict[str, int]:
         return {"worker": self.row, "pid": self.pid, "cpu": self.cpu}
@@ -88,8 +93,8 @@ class WorkerPool:
         self._on_left = on_left
         self._on_drained = on_drained
         self._rows: dict[int, Worker] = {}
-        self._queued: deque[int] = deque()  # CPUs of workers to start as soon as leaving ones have freed rows
-        self._vacant: list[int] = []  # CPUs of workers that have died and are to be replaced
+        self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
+        self._vacant: list[Place] = []  # of workers that have died and are to be replaced
         self.seq = 0
         loop.on_signal(signal.SIGCHLD, self._look_for_stopped)
 
@@ -112,34 +117,81 @@ class WorkerPool:
         return sum(worker.state == "running" for worker in self._rows.values())
 
     def describe(self) -> list[dict[str, Any]]:
-        """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`."""
+        """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`;
+        `shared`: another worker, of this runtime or of another, is on the same CPU."""
+        uses = Counter(worker.cpu for worker in self._rows.values() if worker.state != "leaving")
         known = {row["row"]: row for row in self._table.workers()}
         found = []
         for worker in self._rows.values():
             row = known.get(worker.row, {})
             about = {"id": worker.row, "pid": worker.pid, "cpu": worker.cpu, "core_class": worker.core_class, "process": worker.state}
             kernel, schedule = row.get("kernel_ns", 0), row.get("schedule_ns", 0)
+            about["shared"] = uses[worker.cpu] > 1 or worker.cpu in self._leases.shared
             times = {"busy_s": (kernel + schedule) / 1e9, "overhead": schedule / (kernel + schedule) if kernel + schedule else 0.0}
             found.append({**row, **about, **times})
         return found
 
     def cpus(self) -> list[int]:
         """Where workers are to be: those that stay, and those that are going to be started."""
-        return [*(worker.cpu for worker in self._rows.values() if worker.state != "leaving"), *self._queued, *self._vacant]
+        return [place.cpu for place in (*(worker.place for worker in self._staying()), *self._queued, *self._vacant)]
+
+    def _staying(self) -> list[Worker]:
+        return [worker for worker in self._rows.values() if worker.state != "leaving"]
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a worker shares its CPU with another one, of this runtime or of another."""
+        cpus = self.cpus()
+        return len(set(cpus)) < len(cpus) or bool(self._leases.shared)
 
     # ---- starting
 
-    def start(self, n: int, cores: list[int] | None = None) -> None:
+    def start(self, n: int, cores: list[int] | None = None, *, chosen: bool = True) -> None:
         """Starts `n` workers, on `cores` where given; those for which leaving ones have no row free yet, as soon as one is.
-        ResourceLimitError if there is no room or a core may not be used."""
+        `chosen`: the user has named these cores. ResourceLimitError if there is no room or a core may not be used."""
         if len(self) + n > self._max:
             raise ResourceLimitError(
                 f"{n} more workers do not fit: {len(self)} of max_workers={self._max} are taken; "
                 "start the runtime with a larger max_workers"
             )
         machine = topology.read()
-        self._queued += machine.choose(n, cores or None, [*self.cpus(), *self._leases.others()])
+        cpus = machine.choose(n, cores or None, [*self.cpus(), *self._leases.others()])
+        self._queued += [Place(cpu, cpu if cores and chosen else None) for cpu in cpus]
         self._start_queued(machine)
+
+    def settle(self, machine: topology.Topology, preferred: list[int], n: int) -> tuple[int, int, int]:
+        """The machine has changed, or a core has become free: as many workers as `n`, each where `places.arrange` puts it. A worker that
+        moves leaves, and another one starts where it is to be. Returns how many were started anew, left, and moved."""
+        staying = self._staying()
+        places = [worker.place for worker in staying] + list(self._queued) + list(self._vacant)
+        given_up = surplus(machine, places, len(places) - n) if n < len(places) else []
+        kept = [k for k in range(len(places)) if k not in given_up]
+        wanted: list[Place | None] = [places[k] for k in kept]
+        new = min(n, self._max) - len(wanted)
+        found = arrange(machine, preferred, [*wanted, *([None] * new)], self._leases.others())
+        target = dict(zip(kept, found, strict=False))
+        moved = 0
+        waiting, vacant = len(self._queued), len(self._vacant)
+        # Without a worker yet: each goes where it is to be, or is not started at all.
+        self._queued = deque(target[len(staying) + k] for k in range(waiting) if len(staying) + k in target)
+        self._vacant = [target[k] for k in range(len(staying) + waiting, len(staying) + waiting + vacant) if k in target]
+        for k, worker in enumerate(staying):
+            place = target.get(k)
+            if place == worker.place:
+                continue
+            self._dismiss(worker)
+            if place is not None:
+                moved += 1
+                self._journal.info("worker-moves", **worker.facts(), to=place.cpu)
+                self._queued.append(place)
+        self._queued += found[len(kept) :]
+        self._start_queued(machine)
+        return max(0, new), len(given_up), moved
+
+    def claim_shared(self) -> None:
+        """Takes the leases of cores that another runtime had a worker on as well, and has no longer."""
+        for cpu in self._leases.retry():
+            self._journal.info("core-unshared", cpu=cpu)
 
     def dismiss_early(self) -> None:
         """Early worker processes that are not wanted after all."""
@@ -163,14 +215,15 @@ class WorkerPool:
             self._queued.clear()  # nobody would ever start them, and they must not count
             raise
 
-    def _start_at(self, row: int, cpu: int, machine: topology.Topology) -> None:
-        if cpu not in machine.by_cpu:  # it has been taken from us meanwhile
-            cpu = machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0]
+    def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
+        if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
+            place = Place(machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0], place.home)
+        cpu = place.cpu
         core = machine.by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         pid, ours = self._early.pop() if self._early else start_worker()
         ours.setblocking(False)
-        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, cpu, core.core_class)
+        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, place, core.core_class)
         if not self._leases.hold(cpu):
             self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_started(row, pid, _start_time(pid))
@@ -280,7 +333,7 @@ class WorkerPool:
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             if worker.state != "leaving":
-                self._vacant.append(worker.cpu)
+                self._vacant.append(worker.place)
             self._died(worker, _why(status, error))
             self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted))
 
@@ -317,7 +370,7 @@ class WorkerPool:
     def leave(self, n: int, cores: Iterable[int] = ()) -> None:
         """The `n` newest workers, or one on each of `cores`, finish the tile in hand, leave the rest to others and exit.
         RequestError, before anything is done, if a core has no worker."""
-        staying = [w for w in reversed(self._rows.values()) if w.state != "leaving"]
+        staying = self._staying()[::-1]
         if cores:
             chosen = []
             for cpu in cores:
@@ -333,9 +386,13 @@ class WorkerPool:
                     n -= 1
             chosen = staying[:n]
         for worker in chosen:
-            worker.state = "leaving"
-            self._booted(worker)
-            self._table.worker_command(worker.row, "leave")
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: Worker) -> None:
+        """It finishes the tile in hand, leaves the rest to others and exits."""
+        worker.state = "leaving"
+        self._booted(worker)
+        self._table.worker_command(worker.row, "leave")
 
     def kill_all(self) -> None:
         """Ends every worker at once and reaps it; rows are free afterwards. No callback is called."""
@@ -357,7 +414,7 @@ class WorkerPool:
             self._table.worker_gone(worker.row)
             self._died(worker, "ended: it did not stop for a recovery")
             if worker.state != "leaving":
-                self._vacant.append(worker.cpu)
+                self._vacant.append(worker.place)
 
     def _kill(self, worker: Worker) -> None:
         with suppress(ProcessLookupError):

@@ -24,10 +24,11 @@ import msgspec
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
+AUTOMATIC: Final = -2
 _HEADER: Final = struct.Struct("<IHH")
 _MARK: Final = 0x4D41
 _FD_SPACE: Final = socket.CMSG_SPACE(64 * 4)  # more than MAX_FDS, so that a sender of too many is seen and refused, not truncated
@@ -121,12 +122,13 @@ class Explain(Message):
 
 
 class Resize(Message):
-    """Change the number of workers by `add` or `remove`, or to `total` (−1: leave). `cores` says where added ones run."""
+    """Change the number of workers by `add` or `remove`, or to `total` (−1: leave; `AUTOMATIC`: to what the machine is good for, now and
+    whenever that changes). `cores` says where added ones run."""
 
     id: Count
     add: Count = 0
     remove: Count = 0
-    total: Annotated[int, msgspec.Meta(ge=-1, le=256)] = -1
+    total: Annotated[int, msgspec.Meta(ge=AUTOMATIC, le=256)] = -1
     cores: Annotated[list[int], msgspec.Meta(max_length=256)] = []
 
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import aspen_mp
-from aspen_mp.control import protocol, rundir
+from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import Connection
 from aspen_mp.control.journal import Journal, Level
@@ -47,6 +48,8 @@ _PLANNER = (
 )
 
 
+LOOK_S = 1.0
+"""How often the planner process looks at what the machine lets it use: nothing tells of a change (see `topology`)."""
 IMPORT_S = 0.2
 """A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
@@ -89,8 +92,15 @@ class Server:
         self._started = time.time()
         self._claim = rundir.Claim(config.name) if config.name else None
         self._leases = Leases(config.leases)
+        self._limits = topology.LimitsReader()
+        self._seen = self._limits.read()
+        self._machine = topology.read()
+        self._changes = 0
+        self._refused = ""
         cpus = self._choose(config, self._leases.others())
-        max_workers = config.max_workers or max(16, len(cpus), topology.read().online)
+        # The user has not said how many workers: as many as the machine is good for, now and whenever that changes.
+        self._follows = config.workers is None and config.cores is None
+        max_workers = config.max_workers or max(16, len(cpus), self._machine.online)
         self._max_workers = min(max_workers, _tables.LIMITS["workers"])
         if len(cpus) > self._max_workers:
             raise ResourceLimitError(f"{len(cpus)} workers asked for, max_workers is {self._max_workers}")
@@ -143,8 +153,9 @@ class Server:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
-        self._pool.start(len(cpus), cpus)
+        self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
         self._pool.dismiss_early()
+        self._loop.later(LOOK_S, self._look)
         self._starter = self._adopt(starter)
         unnamed, self._address = rundir.listen_unnamed()
         self._listeners = [unnamed] + ([self._claim.listen()] if self._claim else [])
@@ -205,6 +216,53 @@ class Server:
             self._segments.forget(segment)
         self._models.collected(set(gone))
         self._pool.publish()
+
+    # ---- the machine
+
+    def _look(self) -> None:
+        """Has the machine changed under us, or another runtime given up a core that we want?"""
+        self._loop.later(LOOK_S, self._look)
+        limits = self._limits.read()
+        if limits != self._seen:
+            self._machine_changed(limits)
+            return
+        self._pool.claim_shared()
+        n = len(self._pool)
+        if self._follows and n < self._automatic(()):
+            n = max(n, self._automatic(self._leases.others()))
+        if n > len(self._pool) or self._pool.crowded:
+            self._settle(n)
+
+    def _machine_changed(self, limits: topology.Limits) -> None:
+        before, self._seen = self._seen, limits
+        self._machine = topology.read()
+        workers, self._changes = len(self._pool), self._changes + 1
+        self._settle(self._automatic(self._leases.others()) if self._follows else workers)
+        facts: dict[str, Any] = {"cpus": topology.format_cpus(limits.cpus), "were": topology.format_cpus(before.cpus)}
+        if limits.quota != before.quota:
+            facts |= {"quota": limits.quota or "none", "was": before.quota or "none"}
+        facts |= {"workers": len(self._pool), "had": workers}
+        if len(self._pool) > len(limits.cpus):
+            self._journal.warning("machine-changed", **facts, why=f"{len(self._pool)} workers share {len(limits.cpus)} CPUs")
+        else:
+            self._journal.info("machine-changed", **facts)
+
+    def _preferred(self) -> list[int]:
+        return self._machine.limited(self._config.classes or None, self._config.smt).placement()
+
+    def _automatic(self, others: Iterable[int]) -> int:
+        """How many workers there are to be where the user has not said."""
+        return min(self._max_workers, places.automatic(self._machine, self._preferred(), self._pool.cpus(), set(others)))
+
+    def _settle(self, n: int) -> None:
+        """`n` workers, each where it belongs now."""
+        try:
+            self._pool.settle(self._machine, self._preferred(), n)
+        except (AspenError, OSError) as error:
+            if str(error) != self._refused:  # it is tried again, but said once
+                self._refused = str(error)
+                self._journal.warning("worker-not-started", why=self._refused)
+        self._planned_for = len(self._pool) or self._planned_for
 
     # ---- connections
 
@@ -356,11 +414,16 @@ class Server:
             client.connection.send(protocol.DataReady(message.id, index, created.nbytes), (created.fd,))
 
     def _resize(self, message: protocol.Resize) -> None:
+        if message.total == protocol.AUTOMATIC:
+            self._follows = True
+            self._settle(self._automatic(self._leases.others()))
+            return
         change = message.total - len(self._pool) if message.total >= 0 else message.add - message.remove
         if message.cores and abs(change) != len(message.cores):
             raise RequestError(f"{abs(change)} workers to {'add' if change > 0 else 'remove'}, but {len(message.cores)} cores named")
         if len(self._pool) + change < 0:
             raise RequestError(f"{-change} workers to remove, but there are {len(self._pool)}")
+        self._follows = False
         if change > 0:
             self._pool.start(change, message.cores)
         elif change < 0:
@@ -384,6 +447,13 @@ class Server:
                 "uptime_s": time.time() - self._started,
                 "ready": self._pool.running > 0,
                 "max_workers": self._max_workers,
+            },
+            "machine": {
+                "cpus": topology.format_cpus(self._seen.cpus),
+                "cpu_quota": self._seen.quota,
+                "workers": "follow" if self._follows else "fixed",
+                "shared_cpus": topology.format_cpus(self._leases.shared),
+                "changes": self._changes,
             },
             "recovery": {
                 "worker_deaths": self._recovery.deaths,

@@ -31,6 +31,23 @@ def test_what_one_holds_the_other_sees(tmp_path: Path) -> None:
     other.close()
 
 
+def test_a_shared_core_is_had_when_the_other_has_gone(tmp_path: Path) -> None:
+    one, other = Leases(str(tmp_path / "cores")), Leases(str(tmp_path / "cores"))
+    assert one.hold(2)
+    assert not other.hold(2)
+    assert (one.shared, other.shared) == ([], [2])
+    assert other.retry() == []
+    one.drop(2)
+    assert other.retry() == [2]
+    assert other.shared == []
+    assert one.others() == [2]
+    assert not one.hold(2)
+    one.drop(2)
+    assert one.shared == []
+    one.close()
+    other.close()
+
+
 def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
     ours = Leases(str(tmp_path / "cores"))
     read, write = os.pipe()

@@ -271,6 +271,27 @@ def test_cgroup_v1(tree: Tree) -> None:
     assert (found.quota, found.default_workers) == (3.5, 3)
 
 
+def test_limits_are_read_anew(tree: Tree) -> None:
+    """Quota, cpuset and mask may change at any time, and the process be moved to another cgroup."""
+    uniform(tree, 8)
+    tree.cgroup2("/a")
+    tree.put("sys/fs/cgroup/a/cpu.max", "max 100000")
+    reader = topology.LimitsReader(tree.root)
+    before = reader.read(range(8))
+    assert (before.cpus, before.quota) == (tuple(range(8)), None)
+    assert reader.read(range(8)) == before
+    tree.put("sys/fs/cgroup/a/cpu.max", "150000 100000")
+    assert reader.read(range(8)).quota == 1.5
+    tree.put("sys/fs/cgroup/a/cpuset.cpus.effective", "2-5")
+    assert reader.read(range(4)).cpus == (2, 3)
+    tree.put("proc/self/cgroup", "0::/b")
+    tree.put("sys/fs/cgroup/b/cpu.max", "300000 100000")
+    moved = reader.read(range(4))
+    assert (moved.cpus, moved.quota) == ((0, 1, 2, 3), 3.0)
+    tree.put("sys/devices/system/cpu/online", "0-1")
+    assert reader.read(range(4)).cpus == (0, 1)
+
+
 def test_cpuset_v2(tree: Tree) -> None:
     uniform(tree, 8)
     tree.cgroup2("/box")
