@@ -7,28 +7,22 @@ have an effect is the time from the call until a worker that has joined has exec
 from __future__ import annotations
 
 import bisect
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import aspen_mp
-from aspen_mp.bench import models
+from aspen_mp.bench.load import Load, resize, subject
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 
-if TYPE_CHECKING:
-    from aspen_mp.model import Model
-
 WINDOW_S = 0.25
 """Width of the running mean in the plot."""
-WATCHDOG_S = 60.0
 
 
 @dataclass(slots=True)
@@ -76,87 +70,31 @@ class Run:
 
 def measure(case: Case, steps: Sequence[int], seconds: float, in_flight: int, say: Callable[[str], None]) -> Run:
     """Goes through `steps` (numbers of workers), `seconds` each, on a runtime of its own."""
-    graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
-    feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
     with aspen_mp.Runtime(workers=max(steps), max_workers=2 * max(steps)) as runtime:
-        model = runtime.load(graph, instances=min(max(2, in_flight), 8))
-        model.run(feeds)
-        _resize(runtime, steps[0])
-        load = _Load(model, feeds, in_flight)
+        it = subject(runtime, case, min(max(2, in_flight), 8))
+        resize(runtime, steps[0])
+        load = Load([it], in_flight)
         run = Run(case.label, in_flight, [])
         try:
             for workers in steps:
                 say(f"{case.label}: {workers} workers")
-                asked = time.perf_counter()
-                effect = _resize(runtime, workers) if run.steps else None
-                now = time.perf_counter()
+                asked = time.monotonic()
+                effect = resize(runtime, workers) if run.steps else None
+                now = time.monotonic()
                 run.steps.append(Step(workers, asked - load.since, None if effect is None else effect * 1e3, now - load.since))
-                load.ended.wait(seconds)
+                load.sleep(seconds)
         finally:
-            load.stop()
-        end = time.perf_counter() - load.since
-    order = sorted(zip(load.done, load.began, strict=True))
+            answers = load.stop()
+        end = time.monotonic() - load.since
+    order = [(a.done - load.since, a.began - load.since) for a in answers if not a.lost]
     run.done_s, run.began_s = [d for d, _ in order], [b for _, b in order]
-    run.wrong, run.lost = load.wrong, load.lost
+    run.wrong, run.lost = sum(a.wrong for a in answers), sum(bool(a.lost) for a in answers)
     for step, until in zip(run.steps, [*(s.asked_s for s in run.steps[1:]), end], strict=True):
         first, last = bisect.bisect(run.done_s, step.effect_s), bisect.bisect(run.done_s, until)
         step.requests_per_s = (last - first) / (until - step.effect_s)
         times = [d - b for d, b in order[first:last] if b >= step.effect_s]
         step.latency_ms = statistics.median(times) * 1e3 if times else 0.0
     return run
-
-
-def _resize(runtime: aspen_mp.Runtime, workers: int) -> float:
-    """Seconds until the runtime has so many workers: those that join have executed a tile, those that leave have ended."""
-    before = {w["pid"] for w in runtime.workers}
-    began = time.perf_counter()
-    runtime.scale(workers)
-    while True:
-        now = runtime.workers
-        if len(now) == workers and all(w["pid"] in before or w["tiles"] for w in now):
-            return time.perf_counter() - began
-        if workers and time.perf_counter() - began > WATCHDOG_S:
-            raise TimeoutError(f"{workers} workers were asked for; after {WATCHDOG_S:g} s there are {now}")
-
-
-class _Load:
-    """So many requests in flight until `stop`; a thread of its own submits the next when one has ended."""
-
-    def __init__(self, model: Model, feeds: dict[str, Any], in_flight: int) -> None:
-        self.began: list[float] = []
-        self.done: list[float] = []
-        self.wrong = self.lost = 0
-        self.ended = threading.Event()
-        self.since = time.perf_counter()
-        self._model, self._feeds = model, feeds
-        self._expected = {name: np.asarray(value).tobytes() for name, value in model.run(feeds).items()}
-        self._finished: queue.SimpleQueue[tuple[float, float, Any]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._drive, args=(in_flight,), name="elastic load")
-        self._thread.start()
-
-    def _submit(self) -> None:
-        began = time.perf_counter()
-        self._model.submit(self._feeds).add_done_callback(lambda future: self._finished.put((began, time.perf_counter(), future)))
-
-    def _drive(self, in_flight: int) -> None:
-        for _ in range(in_flight):
-            self._submit()
-        while in_flight:
-            began, done, future = self._finished.get()
-            if future.exception() is not None:
-                self.lost += 1
-            else:
-                self.began.append(began - self.since)
-                self.done.append(done - self.since)
-                self.wrong += any(self._expected[name] != value.tobytes() for name, value in future.result().items())
-            if self.ended.is_set():
-                in_flight -= 1
-            else:
-                self._submit()
-
-    def stop(self) -> None:
-        self.ended.set()
-        self._thread.join()
 
 
 def plot(run: Run, file: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aspen_mp.workers.fallback import OpaqueCache
 
 SOCKET_FD = 3
+OOM_SCORE = 800
 _WRITABLE = {"control", "doorbell", "client", "data", "arena"}
 _ROLE_NAMES = {number: name for name, number in _control.ROLES.items()}
 
@@ -108,13 +109,20 @@ def _reached(a: int, seq: int) -> bool:
 
 def main(argv: list[str]) -> NoReturn:
     """``argv``: process id of the planner process. Descriptor 3 is the socket to it."""
-    process.die_with(int(argv[0]))
-    process.set_oom_score(800)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.set_oom_score(OOM_SCORE)
     sock = socket.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
+    work(int(argv[0]), sock)
+
+
+def work(parent: int, sock: socket.socket) -> NoReturn:
+    """The life of a worker, a child of the planner process `parent`."""
+    process.die_with(parent)
+    process.one_thread()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 1
     try:
+        wire.send(sock, wire.HELLO, os.getpid())
         Worker(sock).run()
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):

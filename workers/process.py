@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from contextlib import suppress
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+from aspen_mp.workers._process import set_death_signal, set_name
+
+__all__ = ["die_with", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
 
 
 def die_with(parent: int) -> None:
     """SIGKILL for this process when the thread that started it ends; at once if its parent is no longer `parent`."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    set_death_signal()
     if os.getppid() != parent:
         os._exit(0)
-
-
-def set_name(name: str) -> None:
-    """The name that top and ps show, at most 15 bytes."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def set_oom_score(score: int) -> None:
     """How willingly the kernel kills this process when memory runs out, -1000 … 1000; raising needs no privilege."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))
+
+
+def one_thread() -> None:
+    """For the libraries that numpy may bring along: no threads of their own, please. Before numpy is imported."""
+    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+
+
+def keep_only(fds: set[int]) -> None:
+    """In a forked child: closes every descriptor but these and the standard ones. A copy of somebody's socket would hide from the other
+    end that its owner hung up; a copy of a lock would hold it."""
+    for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in fds:
+            with suppress(OSError):
+                os.close(fd)
+
+
+def plain_signals() -> None:
+    """In a forked child: what the parent does at signals is no business of this process."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)

@@ -16,6 +16,7 @@ on Linux 6.18; the kernel itself raises events for `cgroup.events`, `memory.even
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -145,9 +146,10 @@ class Topology:
         return [core.cpu for core in sorted(self.cores, key=key)]
 
     def choose(self, n: int, explicit: Sequence[int] | None = None, taken: Iterable[int] = ()) -> list[int]:
-        """CPUs for `n` workers. With `explicit` exactly those, in that order; `taken` CPUs are used only when no other is left.
+        """CPUs for `n` workers. With `explicit` exactly those, in that order; else those that are `taken` least
+        often (each is named once for each worker there).
 
-        More workers than CPUs is allowed (they then share CPUs in turn); a CPU that the process may not use is a `ResourceLimitError`.
+        More workers than CPUs is allowed (they then share CPUs evenly); a CPU that the process may not use is a `ResourceLimitError`.
         """
         if explicit is not None:
             allowed = self.by_cpu
@@ -160,10 +162,13 @@ class Topology:
             if len(explicit) != n:
                 raise ResourceLimitError(f"{n} workers asked for, but {len(explicit)} cores named")
             return list(explicit)
-        busy = set(taken)
         order = self.placement()
-        order = [cpu for cpu in order if cpu not in busy] + [cpu for cpu in order if cpu in busy]
-        return [order[i % len(order)] for i in range(n)]
+        uses = Counter(taken)
+        chosen = []
+        for _ in range(n):
+            chosen.append(min(order, key=uses.__getitem__))  # the best one of those used least
+            uses[chosen[-1]] += 1
+        return chosen
 
 
 def parse_cpus(text: str) -> list[int]:

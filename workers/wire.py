@@ -18,6 +18,8 @@ SYNC = 4  # attach_seq
 READY = 5  # worker: has everything and is about to run
 DRAINED = 6  # worker: something that was dropped may be free now
 ERROR = 7  # worker: cannot go on; the text says why
+HELLO = 8  # worker: its process id, before anything else. Zygote: is ready
+FORK = 9  # to the zygote: a worker is wanted; descriptor of its socket
 
 _HEAD = struct.Struct("<IqqQ")
 MAX_TEXT = 16384

@@ -14,11 +14,14 @@ from aspen_mp.cli import output
 from aspen_mp.cli.launch import _cpus
 
 if TYPE_CHECKING:
+    from aspen_mp.bench.peers.cases import Case
     from aspen_mp.bench.peers.rounds import CaseResult
 
 app = typer.Typer(help="Measure: whole networks beside other runtimes, kernels beside the machine's limits.", no_args_is_help=True)
 
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write everything as JSON to this file.")]
+
+PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it against time.")]
 
 
 @app.command("peers")
@@ -154,7 +157,7 @@ def elastic(
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each step.")] = 4.0,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Requests that are in flight at any time.")] = 4,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw throughput and workers against time.")] = None,
+    plot: PlotOption = None,
     file: OutputOption = None,
     as_json: output.Json = False,
 ) -> None:
@@ -162,15 +165,10 @@ def elastic(
 
     Exit status 1 if a request was lost or its result differs.
     """
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise typer.BadParameter("drawing needs matplotlib: pip install 'aspen-mp[plot]'", param_hint="--plot")
+    _need_matplotlib(plot)
     from aspen_mp.bench import elastic as bench
-    from aspen_mp.bench.peers import cases
 
-    try:
-        case = cases.parse(network)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+    (case,) = _cases([network])
     with output.progress("bench", quiet=as_json) as update:
         run = bench.measure(case, _steps(steps), seconds, in_flight, lambda text: update(text, 0, 0))
     if plot is not None:
@@ -190,6 +188,114 @@ def elastic(
         output.table(run.case, ["workers", "asked at s", "effect after ms", "requests/s", "median ms"], rows, right=(0, 1, 2, 3, 4))
         output.out.print(run.verdict, highlight=False, soft_wrap=True)
     if run.lost + run.wrong:
+        raise typer.Exit(1)
+
+
+@app.command("storm")
+@output.command
+def storm(
+    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: resnet50 bert_base.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of the storm.")] = 180.0,
+    per_minute: Annotated[float, typer.Option("--per-minute", min=1.0, max=6000.0, help="Workers killed a minute.")] = 75.0,
+    workers: Annotated[int, typer.Option("--workers", min=1, max=128, help="Workers; more than cores share them.")] = 4,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Client threads in each client process.")] = 4,
+    processes: Annotated[int, typer.Option("--processes", min=0, max=16, help="Client processes beside this one.")] = 1,
+    mix: Annotated[
+        str | None,
+        typer.Option("--mix", metavar="KILL=7,STOP=1", help="Signals and their shares; default: KILL=7,SEGV=1,ABRT=1,STOP=1."),
+    ] = None,
+    at_once: Annotated[float, typer.Option("--at-once", min=0.0, max=1.0, help="Share of the strokes that hit all workers.")] = 0.1,
+    calm: Annotated[float, typer.Option("--calm", min=0.0, help="Seconds of the same load undisturbed, half before, half after.")] = 20.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the storm's choices.")] = 0,
+    plot: PlotOption = None,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Kill workers at random under load: requests lost or wrong, throughput, and how long each death holds things up.
+
+    Exit status 1 if a request was lost or its result differs.
+    """
+    _need_matplotlib(plot)
+    from aspen_mp.bench import storm as bench
+
+    weather = bench.Weather(seconds, per_minute, workers, threads, processes, _mix(mix) or bench.MIX, at_once, calm, seed)
+    with output.progress("bench", quiet=as_json) as update:
+        found = bench.measure(_cases(networks), weather, lambda text: update(text, 0, 0))
+    if plot is not None:
+        bench.plot(found, plot)
+    _write(found.document(), file, as_json)
+    if not as_json:
+        rows = [
+            [what, spread.number, f"{spread.p50_ms:.1f}", f"{spread.p99_ms:.1f}", f"{spread.worst_ms:.1f}"]
+            for what, spread in (
+                ("from the signal until work goes on, others running", found.with_survivors),
+                ("from the signal until a worker runs, none left", found.with_none),
+                ("from noticing a death until work may go on", found.own_ms),
+                ("from starting a new worker until it runs", found.joins),
+            )
+        ]
+        output.table("milliseconds", ["", "times", "median", "p99", "worst"], rows, right=(1, 2, 3, 4))
+        output.out.print(found.verdict, highlight=False, soft_wrap=True)
+    _whole(found.lost, found.wrong, found.why)
+
+
+@app.command("churn")
+@output.command
+def churn(
+    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: resnet50 bert_base.")] = None,
+    changes: Annotated[int, typer.Option("--changes", min=1, help="Changes of the number of workers.")] = 1000,
+    workers: Annotated[int, typer.Option("--workers", min=2, max=128, help="The most workers.")] = 4,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Client threads, each with a request in flight.")] = 4,
+    rest: Annotated[float, typer.Option("--rest", min=0.0, help="Seconds from a change's effect to the next change, on average.")] = 0.02,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choices.")] = 0,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Let workers join and leave under load, change after change: requests lost or wrong, and how soon each change has its effect.
+
+    Exit status 1 if a request was lost or its result differs.
+    """
+    from aspen_mp.bench import churn as bench
+
+    plan = bench.Plan(changes, workers, threads, rest, seed)
+    with output.progress("bench", quiet=as_json) as update:
+        found = bench.measure(_cases(networks), plan, lambda text: update(text, 0, 0))
+    _write(found.document(), file, as_json)
+    if not as_json:
+        output.out.print(found.verdict, highlight=False, soft_wrap=True)
+    _whole(found.lost, found.wrong, found.why)
+
+
+def _cases(networks: list[str] | None) -> list[Case]:
+    from aspen_mp.bench.peers import cases
+
+    try:
+        return [cases.parse(text) for text in networks or ("resnet50", "bert_base")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+
+
+def _mix(text: str | None) -> dict[str, float]:
+    """Signals and their weights; empty without any."""
+    try:
+        mix = {name: float(share) for name, share in (part.split("=") for part in text.split(","))} if text else {}
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of weights such as KILL=7,STOP=1", param_hint="--mix") from None
+    known = {"KILL", "TERM", "STOP", "SEGV", "BUS", "ILL", "FPE", "ABRT"}
+    if mix and (not set(mix) <= known or min(mix.values()) < 0 or not sum(mix.values())):
+        raise typer.BadParameter(f"signals are {', '.join(sorted(known))}, with weights from 0 on", param_hint="--mix")
+    return mix
+
+
+def _need_matplotlib(plot: Path | None) -> None:
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("drawing needs matplotlib: pip install 'aspen-mp[plot]'", param_hint="--plot")
+
+
+def _whole(lost: int, wrong: int, why: list[str]) -> None:
+    for text in why:
+        output.notice(f"lost: {text}")
+    if lost + wrong:
         raise typer.Exit(1)
 
 

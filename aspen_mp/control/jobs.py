@@ -333,15 +333,10 @@ def _child(parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, s
     status = 1
     try:
         process.die_with(parent)
-        for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
-            if fd > 2 and fd != sock.fileno() and fd not in keep:
-                with suppress(OSError):
-                    os.close(fd)
+        process.keep_only({sock.fileno(), *keep})
         process.set_name("aspen-plan")
         process.set_oom_score(900)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        process.plain_signals()
         serve(sock)
         status = 0
     except BaseException as error:  # the last thing that can be said about it

@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
+from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.places import Place, arrange, surplus
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
-from aspen_mp.control.spawn import start_worker
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import RequestError, ResourceLimitError
 from aspen_mp.workers import topology, wire
-
-if TYPE_CHECKING:
-    from aspen_mp.control.spawn import Early
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""
@@ -72,15 +69,13 @@ class WorkerPool:
         segments: Callable[[], Iterable[Held]],
         journal: Journal,
         leases: Leases,
+        nursery: Nursery,
         *,
         on_ready: Callable[[], None],
         on_death: Callable[[Death], None],
         on_left: Callable[[], None],
         on_drained: Callable[[], None],
-        early: Iterable[Early] = (),
     ) -> None:
-        """`early`: worker processes that wait for their setup; they are used first."""
-        self._early = list(early)
         self._loop = loop
         self._table = table
         self._fds = (control_fd, doorbell_fd)
@@ -88,6 +83,7 @@ class WorkerPool:
         self._segments = segments
         self._journal = journal
         self._leases = leases
+        self._nursery = nursery
         self._on_ready = on_ready
         self._on_death = on_death
         self._on_left = on_left
@@ -193,13 +189,6 @@ class WorkerPool:
         for cpu in self._leases.retry():
             self._journal.info("core-unshared", cpu=cpu)
 
-    def dismiss_early(self) -> None:
-        """Early worker processes that are not wanted after all."""
-        while self._early:
-            pid, sock = self._early.pop()
-            sock.close()  # at which it leaves
-            self._loop.reap(pid)
-
     def refill(self) -> None:
         """Starts a worker for each that has died. Raises what starting one raises; those not started are then given up."""
         self._queued += self._vacant
@@ -221,9 +210,10 @@ class WorkerPool:
         cpu = place.cpu
         core = machine.by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
-        pid, ours = self._early.pop() if self._early else start_worker()
+        since = time.monotonic()
+        pid, ours = self._nursery.start()
         ours.setblocking(False)
-        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, place, core.core_class)
+        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, place, core.core_class, since=since)
         if not self._leases.hold(cpu):
             self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_started(row, pid, _start_time(pid))
@@ -335,7 +325,7 @@ class WorkerPool:
             if worker.state != "leaving":
                 self._vacant.append(worker.place)
             self._died(worker, _why(status, error))
-            self._on_death(Death(worker.row, worker.cpu, _why(status, error), number, at, booted))
+            self._on_death(Death(worker.row, worker.pid, worker.cpu, _why(status, error), number, at, booted))
 
     def _died(self, worker: Worker, why: str) -> None:
         self._journal.warning("worker-died", **worker.facts(), why=why)
@@ -401,10 +391,6 @@ class WorkerPool:
         for worker in list(self._rows.values()):
             self._forget(worker)
             self._table.worker_gone(worker.row)
-        while self._early:
-            pid, sock = self._early.pop()
-            sock.close()  # at which it leaves
-            os.waitpid(pid, 0)
 
     def kill(self, rows: Iterable[int]) -> None:
         """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called."""

@@ -17,6 +17,7 @@ from typing import Final
 
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.outages import Outages
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping
@@ -41,6 +42,7 @@ class Death:
     `booted`: it had come to run."""
 
     row: int
+    pid: int
     cpu: int
     why: str
     number: int
@@ -55,8 +57,9 @@ class Death:
 
 @dataclass(slots=True)
 class Recovery:
-    """`kill(rows)` ends and reaps workers without a word; `refill()` starts one for each that has died; `alive()` counts those there are;
-    `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on; `give_up(why)` when no worker stays alive."""
+    """`kill(rows)` ends and reaps workers without a word; `refill()` starts one for each that has died; `alive()` counts those there are,
+    `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
+    `give_up(why)` when no worker stays alive."""
 
     loop: Loop
     table: _control.ControlTable
@@ -64,6 +67,7 @@ class Recovery:
     kill: Callable[[list[int]], None]
     refill: Callable[[], None]
     alive: Callable[[], int]
+    running: Callable[[], int]
     op_of: Callable[[int, int], int]
     after: Callable[[], None]
     give_up: Callable[[str], None]
@@ -72,6 +76,7 @@ class Recovery:
     last: str = ""
     last_stop_s: float = 0.0
     totals: Counter[str] = field(default_factory=Counter)
+    outages: Outages = field(default_factory=Outages)
     _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _unborn: int = 0
@@ -86,6 +91,7 @@ class Recovery:
         if self.closed:
             return
         self.deaths += 1
+        self.outages.died(death.pid)
         self.last = f"worker {death.row} on CPU {death.cpu} {death.why}"
         self._unborn = 0 if death.booted else self._unborn + 1
         # Whoever was killed by others (memory ran out, say) would perhaps have come to run.
@@ -133,6 +139,7 @@ class Recovery:
         self.table.epoch_end()
         self.last_stop_s = time.monotonic() - self._since
         self.journal.warning("recovered", seconds=self.last_stop_s, **outcome)
+        self.outages.ended(self.running(), self._restart)
         self._since = None
         self._restart = False
         self._forget_old()

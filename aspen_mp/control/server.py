@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.control.models import Asker, ModelStore
+from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.segments import Held, SegmentStore
@@ -37,9 +38,6 @@ from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
-
-if TYPE_CHECKING:
-    from aspen_mp.control.spawn import Early
 
 _PLANNER = (
     *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
@@ -84,8 +82,8 @@ class Client:
 
 
 class Server:
-    def __init__(self, config: Config, starter: socket.socket, early: list[Early]) -> None:
-        """`early`: worker processes that have been started already."""
+    def __init__(self, config: Config, starter: socket.socket, nursery: Nursery) -> None:
+        """`nursery`: it may have begun to start workers already."""
         self._config = config
         self._loop = Loop()
         self._journal = Journal(config.name, config.log)
@@ -97,6 +95,8 @@ class Server:
         self._machine = topology.read()
         self._changes = 0
         self._refused = ""
+        self._nursery = nursery
+        nursery.watch(self._loop, self._journal)
         cpus = self._choose(config, self._leases.others())
         # The user has not said how many workers: as many as the machine is good for, now and whenever that changes.
         self._follows = config.workers is None and config.cores is None
@@ -119,11 +119,11 @@ class Server:
             lambda: iter(self._segments),
             self._journal,
             self._leases,
+            nursery,
             on_ready=self._worker_ready,
             on_death=self._worker_died,
             on_left=self._collect,
             on_drained=self._collect,
-            early=early,
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
@@ -146,6 +146,7 @@ class Server:
             kill=self._pool.kill,
             refill=self._pool.refill,
             alive=lambda: self._pool.processes,
+            running=lambda: self._pool.running,
             op_of=lambda instance, tile: self._models.op_of_tile(self._table.instance(instance)["plan"], tile),
             after=self._collect,
             give_up=self._no_workers,
@@ -154,7 +155,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
-        self._pool.dismiss_early()
+        nursery.dismiss_early()
         self._loop.later(LOOK_S, self._look)
         self._starter = self._adopt(starter)
         unnamed, self._address = rundir.listen_unnamed()
@@ -176,6 +177,7 @@ class Server:
         """Ends workers, planning children and connections, in this order, and removes the run files."""
         self._recovery.closed = True
         self._pool.kill_all()
+        self._nursery.close()
         self._leases.close()
         self._models.close()
         for connection in list(self._connections):
@@ -191,6 +193,8 @@ class Server:
 
     def _worker_ready(self) -> None:
         self._worked = True
+        if self._pool.running:
+            self._recovery.outages.running()
         if not self._pool.starting:
             waiting, self._ungreeted = self._ungreeted, []
             for connection, hello in waiting:
@@ -442,6 +446,7 @@ class Server:
             "runtime": {
                 "name": self._config.name,
                 "pid": os.getpid(),
+                "zygote": self._nursery.zygote,
                 "version": aspen_mp.__version__,
                 "started": self._started,
                 "uptime_s": time.time() - self._started,
@@ -460,6 +465,7 @@ class Server:
                 "last": self._recovery.last,
                 "last_stop_s": self._recovery.last_stop_s,
                 "requests": dict(self._recovery.totals),
+                "latest": self._recovery.outages.latest(),
             },
             "workers": self._pool.describe(),
             "models": self._models.describe(),
@@ -483,16 +489,15 @@ def _sealed(role: str, nbytes: int) -> Segment:
     return Segment.create(role, nbytes, memfd=True)
 
 
-def main(argv: list[str], early: list[Early]) -> None:
-    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `early`: as in `Server`."""
+def main(argv: list[str], nursery: Nursery) -> None:
+    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `nursery`: as in `Server`."""
     sock = socket.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
     process.set_name("aspen-planner")
     # One thread here, whatever numpy's BLAS would like: planning children are forked from this process.
-    for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
+    process.one_thread()
     try:
-        server = Server(msgspec.json.decode(argv[0], type=Config), sock, early)
+        server = Server(msgspec.json.decode(argv[0], type=Config), sock, nursery)
     except AspenError as error:
         with suppress(OSError):
             sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))

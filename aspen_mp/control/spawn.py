@@ -32,12 +32,8 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
             os.close(source)
 
 
-Early = tuple[int, socket.socket]
-"""A worker process that waits for its setup: its pid, and the socket to it."""
-
-
-def start_worker() -> Early:
-    """Starts a worker process, which waits until it is told its row, CPU and segments."""
+def start_worker() -> tuple[int, socket.socket]:
+    """Starts a worker process as a new program; it waits until it is told its row, CPU and segments. Its pid, and the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         return spawn("aspen_mp.workers.main", [str(os.getpid())], theirs), ours

@@ -152,6 +152,32 @@ def test_bench_elastic(tmp_path: Path) -> None:
         assert cli("bench", "elastic", "squeezenet1_1", "--steps", steps).returncode == 2
 
 
+def test_bench_storm(tmp_path: Path) -> None:
+    file, picture = tmp_path / "storm.json", tmp_path / "storm.png"
+    network = "squeezenet1_1@image=64"
+    short = ("--seconds", 2, "--per-minute", 200, "--workers", 2, "--threads", 2, "--processes", 0)
+    options = (*short, "--calm", 0.4, "--mix", "KILL=2,SEGV=1")
+    report = as_json("bench", "storm", network, *options, "-o", file, "--plot", picture)
+    assert report == json.loads(file.read_text())
+    assert report["lost"] == report["wrong"] == 0
+    assert report["requests"] > 0
+    assert {stroke["signal"] for stroke in report["strokes"]} <= {"KILL", "SEGV"}
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "none lost, none wrong" in ok("bench", "storm", network, *short, "--calm", 0)
+    for mix in ("KILL", "KILL=x", "USR1=1", "KILL=0", "KILL=-1"):
+        assert cli("bench", "storm", network, "--mix", mix).returncode == 2
+    assert cli("bench", "storm", "no_such_network").returncode == 2
+
+
+def test_bench_churn(tmp_path: Path) -> None:
+    file = tmp_path / "churn.json"
+    report = as_json("bench", "churn", "squeezenet1_1@image=64", "--changes", 6, "--workers", 2, "-o", file)
+    assert report == json.loads(file.read_text())
+    assert report["lost"] == report["wrong"] == 0
+    assert len(report["changes"]) == 6
+    assert "none lost, none wrong" in ok("bench", "churn", "squeezenet1_1@image=64", "--changes", 1, "--workers", 2)
+
+
 def test_bench_kernels(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     report = as_json("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file)

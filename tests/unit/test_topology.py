@@ -194,6 +194,7 @@ def test_fuller_node_first(tree: Tree) -> None:
     found = topology.read(tree.root, [0, 4, 5, 6])
     assert found.choose(3) == [4, 5, 6]
     assert found.choose(3, taken=[4]) == [5, 6, 0]
+    assert found.choose(5, taken=[4, 5, 5]) == [6, 0, 4, 6, 0]  # those with the fewest workers first
 
 
 def test_second_thread_alone_counts_as_a_core(tree: Tree) -> None:

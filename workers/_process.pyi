@@ -1,0 +1,10 @@
+"""System calls of processes that Python does not offer."""
+
+def set_death_signal() -> None:
+    """SIGKILL for this process when the thread that is its parent ends."""
+
+def set_name(name: str) -> None:
+    """The name that top and ps show, at most 15 bytes."""
+
+def fork_sibling() -> int:
+    """As `os.fork`, but the new process is a child of this process's parent. For processes of one thread. Raises OSError."""

@@ -1,0 +1,60 @@
+"""The zygote: a process that has loaded all that a worker needs and has nothing else, from which workers are forked in a millisecond.
+
+It has one thread, no segment, and two descriptors of its own: its socket, and for a moment that of the worker that it forks. Its children
+are the planner process's, which waits for them and with which they die; it does so itself. Nothing depends on its being there: where there
+is none, workers are started as new programs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+
+from aspen_mp.workers import main as worker
+from aspen_mp.workers import process, wire
+from aspen_mp.workers._process import fork_sibling
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main(argv: list[str]) -> NoReturn:
+    """As a program: ``argv`` and descriptor 3 as for a worker."""
+    sock = socket.socket(fileno=worker.SOCKET_FD)
+    sock.set_inheritable(False)
+    serve(int(argv[0]), sock)
+
+
+def serve(parent: int, sock: socket.socket) -> NoReturn:
+    """Forks a worker for each FORK packet until the other end, the planner process `parent`, hangs up."""
+    status = 1
+    try:
+        process.die_with(parent)
+        process.set_name("aspen-zygote")
+        process.set_oom_score(worker.OOM_SCORE)  # its workers'
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.collect()
+        gc.freeze()  # what is here stays shared with the workers
+        wire.send(sock, wire.HELLO, os.getpid())
+        while True:
+            kind, _, _, _, _, fds = wire.receive(sock)
+            if kind == wire.FORK and len(fds) == 1:
+                _fork(parent, sock, fds[0])
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _fork(parent: int, sock: socket.socket, fd: int) -> None:
+    try:
+        child = fork_sibling()
+    except OSError:
+        child = -1  # who asked finds the worker's socket closed
+    if child == 0:
+        sock.close()
+        worker.work(parent, socket.socket(fileno=fd))
+    os.close(fd)
