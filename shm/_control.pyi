@@ -104,10 +104,10 @@ class ControlTable:
     def epoch_parked(self, row: int) -> bool: ...
     def epoch_stopped(self) -> list[int]:
         """Rows whose worker runs and has not parked at this epoch yet: recovery waits for them, or ends and reaps them."""
-    def recovery_segments(self) -> list[int]:
-        """Segments that recover() has to be given: plans and arenas of running requests, clients."""
+    def recovery_segments(self, *, restart: bool = False) -> list[int]:
+        """Segments that recover() has to be given: plans and arenas of running requests (`restart`: of all instances), clients."""
     def recover(self, buffers: Mapping[int, Buffer], *, restart: bool = False) -> dict[str, int]:
-        """Makes queues and counters anew from the executed flags; epoch_stopped() must be empty. `buffers`: mapped segments by id,
+        """Makes queues and counters anew from the executed flags, once epoch_stopped() has been empty. `buffers`: mapped segments by id,
         writable but for plans. `restart`: the flags are not trusted either, running requests begin anew. Returns how many
         requests were continued,
         restarted, completed and resubmitted."""

@@ -32,7 +32,7 @@ cdef extern from "table.h" nogil:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
         ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
-        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
     struct aspen_magic:
         pass
     struct aspen_signals:
@@ -457,11 +457,11 @@ cdef class ControlTable:
     def epoch_stopped(self):
         return [r for r in range(self.c.signals.n_rows) if aspen_epoch_late(self.c, r)]
 
-    def recovery_segments(self):
-        cdef uint32_t i
+    def recovery_segments(self, *, restart=False):
+        cdef uint32_t i, least = ASPEN_INSTANCE_FREE if restart else ASPEN_INSTANCE_CLAIMED
         wanted = set()
         for i in range(1, ASPEN_MAX_INSTANCES):
-            if ASPEN_INSTANCE_CLAIMED <= (self.c.instance[i].word & 0xffffffff) <= ASPEN_INSTANCE_DONE:
+            if least <= (self.c.instance[i].word & 0xffffffff) <= ASPEN_INSTANCE_DONE:
                 wanted |= {self.c.instance[i].arena, self.c.plan[self.c.instance[i].plan].segment}
         for i in range(1, ASPEN_MAX_CLIENTS):
             if self.c.client[i].state:
@@ -494,8 +494,8 @@ cdef class ControlTable:
         cdef aspen_mapping *table
         cdef Py_buffer *views
         cdef int held = 0, again = bool(restart)
-        if not aspen_load_acquire(&self.c.signals.epoch) & 1 or self.epoch_stopped():
-            raise RuntimeError("recovery while workers run")
+        if not aspen_load_acquire(&self.c.signals.epoch) & 1:
+            raise RuntimeError("the world has not been stopped")
         table = <aspen_mapping *>calloc(ASPEN_MAX_SEGMENTS, sizeof(aspen_mapping))
         views = <Py_buffer *>calloc(len(buffers) + 1, sizeof(Py_buffer))
         memset(&r, 0, sizeof(r))

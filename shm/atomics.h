@@ -11,6 +11,7 @@
  * ThreadSanitizer, and on x86 a seq store (xchg) costs what a fence would.
  *
  * Under ASPEN_MODEL_CHECK every operation except `stat` goes to the model checker (tests/stress/model.c), which decides who runs next.
+ * Under ASPEN_CRASH_POINTS every operation first calls aspen_crash_point() (tests/crash/world.h), which may end the process there.
  */
 #ifndef ASPEN_ATOMICS_H
 #define ASPEN_ATOMICS_H
@@ -20,34 +21,41 @@
 #include <string.h>
 #include <time.h>
 
+#if defined(ASPEN_CRASH_POINTS)
+void aspen_crash_point(uint32_t *site, const char *file, int line); /* *site: the caller's, 0 at first */
+#define ASPEN_POINT_ ({ static uint32_t aspen_site_; aspen_crash_point(&aspen_site_, __FILE__, __LINE__); }),
+#else
+#define ASPEN_POINT_
+#endif
+
 #ifndef ASPEN_MODEL_CHECK
 
-#define aspen_load_relaxed(p) __atomic_load_n((p), __ATOMIC_RELAXED)
-#define aspen_load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
-#define aspen_load_seq(p) __atomic_load_n((p), __ATOMIC_SEQ_CST)
-#define aspen_store_relaxed(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
-#define aspen_store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
-#define aspen_store_seq(p, v) __atomic_store_n((p), (v), __ATOMIC_SEQ_CST)
-#define aspen_add_seq(p, v) __atomic_fetch_add((p), (v), __ATOMIC_SEQ_CST) /* these return the old value */
-#define aspen_sub_seq(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_SEQ_CST)
-#define aspen_sub_acq_rel(p, v) __atomic_fetch_sub((p), (v), __ATOMIC_ACQ_REL)
-#define aspen_or_seq(p, v) __atomic_fetch_or((p), (v), __ATOMIC_SEQ_CST)
-#define aspen_and_seq(p, v) __atomic_fetch_and((p), (v), __ATOMIC_SEQ_CST)
-#define aspen_swap_seq(p, v) __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST)
+#define aspen_load_relaxed(p) (ASPEN_POINT_ __atomic_load_n((p), __ATOMIC_RELAXED))
+#define aspen_load_acquire(p) (ASPEN_POINT_ __atomic_load_n((p), __ATOMIC_ACQUIRE))
+#define aspen_load_seq(p) (ASPEN_POINT_ __atomic_load_n((p), __ATOMIC_SEQ_CST))
+#define aspen_store_relaxed(p, v) (ASPEN_POINT_ __atomic_store_n((p), (v), __ATOMIC_RELAXED))
+#define aspen_store_release(p, v) (ASPEN_POINT_ __atomic_store_n((p), (v), __ATOMIC_RELEASE))
+#define aspen_store_seq(p, v) (ASPEN_POINT_ __atomic_store_n((p), (v), __ATOMIC_SEQ_CST))
+#define aspen_add_seq(p, v) (ASPEN_POINT_ __atomic_fetch_add((p), (v), __ATOMIC_SEQ_CST)) /* these return the old value */
+#define aspen_sub_seq(p, v) (ASPEN_POINT_ __atomic_fetch_sub((p), (v), __ATOMIC_SEQ_CST))
+#define aspen_sub_acq_rel(p, v) (ASPEN_POINT_ __atomic_fetch_sub((p), (v), __ATOMIC_ACQ_REL))
+#define aspen_or_seq(p, v) (ASPEN_POINT_ __atomic_fetch_or((p), (v), __ATOMIC_SEQ_CST))
+#define aspen_and_seq(p, v) (ASPEN_POINT_ __atomic_fetch_and((p), (v), __ATOMIC_SEQ_CST))
+#define aspen_swap_seq(p, v) (ASPEN_POINT_ __atomic_exchange_n((p), (v), __ATOMIC_SEQ_CST))
 /* Compare and swap: true when *p was `expected` and is now `desired`. */
 #define aspen_cas_seq(p, expected, desired)                                                                                        \
   ({                                                                                                                               \
     __typeof__(*(p) + 0) aspen_e_ = (expected);                                                                                    \
-    __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                                 \
+    ASPEN_POINT_ __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                    \
   })
 #define aspen_cas_acquire(p, expected, desired)                                                                                    \
   ({                                                                                                                               \
     __typeof__(*(p) + 0) aspen_e_ = (expected);                                                                                    \
-    __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);                                 \
+    ASPEN_POINT_ __atomic_compare_exchange_n((p), &aspen_e_, (desired), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);                    \
   })
-#define aspen_load_guarded(p) (*(p))
-#define aspen_store_guarded(p, v) ((void)(*(p) = (v)))
-#define aspen_copy_words(to, from, bytes) ((void)memcpy((to), (from), (bytes))) /* plain; a later release shows it */
+#define aspen_load_guarded(p) (ASPEN_POINT_ *(p))
+#define aspen_store_guarded(p, v) (ASPEN_POINT_(void)(*(p) = (v)))
+#define aspen_copy_words(to, from, bytes) (ASPEN_POINT_(void)memcpy((to), (from), (bytes))) /* plain; a later release shows it */
 
 static inline void aspen_cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -103,10 +111,10 @@ static inline void aspen_spin(uint32_t *turns) { aspen_mc_spin(); }
 #endif
 
 /* Single-writer words that decide nothing. The model checker does without counts: no two of its states would be the same. */
-#define aspen_stat_load(p) __atomic_load_n((p), __ATOMIC_RELAXED)
-#define aspen_stat_store(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define aspen_stat_load(p) (ASPEN_POINT_ __atomic_load_n((p), __ATOMIC_RELAXED))
+#define aspen_stat_store(p, v) (ASPEN_POINT_ __atomic_store_n((p), (v), __ATOMIC_RELAXED))
 #ifndef ASPEN_MODEL_CHECK
-#define aspen_stat_add(p, v) __atomic_store_n((p), __atomic_load_n((p), __ATOMIC_RELAXED) + (v), __ATOMIC_RELAXED)
+#define aspen_stat_add(p, v) (ASPEN_POINT_ __atomic_store_n((p), __atomic_load_n((p), __ATOMIC_RELAXED) + (v), __ATOMIC_RELAXED))
 #else
 #define aspen_stat_add(p, v) ((void)(p), (void)(v))
 #endif

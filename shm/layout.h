@@ -325,7 +325,7 @@ struct aspen_slot {
   uint32_t class_;   /* priority class */
   uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
-  uint32_t cancel;   /* client, before it sets the slot's bit in `cancel`: the sequence number it means */
+  uint32_t cancel;   /* client, while FILLING: ASPEN_NONE; before it sets the slot's bit in `cancel`: the sequence number it means */
   uint32_t reserved0[5];
   /* line 1: the answer. DSE, before DONE */
   uint32_t error;    /* enum aspen_error, 0: fine */

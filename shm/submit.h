@@ -25,6 +25,7 @@ static inline uint32_t aspen_submit(struct aspen_client_segment *c, struct aspen
   aspen_store_relaxed(&s->generation, r->generation);
   aspen_store_relaxed(&s->data, r->data);
   aspen_store_relaxed(&s->class_, r->class_);
+  aspen_store_relaxed(&s->cancel, ASPEN_NONE); /* no sequence number: after a death, recovery takes the field at its word */
   aspen_store_relaxed(&s->offset, r->offset);
   aspen_stat_store(&s->submitted_ns, aspen_now_ns());
   aspen_store_release(&s->word, ASPEN_SLOT_WORD(sequence, ASPEN_SLOT_SUBMITTED)); /* after the inputs and the fields */

@@ -129,7 +129,7 @@ class Recovery:
     def _rebuild(self) -> None:
         assert self._since is not None
         buffers = {}
-        for segment in self.table.recovery_segments():
+        for segment in self.table.recovery_segments(restart=self._restart):
             held = self.segments[segment]
             buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
         outcome = self.table.recover(buffers, restart=self._restart)

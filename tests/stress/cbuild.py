@@ -1,4 +1,5 @@
-"""Compiles the model checker (model.c) with the system's compiler, from the repository's own headers or mutated copies of them."""
+"""Compiles the tests in C with the system's compiler, from the repository's own headers or mutated copies of them: the model checker
+(model.c) and the storm (tests/crash)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = "-std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-unused-function -DASPEN_LAYOUT_HASH=1ull -DASPEN_MODEL_CHECK"
+FLAGS = "-std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-unused-function -DASPEN_LAYOUT_HASH=1ull"
+CHECKER_FLAGS = "-DASPEN_MODEL_CHECK"
 # The code under check: functions of their own, so that what they leave behind is cleared when they return; an atomic operation is a call
 # there whose result is cast.
-MODEL_FLAGS = "-fno-inline -fno-stack-protector -Wno-unused-value -Wno-missing-field-initializers"
+MODEL_FLAGS = f"{CHECKER_FLAGS} -fno-inline -fno-stack-protector -Wno-unused-value -Wno-missing-field-initializers"
 # Tables without the entries that no scenario uses: a look at all of them would otherwise be most of what the checker does.
 SMALL = {
     "layout.h": {
@@ -39,14 +41,15 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def sources(folder: Path) -> Path:
-    """Copies the headers and the checker's C files into one folder, where quoted includes find each other."""
+def sources(folder: Path, *, small: bool = True) -> Path:
+    """Copies the headers and the tests' C files into one folder, where quoted includes find each other. `small`: with small tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    for pattern in ("shm/*.h", "workers/*.h", "workers/kernels/kernel.h", "tests/stress/*.h", "tests/stress/*.c"):
+    tests = [f"tests/{where}/*.{kind}" for where in ("stress", "crash") for kind in "hc"]
+    for pattern in ("shm/*.h", "workers/*.h", "workers/kernels/kernel.h", *tests):
         for path in ROOT.glob(pattern):
             text = re.sub(r'#include "(?:\.\./)*(?:[a-z]+/)*([a-z_]+\.h)"', r'#include "\1"', path.read_text())
             (folder / path.name).write_text(text)
-    for name, changes in SMALL.items():
+    for name, changes in SMALL.items() if small else ():
         for old, new in changes.items():
             replace(folder / name, old, new)
     return folder
@@ -62,7 +65,7 @@ def build_checker(folder: Path) -> list[Path]:
     """The part of the checker that is the same for every mutant."""
     objects = [folder / "fibers.o", folder / "search.o"]
     for out in objects:
-        _compile("-O3", "-g", "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
+        _compile(CHECKER_FLAGS, "-O3", "-g", "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
     return objects
 
 
@@ -70,4 +73,11 @@ def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Pat
     """-O2 leaves the fewest remains of dead variables in registers and frames, so it has the fewest states; -O0 compiles faster."""
     program = folder / "model"
     _compile(*MODEL_FLAGS.split(), optimise, "-I", folder, "-o", program, folder / "model.c", *checker)
+    return program
+
+
+def build_storm(folder: Path, name: str) -> Path:
+    """`storm` or `points`, with a crash point at every atomic operation."""
+    program = folder / name
+    _compile("-O2", "-g", "-pthread", "-DASPEN_CRASH_POINTS", "-I", folder, "-o", program, folder / f"{name}.c")
     return program
