@@ -332,6 +332,7 @@ def server_config(
         "cache_bytes": profile.cache.limit_mib << 20,
         "leases": leases.folder(),
         "patience_s": profile.models.patience_s,
+        "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
         "log": log or profile.log,
     }
 

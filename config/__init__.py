@@ -42,6 +42,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["f32"] = "f32"
     winograd: bool = True
     patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] | Literal["auto"] = "auto"
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

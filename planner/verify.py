@@ -25,6 +25,12 @@ def check(graph: Graph, after: str, *, kernel_level: bool) -> None:
         verify(graph, after, kernel_level=kernel_level)
 
 
+def fits(node: Node) -> None:
+    """Whether a kernel-level node's operands fit each other and its attributes, whoever made it; raises GraphError. Always on: lowering
+    takes a model's word for shapes that nobody has compared."""
+    _kernel(node, f"{node.op} {node.name!r}")
+
+
 def verify(graph: Graph, after: str, *, kernel_level: bool) -> None:
     """Topological order, one producer a tensor, consistent shapes and dtypes. Raises GraphError."""
     known: set[Tensor] = set(graph.inputs)

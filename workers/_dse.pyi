@@ -50,7 +50,8 @@ class Engine:
     def run(self) -> tuple[str, int, int]: ...
     def operands(self, instance: int, tile: int) -> tuple[int, bytes, list[Array | memoryview], list[Array | memoryview | None]]:
         """(op, blob, outputs, inputs) of an opaque tile: arrays are views of shared memory in ONNX order with the operands' shapes and
-        strides; OBJECT operands are memoryviews of their buffer; missing optional inputs are None."""
+        strides; OBJECT operands are memoryviews of their buffer; missing optional inputs are None. Inputs that lie in the request's region
+        are private copies: its client may write there at any time."""
     def name(self, instance: int, tile: int) -> str:
         """ "node name (op type)" for messages."""
     def finish(self, instance: int, tile: int, error: int = 0, needed: int = 0, message: str = "") -> None:

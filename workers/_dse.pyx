@@ -185,6 +185,14 @@ cdef object _array(const aspen_operand *o, buf, int64_t first, bint writable):
     return array.data if o.dtype == ASPEN_DT_OBJECT else array
 
 
+cdef object _own(operand):
+    """A copy of an operand that its client may be writing to at this moment: numpy checks an index and reads it once more to use it."""
+    if isinstance(operand, memoryview):
+        used = int.from_bytes(bytes(operand[8:16]), "little")  # of a serialised value (values.py), which decode() checks in the copy
+        return memoryview(bytes(operand[:used]))
+    return None if operand is None else np.array(operand, order="C")
+
+
 cdef object _call(const aspen_exec_plan *p, uint32_t tile, list buffers, int64_t request):
     """(op, blob, outputs, inputs) of an opaque tile; buffers by space; the REQUEST space begins at byte `request` of its buffer."""
     cdef uint32_t op = p.view.tiles[tile].op
@@ -196,7 +204,8 @@ cdef object _call(const aspen_exec_plan *p, uint32_t tile, list buffers, int64_t
     for i in range(o.n_outputs + o.n_inputs):
         x = &p.operands[o.operand + i]
         buf = buffers[x.space] if x.dtype != ASPEN_DT_NONE else None
-        arrays.append(_array(x, buf, request if x.space == ASPEN_SPACE_REQUEST else 0, i < o.n_outputs))
+        operand = _array(x, buf, request if x.space == ASPEN_SPACE_REQUEST else 0, i < o.n_outputs)
+        arrays.append(_own(operand) if x.space == ASPEN_SPACE_REQUEST and i >= o.n_outputs else operand)
     blob = PyBytes_FromStringAndSize(p.blobs + o.blob, o.blob_bytes)
     return op, blob, arrays[:o.n_outputs], arrays[o.n_outputs:]
 

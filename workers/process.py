@@ -18,6 +18,27 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
+_limit = 0
+
+
+def limit_memory(nbytes: int) -> None:
+    """From now on this process can have `nbytes` more of private memory: an allocation beyond fails (in Python: MemoryError)."""
+    import resource
+
+    global _limit  # noqa: PLW0603
+    _limit = nbytes
+    with suppress(OSError, ValueError):
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[5]) * resource.getpagesize()
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (held + nbytes if most < 0 else min(held + nbytes, most), most))
+
+
+def memory_limit() -> int:
+    """What `limit_memory` was told last; 0: nothing."""
+    return _limit
+
+
 def set_oom_score(score: int) -> None:
     """How willingly the kernel kills this process when memory runs out, -1000 … 1000; raising needs no privilege."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

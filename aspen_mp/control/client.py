@@ -8,12 +8,12 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from aspen_mp.control import protocol
 from aspen_mp.control.protocol import make_error
 from aspen_mp.shm import _tables
-from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, RuntimeLost
 
 M = TypeVar("M", bound=protocol.Message)
 ProgressCallback = Callable[[str, int, int], None]
@@ -121,8 +121,7 @@ class ControlClient:
         error: AspenError = self._gone()
         try:
             while self._receiver.read(self._sock):
-                for message, fds in self._receiver.messages():
-                    self._handle(message, fds)
+                self._deliver()
         except (ProtocolError, OSError) as caught:
             if isinstance(caught, ProtocolError):
                 error = caught
@@ -137,6 +136,23 @@ class ControlClient:
         self._receiver.close()
         if not closed:
             self._on_lost(lost)
+
+    def _deliver(self) -> None:
+        while True:
+            try:
+                for message, fds in self._receiver.messages():
+                    self._handle(message, fds)
+                return
+            except protocol.Undelivered as error:
+                message = cast("protocol.ToClient", error.message)
+                if isinstance(message, protocol.Progress | protocol.Welcome):
+                    continue
+                self._give_back(message)
+                with self._lock:
+                    call = self._calls.pop(message.id, None)
+                if call is not None:
+                    call.answer = ResourceLimitError(str(error))
+                    call.done.set()
 
     def _handle(self, message: protocol.ToClient, fds: list[int]) -> None:
         if isinstance(message, protocol.Welcome):

@@ -13,6 +13,7 @@ from aspen_mp.control.loop import PRIORITY_CLIENT, Loop, Timer
 from aspen_mp.shm.errors import AspenError, ProtocolError
 
 MAX_BACKLOG = 16 << 20  # bytes that a client may leave unread before it is dropped
+MAX_UNANSWERED = 256  # requests of a client that may wait for their answers: each may hold a frame's worth of memory
 
 
 class Connection:
@@ -27,6 +28,7 @@ class Connection:
     ) -> None:
         self.pid, self.uid, _ = protocol.peer(sock)
         self.greeted = False
+        self.unanswered = 0  # requests; whoever dispatches them counts up
         self._loop = loop
         self._sock = sock
         self._on_message = on_message
@@ -47,6 +49,8 @@ class Connection:
 
     def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
         """Queues a message; descriptors are duplicated, so the caller may close its own at once."""
+        if getattr(message, "id", 0) and not isinstance(message, protocol.Progress):
+            self.unanswered -= 1
         if self.closed or self._closing:
             return
         try:
@@ -61,7 +65,8 @@ class Connection:
 
     def fail(self, request: int, error: BaseException) -> None:
         """Answers a request with an error; one that is not ours is named as it is."""
-        name = type(error).__name__ if isinstance(error, AspenError) else "AspenError"
+        known = next((kind for kind in type(error).__mro__ if kind.__module__ == AspenError.__module__), AspenError)
+        name = known.__name__
         text = str(error) if isinstance(error, AspenError) else f"{type(error).__name__}: {error}"
         self.send(protocol.Failed(request, name, text[:65536]))
 
@@ -101,10 +106,17 @@ class Connection:
             if self._closing:
                 self._receiver.close()
                 return
-            for message, fds in self._receiver.messages():
-                self._on_message(self, message, fds)
-                if self.closed or self._closing:
-                    return
+            completed = False
+            while True:
+                try:
+                    for message, fds in self._receiver.messages():
+                        completed = True
+                        self._on_message(self, message, fds)
+                        if self.closed or self._closing:
+                            return
+                    break
+                except protocol.Undelivered as error:
+                    self.fail(getattr(error.message, "id", 0), error)
         except BlockingIOError:
             return
         except ProtocolError as error:
@@ -113,15 +125,15 @@ class Connection:
         except OSError:
             self.close()
             return
-        self._watch_deadline()
+        self._watch_deadline(completed)
 
-    def _watch_deadline(self) -> None:
-        """A deadline runs from connecting to the first message and from the first byte of a frame to its last."""
-        if self.greeted and not self._receiver.partial:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-        elif self._deadline is None:
+    def _watch_deadline(self, completed: bool) -> None:
+        """A deadline runs from connecting to the first message and from the first byte of a frame to its last. `completed`: a frame has
+        just ended, so that what has begun is another one."""
+        if self.greeted and self._deadline is not None and (completed or not self._receiver.partial):
+            self._deadline.cancel()
+            self._deadline = None
+        if self._deadline is None and self._receiver.partial:
             self._deadline = self._loop.later(protocol.HANDSHAKE_S, self._late)
 
     def _late(self) -> None:

@@ -24,6 +24,7 @@ from aspen_mp.control.cache import WeightFile
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
+from aspen_mp.shm.segments import format_bytes, memory_available
 from aspen_mp.workers import process
 
 IDLE_S: Final = 5.0
@@ -105,6 +106,15 @@ class Job:
     on_progress: Callable[[JobProgress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a planning child. `patience_s`: how long it may say nothing while it has a job. `memory_bytes`: of memory of its own, besides what
+    it shares with the planner process; 0: what is free when it begins."""
+
+    patience_s: float = 120.0
+    memory_bytes: int = 0
+
+
 class PlannerChild:
     """Runs the jobs of one model, one after the other. `serve(sock)` is what the child does with its end of the socket."""
 
@@ -115,11 +125,10 @@ class PlannerChild:
         serve: Callable[[socket.socket], None],
         keep: tuple[int, ...] = (),
         prepare: Callable[[], None] = lambda: None,
-        patience_s: float = 120.0,
+        limits: Limits = Limits(),
     ) -> None:
-        """`keep`: descriptors that the child needs besides its socket. `prepare()` comes before each fork. A child that says nothing for
-        `patience_s` seconds while it has a job is killed."""
-        self._patience_s = patience_s
+        """`keep`: descriptors that the child needs besides its socket. `prepare()` comes before each fork."""
+        self._limits = limits
         self._overdue: Timer | None = None
         self._prepare = prepare
         self._loop = loop
@@ -130,6 +139,7 @@ class PlannerChild:
         self._current: Job | None = None
         self._segments: list[Received] = []
         self._sock: socket.socket | None = None
+        self._out = memoryview(b"")
         self._pid = 0
         self._idle: Timer | None = None
         self._receiver: protocol.Receiver[FromChild] = protocol.Receiver(_from_child, MAX_FRAME)
@@ -170,13 +180,29 @@ class PlannerChild:
         try:
             if self._sock is None:
                 self._start()
-            assert self._sock is not None
-            self._sock.sendall(protocol.encode(self._current.message, limit=MAX_FRAME))
-            self._heard()
-        except ConnectionError:
-            self._died("")  # it ended before it read the job: how, its status says
+            self._out = memoryview(protocol.encode(self._current.message, limit=MAX_FRAME))
         except OSError as error:
             self._died(f"could not start: {error}")
+            return
+        self._heard()
+        self._send()
+
+    def _send(self) -> None:
+        """As much of the job as the child's socket takes now: a child that reads nothing must not keep the planner process waiting."""
+        assert self._sock is not None
+        try:
+            while self._out:
+                self._out = self._out[self._sock.send(self._out, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            self._loop.watch_writable(self._sock.fileno(), self._send)
+            return
+        except ConnectionError:
+            self._died("")  # it ended before it read the job: how, its status says
+            return
+        except OSError as error:
+            self._died(str(error))
+            return
+        self._loop.watch_writable(self._sock.fileno(), None)
 
     def _start(self) -> None:
         self._prepare()
@@ -187,7 +213,7 @@ class PlannerChild:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _child(parent, theirs, self._keep, self._name, self._serve)
+            _child(parent, theirs, self._keep, self._name, self._serve, self._limits)
         theirs.close()
         self._pid = pid
         self._sock = ours
@@ -211,12 +237,12 @@ class PlannerChild:
         """The child has been given a job, or has said something: its time begins anew."""
         if self._overdue is not None:
             self._overdue.cancel()
-        self._overdue = self._loop.later(self._patience_s, self._stuck) if self._current is not None else None
+        self._overdue = self._loop.later(self._limits.patience_s, self._stuck) if self._current is not None else None
 
     def _stuck(self) -> None:
         self._overdue = None
         self._died(
-            f"it has been stuck for {self._patience_s:g} s and was ended; "
+            f"it has been stuck for {self._limits.patience_s:g} s and was ended; "
             "if the model is merely large, raise patience_s in section [models] of the profile"
         )
 
@@ -262,6 +288,7 @@ class PlannerChild:
             self._overdue = None
         self._drop_segments()
         self._receiver.close()
+        self._out = memoryview(b"")
         if self._sock is None:
             return 0
         self._loop.unwatch(self._sock.fileno())
@@ -282,6 +309,14 @@ class PlannerChild:
         self._segments = []
 
 
+def _too_large(error: MemoryError) -> str:
+    detail = f" ({error})" if str(error) else ""
+    return (
+        f"reading and planning the model takes more memory than its planning process may have, {format_bytes(process.memory_limit())}"
+        f"{detail}; memory_mib in section [models] of the profile sets that limit, which is what is free unless it says otherwise"
+    )
+
+
 def _death(name: str, status: int, why: str) -> AspenError:
     if why:
         return PlanError(f"model {name!r}: its planning process failed: {why}")
@@ -290,6 +325,8 @@ def _death(name: str, status: int, why: str) -> AspenError:
         text = f"model {name!r}: its planning process was ended by {signal.Signals(number).name}"
         if number == signal.SIGKILL:
             return ResourceLimitError(f"{text}, most likely because memory ran out")
+        if number == signal.SIGBUS:
+            return PlanError(f"{text}, most likely because a file of the model was cut short while it was being read; load it again")
         return PlanError(text)
     return PlanError(f"model {name!r}: its planning process ended with status {os.waitstatus_to_exitcode(status)}")
 
@@ -309,8 +346,8 @@ class ChildSide:
                     answer: protocol.Message = do(message, self)
                 except AspenError as error:
                     answer = JobFailed(type(error).__name__, str(error))
-                except MemoryError:
-                    answer = JobFailed("ResourceLimitError", "not enough memory to read and plan the model")
+                except MemoryError as error:
+                    answer = JobFailed("ResourceLimitError", _too_large(error))
                 except RecursionError:
                     answer = JobFailed("ModelParseError", "the model's sub-graphs are nested too deeply")
                 self.send(answer)
@@ -325,7 +362,9 @@ class ChildSide:
         self.send(JobProgress(step, done, total))
 
 
-def _child(parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, serve: Callable[[socket.socket], None]) -> NoReturn:
+def _child(
+    parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, serve: Callable[[socket.socket], None], limits: Limits
+) -> NoReturn:
     """Runs in the forked process and never returns: no exit handler of the planner process may run here.
 
     Every inherited descriptor is closed: a copy of a client's socket here would hide from it that the planner process hung up.
@@ -336,6 +375,7 @@ def _child(parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, s
         process.keep_only({sock.fileno(), *keep})
         process.set_name("aspen-plan")
         process.set_oom_score(900)
+        process.limit_memory(limits.memory_bytes or memory_available())
         process.plain_signals()
         serve(sock)
         status = 0

@@ -52,7 +52,7 @@ class Contents:
         digests = []
         with suppress(OSError):
             for file in self.files:
-                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
                     digests.append(file_digest(fd))
                 finally:

@@ -17,7 +17,7 @@ import msgspec
 from aspen_mp.control import planning, protocol, recall
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import Inspect as InspectJob
-from aspen_mp.control.jobs import Inspected, Job, JobProgress, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
+from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.planner.rates import Rates
@@ -81,11 +81,11 @@ class ModelStore:
         prepare: Callable[[], None],
         cache: Cache | None,
         rates: tuple[Rates, str],
-        patience_s: float,
+        limits: Limits,
     ) -> None:
         """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
-        planning child is forked. `rates`: of the cost model, and their name. `patience_s`: how long such a child may say nothing."""
-        self._patience_s = patience_s
+        planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child."""
+        self._limits = limits
         self._rates, self._calibration = rates
         self._prepare = prepare
         self._cache = cache
@@ -119,7 +119,7 @@ class ModelStore:
         options = planning.Options(message.precision, message.winograd)
         model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)
-        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare, self._patience_s)
+        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare, self._limits)
         model.waiting.append(asker)
         self._models[number] = model
         self._by_key[key] = model
@@ -162,7 +162,7 @@ class ModelStore:
     def _failed(self, model: Model, error: AspenError) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
-            asker.fail(error)
+            asker.fail(_about(model, error))
         self._drop(model)
 
     def adopt(self, number: int, asker: Asker) -> None:
@@ -238,7 +238,7 @@ class ModelStore:
 
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         for asker in model.planning.pop(key, []):
-            asker.fail(error)
+            asker.fail(_about(model, error))
 
     def _publish(self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None) -> Stage:
         """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent."""
@@ -305,9 +305,11 @@ class ModelStore:
                     return planning.op_of_tile(self._segments[stage.segments[0]].fd, tile)
         return 0
 
-    def op_name(self, plan: int, op: int) -> str:
-        """ "node name (op type)" of an op of a plan."""
+    def op_name(self, plan: int, op: int, client: int) -> str:
+        """ "node name (op type)" of an op of a plan of a model that the client has loaded."""
         for model in self._models.values():
+            if client not in model.users:
+                continue
             for stage in model.stages.values():
                 if stage.answer.plan == plan:
                     held = self._segments[stage.segments[0]]
@@ -406,6 +408,12 @@ class ModelStore:
                 }
             )
         return result
+
+
+def _about(model: Model, error: AspenError) -> AspenError:
+    """The error with the model's name, which its finder may not have known."""
+    name = f"model {model.name!r}"
+    return error if name in str(error) else type(error)(f"{name}: {error}")
 
 
 def _report(askers: list[Asker], progress: JobProgress) -> None:

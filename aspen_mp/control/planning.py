@@ -9,15 +9,17 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aspen_mp.control import cache, keep, protocol
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.shm import _tables
-from aspen_mp.shm.errors import ModelParseError, PlanError
+from aspen_mp.shm.errors import ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
@@ -59,10 +61,18 @@ class Source:
             info = os.stat(path)
         except OSError as error:
             raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
+        except ValueError:
+            raise ModelParseError(f"cannot read model {path!r}: a path holds no NUL") from None
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelParseError(f"cannot read model {path!r}: it is {_kind(info)}, not a file")
         return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info), cache.stamp_of(info))
 
     @classmethod
     def from_fd(cls, fd: int, name: str) -> Source:
+        """Takes over `fd`. Raises ModelParseError where it is no regular file (a memfd is one): nothing else can be mapped."""
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelParseError(f"cannot read model {name!r}: its descriptor is {_kind(info)}, not a file")
         return cls(name or "model", fd=fd)
 
     @property
@@ -90,7 +100,15 @@ class Source:
                 raise PlanError(f"model file {self.path!r} has changed since it was loaded; load it again")
             return model
         size = os.fstat(self.fd).st_size
-        return api.load(memoryview(mmap.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
+        try:
+            return api.load(memoryview(mmap.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
+        except OSError as error:
+            raise ModelParseError(f"cannot read model {self.name!r}: {error.strerror}") from None
+
+
+def _kind(info: os.stat_result) -> str:
+    kinds = (("a directory", stat.S_ISDIR), ("a pipe", stat.S_ISFIFO), ("a socket", stat.S_ISSOCK), ("a device", stat.S_ISCHR))
+    return next((name for name, test in kinds if test(info.st_mode)), "something else")
 
 
 def _stamp(info: os.stat_result) -> tuple[int, ...]:
@@ -160,7 +178,7 @@ class Planner:
         from aspen_mp.planner import api
 
         side.progress("planning", 0, 1)
-        bindings = [{bind.name: _binding(bind) for bind in stage} for stage in message.stages]
+        bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         options = api.Options(winograd=self._options.winograd, capacities=capacities)
         result = api.plan_stage(model, bindings, workers=message.workers, options=options)
@@ -248,6 +266,14 @@ def _slot(info: TensorInfo) -> protocol.Slot:
     return protocol.Slot(info.name, info.dtype, list(info.shape), info.offset, info.nbytes)
 
 
+def _bindings(stage: Sequence[protocol.Bind]) -> dict[str, api.Binding]:
+    bindings = {bind.name: _binding(bind) for bind in stage}
+    if len(bindings) != len(stage):
+        twice = next(bind.name for k, bind in enumerate(stage) if bind.name in {other.name for other in stage[:k]})
+        raise RequestError(f"{twice!r} is bound twice")
+    return bindings
+
+
 def _binding(bind: protocol.Bind) -> api.Binding:
     import numpy as np
 
@@ -257,8 +283,11 @@ def _binding(bind: protocol.Bind) -> api.Binding:
     if bind.dtype == "object":
         return api.Binding(np.dtype(object), tuple(bind.shape), None if bind.value is None else values.decode(bind.value))
     dtype = values.dtype_by_name(bind.dtype)
-    value = None if bind.value is None else np.frombuffer(bind.value, dtype).reshape(bind.shape)
-    return api.Binding(dtype, tuple(bind.shape), value)
+    if bind.value is None:
+        return api.Binding(dtype, tuple(bind.shape), None)
+    if len(bind.value) != prod(bind.shape) * dtype.itemsize:
+        raise RequestError(f"the value of {bind.name!r} has {len(bind.value)} bytes, not those of shape {bind.shape} of {bind.dtype}")
+    return api.Binding(dtype, tuple(bind.shape), np.frombuffer(bind.value, dtype).reshape(bind.shape))
 
 
 def checked_plan(received: Received, result: StagePlanned, weights: list[int], arenas: list[int]) -> Segment:

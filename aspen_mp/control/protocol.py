@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar
 import msgspec
 
 from aspen_mp.shm import errors
-from aspen_mp.shm.errors import AspenError, ProtocolError
+from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
 VERSION: Final = 3
 MAX_FRAME: Final = 1 << 20
@@ -31,7 +31,8 @@ HANDSHAKE_S: Final = 5.0
 AUTOMATIC: Final = -2
 _HEADER: Final = struct.Struct("<IHH")
 _MARK: Final = 0x4D41
-_FD_SPACE: Final = socket.CMSG_SPACE(64 * 4)  # more than MAX_FDS, so that a sender of too many is seen and refused, not truncated
+_FD_ROOM: Final = 64  # more than MAX_FDS, so that a sender of too many is seen and refused, not truncated
+_FD_SPACE: Final = socket.CMSG_SPACE(_FD_ROOM * 4)
 
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
@@ -251,6 +252,14 @@ def encode(message: Message, n_fds: int = 0, limit: int = MAX_FRAME) -> bytes:
 T = TypeVar("T")
 
 
+class Undelivered(ResourceLimitError):
+    """A `message` whose descriptors did not fit into this process's table: they are gone, the connection is as good as before."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__("this process has no room for more descriptors (ulimit -n): close some, or raise the limit")
+        self.message = message
+
+
 class Receiver(Generic[T]):
     """Cuts a byte stream with descriptors into messages. Owns every descriptor received and not yet handed out; `close` closes those."""
 
@@ -259,6 +268,7 @@ class Receiver(Generic[T]):
         self._limit = limit
         self._bytes = bytearray()
         self._fds: deque[int] = deque()
+        self._lacking = False  # descriptors came that this process had no room for
 
     @property
     def partial(self) -> bool:
@@ -271,13 +281,16 @@ class Receiver(Generic[T]):
             data, ancillary, flags, _ = sock.recvmsg(1 << 16, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             data, ancillary, flags = b"", [], 0
+        came = len(self._fds)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
                 self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError("too many descriptors in one message")
+            if len(self._fds) - came >= _FD_ROOM:
+                raise ProtocolError("too many descriptors in one message")
+            self._lacking = True
         if not data:
             if self._bytes:
                 raise ProtocolError("the peer closed the connection in mid-frame")
@@ -286,7 +299,12 @@ class Receiver(Generic[T]):
         return True
 
     def messages(self) -> Iterator[tuple[T, list[int]]]:
-        """Complete messages, each with the descriptors that came along; the caller owns those."""
+        """Complete messages, each with the descriptors that came along; the caller owns those.
+
+        ProtocolError for anything else; `Undelivered` for one whose descriptors there was no room for (call again: others may follow).
+        Descriptors come with the first byte of the frame that announces them, so the only ones that may be left are those of a frame that
+        has begun: whoever sends more, or sends them with nothing, fills no table of ours.
+        """
         while len(self._bytes) >= _HEADER.size:
             size, n_fds, mark = _HEADER.unpack_from(self._bytes)
             if mark != _MARK:
@@ -297,18 +315,27 @@ class Receiver(Generic[T]):
                 raise ProtocolError(f"frame with {n_fds} descriptors is over the limit of {MAX_FDS}")
             end = _HEADER.size + size
             if len(self._bytes) < end:
-                return
+                break
             payload = bytes(memoryview(self._bytes)[_HEADER.size : end])
             del self._bytes[:end]
-            if len(self._fds) < n_fds:
+            lacking = self._lacking and n_fds > 0
+            if lacking:
+                self._lacking = False
+                close_all(self._fds)
+                self._fds.clear()
+            elif len(self._fds) < n_fds:
                 raise ProtocolError(f"frame announces {n_fds} descriptors, {len(self._fds)} came")
-            fds = [self._fds.popleft() for _ in range(n_fds)]
+            fds = [self._fds.popleft() for _ in range(0 if lacking else n_fds)]
             try:
                 message = self._decoder.decode(payload)
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 close_all(fds)
                 raise ProtocolError(f"malformed message: {error}") from None
+            if lacking:
+                raise Undelivered(message)
             yield message, fds
+        if len(self._fds) > (MAX_FDS if self._bytes else 0):
+            raise ProtocolError(f"{len(self._fds)} descriptors that no frame announces")
 
     def close(self) -> None:
         close_all(self._fds)

@@ -5,14 +5,16 @@ One thread, one event loop. Nothing here is on the path of a request: clients pu
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +25,8 @@ import msgspec
 import aspen_mp
 from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
-from aspen_mp.control.connection import Connection
+from aspen_mp.control.connection import MAX_UNANSWERED, Connection
+from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
@@ -48,6 +51,9 @@ _PLANNER = (
 
 LOOK_S = 1.0
 """How often the planner process looks at what the machine lets it use: nothing tells of a change (see `topology`)."""
+ACCEPT_S = 0.1
+"""How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
+_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
 IMPORT_S = 0.2
 """A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
@@ -67,6 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_bytes: int = 0
     leases: str = ""
     patience_s: float = 120.0
+    planning_bytes: int = 0
     log: Level = "warning"
 
 
@@ -134,11 +141,11 @@ class Server:
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._import_all),
             *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
-            config.patience_s,
+            Limits(config.patience_s, config.planning_bytes),
         )
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._clients: dict[Connection, Client] = {}
-        self._ungreeted: list[tuple[Connection, protocol.Hello]] = []
+        self._greeted: list[Connection] = []  # that wait for the first workers
         self._recovery = Recovery(
             self._loop,
             self._table,
@@ -196,9 +203,9 @@ class Server:
         if self._pool.running:
             self._recovery.outages.running()
         if not self._pool.starting:
-            waiting, self._ungreeted = self._ungreeted, []
-            for connection, hello in waiting:
-                self._hello(connection, hello)
+            waiting, self._greeted = self._greeted, []
+            for connection in waiting:
+                self._guarded(connection, None, partial(self._welcome, connection))
 
     def _worker_died(self, death: Death) -> None:
         self._recovery.died(death)
@@ -273,22 +280,48 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _FULL:
+                self._rest(listener)
             return
-        _, uid, _ = protocol.peer(sock)
-        connection = self._adopt(sock)
+        try:
+            _, uid, _ = protocol.peer(sock)
+            connection = self._adopt(sock)
+        except OSError:
+            sock.close()
+            self._rest(listener)
+            return
         if uid != os.getuid():
             connection.refuse(ProtocolError(f"this runtime belongs to user {os.getuid()}, not to user {uid}"))
-        elif len(self._connections) > _tables.LIMITS["clients"]:
-            connection.refuse(ResourceLimitError(f"{len(self._connections) - 1} clients are connected, which is the limit"))
+        elif len(self._connections) >= _tables.LIMITS["clients"]:
+            self._make_room(connection)
+
+    def _rest(self, listener: socket.socket) -> None:
+        """The listener stays readable while connections wait: without a rest the loop would do nothing else."""
+        self._loop.unwatch(listener.fileno())
+
+        def again() -> None:
+            if listener.fileno() >= 0:
+                self._loop.watch(listener.fileno(), PRIORITY_CLIENT, partial(self._accept, listener))
+
+        self._loop.later(ACCEPT_S, again)
+
+    def _make_room(self, newcomer: Connection) -> None:
+        """All places are taken: whoever has been silent for longest goes; where all are clients, the newcomer does."""
+        silent = next((c for c in self._connections if not c.greeted and c not in (newcomer, self._starter)), None)
+        limit = _tables.LIMITS["clients"] - 1
+        if silent is None:
+            newcomer.refuse(ResourceLimitError(f"{limit} clients are connected to this runtime, which is the limit; close some of them"))
+        else:
+            silent.refuse(ProtocolError("no handshake, and others wait for the place"))
 
     def _adopt(self, sock: socket.socket) -> Connection:
         connection = Connection(self._loop, sock, self._message, self._closed)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     def _closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is not None:
             self._table.drop_client(client.number)
@@ -299,7 +332,8 @@ class Server:
 
     def _message(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
         """One message of a client. Handlers that take over descriptors empty `fds`."""
-        try:
+
+        def act() -> None:
             if isinstance(message, protocol.Hello):
                 self._hello(connection, message)
                 return
@@ -307,19 +341,33 @@ class Server:
             if client is None:
                 raise ProtocolError(f"{type(message).__name__} before Hello")
             self._dispatch(client, message, fds)
-        except ProtocolError as error:
-            connection.refuse(error)
-        except AspenError as error:
-            connection.fail(getattr(message, "id", 0), error)
-        except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-            internal = AspenError(f"internal error of the planner process: {type(error).__name__}: {error}")
-            connection.fail(getattr(message, "id", 0), internal)
+
+        try:
+            self._guarded(connection, getattr(message, "id", None), act)
         finally:
             protocol.close_all(fds)
 
+    def _guarded(self, connection: Connection, request: int | None, act: Callable[[], None]) -> None:
+        """Whatever goes wrong in `act` is told to this client alone. `request` None: it has not been greeted, and cannot go on."""
+        answer = connection.refuse if request is None else partial(connection.fail, request)
+        try:
+            act()
+        except ProtocolError as error:
+            connection.refuse(error)
+        except AspenError as error:
+            answer(error)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                answer(ResourceLimitError(f"the planner process has no more descriptors or memory: {error.strerror}"))
+                return
+            sys.excepthook(type(error), error, error.__traceback__)
+            answer(AspenError(f"internal error of the planner process: {type(error).__name__}: {error}"))
+
     def _dispatch(self, client: Client, message: protocol.Message, fds: list[int]) -> None:
         send = client.connection.send
+        client.connection.unanswered += 1
+        if client.connection.unanswered > MAX_UNANSWERED:
+            raise ResourceLimitError(f"{MAX_UNANSWERED} requests of this client wait for their answers already")
         match message:
             case protocol.Load():
                 self._loads += 1
@@ -342,7 +390,7 @@ class Server:
                 self._collect()
                 send(protocol.Done(message.id))
             case protocol.Explain():
-                send(protocol.Done(message.id, text=self._models.op_name(message.plan, message.op)))
+                send(protocol.Done(message.id, text=self._models.op_name(message.plan, message.op, client.number)))
             case protocol.Resize():
                 self._resize(message)
                 send(protocol.Done(message.id, len(self._pool)))
@@ -361,7 +409,7 @@ class Server:
     # ---- requests of clients
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
-        if connection in self._clients:
+        if connection.greeted:
             raise ProtocolError("Hello twice")
         ours = f"{_tables.LAYOUT_HASH:016x}"
         if hello.version != protocol.VERSION or hello.layout != ours:
@@ -371,8 +419,12 @@ class Server:
             )
         connection.greeted = True
         if self._pool.starting:
-            self._ungreeted.append((connection, hello))
-            return
+            self._greeted.append(connection)
+        else:
+            self._welcome(connection)
+
+    def _welcome(self, connection: Connection) -> None:
+        """Makes a client of a connection that has greeted."""
         if connection.closed:
             return
         with _sealed("client", _control.CLIENT_BYTES) as own:
@@ -496,6 +548,9 @@ def main(argv: list[str], nursery: Nursery) -> None:
     process.set_name("aspen-planner")
     # One thread here, whatever numpy's BLAS would like: planning children are forked from this process.
     process.one_thread()
+    with suppress(OSError, ValueError):  # each client takes several descriptors, each model too
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         server = Server(msgspec.json.decode(argv[0], type=Config), sock, nursery)
     except AspenError as error:

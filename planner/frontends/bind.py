@@ -203,7 +203,7 @@ class Binder:
             if not self.ready(entry):
                 rest.append(entry)
                 continue
-            result = self._visit(entry)
+            result = self._visited(entry)
             if isinstance(result, Blocked):
                 blocked.append((entry, result))
                 rest.append(entry)
@@ -213,6 +213,13 @@ class Binder:
                 queue.extendleft(reversed(result))
         self.pending = rest
         return nodes, blocked
+
+    def _visited(self, entry: Item) -> Node | list[Item] | Blocked:
+        """As `_visit`. What a node's attributes and constants can make Python raise is the model's fault."""
+        try:
+            return self._visit(entry)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ModelInvalidError(f"{name_of(entry.proto)} cannot be understood: {type(error).__name__}: {error}") from error
 
     def _visit(self, entry: Item) -> Node | list[Item] | Blocked:
         """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
@@ -416,7 +423,7 @@ class Binder:
             if nbytes > self._limit:
                 raise ResourceLimitError(
                     f"{name_of(entry.proto)}: output {name!r} of shape {list(shape)} needs {nbytes} bytes; "
-                    f"four times this machine's memory is {self._limit}"
+                    f"the limit is {self._limit}, four times this machine's memory"
                 )
 
     # ---------------------------------------------------------------------------------------------------- constants

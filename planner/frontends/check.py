@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.wire import REFERENCE
@@ -114,9 +114,19 @@ def _graph(graph: GraphProto, store: tensors.Store, what: str) -> None:
         if output.name not in defined:
             raise ModelInvalidError(f"{what} output {output.name!r} is computed by no node")
     for value in (*graph.input, *graph.output):
+        _known_type(value)
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_value") and dim.dim_value < -1:
                 raise ModelInvalidError(f"tensor {value.name!r}: negative dimension {dim.dim_value}")
+
+
+def _known_type(value: ValueInfoProto) -> None:
+    elem = value.type.tensor_type.elem_type
+    if elem:  # of an output it may be missing, shape inference finds it
+        try:
+            tensors.numpy_dtype(elem)
+        except (KeyError, TypeError, ValueError):
+            raise UnsupportedModelError(f"tensor {value.name!r}: unknown element type {elem}") from None
 
 
 def constant(tensor: TensorProto, store: tensors.Store) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.external import Folder, release
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
-from aspen_mp.shm.errors import ModelParseError, ResourceLimitError, UnsupportedModelError
+from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
 FunctionKey = tuple[str, str, str]
@@ -131,6 +132,8 @@ def load(source: Source, *, folder: str | None = None) -> Model:
         _ = model.signature
     except UnicodeDecodeError as error:
         raise ModelParseError(f"not an ONNX model: a name is not valid UTF-8 ({error})") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # fields that contradict each other in a way nobody has met yet
+        raise ModelInvalidError(f"the model cannot be understood: {type(error).__name__}: {error}") from error
     return model
 
 
@@ -155,21 +158,30 @@ def _open(source: Source, folder: str | None) -> Model:
     try:
         proto = ModelProto.FromString(stripped.model)
     except DecodeError as error:
-        raise ModelParseError(f"not an ONNX model: {error}") from None
+        if "alloc failed" in str(error):
+            raise MemoryError(f"parsing {len(stripped.model)} bytes of the model's structure") from None
+        why = "sub-graphs are nested too deeply" if "depth" in str(error).lower() else error
+        raise ModelParseError(f"not an ONNX model: {why}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelParseError("not an ONNX model: it has no graph or no opset")
     return Model(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)), buffer)
 
 
 def _map(path: Path) -> memoryview:
+    """A file's bytes. Whatever else has the name (a pipe would keep us waiting for its writer) is refused."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size == 0:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise ModelParseError(f"cannot read {str(path)!r}: it is no file")
+            if info.st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(fd, info.st_size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(fd)
     except (OSError, ValueError) as error:
-        raise ModelParseError(f"cannot read {str(path)!r}: {error}") from None
+        raise ModelParseError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _domain(domain: str) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from aspen_mp.planner import verify
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.lower import attention, elementwise, movement, products, quantized, reductions, rotary, tensor_products
 from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES, WIDENED
+from aspen_mp.shm.errors import ModelInvalidError
 
 _FAMILIES = (
     attention,
@@ -44,6 +46,8 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
         mark = len(builder.nodes)
         try:
             results = _apply(builder, node, inputs)
+            for made_of in builder.nodes[mark:]:
+                verify.fits(made_of)
         except NoKernel as reason:
             del builder.nodes[mark:]
             if report is not None:
@@ -52,6 +56,10 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
             builder.nodes.append(opaque)
             made = iter(opaque.outputs)
             results = [next(made) if t.name else t for t in node.outputs]
+        except (verify.GraphError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # ONNX's inference compares few of the shapes that have to fit each other; here the kernels' own regions do.
+            shapes = ", ".join(f"{t.name!r} {list(t.shape)}" for t in inputs if t is not None)
+            raise ModelInvalidError(f"node {node.name!r} ({node.onnx_op}): its inputs {shapes} do not fit it: {error}") from error
         for old, new in zip(node.outputs, results, strict=False):
             table[old] = new
             if new.producer is not None and len(builder.nodes) > mark and new.producer in builder.nodes[mark:]:

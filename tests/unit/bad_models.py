@@ -1,0 +1,278 @@
+"""Every kind of model that must be refused, with its error, and what the message must name.
+
+One table, in the order in which users meet the errors: bytes that are no model, models that break ONNX's rules, models that cannot be run,
+models that are too large. `test_frontend.py` gives each to the planner's functions, `tests/api/test_bad_inputs.py` to a runtime.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from aspen_mp.planner.frontends import wire
+from aspen_mp.shm.errors import (
+    AspenError,
+    ExternalDataError,
+    ModelInvalidError,
+    ModelParseError,
+    ResourceLimitError,
+    UnsupportedModelError,
+)
+
+N = helper.make_node
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """`source`: a model, its bytes, or what writes it into a folder and returns its path. `names`: what the message must have in it."""
+
+    error: type[AspenError]
+    names: tuple[str, ...]
+    source: onnx.ModelProto | bytes | Callable[[Path], Path]
+
+
+def value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def constant(name: str, array: Any) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    constants: list[TensorProto] | None = None,
+    inputs: list[onnx.ValueInfoProto] | None = None,
+    outputs: list[onnx.ValueInfoProto] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs or [value("x", [1, 4, 8, 8])], outputs or [value("y", None)], constants or [])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def weights(*shape: int) -> TensorProto:
+    return constant("w", np.ones(shape, np.float32))
+
+
+def altered(tensor: TensorProto, change: Callable[[TensorProto], None]) -> TensorProto:
+    change(tensor)
+    return tensor
+
+
+def set_dims(*dims: int) -> Callable[[TensorProto], None]:
+    def change(tensor: TensorProto) -> None:
+        del tensor.dims[:]
+        tensor.dims.extend(dims)
+
+    return change
+
+
+def set_raw(length: int) -> Callable[[TensorProto], None]:
+    def change(tensor: TensorProto) -> None:
+        tensor.raw_data = (tensor.raw_data + bytes(16))[:length]
+
+    return change
+
+
+def set_type(number: int) -> Callable[[TensorProto], None]:
+    def change(tensor: TensorProto) -> None:
+        tensor.data_type = number
+
+    return change
+
+
+RELU = model([N("Relu", ["x"], ["y"], name="abcd")])
+MATMUL = [N("MatMul", ["x", "w"], ["y"], name="product")]
+
+
+def conv(*shape: int, **attrs: Any) -> onnx.ModelProto:
+    return model([N("Conv", ["x", "w"], ["y"], name="conv7", **attrs)], [weights(*shape)])
+
+
+def nested(depth: int) -> bytes:
+    """Branches in branches, deeper than protobuf itself would build them."""
+    graph = wire._field(1, N("Identity", ["x"], ["o"]).SerializeToString())
+    for _ in range(depth):
+        attribute = wire._field(1, b"then_branch") + wire._field(6, graph)
+        graph = wire._field(1, wire._field(4, b"If") + wire._field(5, attribute))
+    return b"\x08\x08" + wire._field(7, graph) + b"\x42\x02\x10\x11"
+
+
+def chain_of(n: int) -> bytes:
+    """A model of n nodes, written by hand: building it through protobuf would take longer than refusing it."""
+    one = N("Relu", ["x"], ["x"]).SerializeToString()
+    graph = (b"\x0a" + bytes([len(one)]) + one) * n
+    return b"\x08\x08\x3a" + wire._varint(len(graph)) + graph + b"\x42\x02\x10\x11"
+
+
+def renamed(proto: onnx.ModelProto, old: bytes) -> bytes:
+    """With a string in it that is not UTF-8."""
+    data = proto.SerializeToString()
+    assert old in data
+    return data.replace(old, b"\xff\xfe" + old[2:])
+
+
+def named() -> onnx.ModelProto:
+    """A model with a name of its own in every place that has names."""
+    graph = helper.make_graph(
+        [N("Conv", ["input7", "weight7"], ["output7"], name="node7", strides=[1, 1])],
+        "graph7",
+        [value("input7", ["symbol7", 4, 8, 8])],
+        [value("output7", None)],
+        [constant("weight7", np.ones((4, 4, 1, 1), np.float32))],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def over_2_gib(folder: Path) -> Path:
+    """A file without contents: its size alone is wrong."""
+    path = folder / "huge.onnx"
+    path.write_bytes(RELU.SerializeToString())
+    os.truncate(path, (1 << 31) + 4096)
+    return path
+
+
+def special(make: Callable[[Path], object]) -> Callable[[Path], Path]:
+    def build(folder: Path) -> Path:
+        path = folder / "model.onnx"
+        make(path)
+        return path
+
+    return build
+
+
+def external(folder: Path, **entries: str) -> Path:
+    """A model whose tensor w, of 256 bytes, lies elsewhere."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8, 8], data_location=TensorProto.EXTERNAL)
+    for key, text in entries.items():
+        tensor.external_data.add(key=key, value=text)
+    proto = model(MATMUL)
+    proto.graph.initializer.append(tensor)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def beside(**entries: str) -> Callable[[Path], Path]:
+    """A model in a folder with good and bad files to refer to."""
+
+    def build(folder: Path) -> Path:
+        home = folder / "home"
+        (home / "sub").mkdir(parents=True)
+        for path in (folder / "w.bin", home / "w.bin"):
+            path.write_bytes(bytes(256))
+        (home / "short.bin").write_bytes(bytes(100))
+        (home / "link").symlink_to(folder / "w.bin")
+        (home / "inner").symlink_to(home / "w.bin")
+        (home / "linked").symlink_to(folder)
+        os.mkfifo(home / "fifo")
+        return external(home, **entries)
+
+    return build
+
+
+FILL = np.array([1, 1, 1e5, 1e5], np.float32)
+
+BAD: dict[str, Bad] = {
+    # ModelParseError: the bytes are no model
+    "empty": Bad(ModelParseError, ("empty",), b""),
+    "truncated": Bad(ModelParseError, ("truncated",), RELU.SerializeToString()[:-7]),
+    "random bytes": Bad(ModelParseError, (), np.random.default_rng(7).bytes(5000)),
+    "text": Bad(ModelParseError, (), b"<html>" * 99),
+    "another message": Bad(ModelParseError, ("no graph",), weights(2).SerializeToString()[:2]),
+    "over 2 GiB in one file": Bad(ModelParseError, ("2 GiB", "external data"), over_2_gib),
+    "sub-graphs nested 120 deep": Bad(ModelParseError, ("nest",), nested(120)),
+    "sub-graphs nested 5000 deep": Bad(ModelParseError, ("nest",), nested(5000)),
+    "node name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"node7")),
+    "operator not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"Conv")),
+    "tensor name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"output7")),
+    "input name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"input7")),
+    "weight name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"weight7")),
+    "symbol not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"symbol7")),
+    "graph name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"graph7")),
+    "attribute name not UTF-8": Bad(ModelParseError, ("UTF-8",), renamed(named(), b"strides")),
+    "a folder": Bad(ModelParseError, ("cannot read",), special(Path.mkdir)),
+    "a pipe": Bad(ModelParseError, ("cannot read",), special(os.mkfifo)),
+    "a device": Bad(ModelParseError, ("cannot read",), special(lambda path: path.symlink_to("/dev/zero"))),
+    # ModelInvalidError: ONNX's rules
+    "cycle": Bad(ModelInvalidError, ("'b'",), model([N("Add", ["x", "b"], ["a"]), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])])),
+    "undefined input": Bad(ModelInvalidError, ("'nope'", "sum"), model([N("Add", ["x", "nope"], ["y"], name="sum")])),
+    "output twice": Bad(ModelInvalidError, ("'y'",), model([N("Relu", ["x"], ["y"]), N("Abs", ["x"], ["y"])])),
+    "output missing": Bad(ModelInvalidError, ("'y'",), model([N("Relu", ["x"], ["z"])])),
+    "negative input": Bad(ModelInvalidError, ("'x'",), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [-5, 4])])),
+    "negative dimension": Bad(ModelInvalidError, ("'w'",), model(MATMUL, [altered(weights(8, 8), set_dims(-8, -8))])),
+    "product over int64": Bad(ModelInvalidError, ("'w'",), model(MATMUL, [altered(weights(8, 8), set_dims(2**40, 2**40))])),
+    "raw data short": Bad(ModelInvalidError, ("'w'", "252"), model(MATMUL, [altered(weights(8, 8), set_raw(252))])),
+    "raw data long": Bad(ModelInvalidError, ("'w'",), model(MATMUL, [altered(weights(8, 80), set_raw(8 * 80 * 4 + 4))])),
+    "stride 0": Bad(ModelInvalidError, ("conv7", "strides", "'x'"), conv(6, 4, 3, 3, strides=[0, 1])),
+    "group 0": Bad(ModelInvalidError, ("conv7", "group", "'x'"), conv(6, 4, 3, 3, group=0)),
+    "group no divisor": Bad(ModelInvalidError, ("conv7", "'w'"), conv(6, 4, 3, 3, group=3)),
+    "negative pads": Bad(ModelInvalidError, ("conv7", "pads", "'x'"), conv(6, 4, 3, 3, pads=[-1, 0, 0, 0])),
+    "huge pads": Bad(ModelInvalidError, ("conv7", "pads", "'x'"), conv(6, 4, 3, 3, pads=[2**40, 0, 0, 0])),
+    "kernel larger than the padded input": Bad(ModelInvalidError, ("conv7", "'y'"), conv(6, 4, 30, 3)),
+    "attribute of wrong type": Bad(ModelInvalidError, ("conv7", "strides"), conv(6, 4, 3, 3, strides=1.5)),
+    "reshape to a wrong size": Bad(
+        ModelInvalidError, ("'x'", "fold"), model([N("Reshape", ["x", "s"], ["y"], name="fold")], [constant("s", [7, 9])])
+    ),
+    "permutation [0, 0]": Bad(ModelInvalidError, ("'x'", "turn"), model([N("Transpose", ["x"], ["y"], name="turn", perm=[0, 0, 1, 2])])),
+    "axis out of range": Bad(ModelInvalidError, ("axis", "soft"), model([N("Softmax", ["x"], ["y"], name="soft", axis=9)])),
+    "constant index": Bad(ModelInvalidError, ("'i'", "pick"), model([N("Gather", ["x", "i"], ["y"], name="pick")], [constant("i", [77])])),
+    "no inputs": Bad(ModelInvalidError, ("Relu",), model([N("Relu", [], ["y"])])),
+    # UnsupportedModelError
+    "unknown operators": Bad(
+        UnsupportedModelError,
+        ("first", "Foo", "second", "com.x.Bar"),
+        model([N("Foo", ["x"], ["a"], name="first"), N("Bar", ["a"], ["b"], domain="com.x", name="second"), N("Relu", ["b"], ["y"])]),
+    ),
+    "opset too new": Bad(UnsupportedModelError, ("999", "opset"), model([N("Relu", ["x"], ["y"])], opset=999)),
+    "type of a weight": Bad(UnsupportedModelError, ("'w'", "99"), model(MATMUL, [altered(weights(8, 8), set_type(99))])),
+    "type of an input": Bad(UnsupportedModelError, ("'x'", "99"), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [1], 99)])),
+    # ResourceLimitError: needed and limit
+    "million nodes": Bad(ResourceLimitError, ("200000", "nodes"), chain_of(10**6)),
+    "tile": Bad(
+        ResourceLimitError,
+        ("spread", "'y'", "bytes", "limit"),
+        model([N("Tile", ["x", "s"], ["y"], name="spread")], [constant("s", [10**4] * 4)]),
+    ),
+    "expand": Bad(
+        ResourceLimitError, ("grow", "'y'"), model([N("Expand", ["x", "s"], ["y"], name="grow")], [constant("s", [10**9, 10**3, 4, 8, 8])])
+    ),
+    "constant": Bad(ResourceLimitError, ("'y'",), model([N("ConstantOfShape", ["s"], ["y"])], [constant("s", [10**7, 10**7])])),
+    "resize": Bad(ResourceLimitError, ("'y'", "scale"), model([N("Resize", ["x", "", "s"], ["y"], name="scale")], [constant("s", FILL)])),
+    # ExternalDataError: names the tensor and the file
+    "../": Bad(ExternalDataError, ("'w'", "../w.bin"), beside(location="../w.bin")),
+    "../ inside": Bad(ExternalDataError, ("'w'",), beside(location="sub/../../w.bin")),
+    "absolute path": Bad(ExternalDataError, ("'w'", "/etc/hostname"), beside(location="/etc/hostname")),
+    "symbolic link": Bad(ExternalDataError, ("'w'", "link"), beside(location="link")),
+    "symbolic link in the folder": Bad(ExternalDataError, ("'w'", "inner"), beside(location="inner")),
+    "linked parent": Bad(ExternalDataError, ("'w'", "linked/w.bin"), beside(location="linked/w.bin")),
+    "data in a pipe": Bad(ExternalDataError, ("'w'", "fifo"), beside(location="fifo")),
+    "data in a device": Bad(ExternalDataError, ("'w'", "/dev/zero"), beside(location="/dev/zero")),
+    "data in a folder": Bad(ExternalDataError, ("'w'", "sub"), beside(location="sub")),
+    "offset past the end": Bad(ExternalDataError, ("'w'", "1000"), beside(location="w.bin", offset="1000")),
+    "too little behind the offset": Bad(ExternalDataError, ("'w'", "192"), beside(location="w.bin", offset="64")),
+    "negative offset": Bad(ExternalDataError, ("'w'", "-4"), beside(location="w.bin", offset="-4")),
+    "length is not the shape's": Bad(ExternalDataError, ("'w'", "128"), beside(location="w.bin", length="128")),
+    "length beyond 64 bits": Bad(ExternalDataError, ("'w'",), beside(location="w.bin", length="9" * 20)),
+    "offset and length wrap": Bad(ExternalDataError, ("'w'",), beside(location="w.bin", offset="9" * 18, length="9" * 18)),
+    "file too short": Bad(ExternalDataError, ("'w'", "short.bin"), beside(location="short.bin")),
+    "file missing": Bad(ExternalDataError, ("'w'", "missing.bin"), beside(location="missing.bin")),
+    "no location": Bad(ExternalDataError, ("'w'",), beside(location="")),
+    "location with a NUL": Bad(ExternalDataError, ("'w'",), beside(location="w.bin\0")),
+}
+"""An unknown dtype and an opset of the future are UnsupportedModelError; a dimension that is still unbound shows when plans are made, and
+shared memory that is full when a runtime reserves it: `test_frontend.test_unbound_input`, `tests/api/test_bad_inputs.py`."""
+
+
+def given(case: Bad, folder: Path) -> Any:
+    """What to hand to a loader: a path or bytes."""
+    if callable(case.source):
+        return case.source(folder)
+    return case.source if isinstance(case.source, bytes) else case.source.SerializeToString()
