@@ -366,7 +366,7 @@ def _check_edges(s: _Segment) -> list[int]:
     down = np.sort(parent_of * n + s.children)
     up = np.sort(s.parents.astype(np.int64) * n + child_of)
     if (k := _first(down != up)) is not None:
-        refuse("parents", f"edge {down[k] // n} → {down[k] % n}", "parents are the exact inverse of children")
+        refuse("parents", f"edge {down[k] // n} → {down[k] % n}", "parents are the exact inverse of children")  # I4
     if (k := _first(np.diff(down) == 0)) is not None:
         refuse("children", f"edge {down[k] // n} → {down[k] % n} twice", "an edge is listed once")
     initial = np.sort(s.initial)

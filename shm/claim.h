@@ -138,8 +138,8 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   const struct aspen_instance_view *view = s->instance[id];
   uint64_t free_word = aspen_load_seq(&i->word);
   if ((uint32_t)free_word != ASPEN_INSTANCE_FREE) return ASPEN_OK; /* its plan was dropped after the choice: the next scan answers */
-  uint32_t generation = (uint32_t)(free_word >> 32) + 1;
-  if (generation == 0) generation = 1; /* `executed` of a new arena is 0 */
+  uint32_t generation = (uint32_t)(free_word >> 32) + 1; /* no flag has it: nothing has to be cleared, so nothing can be half cleared (I2) */
+  if (generation == 0) generation = 1;                   /* `executed` of a new arena is 0 */
   aspen_store_relaxed(&i->client, r->client);
   aspen_store_relaxed(&i->data, r->segment);
   i->data_index = r->data;

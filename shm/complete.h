@@ -22,7 +22,7 @@ static inline int aspen_fail(struct aspen_station *s, uint32_t instance, uint32_
   return 1;
 }
 
-/* Writes a result and wakes whoever waits for it. `from` is the slot's word as the request left it: a client that scribbled there gets nothing. */
+/* Writes a result, once (I9), and wakes whoever waits for it. `from` is the slot's word as the request left it: a client that scribbled there gets nothing. */
 static inline void aspen_answer(struct aspen_client_segment *c, uint32_t slot, uint32_t from, uint32_t error, uint32_t op, uint64_t needed,
                                 uint64_t started_ns) {
   struct aspen_slot *s = &c->slot[slot % ASPEN_SLOTS];

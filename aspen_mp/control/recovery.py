@@ -117,7 +117,7 @@ class Recovery:
     def _tick(self) -> None:
         if self._since is None or self.closed:
             return
-        late = self.table.epoch_stopped()
+        late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
         if late and time.monotonic() - self._since > PARK_S:
             self.kill(late)
             late = self.table.epoch_stopped()

@@ -28,7 +28,8 @@ static void strike(void) {
 static void vary(void) {
   struct aspen_signals *g = &world->control.signals;
   aspen_stat_store(&g->policy, below(&random_state, 3));
-  if (below(&random_state, 4)) return;
+  aspen_publish(&world->control, &world->bell); /* nothing new, but workers have to look */
+  if (below(&random_state, 8)) return;
   aspen_store_seq(&g->steal, below(&random_state, 4) != 0);
   aspen_wake_all(&world->bell);
 }
@@ -95,7 +96,7 @@ int main(int argc, char **argv) {
     }
     if (now >= vary_at) {
       vary();
-      vary_at = now + 20 * MS;
+      vary_at = now + below(&random_state, 4000) * 1000;
     }
     if (now >= churn_at) {
       churn();

@@ -10,6 +10,7 @@ static struct row_state { pid_t pid; uint32_t stopped, leaving; uint64_t kill_at
 static pid_t client_pid[CLIENTS];
 static uint32_t n_workers, random_state, dead, restart; /* workers there are to be; deaths that no recovery has seen yet, one of them a fault */
 static uint64_t watchdog_ns = 20000 * MS;
+static uint32_t stopped_us = 3000; /* how long a stopped worker stays, at most */
 static struct { uint64_t deaths, stops, faults, left, starts, recoveries, restarts, late, plans, continued, restarted, completed, resubmitted; } count;
 static uint64_t *lasted, n_lasted; /* nanoseconds from the first look at a death to the end of its recovery */
 enum { MOST_LASTED = 1 << 22 };
@@ -70,7 +71,7 @@ static void reap(void) {
           worker_ended(r, status);
         } else if (!row_of[r].stopped) {
           row_of[r].stopped = 1;
-          row_of[r].kill_at = aspen_now_ns() + below(&random_state, 3000) * 1000;
+          row_of[r].kill_at = aspen_now_ns() + below(&random_state, stopped_us) * 1000;
           count.stops++;
         }
         break;
@@ -198,6 +199,7 @@ static void add_plan(uint32_t k, uint32_t n_arenas) {
   memset(world->plan[k], 0, PLAN_BYTES);
   memset(world->arena[k], 0, sizeof world->arena[k]);
   write_plan(&world->graph[k], world->plan[k], &random);
+  ((struct aspen_op *)(world->plan[k] + ((struct aspen_plan_header *)world->plan[k])->ops))[HUB].kernel = ASPEN_K_OPAQUE; /* it has one tile */
   uint32_t segment = add_segment(ASPEN_ROLE_PLAN, world->plan[k], PLAN_BYTES);
   for (uint32_t a = 0; a < n_arenas; a++) arenas[a] = add_segment(ASPEN_ROLE_ARENA, world->arena[k][a], ARENA_BYTES);
   check(aspen_add_plan(&world->control, segment, NULL, 0, arenas, n_arenas) == k + 1, "no plan");

@@ -28,6 +28,9 @@ static void check(int condition, const char *what);
 #include "graphs.h"
 
 enum { ROWS = 8, CLIENTS = 2, THREADS = 2, PLANS = 2, ARENAS = 3, SLOTS = 4 /* a thread */, IDS = 32, SITES = 1024, ARMS = 2 };
+#define LARGE 0xbeefull /* as first element of an input: the opaque tile needs more space */
+#define NEEDED 123456789ull
+#define MESSAGE "its result is too large"
 enum { CHECKED = CLIENTS * THREADS, DATA_BYTES = ASPEN_DATA_FIRST + THREADS * SLOTS * REGION };
 
 struct site { uint64_t key; const char *file; uint32_t line, unused; uint64_t arrivals, deaths; };
@@ -46,7 +49,8 @@ struct world {
   struct site site[SITES];
   struct arm arm[ARMS];
   uint32_t counting, random_deaths, stops; /* of 100 deaths by themselves, how many are stops */
-  uint32_t round, finished, finish, blocked; /* clients: a round of requests each time `round` changes, or without end until `finish` */
+  uint32_t round, finished, finish; /* clients: a round of requests each time `round` changes, or without end until `finish` */
+  uint32_t blocked, only; /* of the round: no instance is free; 0, or number + 1 of the only threads that ask, and ask but once */
   uint64_t answers[CHECKED], failed, cancelled, gone;
   uint32_t drained;
   uint32_t verdict;
@@ -205,6 +209,19 @@ static uint32_t map_all(void) {
   return seq;
 }
 
+/* What Python does for an opaque tile. One kind of request does not fit into its region there. */
+static void execute_opaque(void) {
+  uint64_t item = mine.dse.opaque;
+  uint32_t tile = ASPEN_ITEM_TILE(item);
+  const struct aspen_exec_instance *e = (const struct aspen_exec_instance *)mine.instance[ASPEN_ITEM_INSTANCE(item)];
+  const struct aspen_tile *t = &e->view.plan->tiles[tile];
+  aspen_call c;
+  aspen_call_fill(&c, &aspen_exec_plan_of(e)->op[t->op], t, e->args);
+  int error = kernel(&c), large = *(const uint64_t *)e->view.request == LARGE;
+  if (large) error = ASPEN_E_NEEDS_SPACE;
+  aspen_dse_complete_opaque(&mine.dse, item, (uint32_t)error, large ? NEEDED : 0, MESSAGE, large ? sizeof MESSAGE : 0);
+}
+
 static void worker(uint32_t row, uint32_t random) {
   me.worker = 1;
   me.random = random;
@@ -219,14 +236,14 @@ static void worker(uint32_t row, uint32_t random) {
       aspen_store_seq(&world->drained, 1);
       tell();
       break;
-    case ASPEN_REASON_OPAQUE: complain("an opaque tile that no plan has"); break;
+    case ASPEN_REASON_OPAQUE: execute_opaque(); break;
     default: _exit(0);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ clients */
 
-struct asked { uint32_t busy, plan, poisoned, cancels, sequence, answered; uint64_t expected[LENGTH]; };
+struct asked { uint32_t busy, plan, poisoned, large, cancels, sequence, answered; uint64_t expected[LENGTH]; };
 struct thread { uint32_t client, number, random, round; struct asked slot[SLOTS]; };
 
 static uint64_t *region_of(const struct thread *t, uint32_t s) { return (uint64_t *)(world->data[t->client] + ASPEN_DATA_FIRST + (t->number * SLOTS + s) * REGION); }
@@ -248,6 +265,11 @@ static void check_answer(struct thread *t, uint32_t s) {
     if (error != ASPEN_E_BAD_PLAN) complain("a request of a plan that does not exist ended oddly");
   } else if (a->poisoned) {
     if (error != ASPEN_E_BAD_INDEX || aspen_load_relaxed(&slot->op) != 0) complain("a request that must fail did not");
+    __atomic_fetch_add(&world->failed, 1, __ATOMIC_RELAXED);
+  } else if (a->large) {
+    if (error != ASPEN_E_NEEDS_SPACE || aspen_load_relaxed(&slot->op) != HUB || slot->needed != NEEDED || slot->message_bytes != sizeof MESSAGE ||
+        memcmp(slot->message, MESSAGE, sizeof MESSAGE))
+      complain("a request that needs more space did not say so, or not all of it");
     __atomic_fetch_add(&world->failed, 1, __ATOMIC_RELAXED);
   } else if (error) {
     complain("a request failed");
@@ -283,7 +305,9 @@ static void ask(struct thread *t, uint32_t s) {
   if (a->answered && memcmp(x + LENGTH, a->expected, VECTOR)) complain("an answer changed after it was given");
   for (int i = 0; i < LENGTH; i++) x[i] = aspen_random(&t->random);
   a->poisoned = below(&t->random, 12) == 0;
+  a->large = !a->poisoned && below(&t->random, 12) == 0;
   if (a->poisoned) x[0] = POISON;
+  if (a->large) x[0] = LARGE;
   a->plan = below(&t->random, 40) == 0 ? PLANS : below(&t->random, PLANS);
   uint32_t generation = a->plan < PLANS ? aspen_load_acquire(&world->generation_of[a->plan]) : 1;
   if (!generation) generation = aspen_load_acquire(&world->generation_of[a->plan = 0]);
@@ -310,17 +334,18 @@ static void *ask_for_ever(struct thread *t) {
   return NULL;
 }
 
-/* A round: every slot once. In a blocked one there is no free instance, and everything is cancelled. */
+/* A round: every slot once, or one request a client. In a blocked one there is no free instance, and everything is cancelled. */
 static void *ask_in_rounds(struct thread *t) {
   for (;;) {
     uint32_t round;
     while ((round = aspen_load_acquire(&world->round)) == t->round) aspen_futex_wait(&world->round, round, ASPEN_FOREVER);
     t->round = round;
     if (aspen_load_acquire(&world->finish)) return NULL;
-    for (uint32_t s = 0; s < SLOTS; s++) ask(t, s);
-    for (uint32_t s = 0; s < SLOTS; s++)
+    uint32_t n = !world->only ? SLOTS : world->only == t->number + 1;
+    for (uint32_t s = 0; s < n; s++) ask(t, s);
+    for (uint32_t s = 0; s < n; s++)
       if (world->blocked || below(&t->random, 8) == 0) cancel(t, s);
-    for (uint32_t s = 0; s < SLOTS; s++) await(t, s);
+    for (uint32_t s = 0; s < n; s++) await(t, s);
     aspen_add_seq(&world->finished, 1);
     tell();
   }
@@ -332,7 +357,7 @@ static void client(uint32_t k, uint32_t random) {
   static struct thread thread[THREADS];
   pthread_t id[THREADS];
   for (uint32_t n = 0; n < THREADS; n++) {
-    thread[n] = (struct thread){.client = k, .number = n, .random = random + 77 * n, .round = world->round};
+    thread[n] = (struct thread){.client = k, .number = n, .random = random + 77 * n};
     if (pthread_create(&id[n], NULL, client_thread, &thread[n])) complain("no thread");
   }
   for (uint32_t n = 0; n < THREADS; n++) pthread_join(id[n], NULL);

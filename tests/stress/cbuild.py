@@ -76,8 +76,8 @@ def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Pat
     return program
 
 
-def build_storm(folder: Path, name: str) -> Path:
+def build_storm(folder: Path, name: str, optimise: str = "-O2") -> Path:
     """`storm` or `points`, with a crash point at every atomic operation."""
     program = folder / name
-    _compile("-O2", "-g", "-pthread", "-DASPEN_CRASH_POINTS", "-I", folder, "-o", program, folder / f"{name}.c")
+    _compile(optimise, "-pthread", "-DASPEN_CRASH_POINTS", "-I", folder, "-o", program, folder / f"{name}.c")
     return program
