@@ -5,6 +5,7 @@ The choice shows in the last bits of results, so it rests on built-in figures al
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from aspen_mp.planner import cost
@@ -17,8 +18,14 @@ WORTH_AT_ALL = 0.05
 """So must the smallest, beside the direct way."""
 WEIGHTS_BYTES_PER_NS = 13.0
 """How fast weights come from memory into products of few blocks: a core has so many outstanding cache misses."""
-LEAST_CHANNELS = 16
+LEAST_CHANNELS = 12
 """Below, a block's products are too short to pay for anything."""
+LEAST_OUTPUTS = 16
+"""Below, most of a panel is empty."""
+PHASE_NS = 0.6
+"""An element of an image, moved to its phase; as much again where a row or column must be added first."""
+IMAGE_FLOPS_PER_NS = 85.0
+"""Multiply-adds of an image of few channels, the direct way: it is copied together first."""
 
 
 def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1)) -> int:
@@ -29,19 +36,56 @@ def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: t
     the same for all.
     """
     channels, outputs = x[1], out[1]
-    if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_CHANNELS:
+    if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
         return 0
-    padded = -(-outputs // PANEL) * PANEL
-    elements, taps = prod(out), prod(kernel)
-    direct = 2.0 * taps * elements / outputs * channels * padded / cost.FLOPS_PER_NS + 0.4 * elements
-    best, least = 0, max(direct, _weights_ns(taps, channels, padded))
+    best, least = 0, _direct_ns(channels, out, prod(kernel), cost.FLOPS_PER_NS)
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
-        blocks = blocks_of(kernel, strides, block)
-        arithmetic = cost.winograd_ns(blocks, cost.winograd_blocks(out, blocks), channels, outputs)
-        ns = max(arithmetic, _weights_ns(blocks.weights, channels, padded))
+        ns = _block_ns(channels, out, kernel, strides, block)
         if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least:
             best, least = block, ns
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """A convolution of stride 2 as one of stride 1 over the four phases of its input (even and odd rows and columns), each of which is a
+    channel of its own. ``before``: zeros in front of the first row and column of weights, ``kernel`` and ``pads`` of the convolution over
+    phases, ``block``: of its Winograd."""
+
+    before: tuple[int, int]
+    kernel: tuple[int, int]
+    pads: tuple[int, int]
+    block: int
+
+
+def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, int]) -> Phases | None:
+    """The phases of a convolution of a few channels without groups and dilation, if that is faster than the direct way. With many channels
+    blocks of stride 2 need nothing moved."""
+    if strides != (2, 2) or x[1] >= LEAST_CHANNELS or out[1] < LEAST_OUTPUTS:
+        return None
+    before = (pads[0] % 2, pads[1] % 2)
+    folded = ((kernel[0] + before[0] + 1) // 2, (kernel[1] + before[1] + 1) // 2)
+    channels = 4 * x[1]
+    block = block_for((x[0], channels, x[2], x[3]), out, folded)
+    if not block:
+        return None
+    moves = 1 + (x[2] % 2 or x[3] % 2)
+    there = _block_ns(channels, out, folded, (1, 1), block) + PHASE_NS * moves * prod(x)
+    if there > (1 - WORTH_AT_ALL) * _direct_ns(x[1], out, prod(kernel), IMAGE_FLOPS_PER_NS):
+        return None
+    return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
+
+
+def _direct_ns(channels: int, out: Shape, taps: int, flops_per_ns: float) -> float:
+    padded = -(-out[1] // PANEL) * PANEL
+    elements = prod(out)
+    return max(2.0 * taps * elements / out[1] * channels * padded / flops_per_ns + 0.4 * elements, _weights_ns(taps, channels, padded))
+
+
+def _block_ns(channels: int, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], block: int) -> float:
+    blocks = blocks_of(kernel, strides, block)
+    arithmetic = float(cost.winograd_ns(blocks, cost.winograd_blocks(out, blocks), channels, out[1]))
+    return max(arithmetic, _weights_ns(blocks.weights, channels, -(-out[1] // PANEL) * PANEL))
 
 
 def _weights_ns(planes: int, channels: int, outputs: int) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from aspen_mp.planner.algorithms import block_for
+from aspen_mp.planner.algorithms import block_for, phases_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -113,8 +115,38 @@ def convolve(
     block = block_for(x.shape, shape, kernel, step) if b.winograd and plain and w.is_const else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)
+    phases = phases_for(x.shape, shape, kernel, step, (pads[0], pads[1])) if b.winograd and plain and w.is_const else None
+    if phases:
+        w = phases_of_weights(b, w, phases.before, phases.kernel)
+        attrs |= {"kernel": phases.kernel, "strides": (1, 1), "pads": phases.pads}
+        inputs = [phases_of_image(b, x), b.packed_winograd(w, phases.block, (1, 1)), bias]
+        return b.emit("WINO", inputs, shape, F32, **attrs, act=NO_ACT, block=phases.block)
     depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
+
+
+def phases_of_image(b: Builder, x: Tensor) -> Tensor:
+    """[N, C, H, W] → [N, 4 C, H / 2, W / 2], rounded up, channels last in memory: channel c becomes its even rows' even and odd columns,
+    then its odd rows'."""
+    n, c, h, w = x.shape
+    rows, columns = -(-h // 2), -(-w // 2)
+    if h % 2 or w % 2:
+        x = b.emit("PAD", [x, b.constant(0.0, F32)], (n, c, 2 * rows, 2 * columns), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
+    moved = b.copy(b.transpose(b.reshape(x, (n, c, rows, 2, columns, 2)), (0, 2, 4, 1, 3, 5)))
+    return b.transpose(b.reshape(moved, (n, rows, columns, 4 * c)), (0, 3, 1, 2))
+
+
+def phases_of_weights(b: Builder, w: Tensor, before: tuple[int, int], kernel: tuple[int, int]) -> Tensor:
+    """[OC, C, KH, KW] → [OC, 4 C, *kernel], with so many zeros before the first row and column."""
+    oc, c, kh, kw = w.shape
+    rows, columns = kernel
+
+    def move(v: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        wide = np.zeros((oc, c, 2 * rows, 2 * columns), v.dtype)
+        wide[:, :, before[0] : before[0] + kh, before[1] : before[1] + kw] = v
+        return wide.reshape(oc, c, rows, 2, columns, 2).transpose(0, 1, 3, 5, 2, 4).reshape(oc, 4 * c, rows, columns)
+
+    return b.derived(w, f"phases{before}{kernel}", (oc, 4 * c, rows, columns), move)
 
 
 def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:

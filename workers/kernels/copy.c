@@ -1,14 +1,24 @@
-/* COPY: any strides to any strides. Where the input's and the output's unit-stride axes differ (NCHW ↔ NHWC, Transpose) the box is walked
+/* COPY: any strides to any strides. Runs of a few elements that are contiguous on both sides (pairs of columns, say, in a move from space to depth)
+ * count as one element. Where the input's and the output's unit-stride axes differ (NCHW ↔ NHWC, Transpose) the box is walked
  * in square blocks of those two axes, so that each cache line of either side is used whole while it is in L1. */
 #include "vec.h"
 #include "nd.h"
 #include "transpose.h"
 
+/* Joins the innermost axis into its elements if that gives a larger element of a size that can be moved at once. Returns the size. */
+static size_t join_elements(nd *it, size_t size) {
+  const size_t joined = size * (size_t)nd_row(it);
+  if (it->rank < 2 || nd_step(it, 0) != (int64_t)size || nd_step(it, 1) != (int64_t)size || joined > 16 || (joined & (joined - 1))) return size;
+  it->rank--;
+  return joined;
+}
+
 int FN(copy)(const aspen_call *c) {
-  const size_t size = nd_size(c->args[0].dtype);
+  size_t size = nd_size(c->args[0].dtype);
   if (c->args[1].dtype != c->args[0].dtype || size == 0 || c->args[0].dtype == ASPEN_DT_OBJECT) return ASPEN_KERNEL_BAD_ARGUMENT;
   nd it;
   if (!nd_open(&it, c, 1)) return ASPEN_KERNEL_OK;
+  size = join_elements(&it, size);
   const int64_t unit = (int64_t)size;
   int across = -1; /* the axis along which the input is contiguous, when that is not the innermost */
   if (nd_step(&it, 1) != unit && nd_step(&it, 0) == unit)

@@ -16,11 +16,12 @@
 #define ND_ARGS 4
 #define ND_BLOCK 512 /* elements staged at a time: three buffers of 8-byte elements fill a third of an L1 cache */
 
+/* Elements as they are moved: several may count as one (copy.c), so only bytes are aligned for sure. */
 typedef uint8_t __attribute__((may_alias)) nd_u8;
-typedef uint16_t __attribute__((may_alias)) nd_u16;
-typedef uint32_t __attribute__((may_alias)) nd_u32;
-typedef uint64_t __attribute__((may_alias)) nd_u64;
-typedef struct { uint64_t a, b; } __attribute__((may_alias)) nd_u128;
+typedef uint16_t __attribute__((may_alias, aligned(1))) nd_u16;
+typedef uint32_t __attribute__((may_alias, aligned(1))) nd_u32;
+typedef uint64_t __attribute__((may_alias, aligned(1))) nd_u64;
+typedef struct { uint64_t a, b; } __attribute__((may_alias, aligned(1), packed)) nd_u128;
 
 typedef struct nd {
   int rank, args;                            /* rank ≥ 1 once opened */

@@ -41,7 +41,7 @@
 #define KINDS(X)                                                                                                                   \
   X(3x3_2, 3, 3, 1, 2, 2) X(3x3_4, 3, 3, 1, 4, 4) X(3x3_6, 3, 3, 1, 6, 6)                                                          \
   X(3x3s2_2, 3, 3, 2, 2, 2) X(3x3s2_3, 3, 3, 2, 3, 3) X(3x3s2_4, 3, 3, 2, 4, 4)                                                    \
-  X(5x5_2, 5, 5, 1, 2, 2) X(5x5_4, 5, 5, 1, 4, 4)                                                                                  \
+  X(2x2_5, 2, 2, 1, 5, 5) X(4x4_5, 4, 4, 1, 5, 5) X(5x5_2, 5, 5, 1, 2, 2) X(5x5_4, 5, 5, 1, 4, 4)                                                                                  \
   X(1x3_4, 1, 3, 1, 1, 4) X(3x1_4, 3, 1, 1, 4, 1) X(1x5_4, 1, 5, 1, 1, 4) X(5x1_4, 5, 1, 1, 4, 1)                                  \
   X(1x7_4, 1, 7, 1, 1, 4) X(7x1_4, 7, 1, 1, 4, 1) X(1x7_6, 1, 7, 1, 1, 6) X(7x1_6, 7, 1, 1, 6, 1)
 
@@ -155,8 +155,11 @@ typedef struct patch {
 
 static const float zeros[16];
 
+/* How channels lie in memory: in whole vectors, next to each other, or at a stride. */
+enum channels_in { ANYWHERE, NEIGHBOURS, WHOLE };
+
 /* `count` blocks side by side, the first patch beginning at input column `first`, to `to`: one plane for each of the products. */
-INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, const int MW, const int whole, const wino *v, const patch *p,
+INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, const int MW, const int how, const wino *v, const patch *p,
                       int64_t first, int64_t count, float *to, int64_t plane) {
   const int rows = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW), step = MW * S, shared = width - step;
   for (int64_t c = 0; c < v->channels; c += VL) {
@@ -179,7 +182,7 @@ INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, con
 #pragma GCC unroll 12
           for (int y = 0; y < rows; y++) {
             const float *q = line[y] + column * p->step[y];
-            d[y] = whole ? vload(q) : vload_strided(q, p->channel[y], lanes);
+            d[y] = how == WHOLE ? vload(q) : how == NEIGHBOURS ? vload_part(q, lanes) : vload_strided(q, p->channel[y], lanes);
           }
         }
         line_in(KH, S, MH, d, columns + j * rows);
@@ -202,14 +205,17 @@ INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, con
 typedef void in_fn(const wino *, const patch *, int64_t, int64_t, float *, int64_t);
 #define BLOCKS_IN(NAME, KH, KW, S, MH, MW)                                                                                         \
   static void blocks_in_any_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {         \
-    blocks_in(KH, KW, S, MH, MW, 0, v, p, first, count, to, plane);                                                                \
+    blocks_in(KH, KW, S, MH, MW, ANYWHERE, v, p, first, count, to, plane);                                                         \
+  }                                                                                                                                \
+  static void blocks_in_part_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {        \
+    blocks_in(KH, KW, S, MH, MW, NEIGHBOURS, v, p, first, count, to, plane);                                                       \
   }                                                                                                                                \
   static void blocks_in_whole_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {       \
-    blocks_in(KH, KW, S, MH, MW, 1, v, p, first, count, to, plane);                                                                \
+    blocks_in(KH, KW, S, MH, MW, WHOLE, v, p, first, count, to, plane);                                                            \
   }
 KINDS(BLOCKS_IN)
-static in_fn *const inputs[][2] = {
-#define KIND(NAME, ...) {blocks_in_any_##NAME, blocks_in_whole_##NAME},
+static in_fn *const inputs[][3] = {
+#define KIND(NAME, ...) {blocks_in_any_##NAME, blocks_in_part_##NAME, blocks_in_whole_##NAME},
     KINDS(KIND)
 #undef KIND
 };
@@ -230,7 +236,7 @@ static void locate(const wino *v, const aspen_call *c, int64_t from, int64_t to,
 
 /* Transformed input of a chunk. */
 static void input_of(const wino *v, const workspace *s, int64_t blocks) {
-  const int whole = v->channels % VL == 0 && (v->x->strides[1] == 1 || v->channels == 1);
+  const int how = v->x->strides[1] != 1 && v->channels > 1 ? ANYWHERE : v->channels % VL ? NEIGHBOURS : WHOLE;
   for (int64_t block = 0, count; block < blocks; block += count) {
     const place at = s->places[block];
     for (count = 1; block + count < blocks && s->places[block + count].column == at.column + count; count++) {}
@@ -244,7 +250,7 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     }
     float *input = s->input + block * v->row;
     const int64_t first = at.column * v->columns.m * v->columns.stride - v->pad_left;
-    inputs[v->kind][whole](v, &p, first, count, input, s->input_plane);
+    inputs[v->kind][how](v, &p, first, count, input, s->input_plane);
   }
 }
 
