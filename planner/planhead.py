@@ -59,7 +59,7 @@ def segment_of(raw: memoryview) -> tuple[dict[str, Any], memoryview]:
     try:
         header = msgspec.msgpack.decode(head)
         layout, nbytes, metadata = header["layout"], header["segment_bytes"], header["metadata"]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise PlanError(f"plan header: {error}") from None
     if layout != LAYOUT_HASH:
         refuse("layout", layout, f"this build has {LAYOUT_HASH}")

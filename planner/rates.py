@@ -73,7 +73,7 @@ def load(folder: str, version: str) -> tuple[Rates, str]:
         with open(path(folder, version), "rb") as file:
             data = file.read(1 << 20)
         found = msgspec.json.decode(data, type=Calibration)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BUILT_IN, ""
     rates = found.rates
     plain = [rates.matrix, rates.depthwise, rates.cold, rates.warm, rates.tile_ns, *rates.element_ns.values()]

@@ -84,8 +84,16 @@ def _kernel(node: Node, where: str) -> None:
         source = node.inputs[0]
         if source is None or prod(source.shape) != prod(shape):
             raise GraphError(f"{where}: changes the number of elements")
-    elif node.op == "concat" and any(t is None or len(t.shape) != len(shape) for t in node.inputs):
-        raise GraphError(f"{where}: ranks differ")
+    elif node.op == "concat":
+        parts, axis = [() if t is None else t.shape for t in node.inputs], node.attrs["axis"]
+        if any(len(p) != len(shape) or p[:axis] != shape[:axis] or p[axis + 1 :] != shape[axis + 1 :] for p in parts):
+            raise GraphError(f"{where}: {[list(p) for p in parts]} do not lie side by side along axis {axis} of {list(shape)}")
+        if sum(p[axis] for p in parts) != shape[axis]:
+            raise GraphError(f"{where}: its parts are not as long as {list(shape)}")
+    elif node.op == "ATTENTION":
+        q, k, v = (() if t is None else t.shape for t in node.inputs[:3])
+        if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
+            raise GraphError(f"{where}: queries {list(q)}, keys {list(k)} and values {list(v)} do not fit each other")
     if prod(shape):
         _regions(node, where)
 

@@ -91,7 +91,7 @@ static inline uint32_t aspen_add_plan(struct aspen_control *c, uint32_t segment,
   struct aspen_plan *p = &c->plan[id];
   p->segment = segment;
   p->n_weights = n_weights;
-  memcpy(p->weights, weights, n_weights * sizeof *weights);
+  for (uint32_t k = 0; k < n_weights; k++) p->weights[k] = weights[k];
   p->n_instances = n_arenas;
   for (uint32_t k = 0; k < n_arenas; k++) {
     struct aspen_instance *i = &c->instance[instance[k]];

@@ -182,10 +182,10 @@ class Cache:
             if hashlib.sha256(body).digest() != digest:
                 raise msgspec.DecodeError("its checksum is another")
             known = msgspec.msgpack.decode(body, type=Known)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._discard(name, str(error))
             return None
-        if known.build != self.build or known.files[0] != File(path, stamp):
+        if known.build != self.build or known.files[:1] != [File(path, stamp)]:
             return None
         try:
             if any(stamp_of(os.stat(file.path)) != file.stamp for file in known.files[1:]):
@@ -203,7 +203,7 @@ class Cache:
         try:
             metadata, segment = planhead.segment_of(memoryview(data))
             note = msgspec.msgpack.decode(metadata["cache"], type=Note)
-        except (AspenError, msgspec.DecodeError, KeyError, TypeError) as error:
+        except (AspenError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
             self._discard(name, str(error))
             return None
         _touch(name)

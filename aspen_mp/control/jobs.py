@@ -328,6 +328,10 @@ def _death(name: str, status: int, why: str) -> AspenError:
         if number == signal.SIGBUS:
             return PlanError(f"{text}, most likely because a file of the model was cut short while it was being read; load it again")
         return PlanError(text)
+    if os.waitstatus_to_exitcode(status) == 127:  # the C library's way out when there is no memory for its own data
+        return ResourceLimitError(
+            f"model {name!r}: its planning process had no more memory; see memory_mib in section [models] of the profile"
+        )
     return PlanError(f"model {name!r}: its planning process ended with status {os.waitstatus_to_exitcode(status)}")
 
 

@@ -20,6 +20,7 @@ from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedM
 
 _MAX_EXTENT = 2**31 - 1
 _FEW_INDICES = 4096
+_LONGEST_SHAPE = 1 << 20
 _WINDOWED = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
 _WINDOWED |= {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "MaxRoiPool"}
 
@@ -221,15 +222,25 @@ def _unranked(value: onnx.ValueInfoProto) -> bool:
 
 def infer(light: ModelProto) -> ModelProto:
     """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
+    values = _few_values(light.graph)
     try:
-        return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+        return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=values)
     except onnx.shape_inference.InferenceError as error:
         # A declared shape that differs from the inferred one does not stop a model: declarations may be sloppy, inferences wrong (STFT).
         if "Inferred shape and existing shape differ" in str(error) or _in_function_body(light, str(error)):
-            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+            return onnx.shape_inference.infer_shapes(light, data_prop=values)
         raise ModelInvalidError(_shorten(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {_shorten(str(error))}") from None
+
+
+def _few_values(graph: GraphProto) -> bool:
+    """Whether values may be propagated: ONNX keeps a record of each element of every vector that might be a shape, however long."""
+    integers = {TensorProto.INT32, TensorProto.INT64}
+    declared = [v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)]
+    lengths = [t.shape.dim[0].dim_value for t in declared if t.elem_type in integers and len(t.shape.dim) == 1]
+    lengths += [t.dims[0] for t in graph.initializer if t.data_type in integers and len(t.dims) == 1]
+    return max(lengths, default=0) <= _LONGEST_SHAPE
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:

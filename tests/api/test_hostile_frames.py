@@ -301,6 +301,8 @@ def test_wrong_fields(town: aspen_mp.Runtime, name: str) -> None:
                 fields = [*MESSAGES[name][:position], nasty, *MESSAGES[name][position + 1 :]]
                 if name == "Resize" and (nasty in (1, [0] * 65) or (position == 3 and nasty == 0)):
                     continue  # that would be a wish to be granted
+                if name == "Data" and position == 1 and nasty in (1 << 31, (1 << 32) - 1, 1 << 32):
+                    continue  # and so would that, with the machine's memory
                 answer = guest.ask(name, *fields)
                 asked += 1
                 assert answer is not None, f"{name} {fields}: hung up without a word"

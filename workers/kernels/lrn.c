@@ -44,7 +44,7 @@ int FN(lrn)(const aspen_call *c) {
       const int64_t m = nd_min(BLOCK, row - i), first = it.ptr[2] - in->ptr + i * sc; /* channel of the block's first element */
       const char *p = it.ptr[1] + i * si;
       float x[BLOCK], t[BLOCK], sum[BLOCK] = {0};
-      for (int64_t w = -before; w <= after; w++) {
+      for (int64_t w = -nd_min(before, channels - 1); w <= nd_min(after, channels - 1); w++) { /* beyond there are no channels */
         /* Elements j whose channel first + j sc + w exists. */
         int64_t j0 = 0, j1 = m;
         if (sc == 0) {

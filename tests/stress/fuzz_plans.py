@@ -1,0 +1,174 @@
+"""Plans with a few numbers changed: `validate` refuses them, or no tile leaves its memory when they are executed.
+
+The bases are plans of onnx's backend tests, so that every kernel occurs. What passes is executed with guard pages around every segment
+The bases are plans of backend tests of onnx, so that every kernel occurs. What passes is executed with guard pages around every segment
+that a worker's own check refuses although `validate` did not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from fuzz_models import bases, feeds_for
+from fuzzing import Finding, numbers
+
+from aspen_mp.planner import api
+from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.validate import validate
+from aspen_mp.shm.errors import AspenError, PlanError
+from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
+from aspen_mp.workers._dse import PlanRunner
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+U32 = np.dtype("<u4")
+MOST = 1 << 26
+"""Bytes of a space beyond which a plan is checked, not executed."""
+
+
+@lru_cache(maxsize=64)
+def base(k: int) -> Plan | None:
+    """A plan of the k-th model; None where it has none of tiles alone."""
+    name, data = bases()[k % len(bases())]
+    try:
+        opened = api.load(data)
+        feeds = feeds_for(opened.signature, np.random.default_rng(0))
+        if feeds is None:
+            return None
+        stage = api.plan_stage(
+            opened, [{n: Binding(x.dtype, x.shape, x if x.dtype.kind in "iu" else None) for n, x in feeds.items()}], workers=2
+        )
+    except AspenError:
+        return None
+    plan = stage.plan
+    if plan is None or stage.kind != "static" or (plan.ops["kernel"] == KERNELS["OPAQUE"].code).any():
+        return None
+    plan.place_weights(plan.default_directory()[0])
+    plan.name = name
+    return plan
+
+
+def arrays(raw: bytearray) -> dict[str, Any]:
+    header = np.frombuffer(raw, PLAN_HEADER, 1)
+    h = header[0]
+    n = int(h["n_tiles"])
+    kinds = {
+        "ops": (OP, h["n_ops"]),
+        "operands": (OPERAND, h["n_operands"]),
+        "params": (np.dtype("<i8"), h["n_params"]),
+        "tiles": (TILE, n),
+        "children": (U32, h["n_children"]),
+        "parent_counts": (U32, n),
+        "parent_begin": (U32, n + 1),
+        "parents": (U32, h["n_children"]),
+        "initial": (U32, h["n_initial"]),
+    }
+    found = {name: np.frombuffer(raw, dtype, int(count), int(h[name])) for name, (dtype, count) in kinds.items()}
+    return {"header": header, **{name: array for name, array in found.items() if len(array)}}
+
+
+def put(array: Any, at: tuple[int, ...], value: int) -> None:
+    """Stores modulo the type's width."""
+    bits = 8 * array.dtype.itemsize
+    value %= 1 << bits
+    if array.dtype.kind == "f":
+        array[at] = value
+    elif array.dtype.kind == "i" and value >= 1 << (bits - 1):
+        array[at] = value - (1 << bits)
+    else:
+        array[at] = value
+
+
+def change(rng: np.random.Generator, places: dict[str, Any]) -> str:
+    """One number, near its old value, equal to a neighbour's, or extreme; what it was."""
+    shares = {"operands": 6.0, "params": 3.0, "tiles": 3.0, "ops": 2.0}
+    names = list(places)
+    weights = np.array([shares.get(n, 1.0) for n in names])
+    name = names[int(rng.choice(len(names), p=weights / weights.sum()))]
+    array = places[name]
+    k = int(rng.integers(len(array)))
+    what = name
+    if array.dtype.names:
+        # Of an operand's or box's axes the first are in use.
+        column = str(rng.choice([c for c in array.dtype.names if not c.startswith("reserved") or rng.random() < 0.05]))
+        array, what = array[column], f"{name}.{column}"
+    at: tuple[int, ...] = (k, *(int(n * rng.random() ** 2) for n in array.shape[1:]))
+    old = int(array[at])
+    kind = rng.random()
+    if kind < 0.45:
+        value = old + int(rng.choice([-64, -32, -8, -4, -2, -1, 1, 2, 4, 8, 32, 64]))
+    elif kind < 0.6:
+        value = int(array[(int(rng.integers(len(array))), *at[1:])])
+    elif kind < 0.7:
+        value = old * int(rng.choice([-1, 2, 3]))
+    else:
+        value = numbers(rng)
+    put(array, at, value)
+    return f"{what}[{', '.join(map(str, at))}]: {old} → {value}"
+
+
+def guarded(nbytes: int) -> Any:
+    """Memory at a multiple of 64 bytes between two pages that fault, ending (but for the alignment) at the second."""
+    page = mmap.PAGESIZE
+    nbytes = -(-max(nbytes, 1) // 64) * 64
+    size = -(-nbytes // page) * page
+    whole = np.frombuffer(mmap.mmap(-1, size + 2 * page), np.uint8)
+    address = whole.__array_interface__["data"][0]
+    for at in (address, address + page + size):
+        if LIBC.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    return whole[page + size - nbytes : page + size]
+
+
+def run(raw: bytearray, plan: Plan) -> str:
+    """Executes an accepted plan."""
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    sizes = [int(header[name]) for name in ("arena_bytes", "request_bytes")] + [
+        int(n) for n in header["weights_bytes"][: header["n_weights"]]
+    ]
+    if max(sizes, default=0) > MOST or int(header["scratch_bytes"]) > MOST:
+        return "large"
+    if (np.frombuffer(raw, OP, int(header["n_ops"]), int(header["ops"]))["kernel"] == KERNELS["OPAQUE"].code).any():
+        return "opaque"  # its sub-graph would be numpy's to read
+    segment = guarded(len(raw))
+    segment[: len(raw)] = np.frombuffer(raw, np.uint8)
+    arena, request, *weights = (guarded(n) for n in sizes)
+    for item in plan.weights:
+        at = plan.default_directory()[0][item.key][1]
+        if weights and at + item.nbytes <= len(weights[0]):
+            item.write(memoryview(weights[0])[at : at + item.nbytes])
+    request[:] = np.frombuffer(np.random.default_rng(1).integers(-2, 3, len(request) // 8 + 1).astype(np.int64).tobytes(), np.uint8)[
+        : len(request)
+    ]
+    try:
+        return "failed" if PlanRunner(segment, weights, arena, request).run("fifo") else "executed"
+    except PlanError as error:
+        raise Finding(f"validate() accepts what a worker refuses: {error}") from error
+
+
+def case(seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    plan = None
+    while plan is None:
+        plan = base(int(rng.integers(len(bases()))))
+    raw = bytearray(plan.segment())
+    places = arrays(raw)
+    done = [change(rng, places) for _ in range(int(rng.choice([1, 1, 2, 3])))]
+    what = f"{plan.name}: {'; '.join(done)}"
+    try:
+        validate(raw)
+    except PlanError as error:
+        if not str(error).startswith("plan "):
+            raise Finding(f"{what}: {error}") from error
+        return "refused"
+    except Exception as error:
+        error.add_note(what)
+        raise
+    try:
+        return run(raw, plan)
+    except Finding as error:
+        raise Finding(f"{what}: {error}") from error

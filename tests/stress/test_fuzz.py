@@ -1,0 +1,81 @@
+"""Inputs made at random from good ones (see `fuzzing.py`), with fixed seeds; and every one that was ever found to be handled wrongly.
+
+`ASPEN_MP_FUZZ_SECONDS` sets how long each fuzzer runs in the long tier, from a new seed each time (printed); there it is ten minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+
+import fuzz_bytes
+import fuzz_models
+import fuzz_plans
+import pytest
+from fuzzing import Finding, attempt, explore
+
+LONG = os.environ.get("ASPEN_MP_TIER") == "long"
+SECONDS = float(os.environ.get("ASPEN_MP_FUZZ_SECONDS", "600"))
+FUZZERS: dict[str, tuple[Callable[[int], str], int]] = {
+    "models": (fuzz_models.case, 400),
+    "plans": (fuzz_plans.case, 1500),
+    "files": (fuzz_bytes.plan_file, 300),
+    "values": (fuzz_bytes.value, 3000),
+    "frames": (fuzz_bytes.frames, 2000),
+}
+CORPUS = sorted(fuzz_models.CORPUS.glob("*.onnx"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stock() -> None:
+    """What the cases are made from, before processes are forked."""
+    fuzz_models.bases()
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_nothing_is_found(name: str) -> None:
+    case, count = FUZZERS[name]
+    first = int(time.time()) * 1000 if LONG else 0
+    report = explore(case, itertools.count(first), SECONDS) if LONG else explore(case, range(count))
+    print(f"{name} from {first}: {report}")
+    assert not report.findings, str(report)
+    assert len(report.outcomes) > 1, str(report)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_corpus(path: object) -> None:
+    """Models that once crashed something, hung it, or gave a wrong answer."""
+    report = explore(lambda _: fuzz_models.check(path.read_bytes()), [0])  # type: ignore[attr-defined]
+    assert not report.findings, str(report)
+
+
+def test_findings_are_found() -> None:
+    """The engine's own: an exception, a wrong answer, a crash, a hang and a flood of memory are told apart and do not stop the rest."""
+
+    def case(seed: int) -> str:
+        match seed:
+            case 1:
+                raise KeyError("x")
+            case 2:
+                raise Finding("wrong")
+            case 3:
+                os.kill(os.getpid(), 11)
+            case 4:
+                until = time.process_time() + 1.2
+                while time.process_time() < until:
+                    pass
+                return "refused"
+            case 5:
+                bytearray(1 << 36)
+            case 6:
+                os._exit(3)
+        return "fine"
+
+    report = explore(case, range(10))
+    assert set(report.findings) == {1, 2, 3, 4, 5, 6}
+    assert report.outcomes["fine"] == 4
+    assert "SIGSEGV" in report.findings[3]
+    assert "MemoryError" in report.findings[5]
+    assert attempt(lambda seed: "fine", 0) == ("fine", "")
