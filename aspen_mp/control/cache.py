@@ -28,7 +28,7 @@ import msgspec
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
-from aspen_mp.shm.errors import AspenError
+from aspen_mp.shm.errors import AspenError, PlanError
 
 SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
@@ -68,9 +68,10 @@ class WeightFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """How a cached plan is used: the planning child's answer, the weight segments that its operands call WEIGHTS + 0, 1, …, and what it was
-    made with, for people."""
+    """How a cached plan is used: the name that it is looked up by, the planning child's answer, the weight segments that its operands call
+    WEIGHTS + 0, 1, …, and what it was made with, for people."""
 
+    key: str
     region: int
     inputs: list[Slot]
     outputs: list[Slot]
@@ -203,6 +204,8 @@ class Cache:
         try:
             metadata, segment = planhead.segment_of(memoryview(data))
             note = msgspec.msgpack.decode(metadata["cache"], type=Note)
+            if note.key != key:
+                raise PlanError("it is the plan of another model or of other shapes")
         except (AspenError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
             self._discard(name, str(error))
             return None

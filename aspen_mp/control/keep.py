@@ -170,13 +170,13 @@ class Keeper:
         for number, fd in self._fds.items():
             self._cache.put_weights(self._files[number], fd)
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
+        shapes = (message.stages, message.capacities)
+        key = cache.plan_key(self._cache.build, self._digest, self._options, *shapes, message.workers, message.calibration)
         note = cache.Note(
-            *(answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
+            *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
             *(self._digest, message.calibration, message.workers),
         )
         plan.metadata["cache"] = msgspec.msgpack.encode(note)
-        shapes = (message.stages, message.capacities)
-        key = cache.plan_key(self._cache.build, self._digest, self._options, *shapes, message.workers, message.calibration)
         self._cache.put_plan(key, planfile.dump(plan))
         found, contents = self._found, self._contents
         if found is not None and contents is not None and contents.digest() == self._digest:

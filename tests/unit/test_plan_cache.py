@@ -21,7 +21,7 @@ SLOT = Slot("x", "float32", [2, 3], 0, 24)
 
 
 def plan_file(layout: int = _tables.LAYOUT_HASH) -> bytes:
-    note = cache.Note(64, [SLOT], [SLOT], True, False, 4096, [WEIGHTS], b"m", "", 2)
+    note = cache.Note("key", 64, [SLOT], [SLOT], True, False, 4096, [WEIGHTS], b"m", "", 2)
     metadata = {"cache": msgspec.msgpack.encode(note)}
     return planhead.join(msgpack.packb({"layout": layout, "segment_bytes": len(SEGMENT), "metadata": metadata}), SEGMENT + bytes(48))
 
@@ -74,6 +74,15 @@ def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
         assert entry.note.weights == [WEIGHTS]
         assert read(store, model, "weights") == bytes(64) + b"w" * (WEIGHTS.nbytes - 64)
         assert sorted(Path(name).parent.name for name, _ in store.files()) == ["models", "plans", "weights"]
+
+
+def test_the_plan_of_another_model(store: cache.Cache) -> None:
+    """A file under a name that is not its own is removed, not used."""
+    store.put_plan("key", plan_file())
+    store.put_plan("other", plan_file())
+    assert store.plan("other") is None
+    assert store.plan("other") is None
+    assert store.plan("key") is not None
 
 
 def flip(path: Path) -> None:
