@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -16,6 +17,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         super().__init__()
         self.stop: Callable[[], None] | None = None
         self.model: object = None  # kept loaded for as long as the request may need it
+        self._first = threading.Lock()
 
     def settle(self) -> None:
         """Lets go of everything that only a request in flight needs."""
@@ -25,6 +27,8 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
     def cancel(self) -> bool:
         if not super().cancel():
             return False
+        if not self._first.acquire(blocking=False):
+            return True  # somebody has cancelled it already
         self.set_running_or_notify_cancel()
         stop = self.stop
         if stop is not None:

@@ -28,7 +28,7 @@ MIX = {"KILL": 0.7, "SEGV": 0.1, "ABRT": 0.1, "STOP": 0.1}
 """Signals and how often each is taken, against each other."""
 AT_ONCE = 0.1
 """Share of the strokes that kill all workers together."""
-WINDOW_S = 1.0
+WINDOW_S = 2.0
 """Width of the running mean in the plot."""
 
 

@@ -200,6 +200,9 @@ static inline uint32_t aspen_collect_client(struct aspen_control *c, uint32_t cl
   for (uint32_t d = 0; d < ASPEN_CLIENT_DATA; d++)
     if (k->data[d]) out[n++] = k->data[d];
   k->seq = aspen_next_seq(c);
+  /* A stale doorbell bit makes a DSE look here at any time; the segment's number may be another client's by then, whose requests it would
+   * refuse in the name of this one. */
+  aspen_store_relaxed(&k->segment, 0);
   aspen_store_seq(&k->state, ASPEN_CLIENT_FREE);
   for (uint32_t d = 0; d < n; d++) aspen_drop_segment(c, out[d]);
   return n;

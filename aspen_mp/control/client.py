@@ -207,4 +207,6 @@ class ControlClient:
         """In a forked child: lets go of the descriptor without a word to the other end, which goes on talking to the parent."""
         self._closed = True
         self.lost = error
-        os.close(self._sock.detach())
+        fd = self._sock.detach()
+        if fd >= 0:  # not closed before the fork
+            os.close(fd)

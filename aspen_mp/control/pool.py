@@ -392,6 +392,10 @@ class WorkerPool:
             self._forget(worker)
             self._table.worker_gone(worker.row)
 
+    def stopped(self, rows: Iterable[int]) -> list[int]:
+        """Those of these rows whose workers somebody has stopped."""
+        return [row for row in rows if row in self._rows and _is_stopped(self._rows[row])]
+
     def kill(self, rows: Iterable[int]) -> None:
         """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called."""
         for worker in [self._rows[row] for row in rows if row in self._rows]:

@@ -57,7 +57,8 @@ class Death:
 
 @dataclass(slots=True)
 class Recovery:
-    """`kill(rows)` ends and reaps workers without a word; `refill()` starts one for each that has died; `alive()` counts those there are,
+    """`kill(rows)` ends and reaps workers without a word; `stopped(rows)` are those of them that have been stopped (SIGSTOP), which would
+    hold everybody up; `refill()` starts one for each that has died; `alive()` counts those there are,
     `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
     `give_up(why)` when no worker stays alive."""
 
@@ -65,6 +66,7 @@ class Recovery:
     table: _control.ControlTable
     segments: SegmentStore
     kill: Callable[[list[int]], None]
+    stopped: Callable[[list[int]], list[int]]
     refill: Callable[[], None]
     alive: Callable[[], int]
     running: Callable[[], int]
@@ -118,8 +120,9 @@ class Recovery:
         if self._since is None or self.closed:
             return
         late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
-        if late and time.monotonic() - self._since > PARK_S:
-            self.kill(late)
+        doomed = late if time.monotonic() - self._since > PARK_S else self.stopped(late)
+        if doomed:
+            self.kill(doomed)
             late = self.table.epoch_stopped()
         if late:
             self.loop.later(TICK_S, self._tick)

@@ -151,6 +151,7 @@ class Server:
             self._table,
             self._segments,
             kill=self._pool.kill,
+            stopped=self._pool.stopped,
             refill=self._pool.refill,
             alive=lambda: self._pool.processes,
             running=lambda: self._pool.running,

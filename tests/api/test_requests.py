@@ -229,6 +229,7 @@ def test_cancel_futures(runtime):
     runtime.scale(0)  # or all could be done before they are cancelled
     futures = [chain.submit(chain_input()) for _ in range(20)]
     cancelled = [future.cancel() for future in futures[::2]]
+    assert [future.cancel() for future in futures[::2]] == cancelled  # once more makes no difference
     runtime.scale(2)
     for future, was in zip(futures[::2], cancelled, strict=True):
         if was:

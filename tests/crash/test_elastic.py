@@ -120,6 +120,22 @@ def test_a_stopped_worker_is_replaced() -> None:
         assert {"worker-stopped", "worker-died", "recovered"} <= set(events(runtime))
 
 
+def test_a_stopped_worker_holds_no_recovery_up() -> None:
+    """Another one's death finds it stopped: it is ended at once, not after the time that a stop may take."""
+    with aspen_mp.Runtime(workers=3) as runtime:
+        model = chain(runtime)
+        expected = model.run(feeds())["y"].tobytes()
+        for _ in range(3):
+            futures = [model.submit(feeds()) for _ in range(6)]
+            first, second, _ = (w["pid"] for w in runtime.workers)
+            os.kill(first, signal.SIGSTOP)
+            os.kill(second, signal.SIGKILL)
+            assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 6
+            wait_until(lambda: [w["state"] for w in runtime.workers] == ["running"] * 3, "new workers")
+            assert not {first, second} & {w["pid"] for w in runtime.workers}
+        assert "worker-stopped" not in events(runtime)  # which it is called when nothing else ended it
+
+
 def test_a_moment_s_stop_is_no_death() -> None:
     with aspen_mp.Runtime(workers=1) as runtime:
         model = chain(runtime)

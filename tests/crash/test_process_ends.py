@@ -230,6 +230,30 @@ def test_handles_in_a_forked_child():
         assert runtime.status()["runtime"]["pid"] == runtime.pid
 
 
+def test_a_closed_runtime_is_no_obstacle_to_a_forked_child():
+    """Handles of a runtime that was closed before the fork are still there; those of the other one work."""
+    with aspen_mp.Runtime(workers=1) as runtime:
+        closed = [aspen_mp.Runtime(workers=1), aspen_mp.Runtime(workers=1)]
+        others = [each.load(small_models.mlp()) for each in closed]
+        for each in closed:
+            each.close()
+        model = runtime.load(small_models.mlp())
+        x = np.ones((4, 16), np.float32)
+        expected = model.run({"x": x})["y"].tobytes()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                assert model.submit({"x": x}).result(WATCHDOG_S)["y"].tobytes() == expected
+                with pytest.raises(RuntimeLost):
+                    others[0].run({"x": x})
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert model.run({"x": x})["y"].tobytes() == expected
+
+
 def test_lent_outputs_in_a_forked_child():
     """What the parent runs later does not change what the child has."""
     with aspen_mp.Runtime(workers=1) as runtime:

@@ -11,6 +11,7 @@ from harness import WATCHDOG, Client, Machine
 from synthetic import Synthetic, random_plan
 
 from aspen_mp.shm._control import ERRORS
+from aspen_mp.shm.segments import Segment
 
 
 def drive(machine: Machine, client: Client, plan: Synthetic, ids: tuple[int, int], requests: int, seed: int, depth: int = 6) -> None:
@@ -194,6 +195,32 @@ def test_two_clients_get_their_own_answers() -> None:
         for (c, k), (ticket, x) in inputs.items():
             assert clients[c].wait(ticket).error == 0
             assert (clients[c].get(plan, k) == plan.reference(x)).all()
+
+
+def test_an_entry_without_a_client_leads_nowhere() -> None:
+    """A look at the entry of a client that has gone must not find the segment of another, which may have the number that its own had."""
+    plan = random_plan(5)
+    with Machine(1) as machine:
+        ids, other = machine.load(plan, 1), machine.load(plan, 1)
+        gone = [Client(machine, 4096) for _ in range(2)]
+        numbers = [client.number for client in gone]
+        freed = []
+        for client in gone:
+            machine.table.drop_client(client.number)
+            freed.append(machine.collect())
+        assert [len(each) for each in freed] == [2, 2]
+        for _ in freed[0]:  # what was the first one's goes elsewhere
+            assert machine.announce(Segment.create("data", 4096)) in freed[0]
+        client = Client(machine, 64 + 4 * plan.request_bytes)
+        assert client.number == numbers[0]
+        assert machine.segments[min(freed[1])] is client.segment  # the number that the second one's had
+        xs = np.random.default_rng(0).integers(0, 1 << 63, (4, plan.length), dtype=np.uint64)
+        tickets = [client.channel.submit(*ids, client.index, client.put(plan, k, x), 1) for k, x in enumerate(xs)]
+        machine.table.drop_plan(other[0])  # every entry is looked at
+        machine.start(0)
+        for k, (ticket, x) in enumerate(zip(tickets, xs, strict=True)):
+            assert client.wait(ticket).error == 0
+            assert (client.get(plan, k) == plan.reference(x)).all()
 
 
 def test_idle_runtime_sleeps() -> None:
