@@ -14,6 +14,7 @@ from aspen_mp.planner.lower import lower
 from aspen_mp.planner.passes import cleanup, pipeline
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
+from aspen_mp.shm.errors import ModelInvalidError
 
 __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "ValueInfo", "inspect", "load", "lowered", "plan_stage"]
 
@@ -83,7 +84,15 @@ def plan_stage(
         graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
     else:
         opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
-    plan = build_plan(graph, workers=workers, options=options.build)
+    try:
+        plan = build_plan(graph, workers=workers, options=options.build)
+    except (
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # operands that do not fit each other in a way nobody has met yet
+        raise ModelInvalidError(f"graph {opened.graph.name!r} cannot be planned: {type(error).__name__}: {error}") from error
     inputs = [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
     return StageResult(stage.kind, inputs, stage.outputs, [], stage.more, plan, opaque)
 

@@ -90,6 +90,10 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: {[list(p) for p in parts]} do not lie side by side along axis {axis} of {list(shape)}")
         if sum(p[axis] for p in parts) != shape[axis]:
             raise GraphError(f"{where}: its parts are not as long as {list(shape)}")
+    elif node.op == "GATHER":
+        x, index, axis = *(() if t is None else t.shape for t in node.inputs[:2]), node.attrs["axis"]
+        if (*x[:axis], *index, *x[axis + 1 :]) != shape:
+            raise GraphError(f"{where}: {list(shape)} does not come of taking {list(index)} from axis {axis} of {list(x)}")
     elif node.op == "ATTENTION":
         q, k, v = (() if t is None else t.shape for t in node.inputs[:3])
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:

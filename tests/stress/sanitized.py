@@ -41,7 +41,7 @@ def main() -> None:
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{library('asan')} {library('ubsan')}",
-        "PYTHONPATH": os.pathsep.join([str(site), *(p for p in sys.path if "site-packages" in p)]),
+        "PYTHONPATH": os.pathsep.join([str(site), str(Path(__file__).parent), *(p for p in sys.path if "site-packages" in p)]),
         "PYTHONMALLOC": "malloc",  # so that every object has a block of its own
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=0:abort_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
