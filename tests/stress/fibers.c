@@ -9,7 +9,8 @@
 struct fiber fiber[FIBERS];
 struct entry buffer[FIBERS][BUFFER];
 char stack[FIBERS][STACK] __attribute__((aligned(64)));
-int n_fibers, running = -1, tso, searching;
+int n_fibers, running = -1, tso, searching, dies_anywhere;
+static uint64_t birth[FIBERS], death[FIBERS]; /* their addresses stand for a fiber's coming and going */
 uint32_t most_buffered;
 void (*body[FIBERS])(int);
 struct region region[REGIONS], ignored[REGIONS];
@@ -53,7 +54,7 @@ __asm__(".text\n.p2align 2\n"
 #endif
         OPERATION("aspen_mc_load", 1) OPERATION("aspen_mc_store", 2) OPERATION("aspen_mc_rmw", 3) OPERATION("aspen_mc_cas", 4)
         OPERATION("aspen_mc_copy", 5) OPERATION("call", 6) OPERATION("aspen_mc_guarded", 7) OPERATION("aspen_mc_spin", 8)
-        OPERATION("aspen_futex_wait", 9) OPERATION("aspen_futex_wake", 10) OPERATION("fiber_done", 11));
+        OPERATION("aspen_futex_wait", 9) OPERATION("aspen_futex_wake", 10) OPERATION("fiber_done", 11) OPERATION("await", 12));
 void fiber_done(void);
 
 /* ------------------------------------------------------------------------------------------------ memory */
@@ -120,7 +121,7 @@ static uint64_t event_operation(struct pending *at) {
 static uint64_t apply(struct pending *at) {
   if (at->kind == SPIN) return 0;
   if (at->p == event_word && searching) return event_operation(at);
-  uint64_t old = at->kind == CALL || at->kind == COPY ? 0 : raw_load(at->p, at->bytes);
+  uint64_t old = at->kind == CALL || at->kind == AWAIT || at->kind == COPY ? 0 : raw_load(at->p, at->bytes);
   on_operation(at, old);
   switch (at->kind) {
   case LOAD: return old;
@@ -159,6 +160,7 @@ uint32_t accesses(const struct pending *at, struct access *out, uint32_t most) {
     for (; n < at->n; n++) out[n] = (struct access){p + 4 * n, 4, 1};
     break;
   case CALL:
+  case AWAIT:
     CHECK(at->n <= most, "a call that touches too many words");
     for (; n < at->n; n++) out[n] = ((const struct access *)at->b)[n];
     break;
@@ -194,6 +196,7 @@ static struct pending decoded(enum kind kind, const uint64_t *a) {
     at.a = a[1], at.n = (uint32_t)(a[2] / 4);
     break;
   case CALL: /* function, argument, words, their number */
+  case AWAIT:
     at.a = a[1], at.b = a[2], at.n = (uint32_t)a[3];
     break;
   case GUARDED: /* p, bytes, store, value */
@@ -244,13 +247,33 @@ static void entry(void) {
   for (;;) fiber_done();
 }
 
+static void **top_of(int i) { return (void **)(stack[i] + STACK - 64); }
+
+static void begin(int i, struct fiber as) {
+  *top_of(i) = (void *)entry; /* returned to; the stack is then aligned as after a call */
+  fiber[i] = as;
+  fiber[i].registers[STACK_POINTER] = (uint64_t)(uintptr_t)top_of(i);
+}
+
 void start_fibers(void) {
-  for (int i = 0; i < n_fibers; i++) {
-    char *top = stack[i] + STACK - 64;
-    fiber[i] = (struct fiber){.at.kind = START};
-    *(void **)top = (void *)entry; /* returned to; the stack is then aligned as after a call */
-    fiber[i].registers[STACK_POINTER] = (uint64_t)(uintptr_t)top;
-  }
+  for (int i = 0; i < n_fibers; i++) begin(i, (struct fiber){.at.kind = START, .lives = fiber[i].lives});
+}
+
+void revive(int i) {
+  CHECK(fiber[i].at.kind == DEAD, "a fiber that lives is started anew");
+  begin(i, (struct fiber){.at.kind = START, .lives = fiber[i].lives, .place = fiber[i].place});
+}
+
+struct access birth_of(int i) { return (struct access){(char *)&birth[i] + 1, 1, 1}; }
+struct access death_of(int i) { return (struct access){&death[i], 8, 1}; }
+
+/* All of its local state is gone. It waits for its birth as others do on a futex. */
+static void die(int i) {
+  memset(stack_pointer(i), 0, (size_t)(stack[i] + STACK - stack_pointer(i)));
+  fiber[i] = (struct fiber){.at.kind = DEAD, .blocked_on = &birth[i], .lives = fiber[i].lives - 1, .place = fiber[i].place};
+  fiber[i].registers[STACK_POINTER] = (uint64_t)(uintptr_t)top_of(i);
+  running = i;
+  died(i);
 }
 
 /* ------------------------------------------------------------------------------------------------ one step */
@@ -278,10 +301,33 @@ int runnable(int i) {
   return f->n_buffer == 0 || f->at.kind == LOAD || f->at.kind == SPIN || buffered(&f->at);
 }
 
+/* A killed process's stores all reach memory, and before its end is known: what hardware has retired is written, and the kernel takes a processor
+ * away from a process before it says that the process has ended. So a fiber whose stores are still in its buffer does not die yet: the
+ * same happens when they are written first, each at any time, while the fiber stands still.
+ * Nor does it die before an operation that changes nothing but its own local state, which is lost: the same is seen by everybody else when it
+ * does that operation first, and at once. A fiber that spins or sleeps may never get to any other. (Unless `dies_anywhere`.) Plain writes to what is shared
+ * are one with the operation before them here. */
+int dies_here(int i) {
+  const struct fiber *f = &fiber[i];
+  if (!f->lives || f->at.kind == DONE || f->at.kind == DEAD) return 0;
+  return dies_anywhere || f->blocked_on || (f->at.kind != START && f->at.kind != LOAD && f->at.kind != WAIT);
+}
+
+static int offered(int i, int choice) {
+  const struct pending *at = &fiber[i].at;
+  int was = running;
+  running = i;
+  uint32_t offers = ((uint32_t (*)(void *))at->p)((void *)at->a);
+  running = was;
+  return (int)(offers >> choice & 1);
+}
+
 int enabled(int i, int choice) {
   const struct fiber *f = &fiber[i];
-  if (choice == WAKES) return f->n_buffer > 0;
+  if (choice == LATE) return f->n_buffer > 0;
+  if (choice == DIES) return !f->n_buffer && dies_here(i);
   if (f->blocked_on || f->at.kind == DONE || !runnable(i)) return 0;
+  if (f->at.kind == AWAIT) return offered(i, choice);
   if (f->at.kind != WAKE) return choice == 0;
   int n = waiters(f->at.p);
   return choice == 0 || ((uint64_t)n > f->at.a && choice < n);
@@ -333,6 +379,7 @@ static void perform(int i, int choice) {
       result++;
     }
     break;
+  case AWAIT: result = (uint64_t)choice; break;
   case SPIN:
   case START: break;
   default: result = apply(at);
@@ -341,6 +388,8 @@ static void perform(int i, int choice) {
 }
 
 void step(int i, int choice) {
-  if (choice == WAKES) write_one(i);
+  running = i;
+  if (choice == LATE) write_one(i);
+  else if (choice == DIES) die(i);
   else perform(i, choice);
 }

@@ -8,10 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FIBERS = 4, STACK = 16384, BUFFER = 12, REGIONS = 96, WAKES = 2, SETS = 2, WORDS = 64 * SETS };
-enum kind { START, LOAD, STORE, RMW, CAS, COPY, CALL, GUARDED, SPIN, WAIT, WAKE, DONE }; /* numbers known to the assembly in fibers.c */
+enum { FIBERS = 5, STACK = 16384, BUFFER = 12, REGIONS = 112, SETS = 3, WORDS = 64 * SETS };
+enum kind { START, LOAD, STORE, RMW, CAS, COPY, CALL, GUARDED, SPIN, WAIT, WAKE, DONE, AWAIT, DEAD }; /* numbers known to the assembly in fibers.c */
 
-/* What a fiber does when it runs next. COPY: n words of 4 bytes from a to p. CALL: function p with argument a, which touches the n words at b. */
+/* What a fiber does when it runs next. COPY: n words of 4 bytes from a to p. CALL: function p with argument a, which touches the n words at b.
+ * AWAIT: goes on with one of the choices that function p with argument a offers (a bit each), which reads the n words at b. */
 struct pending { uint8_t kind, bytes, op, order; uint32_t n; void *p; uint64_t a, b; };
 struct entry { void *p; uint64_t v; uint32_t bytes, word; };
 struct access { const void *p; uint32_t bytes, write; };
@@ -30,6 +31,7 @@ struct fiber {
   void *blocked_on;  /* futex */
   void *at_code;     /* where in the code under check it is */
   uint32_t n_buffer; /* stores that memory has not seen (TSO) */
+  uint32_t lives;    /* how often it may still die */
   uint32_t noted;    /* what it knows of the event count: enum noted */
   uint32_t marker;   /* of its program, for the client and the planner process */
   uint32_t place;    /* number of (at_code, marker), by search.c */
@@ -41,7 +43,7 @@ struct region { char *p; size_t n; const char *name; };
 extern struct fiber fiber[FIBERS];
 extern struct entry buffer[FIBERS][BUFFER];
 extern char stack[FIBERS][STACK];
-extern int n_fibers, running, tso, searching;
+extern int n_fibers, running, tso, searching, dies_anywhere;
 extern uint32_t most_buffered;
 extern void (*body[FIBERS])(int);
 extern struct region region[REGIONS], ignored[REGIONS];
@@ -58,13 +60,20 @@ void event_count(uint32_t *p);
 void start_fibers(void); /* makes n_fibers fibers of body[] */
 /* One step for fn(argument), which touches `words`. */
 int call(int (*fn)(void *), void *argument, const struct access *words, uint32_t n);
+/* Sleeps until offers(argument) is not 0; returns the number of one of its bits. */
+int await(uint32_t (*offers)(void *), void *argument, const struct access *words, uint32_t n);
+void revive(int i); /* makes a dead fiber start anew, within a call that writes birth_of(i) */
 
-/* Transitions of a fiber: 0 … WAKES-1 run it (waking, the number says whom first), WAKES writes its oldest store to memory. */
-enum { CHOICES = WAKES + 1 };
+/* Transitions of a fiber: the first WAYS run it (waking, the number says whom first; awaiting, which offer it takes), LATE writes its oldest
+ * store to memory, DIES ends it. */
+enum { WAYS = 4, LATE = WAYS, DIES, CHOICES };
 int enabled(int i, int choice);
 int runnable(int i); /* its own store buffer does not keep it from running */
+int dies_here(int i); /* as soon as its store buffer is empty, it may die */
 void step(int i, int choice);
 uint32_t accesses(const struct pending *at, struct access *out, uint32_t most);
+struct access birth_of(int i);
+struct access death_of(int i); /* word that a fiber's death writes */
 static inline char *stack_pointer(int i) { return (char *)fiber[i].registers[STACK_POINTER]; }
 
 /* By the search and the system under check. */
@@ -73,6 +82,7 @@ void announced(int i);               /* fiber i has got to its next operation */
 uint32_t word_of(const void *p, unsigned bytes);
 int may_touch_guarded(const void *p);
 void on_operation(const struct pending *at, uint64_t old);
+void died(int i);
 #define CHECK(condition, what) ((condition) ? (void)0 : fail(what))
 
 #endif

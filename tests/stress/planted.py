@@ -286,14 +286,254 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "drop-data",
         ),
     ],
+    "epoch": [
+        (
+            "marks a tile as executed after it has counted down its children",
+            "dse.h",
+            (
+                "  aspen_store_release(&v->executed[tile], generation);\n"
+                "  struct aspen_batch ready = {.n = 0};\n"
+                "  uint64_t best = 0;\n"
+                "  uint32_t best_rank = 0;\n"
+                "  for (uint32_t k = 0; k < t->n_children; k++) {\n"
+                "    uint32_t child = v->plan->children[t->children + k];\n"
+                "    if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;\n"
+            ),
+            (
+                "  struct aspen_batch ready = {.n = 0};\n"
+                "  uint64_t best = 0;\n"
+                "  uint32_t best_rank = 0;\n"
+                "  if (!t->n_children) aspen_store_release(&v->executed[tile], generation);\n"
+                "  for (uint32_t k = 0; k < t->n_children; k++) {\n"
+                "    uint32_t child = v->plan->children[t->children + k];\n"
+                "    uint32_t was = aspen_sub_acq_rel(&v->missing[child], 1);\n"
+                "    if (k + 1 == t->n_children) aspen_store_release(&v->executed[tile], generation);\n"
+                "    if (was != 1) continue;\n"
+            ),
+            "diamond deaths=1,0",
+        ),
+        (
+            "keeps the tile in hand when it parks",
+            "dse.h",
+            "  d->follow = d->opaque = 0;\n  d->held.n = 0;\n",
+            "  d->opaque = 0;\n  d->held.n = 0;\n",
+            "diamond deaths=1,0",
+        ),
+        ("goes on seeding when it has parked", "dse.h", "  d->s.seed.instance = 0;\n  d->looking", "  d->looking", "pair deaths=1,0"),
+        (
+            "uncounts itself after it has parked",
+            "dse.h",
+            "  d->looking = 0; /* aspen_epoch_end",
+            "  /* aspen_epoch_end",
+            "single deaths=1,0",
+        ),
+        (
+            "goes on while the epoch is odd",
+            "dse.h",
+            "    aspen_futex_wait(&g->epoch, epoch, ASPEN_FOREVER);\n",
+            "    d->s.user.epoch = epoch;\n    return;\n",
+            "single deaths=1,0",
+        ),
+        (
+            "parks with a tile in hand",
+            "dse.h",
+            "    if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);\n    int asked",
+            (
+                "    uint32_t epoch = aspen_load_acquire(&d->s.control->signals.epoch);\n"
+                "    if (epoch & 1) aspen_store_release(&me->parked, epoch);\n"
+                "    if (epoch & 1) aspen_dse_put_back(d);\n"
+                "    if (epoch != d->s.user.epoch) aspen_dse_epoch(d);\n    int asked"
+            ),
+            "diamond deaths=1,0",
+        ),
+        (
+            "sleeps through an epoch",
+            "dse.h",
+            "  if (aspen_load_seq(&g->epoch) != d->s.user.epoch || aspen_load_seq(&g->attach_seq)",
+            "  if (aspen_load_seq(&g->attach_seq)",
+            "single deaths=1,0",
+        ),
+        (
+            "waits for a dead worker's lock",
+            "pool.h",
+            "    if (aspen_load_relaxed(&u->signals->epoch) != u->epoch) return ASPEN_EPOCH;\n",
+            "",
+            "pair deaths=1,0",
+        ),
+        (
+            "joins while the world stands still",
+            "dse.h",
+            "    if (aspen_load_seq(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);\n  } while",
+            "  } while",
+            "single deaths=1,0 early",
+        ),
+        (
+            "joins before it says so",
+            "dse.h",
+            "  aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);\n",
+            "",
+            "single deaths=1,0 early",
+        ),
+        (
+            "says that it runs with a store that may be late",
+            "dse.h",
+            "aspen_store_seq(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);",
+            "aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_RUNNING);",
+            "single deaths=1,0 early tso",
+        ),
+        (
+            "does not wait until others have parked",
+            "recover.h",
+            "  return (state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING) &&",
+            "  return 0 &&",
+            "single deaths=1,0",
+        ),
+        (
+            "does not wait for one that leaves",
+            "recover.h",
+            "(state == ASPEN_WORKER_RUNNING || state == ASPEN_WORKER_LEAVING)",
+            "(state == ASPEN_WORKER_RUNNING)",
+            "leave deaths=1,0",
+        ),
+        (
+            "takes a worker that has stopped for one that has ended",
+            "roles.c",
+            "(gone[w] != STAYS) << w",
+            "(gone[w] != STAYS || (chief.stopping && aspen_epoch_late(&control, (uint32_t)w))) << w",
+            "single deaths=1,0",
+        ),
+        ("ends an epoch without waking anyone", "recover.h", "  aspen_futex_wake(&c->signals.epoch, INT_MAX);\n", "", "single deaths=1,0"),
+        ("begins an epoch without waking anyone", "recover.h", "  aspen_wake_all(bell);\n", "", "single deaths=1,0"),
+        ("counts sleepers that have parked", "recover.h", "  aspen_store_relaxed(&c->idle.sleepers, 0);\n", "", "single deaths=1,0"),
+        ("counts spinners that have died", "recover.h", "  aspen_store_relaxed(&c->idle.spinners, 0);\n", "", "single deaths=1,0"),
+    ],
+    "recover": [
+        ("keeps the rows' locks", "recover.h", "    aspen_store_relaxed(&c->row[r].lock, 0);\n", "", "single deaths=1,0"),
+        ("keeps the claim's lock", "recover.h", "  aspen_store_relaxed(&c->claim.lock, 0);\n", "", "single deaths=1,0"),
+        ("keeps what is queued", "recover.h", "    aspen_store_relaxed(&c->row[r].mask, 0);\n", "", "single deaths=1,0"),
+        (
+            "forgets who waited to be looked at",
+            "recover.h",
+            "aspen_store_relaxed(&c->claim.waiting[w], w ? 0 : (uint64_t)2);",
+            "aspen_store_relaxed(&c->claim.waiting[w], aspen_load_relaxed(&c->claim.waiting[w]));",
+            "single deaths=1,0",
+        ),
+        (
+            "does not say that there is something to claim",
+            "recover.h",
+            "  aspen_store_relaxed(&c->claim.wanted, aspen_load_relaxed(&c->claim.done) + 1);\n",
+            "",
+            "single deaths=1,0",
+        ),
+        ("keeps the counters", "recover.h", "    v->missing[n] = lacking;\n", "", "diamond deaths=1,0"),
+        (
+            "overlooks a parent",
+            "recover.h",
+            "k < v->begin[n + 1]; k++) lacking",
+            "k + 1 < v->begin[n + 1]; k++) lacking",
+            "diamond deaths=1,0",
+        ),
+        (
+            "queues what still waits for a parent",
+            "recover.h",
+            "    if (!lacking) aspen_recover_push",
+            "    aspen_recover_push",
+            "diamond deaths=1,0",
+        ),
+        (
+            "takes a flag of an earlier request for this one's",
+            "recover.h",
+            "    if (v->executed[n] == generation) continue;",
+            "    if (v->executed[n]) continue;",
+            "again deaths=1,0",
+        ),
+        (
+            "counts a parent's flag of an earlier request",
+            "recover.h",
+            "lacking += v->executed[v->parents[k]] != generation;",
+            "lacking += !v->executed[v->parents[k]];",
+            "again deaths=1,0",
+        ),
+        (
+            "forgets a claim",
+            "recover.h",
+            "      case ASPEN_INSTANCE_CLAIMED: aspen_recover_claimed(r, i, generation); break;\n",
+            "",
+            "single deaths=1,0",
+        ),
+        (
+            "gives a claim up, but not its slot",
+            "recover.h",
+            "    aspen_cas_seq(&c->slot[i->slot % ASPEN_SLOTS].word, aspen_recovery_running(i), ",
+            "    (void)(aspen_recovery_running(i) + ",
+            "single deaths=1,0",
+        ),
+        (
+            "forgets a request that is at its end",
+            "recover.h",
+            "      case ASPEN_INSTANCE_DONE: aspen_recover_done(r, id, generation, restart); break;\n",
+            "",
+            "single deaths=1,0",
+        ),
+        (
+            "executes nothing again when END was",
+            "recover.h",
+            "    aspen_recover_answer(r, i, generation);\n    return;\n",
+            "    return;\n",
+            "single deaths=1,0",
+        ),
+        (
+            "frees without an answer",
+            "recover.h",
+            "  if (c)\n    aspen_answer(c, i->slot, aspen_recovery_running(i), error,",
+            "  if (0)\n    aspen_answer(c, i->slot, aspen_recovery_running(i), error,",
+            "single deaths=1,0",
+        ),
+        (
+            "does not wake a client once more",
+            "recover.h",
+            "    if (state == ASPEN_SLOT_DONE && aspen_load_seq(&c->slot[k].waiters)) aspen_futex_wake(&c->slot[k].word, INT_MAX);\n",
+            "",
+            "single deaths=1,0",
+        ),
+        (
+            "does not mark a submission once more",
+            "recover.h",
+            "    if (state == ASPEN_SLOT_SUBMITTED) aspen_or_seq(&c->pending[k / 64], bit);\n",
+            "",
+            "single deaths=1,0",
+        ),
+        (
+            "trusts what may have been overwritten",
+            "roles.c",
+            "  aspen_recover(&r, (int)chief.restart);",
+            "  aspen_recover(&r, 0);",
+            "single deaths=1,0 scribbles",
+        ),
+        (
+            "keeps flags that may have been overwritten",
+            "recover.h",
+            "  if (aspen_recovery_view(r, id, &v)) memset(v.executed, 0, sizeof *v.executed * v.header->n_tiles);",
+            "  (void)v;",
+            "again deaths=1,0 scribbles",
+        ),
+        (
+            "answers with what may have been overwritten",
+            "recover.h",
+            "  if (restart && c && aspen_load_seq",
+            "  if (0 && c && aspen_load_seq",
+            "single deaths=1,0 scribbles",
+        ),
+    ],
 }
 
 
 # The same for the reduction: what makes it leave out too much.
 REDUCTION = [
-    ("reads conflict with nothing", "by_read = reads.bits[k] & p->writes.bits[k];", "by_read = 0;", "single"),
-    ("writes conflict with nothing", "by_write = writes.bits[k] & (p->reads.bits[k] | p->writes.bits[k])", "by_write = 0", "single"),
+    ("reads conflict with nothing", "by_read = reads.bits[k] & written->bits[k];", "by_read = 0;", "single"),
+    ("writes conflict with nothing", "by_write = writes.bits[k] & (touched->bits[k] | written->bits[k])", "by_write = 0", "single"),
     ("every lock guards every word", "  if (!(locks[w] & ~held)) return;\n", "  return;\n", "single"),
     ("what comes later in the code conflicts with nothing", "  for (int more = 1; more;) {\n", "  for (int more = 0; more;) {\n", "single"),
     ("late stores conflict with nothing", "  if (writes_late)\n", "  if (0)\n", "scribble tso"),
+    ("deaths do not wait for late stores", " || (fiber[i].n_buffer && dies_here(i))", "", "cancel workers=1 deaths=1 tso"),
 ]

@@ -21,6 +21,16 @@
  * starts all over, so the last search is one in which every step announced was allowed for. That is enough: take a shortest execution that
  * would lead to the announcement of another step. Up to there the tables hold, so what they call independent is; then an
  * equivalent execution is followed by the search, in which that fiber announces that step, and the search would have seen it.
+ * Deaths. A fiber that may die has its death as one more transition, wherever it may die (fibers.c). It touches a word of its own that only whoever waits
+ * for deaths reads, and the queue of the futex on which the fiber sleeps. Three things are particular. (1) The death of a fiber in F
+ * conflicts with nothing outside: whoever waits for deaths hears of this one after it, whatever he has heard before. (2) Deaths need not
+ * happen: a set whose only transitions are deaths is not followed alone, for in an execution that comes to rest without them none of
+ * it would be moved to the front; and a state in which only deaths are left is at rest, as well as followed. (3) What a dead fiber, or one
+ * that has stopped for a recovery, left locked is no lock any more (`holds`). So that a recovery is seen to be impossible while anybody in F runs on, the
+ * right to work on what is shared is a lock as well: each fiber holds its own part, and recovery takes all parts at once (`takes`); as long as
+ * somebody in F keeps his, others get no further than up to that step. That nobody holds a part when it is taken is checked like other locks.
+ * A fiber that awaits (AWAIT) what nobody outside F can bring about sleeps.
+ *
  * A late store is a transition of its fiber like any other; executing the store (it enters the fiber's own buffer) conflicts with nothing.
  * The argument is put to the test by `compare`: a search with and one without reduction, which must show each fiber in the same local states.
  *
@@ -54,10 +64,13 @@ static struct place {
   void *code;
   uint32_t marker, who;
   struct set own_reads, own_writes, reads, writes; /* here; here and on all ways from here */
+  struct set barred_reads, barred_writes;          /* as far as one gets without the locks that a step takes */
+  uint32_t takes;
   uint64_t next[PLACES / 64];
 } place[PLACES];
 static uint16_t place_index[INDEX];
 static uint32_t under[FIBERS][WORDS], under_write[FIBERS][WORDS]; /* locks held at each access */
+static uint32_t barring;  /* locks that some step takes */
 static int learned;       /* something new, that the closure does not know yet */
 static int stale;         /* something new since the search began: it has to be repeated */
 static uint64_t patience; /* at this many states */
@@ -105,6 +118,11 @@ static int subset(const struct set *a, const struct set *b) {
 static void join(struct set *a, const struct set *b) {
   for (int k = 0; k < SETS; k++) a->bits[k] |= b->bits[k];
 }
+static int widen(struct set *a, const struct set *b) {
+  if (subset(b, a)) return 0;
+  join(a, b);
+  return 1;
+}
 
 /* Locks that are certainly held when what fiber i does next takes effect. */
 static uint32_t surely_holds(int i) {
@@ -136,11 +154,19 @@ void announced(int i) {
     if (touched[k].write) SET(f->writes, w);
     else SET(f->reads, w);
   }
-  if (!subset(&f->reads, &p->own_reads) || !subset(&f->writes, &p->own_writes)) {
+  struct set writes = f->writes;
+  if (f->lives) { /* it may die here: not what it does next, for nothing that others can do is in the way of that; but others may wait for it */
+    uint32_t w = word_of(death_of(i).p, death_of(i).bytes);
+    touch_under(under[i], w, 0);
+    touch_under(under_write[i], w, 0);
+    SET(writes, w);
+  }
+  if (!subset(&f->reads, &p->own_reads) || !subset(&writes, &p->own_writes)) {
     join(&p->own_reads, &f->reads);
-    join(&p->own_writes, &f->writes);
+    join(&p->own_writes, &writes);
     learned = 1;
   }
+  barring |= p->takes = takes(&f->at);
   uint64_t *edges = place[before].next;
   if (!(edges[here / 64] >> (here % 64) & 1)) {
     edges[here / 64] |= (uint64_t)1 << (here % 64);
@@ -153,15 +179,17 @@ static void close_places(void) {
   for (uint32_t k = 0; k < n_places; k++) {
     place[k].reads = place[k].own_reads;
     place[k].writes = place[k].own_writes;
+    place[k].barred_reads = place[k].takes ? (struct set){{0}} : place[k].own_reads;
+    place[k].barred_writes = place[k].takes ? (struct set){{0}} : place[k].own_writes;
   }
   for (int more = 1; more;) {
     more = 0;
     for (uint32_t k = n_places; k-- > 0;)
       for (uint32_t m = 0; m < n_places; m++)
-        if (place[k].next[m / 64] >> (m % 64) & 1 && !(subset(&place[m].reads, &place[k].reads) && subset(&place[m].writes, &place[k].writes))) {
-          join(&place[k].reads, &place[m].reads);
-          join(&place[k].writes, &place[m].writes);
-          more = 1;
+        if (place[k].next[m / 64] >> (m % 64) & 1) {
+          more |= widen(&place[k].reads, &place[m].reads) | widen(&place[k].writes, &place[m].writes);
+          if (!place[k].takes)
+            more |= widen(&place[k].barred_reads, &place[m].barred_reads) | widen(&place[k].barred_writes, &place[m].barred_writes);
         }
   }
 }
@@ -184,13 +212,19 @@ static uint32_t all_enabled(void) {
 }
 static uint32_t of_fiber(int i) { return ((1u << CHOICES) - 1) << (i * CHOICES); }
 
+/* Those that are no deaths. */
+static uint32_t living(uint32_t mask) {
+  for (int i = 0; i < n_fibers; i++) mask &= ~(1u << (i * CHOICES + DIES));
+  return mask;
+}
+
 static uint32_t without_mirror_images(uint32_t mask) {
   if (opt->symmetric && (mask & of_fiber(1)) && breaks_symmetry(&fiber[1].at)) mask &= ~(1u << CHOICES);
   return mask;
 }
 
 /* For late stores a fiber counts as two actors: the one that executes and the one that writes its oldest store to memory. Neither is in the
- * other's way: a load reads the buffer first; what has to wait for an empty buffer brings in the writer. */
+ * other's way: a load reads the buffer first; what has to wait for an empty buffer (a death, too) brings in the writer. */
 enum { EXECUTES = 1, WRITES = 1 << FIBERS }; /* << fiber: sets of actors */
 
 /* Locks that fiber i keeps for as long as the actors of the set stand still: not those whose release waits in its buffer when that may be written,
@@ -202,8 +236,24 @@ static uint32_t keeps(int i, uint32_t set) {
   return set & (uint32_t)EXECUTES << i ? held : held & ((1u << LONG_LOCKS) - 1);
 }
 
+/* Does somebody in the set keep a lock that some step takes? Then the others get only as far as before that step. */
+static int bars(uint32_t set) {
+  uint32_t kept = 0;
+  for (int i = 0; i < n_fibers && barring; i++)
+    if (set & (uint32_t)(EXECUTES | WRITES) << i) kept |= keeps(i, set);
+  return (kept & barring) != 0;
+}
+
+/* Can the death of fiber j, which sleeps, conflict with the next transition of fiber i: does that wake sleepers of the same word, or wait for deaths? */
+static int dying_matters(int i, int j) {
+  const struct fiber *f = &fiber[i], *g = &fiber[j];
+  if (!g->lives || !g->blocked_on || g->at.kind == DEAD || f->blocked_on || !runnable(i)) return 0;
+  uint32_t w = word_of((const char *)g->blocked_on + 1, 1), x = word_of(death_of(j).p, death_of(j).bytes);
+  return (f->writes.bits[w / 64] >> (w % 64) & 1) || (f->reads.bits[x / 64] >> (x % 64) & 1);
+}
+
 /* Can what fiber j does (`executes`, `writes_late`) while the actors of the set stand still conflict with the next transition of fiber i, one of them? */
-static int conflict(uint32_t set, int i, int writer, int j, int executes, int writes_late) {
+static int conflict(uint32_t set, int barred, int i, int writer, int j, int executes, int writes_late) {
   const struct fiber *f = &fiber[i], *g = &fiber[j];
   struct set reads = {{0}}, writes = {{0}};
   if (writer) {
@@ -222,8 +272,9 @@ static int conflict(uint32_t set, int i, int writer, int j, int executes, int wr
   if (!executes) return 0;
   uint32_t held = 0, known = 0;
   const struct place *p = &place[g->place];
+  const struct set *touched = barred ? &p->barred_reads : &p->reads, *written = barred ? &p->barred_writes : &p->writes;
   for (int k = 0; k < SETS; k++) {
-    uint64_t by_write = writes.bits[k] & (p->reads.bits[k] | p->writes.bits[k]), by_read = reads.bits[k] & p->writes.bits[k];
+    uint64_t by_write = writes.bits[k] & (touched->bits[k] | written->bits[k]), by_read = reads.bits[k] & written->bits[k];
     for (uint64_t both = by_write | by_read; both; both &= both - 1) {
       uint32_t x = (uint32_t)(64 * k + __builtin_ctzll(both));
       if (!known++) held = keeps(i, set);
@@ -233,21 +284,45 @@ static int conflict(uint32_t set, int i, int writer, int j, int executes, int wr
   return 0;
 }
 
+/* Does j wait for what nobody can do while the actors of the set stand still? A dead fiber does nothing, unless j makes it start anew. */
+static int waits_in_vain(int j, uint32_t set, int barred) {
+  const struct fiber *f = &fiber[j];
+  for (int c = 0; c < WAYS; c++)
+    if (enabled(j, c)) return 0;
+  for (int k = 0; k < n_fibers; k++) {
+    if (k == j) continue;
+    if (!(set & (uint32_t)EXECUTES << k) && fiber[k].at.kind != DEAD) {
+      struct set writes = barred ? place[fiber[k].place].barred_writes : place[fiber[k].place].writes;
+      uint32_t w = word_of(death_of(k).p, death_of(k).bytes);
+      if (!fiber[k].lives) writes.bits[w / 64] &= ~((uint64_t)1 << (w % 64));
+      for (int b = 0; b < SETS; b++)
+        if (writes.bits[b] & f->reads.bits[b]) return 0;
+    }
+    if (!(set & (uint32_t)WRITES << k))
+      for (uint32_t b = 0; b < fiber[k].n_buffer; b++)
+        if (f->reads.bits[buffer[k][b].word / 64] >> (buffer[k][b].word % 64) & 1) return 0;
+  }
+  return 1;
+}
+
 /* Is j asleep for as long as the actors of the set stand still? */
-static int sleeps(int j, uint32_t set) {
+static int sleeps(int j, uint32_t set, int barred) {
   const void *p = fiber[j].blocked_on;
+  if (fiber[j].at.kind == AWAIT) return waits_in_vain(j, set, barred);
   if (!p) return 0;
   uint32_t w = word_of((const char *)p + 1, 1);
   for (int k = 0; k < n_fibers; k++)
-    if (k != j && !(set & (uint32_t)EXECUTES << k) && place[fiber[k].place].writes.bits[w / 64] >> (w % 64) & 1) return 0;
+    if (k != j && !(set & (uint32_t)EXECUTES << k) &&
+        (barred ? &place[fiber[k].place].barred_writes : &place[fiber[k].place].writes)->bits[w / 64] >> (w % 64) & 1)
+      return 0;
   return 1;
 }
 
 static uint32_t transitions_of(uint32_t set, uint32_t mask) {
   uint32_t of = 0;
   for (int i = 0; i < n_fibers; i++) {
-    if (set & (uint32_t)EXECUTES << i) of |= ((1u << WAKES) - 1) << (i * CHOICES);
-    if (set & (uint32_t)WRITES << i) of |= 1u << (i * CHOICES + WAKES);
+    if (set & (uint32_t)EXECUTES << i) of |= (((1u << WAYS) - 1) | 1u << DIES) << (i * CHOICES);
+    if (set & (uint32_t)WRITES << i) of |= 1u << (i * CHOICES + LATE);
   }
   return of & mask;
 }
@@ -257,13 +332,16 @@ static uint32_t closed(uint32_t set) {
   for (;;) {
     uint32_t before = set;
     for (int i = 0; i < n_fibers; i++)
-      if (set & (uint32_t)EXECUTES << i && !runnable(i)) set |= (uint32_t)WRITES << i;
+      if (set & (uint32_t)EXECUTES << i && (!runnable(i) || (fiber[i].n_buffer && dies_here(i)))) set |= (uint32_t)WRITES << i;
+    int barred = bars(set);
     for (int j = 0; j < n_fibers; j++) {
-      int executes = !(set & (uint32_t)EXECUTES << j) && !sleeps(j, set), late = !(set & (uint32_t)WRITES << j) && fiber[j].n_buffer;
-      if (!executes && !late) continue;
+      int outside = !(set & (uint32_t)EXECUTES << j), asleep = outside && sleeps(j, set, barred), executes = outside && !asleep;
+      int late = !(set & (uint32_t)WRITES << j) && fiber[j].n_buffer;
+      if (!executes && !late && !(asleep && fiber[j].lives)) continue;
       for (int i = 0; i < n_fibers; i++) {
         if (i == j) continue;
-        if ((set & (uint32_t)EXECUTES << i && conflict(set, i, 0, j, executes, late)) || (set & (uint32_t)WRITES << i && conflict(set, i, 1, j, executes, late))) {
+        if ((set & (uint32_t)EXECUTES << i && (conflict(set, barred, i, 0, j, executes, late) || (asleep && dying_matters(i, j)))) ||
+            (set & (uint32_t)WRITES << i && conflict(set, barred, i, 1, j, executes, late))) {
           set |= (uint32_t)(EXECUTES | WRITES) << j;
           break;
         }
@@ -280,7 +358,7 @@ static uint32_t chosen(uint32_t mask) {
     uint32_t seed = a < n_fibers ? (uint32_t)EXECUTES << a : (uint32_t)WRITES << (a - n_fibers);
     if (!transitions_of(seed, mask)) continue;
     uint32_t some = transitions_of(closed(seed), mask);
-    if (__builtin_popcount(some) < __builtin_popcount(best)) best = some;
+    if (living(some) && __builtin_popcount(some) < __builtin_popcount(best)) best = some;
   }
   return best;
 }
@@ -313,7 +391,7 @@ static size_t describe(void) {
     WORDS_OF(region[i].p, region[i].n);
   for (int i = 0; i < n_fibers; i++) {
     const struct fiber *f = &fiber[i];
-    *to++ = f->at.kind | (uint64_t)f->at.op << 8 | (uint64_t)f->at.order << 16 | (uint64_t)f->n_buffer << 24 | (uint64_t)f->noted << 32 | (uint64_t)f->at.bytes << 40 | (uint64_t)f->at.n << 48;
+    *to++ = f->at.kind | (uint64_t)f->at.op << 8 | (uint64_t)f->at.order << 16 | (uint64_t)f->n_buffer << 24 | (uint64_t)f->noted << 32 | (uint64_t)f->lives << 36 | (uint64_t)f->at.bytes << 40 | (uint64_t)f->at.n << 48;
     *to++ = (uintptr_t)f->at.p;
     *to++ = f->at.a;
     *to++ = f->at.b;
@@ -513,8 +591,9 @@ static void note_rest(void) {
 
 /* ------------------------------------------------------------------------------------------------ the search */
 
-/* `oldest`, `fine`: of what was found from here so far, the oldest state that can be led back to, and whether everybody can come to rest. */
-struct node { uint64_t h; size_t state; uint32_t todo, done, mask, n_trace; int last; uint32_t used, number, oldest; int fine; };
+/* `oldest`, `fine`: of what was found from here so far, the oldest state that can be led back to, and whether everybody can come to rest without a death;
+ * `dying`: a death has led here. */
+struct node { uint64_t h; size_t state; uint32_t todo, done, mask, n_trace; int last; uint32_t used, number, oldest; int fine, dying; };
 static struct node *path;
 static size_t depth, path_size, deepest;
 static struct taken { uint8_t who, choice; struct pending at; } *trace;
@@ -529,52 +608,60 @@ static const char *name_of(const void *p) {
 }
 
 void print_trace(void) {
-  static const char *const kind[] = {"start", "load", "store", "rmw", "cas", "copy", "kernel", "guarded", "spin", "futex wait", "futex wake", "done"};
-  static const char *const who[] = {"worker 0", "worker 1", "client", "planner"};
+  static const char *const kind[] = {"start", "load", "store", "rmw", "cas", "copy", "kernel", "guarded", "spin", "futex wait", "futex wake", "done", "await", "dead"};
   printf("%zu steps, %lu states; the last steps:\n", n_trace, (unsigned long)n_seen);
   for (size_t k = n_trace > 80 ? n_trace - 80 : 0; k < n_trace; k++) {
     const struct taken *t = &trace[k];
-    if (t->choice == WAKES) printf("  %-9s (late store)    %s at ..%03lx  %lx\n", who[t->who], name_of(t->at.p), (unsigned long)t->at.p & 0xfff, (unsigned long)t->at.a);
+    if (t->choice == DIES) printf("  %-9s dies\n", name_of_fiber(t->who));
+    else if (t->choice == LATE) printf("  %-9s (late store)    %s at ..%03lx  %lx\n", name_of_fiber(t->who), name_of(t->at.p), (unsigned long)t->at.p & 0xfff, (unsigned long)t->at.a);
     else
-      printf("  %-9s %-10s %s at ..%03lx  %lx %lx\n", who[t->who], kind[t->at.kind], name_of(t->at.p), (unsigned long)t->at.p & 0xfff,
+      printf("  %-9s %-10s %s at ..%03lx  %lx %lx\n", name_of_fiber(t->who), kind[t->at.kind], name_of(t->at.p), (unsigned long)t->at.p & 0xfff,
              (unsigned long)t->at.a, (unsigned long)t->at.b);
   }
+}
+
+static void check_locks(void) {
+  uint32_t held = 0, by;
+  for (int i = 0; i < n_fibers; held |= by, i++) CHECK(!(held & (by = holds(i))), "two fibers hold the same lock, or run the same tile");
+  for (int i = 0; i < n_fibers && barring; i++) CHECK(!(takes(&fiber[i].at) & held & ~holds(i)), "a fiber takes for granted what another has not given up");
 }
 
 static void take(int i, int choice) {
   if (n_trace == trace_size && !(trace = realloc(trace, (trace_size = trace_size ? 2 * trace_size : 4096) * sizeof *trace))) abort();
   struct taken *t = &trace[n_trace++];
   *t = (struct taken){(uint8_t)i, (uint8_t)choice, fiber[i].at};
-  if (choice == WAKES) t->at = (struct pending){.p = buffer[i][0].p, .a = buffer[i][0].v};
+  if (choice == LATE) t->at = (struct pending){.p = buffer[i][0].p, .a = buffer[i][0].v};
   step(i, choice);
   transitions++;
   normalise();
-  CHECK(!(holds(0) & holds(1)), "two fibers hold the same lock, or run the same tile");
+  check_locks();
   if (learned) take_note(n_seen);
-  if (facts && choice != WAKES) note_local_states();
+  if (facts && choice != LATE) note_local_states();
 }
 
-/* Random executions: they show most of what fibers touch where. */
+/* Random executions: they show most of what fibers touch where. One that goes on for so long has next to no chance ever to come to rest. */
 static void walk(size_t from) {
+  enum { PATIENCE = 100000 };
   uint64_t random = 88172645463325252ull;
   for (uint32_t w = 0; w < opt->walks; w++) {
     restore(from);
     n_trace = 0;
     int who = -1;
-    for (int steps = 0; steps < 2000; steps++) {
+    for (int steps = 0; steps < PATIENCE; steps++) {
       uint32_t mask = all_enabled(), some = who < 0 ? 0 : mask & of_fiber(who);
-      if (!mask) {
-        check_rest();
-        break;
-      }
+      if (!living(mask)) check_rest();
+      if (!living(mask) && steps > 1000) break;
+      if (!mask) break;
       random ^= random << 13;
       random ^= random >> 7;
       random ^= random << 17;
       if (some && random >> 40 & ((1u << w % 6) - 1)) mask = some; /* in some of them a fiber goes on for longer */
+      if (living(mask) && (random >> 48 & ((1u << w % 7) - 1) || steps > 1000)) mask = living(mask); /* and deaths are seldom */
       for (uint32_t skip = (uint32_t)(random & 0xffff) % (uint32_t)__builtin_popcount(mask); skip; skip--) mask &= mask - 1;
       int t = __builtin_ctz(mask);
       who = t / CHOICES;
       take(who, t % CHOICES);
+      CHECK(steps < PATIENCE - 1, "a random execution does not come to rest");
     }
   }
 }
@@ -586,11 +673,11 @@ static uint64_t *group;
 static size_t n_group, group_size;
 static uint32_t numbers;
 
-static void push(uint64_t h, uint64_t at, size_t state, uint32_t mask, uint32_t todo) {
+static void push(uint64_t h, uint64_t at, size_t state, uint32_t mask, uint32_t todo, int dying) {
   if (depth == path_size && !(path = realloc(path, (path_size = path_size ? 2 * path_size : 4096) * sizeof *path))) abort();
   if (n_group == group_size && !(group = realloc(group, (group_size = group_size ? 2 * group_size : 4096) * sizeof *group))) abort();
   numbers++;
-  path[depth++] = (struct node){h, state, todo, 0, mask, (uint32_t)n_trace, last, used, numbers, numbers, 0};
+  path[depth++] = (struct node){h, state, todo, 0, mask, (uint32_t)n_trace, last, used, numbers, numbers, 0, dying};
   if (depth > deepest) deepest = depth;
   group[n_group++] = h;
   seen_as[at] |= OPEN;
@@ -598,10 +685,10 @@ static void push(uint64_t h, uint64_t at, size_t state, uint32_t mask, uint32_t 
 }
 
 /* A state to which the one at the end of the path leads. */
-static void leads_to(uint64_t at) {
+static void leads_to(uint64_t at, int dying) {
   struct node *s = &path[depth - 1];
   if (seen_at[at] && seen_at[at] < s->oldest) s->oldest = seen_at[at];
-  if (seen_as[at] & FINE) s->fine = 1;
+  if (seen_as[at] & FINE && !dying) s->fine = 1;
 }
 
 static void pop(void) {
@@ -622,22 +709,24 @@ static void pop(void) {
   if (!depth) return;
   struct node *before = &path[depth - 1];
   if (s.oldest < before->oldest) before->oldest = s.oldest;
-  before->fine |= s.fine;
+  before->fine |= s.fine && !s.dying;
 }
 
-/* Enters the state that memory holds: puts it at the end of the path, if there is something to follow from it. */
-static void enter(void) {
+/* Enters the state that memory holds: puts it at the end of the path, if there is something to follow from it. `dying`: a death led here, which nobody
+ * may rely on to come to rest. */
+static void enter(int dying) {
   enum { CHAIN = 256 };
   for (int chain = 0;; chain++) {
     uint32_t every = all_enabled(), mask = without_mirror_images(every), todo = mask;
+    int resting = !living(every);
     if (opt->bound != UNBOUNDED || !opt->reduced) {
       for (int i = 0; i < n_fibers; i++) /* a step that touches nothing comes first, and alone */
         if (fiber[i].at.kind == SPIN && enabled(i, 0)) todo = 1u << (i * CHOICES);
-    } else {
+    } else if (!resting) {
       todo = chosen(mask);
     }
     /* Where only one transition is followed, the state between is not worth keeping. Every so often one is, or a cycle of such would never end. */
-    if (opt->bound == UNBOUNDED && todo && !(todo & (todo - 1)) && chain < CHAIN) {
+    if (opt->bound == UNBOUNDED && todo && !(todo & (todo - 1)) && !resting && chain < CHAIN) {
       int t = __builtin_ctz(todo);
       take(t / CHOICES, t % CHOICES);
       continue;
@@ -647,21 +736,20 @@ static void enter(void) {
     size_t state = save(); /* perhaps for nothing, while memory is waited for */
     int known;
     uint64_t at = add(h, &known);
+    if (!known && resting) {
+      check_rest();
+      if (facts) note_rest();
+      rests++;
+    }
     if (!known && todo) {
-      push(h, at, state, mask, todo);
+      push(h, at, state, mask, todo, dying);
+      if (resting) path[depth - 1].fine = 1;
       return;
     }
     n_saved = state;
-    if (!known) {
-      if (!every) {
-        check_rest();
-        if (facts) note_rest();
-        rests++;
-      }
-      seen_as[at] |= FINE; /* at rest, or the mirror image of a state that is followed */
-    }
+    if (!known) seen_as[at] |= FINE; /* at rest, or the mirror image of a state that is followed */
     if (!depth) return;
-    leads_to(at);
+    leads_to(at, dying);
     struct node *s = &path[depth - 1];
     if (seen_as[at] & OPEN && opt->bound == UNBOUNDED) s->todo = s->mask & ~s->done; /* nobody is put off for ever */
     return;
@@ -695,7 +783,8 @@ static int explore(size_t from) {
   n_group = 0;
   numbers = 0;
   if (facts) note_local_states();
-  enter();
+  dies_anywhere = !opt->reduced;
+  enter(0);
   while (depth && !(stale && n_seen > patience)) {
     struct node *s = &path[depth - 1];
     if (!s->todo) {
@@ -709,14 +798,14 @@ static int explore(size_t from) {
     n_trace = s->n_trace;
     last = s->last;
     used = s->used;
-    if (opt->bound != UNBOUNDED && c != WAKES) {
+    if (opt->bound != UNBOUNDED && c < WAYS) {
       /* A switch away from a fiber that could go on is a preemption. */
       used += last >= 0 && last != i && fiber[last].at.kind != SPIN && enabled(last, 0);
       if (used > opt->bound) continue;
       last = i;
     }
     take(i, c);
-    enter();
+    enter(c == DIES);
     if (n_seen > opt->most) return 2;
   }
   return stale ? -1 : 0;

@@ -23,6 +23,8 @@ void print_trace(void);
 uint32_t holds(int i);    /* locks that fiber i holds, as memory says: a bit each. Two fibers never hold the same */
 uint32_t held_by_word(const void *p); /* the bit of the lock in this word, 0: it is none */
 enum { LONG_LOCKS = 16 }; /* bits from here on are given up by a plain store: no late store is under them */
+uint32_t takes(const struct pending *at); /* locks that this operation takes without waiting: nobody may hold them when a fiber gets there */
+const char *name_of_fiber(int i);
 int breaks_symmetry(const struct pending *at); /* fiber 1 is about to do first what only fiber 0 shall do first */
 void normalise(void);     /* puts 0 into what is dead */
 void restored(void);      /* another state is in memory: what is a function of it, and no part of it, follows */

@@ -1,6 +1,7 @@
 """The scheduler's own headers under the model checker (model.c): every interleaving of two DSEs, a client and a planner process over a
 small tile graph, without a bound. Planted faults must be found, and the checker's reduction must lose nothing.
 
+With "deaths" workers are killed at any step, the planner process recovers, and new workers come.
 "tso": stores may be late, as on x86; its schedules without late stores are those of sequentially consistent memory.
 "compare": search with and without reduction, and compare what the fibers get to see.
 """
@@ -29,8 +30,14 @@ SCENARIOS = [
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
 ]
 LONGER = ["relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
-COMPARED = ["pair", "lazy", "scribble", "single"]
-COMPARED_LONG = ["drop-data", "queued", "leave", "bequeath", "attach", "fault", "diamond"]
+DEATHS = [
+    *("single deaths=1,0", "diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
+    *("diamond workers=1 deaths=4", "again workers=1 deaths=3 scribbles", "cancel workers=1 deaths=2", "recancel workers=1 deaths=1"),
+    *("fault workers=1 deaths=2", "attach workers=1 deaths=2", "announce workers=1 deaths=2"),
+]
+DEATHS_LONG = ["pair deaths=1,0", "single deaths=0,1", "single deaths=1,0 scribbles"]
+COMPARED = ["diamond workers=1 deaths=2", "cancel workers=1 deaths=1", "pair", "lazy", "scribble", "single"]
+COMPARED_LONG = ["scribble deaths=1,0", "drop-data", "queued", "leave", "bequeath", "attach", "fault", "diamond"]
 
 
 def run(model: Path, scenario: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +66,7 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
         print(f"{scenario}: {done.stdout}", end="", file=sys.stderr)
         return "" if done.returncode == 0 and "exhausted: " in done.stdout else f"{scenario}: {done.stdout}{done.stderr}"
 
-    wrong = complaints(check, (LONGER if LONG else []) + SCENARIOS)
+    wrong = complaints(check, (LONGER + DEATHS_LONG if LONG else []) + DEATHS + SCENARIOS)
     assert not wrong, "\n".join(wrong)
 
 
@@ -79,7 +86,7 @@ def test_planted_faults_are_found(tmp_path: Path, checker: list[Path], area: str
         what, name, old, new, scenario = mutant
         folder = cbuild.sources(tmp_path / what.replace(" ", "-"))
         cbuild.replace(folder / name, old, new)
-        if LONG and "walks=" not in scenario:
+        if LONG and "walks=" not in scenario and "deaths=" not in scenario:
             scenario += " walks=0"  # by the search itself: random executions, with which it begins, find most of them
         done = run(cbuild.build_model(folder, checker, "-O0"), scenario)
         return "" if done.returncode == 1 and "VIOLATION" in done.stdout else f"{what}: not found by {scenario}\n{done.stdout}{done.stderr}"
