@@ -113,6 +113,9 @@ class ControlTable:
         restarted, completed and resubmitted."""
     def current(self, row: int) -> tuple[int, int, int] | None:
         """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""
+    def pulse(self, row: int) -> tuple[int, int, int, bool]:
+        """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker, and whether it has
+        mapped what the last publish() announced."""
     def instance(self, number: int) -> dict[str, Any]:
         """state, generation, plan, client of an instance."""
     def fail(self, instance: int, generation: int, error: int, op: int) -> None:

@@ -478,6 +478,11 @@ cdef class ControlTable:
             return None
         return ASPEN_ITEM_INSTANCE(item), ASPEN_ITEM_TILE(item), word >> 32
 
+    def pulse(self, row):
+        cdef aspen_worker *w = &self.c.worker[self._row(row)]
+        mapped = aspen_load_acquire(&w.attached) == aspen_load_acquire(&self.c.signals.attach_seq)
+        return aspen_stat_load(&w.heartbeat), aspen_stat_load(&w.current), aspen_stat_load32(&w.idle), mapped
+
     def fail(self, instance, generation, error, op):
         cdef aspen_instance *i = &self.c.instance[<uint32_t>instance]
         cdef uint64_t fault = <uint64_t><uint32_t>error | <uint64_t><uint32_t>op << 32

@@ -16,6 +16,7 @@ import msgspec
 
 from aspen_mp.control import planning, protocol, recall
 from aspen_mp.control.cache import Cache, WeightFile
+from aspen_mp.control.hangs import Estimate
 from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.loop import Loop
@@ -304,6 +305,16 @@ class ModelStore:
                 if stage.answer.plan == plan:
                     return planning.op_of_tile(self._segments[stage.segments[0]].fd, tile)
         return 0
+
+    def estimate(self, plan: int, tile: int) -> Estimate:
+        """What the plan says of a tile. Of a plan that is being dropped nothing is known any more: it may take any time."""
+        for model in self._models.values():
+            for stage in model.stages.values():
+                if stage.answer.plan == plan:
+                    fd = self._segments[stage.segments[0]].fd
+                    op, opaque, seconds = planning.tile_estimate(fd, tile)
+                    return Estimate(planning.op_name(fd, op), opaque, seconds)
+        return Estimate("a tile of a model that was unloaded", True, 0.0)
 
     def op_name(self, plan: int, op: int, client: int) -> str:
         """ "node name (op type)" of an op of a plan of a model that the client has loaded."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aspen_mp.control.hangs import Watched
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
@@ -42,6 +43,7 @@ class Worker:
     core_class: str
     state: str = "starting"
     error: str = ""
+    hung: str = ""
     boot: Timer | None = None
     stopped: Timer | None = None
     since: float = field(default_factory=time.monotonic)
@@ -324,8 +326,9 @@ class WorkerPool:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             if worker.state != "leaving":
                 self._vacant.append(worker.place)
-            self._died(worker, _why(status, error))
-            self._on_death(Death(worker.row, worker.pid, worker.cpu, _why(status, error), number, at, booted))
+            why = f"hung {worker.hung}" if worker.hung else _why(status, error)
+            self._died(worker, why)
+            self._on_death(Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung)))
 
     def _died(self, worker: Worker, why: str) -> None:
         self._journal.warning("worker-died", **worker.facts(), why=why)
@@ -341,6 +344,23 @@ class WorkerPool:
         if self._rows.get(worker.row) is worker and _is_stopped(worker):
             self._journal.warning("worker-stopped", **worker.facts(), seconds=STOPPED_S)
             self._kill(worker)
+
+    # ---- hanging
+
+    def watched(self) -> list[Watched]:
+        """The workers that have come to run."""
+        return [
+            Watched(worker.row, worker.pid, worker.state == "leaving")
+            for worker in self._rows.values()
+            if worker.boot is None and worker.stopped is None
+        ]
+
+    def hung(self, row: int, seconds: float, what: str) -> None:
+        """Ends a worker that hangs; its death is told as any other."""
+        worker = self._rows[row]
+        worker.hung = what
+        self._journal.warning("worker-hung", **worker.facts(), seconds=seconds, where=what)
+        self._kill(worker)
 
     def _forget(self, worker: Worker) -> int:
         self._booted(worker)

@@ -28,6 +28,7 @@ TICK_S: Final = 0.0005
 FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 MOST_FAULTS: Final = 3
 MOST_KILLS: Final = 8
+MOST_HANGS: Final = 3
 MOST_BOOTS: Final = 8
 """Workers in a row that end by themselves before they run: then no more are started."""
 MOST_DELAY_S: Final = 1.0
@@ -39,7 +40,7 @@ BURST_S: Final = 10.0
 @dataclass(slots=True)
 class Death:
     """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
-    `booted`: it had come to run."""
+    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile."""
 
     row: int
     pid: int
@@ -48,11 +49,12 @@ class Death:
     number: int
     at: tuple[int, int, int] | None
     booted: bool
+    hung: bool = False
 
     @property
     def killed(self) -> bool:
         """Ended by others, not by a fault of its own."""
-        return self.number in {signal.SIGKILL, signal.SIGTERM}
+        return not self.hung and self.number in {signal.SIGKILL, signal.SIGTERM}
 
 
 @dataclass(slots=True)
@@ -81,12 +83,18 @@ class Recovery:
     outages: Outages = field(default_factory=Outages)
     _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _hangs: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _unborn: int = 0
     _failed: int = 0
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
     _restart: bool = False
     closed: bool = False
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the world is stopped."""
+        return self._since is not None
 
     def died(self, death: Death) -> None:
         """Begins a recovery, or joins the one that goes on."""
@@ -103,15 +111,19 @@ class Recovery:
             self._faults.append(time.monotonic())
         self._restart |= fault
         if death.at is not None:
-            self._blame(death.at, fault)
+            self._blame(death.at, fault, death.hung)
         if self._since is None:
             self._since = time.monotonic()
             self.table.epoch_begin()
         self._tick()
 
-    def _blame(self, at: tuple[int, int, int], fault: bool) -> None:
+    def hangs(self, at: tuple[int, int, int]) -> int:
+        """How many workers have hung in this tile of a request."""
+        return self._hangs[at]
+
+    def _blame(self, at: tuple[int, int, int], fault: bool, hung: bool) -> None:
         instance, tile, generation = at
-        counts, most = (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
+        counts, most = (self._hangs, MOST_HANGS) if hung else (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
         counts[at] += 1
         if counts[at] >= most:
             self.table.fail(instance, generation, _control.ERRORS["POISON"], self.op_of(instance, tile))
@@ -151,7 +163,7 @@ class Recovery:
 
     def _forget_old(self) -> None:
         """Blame is for a request: it ends with it."""
-        for counts in (self._attempts, self._kills):
+        for counts in (self._attempts, self._kills, self._hangs):
             for at in list(counts):
                 if self.table.instance(at[0])["generation"] != at[2]:
                     del counts[at]

@@ -26,6 +26,7 @@ import aspen_mp
 from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import MAX_UNANSWERED, Connection
+from aspen_mp.control.hangs import HangWatch
 from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
@@ -50,7 +51,8 @@ _PLANNER = (
 
 
 LOOK_S = 1.0
-"""How often the planner process looks at what the machine lets it use: nothing tells of a change (see `topology`)."""
+"""How often the planner process looks at its workers' heartbeats and at what the machine lets it use: nothing tells of a change (see
+`topology`)."""
 ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
@@ -160,6 +162,14 @@ class Server:
             give_up=self._no_workers,
             journal=self._journal,
         )
+        self._hangs = HangWatch(
+            self._loop,
+            self._table,
+            workers=lambda: () if self._recovery.going_on else self._pool.watched(),
+            estimate=lambda instance, tile: self._models.estimate(self._table.instance(instance)["plan"], tile),
+            blamed=self._recovery.hangs,
+            hung=self._pool.hung,
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
@@ -232,8 +242,9 @@ class Server:
     # ---- the machine
 
     def _look(self) -> None:
-        """Has the machine changed under us, or another runtime given up a core that we want?"""
+        """Does a worker hang, has the machine changed under us, or another runtime given up a core that we want?"""
         self._loop.later(LOOK_S, self._look)
+        self._hangs.look(LOOK_S)
         limits = self._limits.read()
         if limits != self._seen:
             self._machine_changed(limits)
