@@ -12,6 +12,9 @@ import aspen_mp
 from aspen_mp.shm.errors import RuntimeLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aspen_mp.revival import Reviver
     from aspen_mp.session import Session
 
 CONNECT_S = 5.0
@@ -22,9 +25,11 @@ class Link:
     """`address` leads to this very runtime, as long as it lives, from any process of the same user. `session` is None in a process that
     has not used its handles yet."""
 
-    def __init__(self, address: str, session: Session | None = None) -> None:
+    def __init__(self, address: str, session: Session | None = None, reviver: Reviver | None = None) -> None:
+        """`reviver`: starts another runtime where this one is lost; the address is then the new one's."""
         self.address = address
         self._session = session
+        self._reviver = reviver
         self._closed = False
         self._lock = threading.Lock()
         self._forked: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -33,12 +38,26 @@ class Link:
     def session(self) -> Session:
         """The session, connected at first use. Raises RuntimeLost where the runtime has ended or this link was closed."""
         session = self._session
-        if session is not None:
+        if session is not None and not (self._reviver is not None and session.lost and self.revives):
             return session
         with self._lock:
-            if self._session is None:
-                self._session = self._connect()
-            return self._session
+            session = self._session
+            if session is None:
+                session = self._connect()
+            elif self._reviver is not None and session.lost and self.revives:
+                session = self._reviver.again(session)
+                self.address = session.welcome.address
+            self._session = session
+            return session
+
+    @property
+    def revives(self) -> bool:
+        """Whether a runtime that is lost is started again."""
+        return self._reviver is not None and not self._closed and not self._reviver.given_up
+
+    def later(self, action: Callable[[], None]) -> bool:
+        """Runs it on a thread for what outlives a loss; False where nothing does."""
+        return self._reviver is not None and self._reviver.later(action)
 
     def _connect(self) -> Session:
         from aspen_mp.control import rundir
@@ -55,7 +74,7 @@ class Link:
     @property
     def lost(self) -> bool:
         """Whether there is no way any more."""
-        return self._closed or (self._session is not None and self._session.error is not None)
+        return self._closed or (self._session is not None and self._session.error is not None and not self.revives)
 
     def on_fork(self, handle: Handle) -> None:
         """`handle.forked()` is called in every forked child in which it lives."""
@@ -63,6 +82,8 @@ class Link:
 
     def close(self) -> None:
         """Hangs up for good."""
+        if self._reviver is not None:
+            self._reviver.close()
         with self._lock:
             closed, self._closed = self._closed, True
         if self._session is not None and not closed:
@@ -75,6 +96,7 @@ class Link:
     def _after_fork(self) -> None:
         """The session is the parent's, the lock may be held for ever."""
         self._lock = threading.Lock()
+        self._reviver = None
         session, self._session = self._session, None
         if session is not None:
             session.abandon(RuntimeLost("this belongs to the parent process; use the runtime's or the model's handle"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +18,11 @@ from aspen_mp import link
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
 from aspen_mp.link import Link
+from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control, values
-from aspen_mp.shm.errors import RequestError
-from aspen_mp.stages import StageTree, Stale
+from aspen_mp.shm._mapping import Memfd
+from aspen_mp.shm.errors import RequestError, RuntimeLost
+from aspen_mp.stages import StageTree, Stale, set_exception
 
 if TYPE_CHECKING:
     from aspen_mp.session import Session
@@ -52,14 +57,61 @@ class ValueInfo:
         return cls(info.name, shape, dtype, info.kind, info.optional)
 
 
+class Source:
+    """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
+
+    def __init__(
+        self, path: str, data: bytes | None, name: str, instances: int, precision: str, winograd: bool, *, keep: bool = False
+    ) -> None:
+        self._path = path
+        self._data = data
+        self._keep = keep
+        self._options = (name, instances, precision, winograd)
+        self._stamp = _stamp(path) if path and keep else ()
+
+    def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
+        """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
+        if self._path and self._keep and _stamp(self._path) != self._stamp:
+            raise RuntimeLost(f"the runtime was lost, and {self._path} has changed since the model was loaded from it")
+        file = None
+        try:
+            if self._data is not None:
+                file = _memfd(self._data)
+                if not self._keep:
+                    self._data = None
+            return session.load(self._path, -1 if file is None else file.fd, *self._options, progress)
+        finally:
+            if file is not None:
+                file.close()
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return ()
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _memfd(data: bytes) -> Memfd:
+    file = Memfd("aspen-model")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file.fd, view) :]
+    return file
+
+
 class Model:
     """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
 
     `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.
     """
 
-    def __init__(self, way: Link, loaded: protocol.Loaded, name: str | None = None, *, elsewhere: bool = False) -> None:
-        """`elsewhere`: it was loaded by another process."""
+    def __init__(
+        self, way: Link, loaded: protocol.Loaded, name: str | None = None, *, source: Source | None = None, elsewhere: bool = False
+    ) -> None:
+        """`source`: to load it from again when the runtime was lost. `elsewhere`: it was loaded by another process."""
+        self._source = source
         self._link = way
         self._loaded = loaded
         self._id = loaded.model
@@ -75,7 +127,25 @@ class Model:
 
     @property
     def _tree(self) -> StageTree:
-        return self._own or self._take_over()
+        own = self._own
+        if own is None:
+            return self._take_over()
+        if self._source is not None and own.session.lost:
+            return self._load_again(self._source)
+        return own
+
+    def _load_again(self, source: Source) -> StageTree:
+        """The first use since the runtime was lost."""
+        with self._lock:
+            own, session = self._own, self._link.session()
+            if own is None or own.session is not session:
+                self._loaded = source.load(session, None)
+                self._id = self._loaded.model
+                self._own = StageTree(session, self._id, self.name, self._output_names)
+                if own is not None:
+                    own.retire()
+            assert self._own is not None
+            return self._own
 
     def _take_over(self) -> StageTree:
         """The first use in this process of what another one has loaded."""
@@ -89,8 +159,9 @@ class Model:
         return StageTree(self._link.session(), self._id, self.name, self._output_names)
 
     def forked(self) -> None:
-        """Plans and regions are the parent's."""
+        """Plans and regions are the parent's, and so is the runtime: it is not started again from here."""
         self._own = None
+        self._source = None
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,13 +186,27 @@ class Model:
         arrays = self._check(feeds)
         names = self._wanted(outputs)
         level = _priority(priority)
-        stage = self._tree.single(arrays)
+        if self._source is None:
+            return self._run(arrays, names, level, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        losses = 0
+        while True:
+            try:
+                return self._run(arrays, names, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except RuntimeLost as lost:
+                losses += lost.begun
+                if losses >= MOST_LOSSES or not self._link.revives:
+                    raise
+
+    def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, npt.NDArray[Any]]:
+        tree = self._tree
+        stage = tree.single(arrays)
         if stage is not None:
             try:
                 return stage.run(arrays, level, timeout, names)
             except Stale:
-                self._tree.stale(stage)
-        results = self._tree.run(arrays, timeout, level, None)
+                tree.stale(stage)
+        results = tree.run(arrays, timeout, level, None)
         return results if names is None else {name: results[name] for name in names}
 
     def submit(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal") -> RequestFuture:
@@ -134,19 +219,63 @@ class Model:
         level = _priority(priority)
         future = RequestFuture()
         future.model = self
-        stage = self._tree.single(arrays)
-        if stage is not None:
-            known = stage
-
-            def again(kept: dict[str, Any]) -> None:
-                self._tree.stale(known)
-                self._tree.submit(kept, level, names, future)
-
-            stage.submit(arrays, level, names, future, again)
-        else:
-            copied = {name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
-            self._tree.submit(copied, level, names, future)
+        request = _Request(names, level, future)
+        own = self._own
+        if self._source is not None and own is not None and own.session.lost:
+            # Another runtime has to be started: not while the caller waits, who may be an event loop.
+            if not self._submit_later(request, _copied(arrays)):
+                self._submit(request, arrays)
+            return future
+        try:
+            self._submit(request, arrays)
+        except RuntimeLost as lost:
+            if not self._lost(request, lost, _copied(arrays)):
+                raise
         return future
+
+    def _submit(self, request: _Request, arrays: dict[str, Any], copied: bool = False) -> None:
+        tree = self._tree
+        stage = tree.single(arrays)
+
+        def lost(error: RuntimeLost, kept: dict[str, Any]) -> bool:
+            return self._lost(request, error, kept)
+
+        if stage is None:
+            tree.submit(arrays if copied else _copied(arrays), request.level, request.names, request.future, lost)
+            return
+        known = stage
+
+        def again(kept: dict[str, Any]) -> None:
+            tree.stale(known)
+            tree.submit(kept, request.level, request.names, request.future, lost)
+
+        stage.submit(arrays, request.level, request.names, request.future, again, lost)
+
+    def _lost(self, request: _Request, error: RuntimeLost, kept: dict[str, Any]) -> bool:
+        """The runtime was lost with this request in it. Whether it is submitted again."""
+        if self._source is None:
+            return False
+        request.losses += error.begun
+        return request.losses < MOST_LOSSES and self._link.revives and self._submit_later(request, kept)
+
+    def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
+        """Submits on the thread that starts another runtime first. False where there will be none."""
+
+        def submit() -> None:
+            future = request.future
+            try:
+                if not future.cancelled():
+                    self._submit(request, kept, copied=True)
+                    return
+            except RuntimeLost as error:
+                if self._lost(request, error, kept):
+                    return
+                set_exception(future, error)
+            except BaseException as error:
+                set_exception(future, error)
+            future.settle()
+
+        return self._link.later(submit)
 
     async def run_async(
         self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal"
@@ -179,11 +308,11 @@ class Model:
         if not self._gone:
             self._gone = True
             if self._own is not None:
-                _release(self._link.session(), self._own, self._id)
+                _release(self._own.session, self._own, self._id)
 
     def __del__(self) -> None:
-        if not getattr(self, "_gone", True) and self._own is not None and not self._link.lost:
-            session, tree, number = self._link.session(), self._own, self._id
+        if not getattr(self, "_gone", True) and self._own is not None and self._own.session.error is None:
+            session, tree, number = self._own.session, self._own, self._id
             session.later(lambda: _release(session, tree, number))
 
     # ---- checks
@@ -239,6 +368,22 @@ class Model:
         return outputs
 
 
+class _Request:
+    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost."""
+
+    __slots__ = ("future", "level", "losses", "names")
+
+    def __init__(self, names: Sequence[str] | None, level: int, future: RequestFuture) -> None:
+        self.names = names
+        self.level = level
+        self.future = future
+        self.losses = 0
+
+
+def _copied(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+
+
 def _restore(address: str, loaded: bytes, name: str) -> Model:
     """An unpickled handle."""
     return Model(link.to(address), msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, elsewhere=True)
@@ -247,8 +392,9 @@ def _restore(address: str, loaded: bytes, name: str) -> Model:
 def _release(session: Session, tree: StageTree, number: int) -> None:
     tree.close()
     if session.error is None:
-        session.control.call(lambda request: protocol.Unload(request, number), protocol.Done)
-        session.memory.trim()
+        with contextlib.suppress(RuntimeLost):  # then there is nothing left to give back
+            session.control.call(lambda request: protocol.Unload(request, number), protocol.Done)
+            session.memory.trim()
 
 
 def _priority(name: str) -> int:

@@ -7,21 +7,20 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
-from aspen_mp.shm._mapping import Memfd
+from aspen_mp.revival import MOST_LOSSES, OwnServer, Reviver
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -31,11 +30,9 @@ if TYPE_CHECKING:
     from aspen_mp.model import Model
     from aspen_mp.session import Session
 
-START_S = 60.0
-"""How long a runtime of our own may take to start: it may have to compete for the machine."""
-
 MAX_INSTANCES = 32
 
+Answer = TypeVar("Answer")
 Progress = Callable[[str, int, int], None]
 
 
@@ -50,6 +47,13 @@ class Runtime:
     other processes. `log`: which events become lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's
     death. It ends with `close`, at the end of the ``with`` block, or with this process, whatever becomes of it.
 
+    `retry`: where the planner process is lost (killed, out of memory), another one is started with as many workers as there were to be,
+    models are read again from what they were loaded from when they are next used, and requests that were in flight are submitted again
+    from their inputs: whoever waits for them notices nothing but the time, and handles stay what they are. What was loaded from bytes
+    or a ModelProto stays in memory for that. A request that workers had begun each of 3 times that the runtime was lost fails
+    with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has connected to a
+    runtime, or has its handle by fork or pickle, gets RuntimeLost: the runtime is not his to start.
+
     Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
     are first used. The runtime still ends with the process that started it.
     """
@@ -63,22 +67,14 @@ class Runtime:
         profile: str | Path | Profile | None = None,
         name: str | None = None,
         log: Literal["info", "warning", "off"] | None = None,
+        retry: bool = False,
     ) -> None:
+        self._server: OwnServer | None
         self._profile = config.load(profile)
         command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log)
-        self._server, sock = start_server(command)
-        try:
-            # Imported while the planner process starts: what requests need, too.
-            import aspen_mp.model
-            from aspen_mp.session import Session
-
-            session = Session(sock, aspen_mp.__version__, START_S)
-        except BaseException as error:
-            status = _end(self._server)
-            if isinstance(error, RuntimeLost) and status:
-                raise RuntimeLost(f"the runtime's planner process ended with status {status} while it started") from None
-            raise
-        self._begin(Link(session.welcome.address, session))
+        self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}))
+        session = self._server.session()
+        self._begin(Link(session.welcome.address, session, Reviver(self._server) if retry else None))
 
     @classmethod
     def _connect(cls, name: str, timeout: float) -> Runtime:
@@ -86,7 +82,7 @@ class Runtime:
         from aspen_mp.session import Session
 
         self = cls.__new__(cls)
-        self._server = 0
+        self._server = None
         self._profile = config.load(None)
         session = Session(rundir.connect(name), aspen_mp.__version__, timeout)
         self._begin(Link(session.welcome.address, session))
@@ -96,7 +92,7 @@ class Runtime:
     def _restore(cls, address: str, profile: Profile) -> Runtime:
         """An unpickled handle."""
         self = cls.__new__(cls)
-        self._server = 0
+        self._server = None
         self._profile = profile
         self._begin(link.to(address))
         return self
@@ -149,7 +145,7 @@ class Runtime:
         rounding (whole networks: about 1e-5 of the largest output). None takes the profile's value. Raises FileNotFoundError,
         ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
         """
-        from aspen_mp.model import Model
+        from aspen_mp.model import Model, Source
 
         self._session.sweep()
         defaults = self._profile.models
@@ -161,14 +157,21 @@ class Runtime:
             raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
         if not 1 <= instances <= MAX_INSTANCES:
             raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {instances}")
-        file = None if data is None else _memfd(data)
+        source = Source(path, data, name or label, instances, precision, winograd, keep=self._link.revives)
         del data
-        try:
-            loaded = self._session.load(path, -1 if file is None else file.fd, name or label, instances, precision, winograd, progress)
-        finally:
-            if file is not None:
-                file.close()
-        result = Model(self._link, loaded, name)
+        losses = 0
+        while True:
+            try:
+                loaded = source.load(self._session, progress)
+                result = Model(self._link, loaded, name, source=source if self._link.revives else None)
+                return self._prepared(result, input_shapes, progress)
+            except RuntimeLost:
+                losses += 1
+                if losses >= MOST_LOSSES or not self._link.revives:
+                    raise
+
+    def _prepared(self, result: Model, input_shapes: Mapping[str, Sequence[int]] | None, progress: Progress | None) -> Model:
+        """Planned as far as shapes are known; given back where that fails."""
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
         if input_shapes is not None:
             shapes.update({key: tuple(value) for key, value in input_shapes.items()})
@@ -208,7 +211,10 @@ class Runtime:
         return self._resize(total=AUTOMATIC if total is None else total)
 
     def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
-        return self._session.resize(add, remove, total, cores or [])
+        n = self._ask(lambda session: session.resize(add, remove, total, cores or []))
+        if self._server is not None:
+            self._server.total = total if total < 0 and not (add or remove) else n
+        return n
 
     @property
     def workers(self) -> list[dict[str, Any]]:
@@ -224,7 +230,18 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
         self._session.sweep()
-        return self._session.status()
+        return self._ask(lambda session: session.status())
+
+    def _ask(self, question: Callable[[Session], Answer]) -> Answer:
+        """Asks again where the runtime is lost meanwhile and started again: the new one knows nothing of the question."""
+        losses = 0
+        while True:
+            try:
+                return question(self._session)
+            except RuntimeLost:
+                losses += 1
+                if losses >= MOST_LOSSES or not self._link.revives:
+                    raise
 
     # ---- the end
 
@@ -262,8 +279,8 @@ class Runtime:
             self._closed = True
         _live.discard(self)
         self._link.close()
-        if self._server:
-            _end(self._server)
+        if self._server is not None:
+            self._server.end()
 
     def __enter__(self) -> Runtime:
         return self
@@ -277,7 +294,7 @@ class Runtime:
 
     def forked(self) -> None:
         """What the parent started is the parent's to end; this handle connects anew when it is used."""
-        self._server = 0
+        self._server = None
         self._lock = threading.Lock()
 
 
@@ -350,23 +367,6 @@ def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
     return pid, ours
 
 
-def _end(pid: int) -> int:
-    """Waits for a planner process that was told to end (its socket is closed); insists after a while. Its wait status as an exit code."""
-    pidfd = -1
-    try:
-        pidfd = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(10_000):
-            os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except (ChildProcessError, ProcessLookupError):
-        return 0
-    finally:
-        if pidfd >= 0:
-            os.close(pidfd)
-
-
 # ---- models' bytes
 
 
@@ -389,14 +389,6 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
         except ValueError as error:
             raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
     raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}")
-
-
-def _memfd(data: bytes) -> Memfd:
-    file = Memfd("aspen-model")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file.fd, view) :]
-    return file
 
 
 # ---- processes that end or fork

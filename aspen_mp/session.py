@@ -78,6 +78,11 @@ class Session:
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
 
+    @property
+    def lost(self) -> bool:
+        """Whether the planner process is gone, or this session was closed."""
+        return self.error is not None or self.control.lost is not None
+
     def later(self, clean: Callable[[], None]) -> None:
         """Something to clean up at the next `sweep`: for finalizers, which may run at any moment and must take no lock."""
         self._garbage.append(clean)
@@ -157,7 +162,7 @@ class Session:
             return None
         try:
             if self.error is not None:
-                raise fresh(self.error)
+                raise _loss(self.error, False)
             ticket = self.channel.submit(plan, generation, data, offset, priority)
         except BaseException:
             self._slots.release()
@@ -170,9 +175,11 @@ class Session:
             if stop is not None:
                 stop.started(-1)
         except BaseException as error:
-            self._abandon(ticket, on_left)
             if isinstance(error, RuntimeLost) and self.error is not None:
-                raise fresh(self.error) from None
+                begun = self._begun(ticket)
+                on_left()  # nobody uses this memory any more
+                raise _loss(self.error, begun) from None
+            self._abandon(ticket, on_left)
             raise
         if result is None:
             self._abandon(ticket, on_left)
@@ -182,6 +189,13 @@ class Session:
         if self._queue:
             self.channel.wake()
         return result
+
+    def _begun(self, ticket: int) -> bool:
+        """Whether a worker had begun with a request, now that the runtime is lost."""
+        try:
+            return self.channel.state(ticket) != "submitted"
+        except AspenError:
+            return True
 
     def _abandon(self, ticket: int, on_left: Callable[[], None]) -> None:
         """The resolver waits for what nobody else waits for."""
@@ -197,7 +211,7 @@ class Session:
         """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread."""
         with self._lock:
             if self.error is not None:
-                raise fresh(self.error)
+                raise _loss(self.error, False)
             self._start_resolver()
             if self._queue or not self._slots.acquire(blocking=False):
                 self._queue.append(waiting)
@@ -241,7 +255,8 @@ class Session:
                     ended.append((waiting, result))
             error = self.error
             if error is not None:
-                ended += [(waiting, fresh(error)) for waiting in (*self._published.values(), *self._queue)]
+                ended += [(waiting, _loss(error, self._begun(ticket))) for ticket, waiting in self._published.items()]
+                ended += [(waiting, _loss(error, False)) for waiting in self._queue]
                 self._published.clear()
                 self._queue.clear()
             while self._queue and (self._queue[0].cancelled or self._slots.acquire(blocking=False)):
@@ -308,6 +323,17 @@ class _NoChannel:
     def wake(self) -> None: ...
 
     def lost(self) -> None: ...
+
+    def state(self, _: object) -> str:
+        return "running"
+
+
+def _loss(error: AspenError, begun: bool) -> AspenError:
+    """Why a request ends that was in flight when the runtime was lost."""
+    loss = fresh(error)
+    if isinstance(loss, RuntimeLost):
+        loss.begun = begun
+    return loss
 
 
 def _cancelled() -> AspenError:

@@ -257,8 +257,10 @@ class Stage:
         names: Sequence[str] | None,
         future: RequestFuture,
         retry: Callable[[dict[str, Any]], None],
+        lost: Lost,
     ) -> None:
-        """As `run`, with the result in `future`. `retry(arrays)` is called where the plan has gone meanwhile."""
+        """As `run`, with the result in `future`. `retry(arrays)` is called where the plan has gone meanwhile; `lost` where the runtime has:
+        it says whether it sees to the future."""
         region = self._acquire()
 
         def done(outcome: _control.Result | AspenError) -> None:
@@ -270,14 +272,17 @@ class Stage:
                         self._raise(outcome, region)
                     _set_result(future, self._collect(region, names))
             except Stale:
-                kept = {name: view.copy() for (name, _), view in zip(self._inputs, region.inputs, strict=True)}
                 try:
-                    retry(kept)
+                    retry(self._inputs_of(region))
                     return
                 except BaseException as error:
-                    _set_exception(future, error)
+                    set_exception(future, error)
+            except RuntimeLost as error:
+                if lost(error, self._inputs_of(region)):
+                    return
+                set_exception(future, error)
             except BaseException as error:
-                _set_exception(future, error)
+                set_exception(future, error)
             finally:
                 self._release(region)
             future.settle()
@@ -290,6 +295,13 @@ class Stage:
         except BaseException:
             self._release(region)
             raise
+
+    def _inputs_of(self, region: Region) -> dict[str, Any]:
+        """What was put into a region: workers only read it."""
+        return {
+            name: values.decode(view.data) if is_object else view.copy()
+            for (name, is_object), view in zip(self._inputs, region.inputs, strict=True)
+        }
 
     def _raise(self, result: _control.Result, region: Region) -> None:
         """The typed error of a failed request."""
@@ -320,9 +332,13 @@ def _set_result(future: RequestFuture, result: dict[str, Any]) -> None:
         future.set_result(result)
 
 
-def _set_exception(future: RequestFuture, error: BaseException) -> None:
+def set_exception(future: RequestFuture, error: BaseException) -> None:
     with suppress(InvalidStateError):
         future.set_exception(error)
+
+
+Lost = Callable[[RuntimeLost, dict[str, Any]], bool]
+"""Told that the runtime was lost with a request, and its inputs; whether the request goes on elsewhere."""
 
 
 class Stop:
@@ -374,7 +390,7 @@ class StageTree:
     """The plans of a model that this client has met."""
 
     def __init__(self, session: Session, model_id: int, model: str, outputs: Sequence[str]) -> None:
-        self._session = session
+        self.session = self._session = session
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
@@ -434,8 +450,8 @@ class StageTree:
                 child = node.next.setdefault(key, _Node([*node.binds, _binds(results)]))
             node = self._find(child, known)
 
-    def submit(self, arrays: Mapping[str, Any], level: int, names: Sequence[str] | None, future: RequestFuture) -> None:
-        """`run` on a driver thread, with the result in `future`."""
+    def submit(self, arrays: dict[str, Any], level: int, names: Sequence[str] | None, future: RequestFuture, lost: Lost) -> None:
+        """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
         stop = Stop(self._session)
         future.stop = stop.ask
 
@@ -445,7 +461,9 @@ class StageTree:
                     results = self.run(arrays, None, level, stop)
                     _set_result(future, results if names is None else {name: results[name] for name in names})
             except BaseException as error:
-                _set_exception(future, error)
+                if isinstance(error, RuntimeLost) and lost(error, arrays):
+                    return
+                set_exception(future, error)
             future.settle()
 
         with self._lock:
@@ -525,6 +543,11 @@ class StageTree:
         for node in self._roots.values():
             if node.stage is stage:
                 self._forget(node, stage)
+
+    def retire(self) -> None:
+        """The session is lost. Who waits for a driver still gets one, and learns of it."""
+        if self._drivers is not None:
+            self._drivers.shutdown(wait=False)
 
     def close(self) -> None:
         """Gives every region back. Requests that wait for a driver fail."""

@@ -44,7 +44,9 @@ class ProtocolError(AspenError):
 
 
 class RuntimeLost(AspenError):
-    """The runtime's planner process is gone; requests in flight are lost with it."""
+    """The runtime's planner process is gone; requests in flight are lost with it. `begun`: workers may have begun with this one."""
+
+    begun: bool = True
 
 
 class PoisonTile(RequestError):

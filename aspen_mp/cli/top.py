@@ -115,6 +115,13 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
     }
 
 
+def _losses(recovery: dict[str, Any]) -> str:
+    """What has been lost and made good since the runtime started; nothing where nothing was."""
+    named = {"worker_deaths": "died", "hung": "of them hung", "respawned": "replaced", "lacking": "lacking", "given_up": "given up"}
+    said = [f"{recovery[key]} {word}" for key, word in named.items() if recovery[key]]
+    return f"; workers: {', '.join(said)}" if said else ""
+
+
 def _screen(found: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
@@ -126,7 +133,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     head = (
         f"{about['name'] or 'private'} (process {about['pid']}): {state}, {found['requests_per_s']:.1f} requests/s, "
         f"{found['requests_running']} running, {output.count(found['clients'], 'client')}; {where}; "
-        f"models: {', '.join(found['models']) or 'none'}"
+        f"models: {', '.join(found['models']) or 'none'}{_losses(found['recovery'])}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("worker", "cpu"):

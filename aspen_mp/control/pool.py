@@ -94,6 +94,8 @@ class WorkerPool:
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
         self.seq = 0
+        self.respawned = 0
+        self.hangs = 0
         loop.on_signal(signal.SIGCHLD, self._look_for_stopped)
 
     def __len__(self) -> int:
@@ -193,9 +195,21 @@ class WorkerPool:
 
     def refill(self) -> None:
         """Starts a worker for each that has died. Raises what starting one raises; those not started are then given up."""
+        self.respawned += len(self._vacant)
         self._queued += self._vacant
         self._vacant.clear()
         self._start_queued(topology.read())
+
+    @property
+    def lacking(self) -> int:
+        """Workers that there are to be and are not yet: they wait for a row, or for the next try to start them."""
+        return len(self._queued) + len(self._vacant)
+
+    def abandon(self) -> int:
+        """Those that have died are not replaced; how many that are."""
+        n = len(self._vacant)
+        self._vacant.clear()
+        return n
 
     def _start_queued(self, machine: topology.Topology) -> None:
         try:
@@ -359,6 +373,7 @@ class WorkerPool:
         """Ends a worker that hangs; its death is told as any other."""
         worker = self._rows[row]
         worker.hung = what
+        self.hangs += 1
         self._journal.warning("worker-hung", **worker.facts(), seconds=seconds, where=what)
         self._kill(worker)
 

@@ -60,7 +60,7 @@ class Death:
 @dataclass(slots=True)
 class Recovery:
     """`kill(rows)` ends and reaps workers without a word; `stopped(rows)` are those of them that have been stopped (SIGSTOP), which would
-    hold everybody up; `refill()` starts one for each that has died; `alive()` counts those there are,
+    hold everybody up; `refill()` starts one for each that has died, `abandon()` does without them; `alive()` counts those there are,
     `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
     `give_up(why)` when no worker stays alive."""
 
@@ -70,6 +70,7 @@ class Recovery:
     kill: Callable[[list[int]], None]
     stopped: Callable[[list[int]], list[int]]
     refill: Callable[[], None]
+    abandon: Callable[[], int]
     alive: Callable[[], int]
     running: Callable[[], int]
     op_of: Callable[[int, int], int]
@@ -77,6 +78,8 @@ class Recovery:
     give_up: Callable[[str], None]
     journal: Journal
     deaths: int = 0
+    given_up: int = 0
+    recoveries: int = 0
     last: str = ""
     last_stop_s: float = 0.0
     totals: Counter[str] = field(default_factory=Counter)
@@ -117,6 +120,10 @@ class Recovery:
             self.table.epoch_begin()
         self._tick()
 
+    def started(self) -> None:
+        """A new worker runs: starting them works again."""
+        self._unborn = self._failed = 0
+
     def hangs(self, at: tuple[int, int, int]) -> int:
         """How many workers have hung in this tile of a request."""
         return self._hangs[at]
@@ -152,6 +159,7 @@ class Recovery:
         for mapping in buffers.values():
             mapping.close()
         self.table.epoch_end()
+        self.recoveries += 1
         self.last_stop_s = time.monotonic() - self._since
         self.journal.warning("recovered", seconds=self.last_stop_s, **outcome)
         self.outages.ended(self.running(), self._restart)
@@ -171,6 +179,10 @@ class Recovery:
     def _refill(self) -> None:
         """Replaces the dead: at once, but later and later where they do not even come to run."""
         if self._failed >= MOST_BOOTS:
+            n = self.abandon()
+            if n:
+                self.given_up += n
+                self.journal.warning("workers-given-up", workers=n, left=self.alive(), why=self.last)
             if not self.alive():
                 self.give_up(self.last)
             return

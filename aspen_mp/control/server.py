@@ -61,7 +61,8 @@ IMPORT_S = 0.2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a runtime is started with. `name` empty: reachable by its starter alone. It ends with its starter."""
+    """What a runtime is started with. `name` empty: reachable by its starter alone. It ends with its starter. `restarts`: how often its
+    starter has lost it before."""
 
     name: str = ""
     workers: int | None = None
@@ -76,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leases: str = ""
     patience_s: float = 120.0
     planning_bytes: int = 0
+    restarts: int = 0
     log: Level = "warning"
 
 
@@ -155,6 +157,7 @@ class Server:
             kill=self._pool.kill,
             stopped=self._pool.stopped,
             refill=self._pool.refill,
+            abandon=self._pool.abandon,
             alive=lambda: self._pool.processes,
             running=lambda: self._pool.running,
             op_of=lambda instance, tile: self._models.op_of_tile(self._table.instance(instance)["plan"], tile),
@@ -172,6 +175,8 @@ class Server:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
+        if config.restarts:
+            self._journal.warning("runtime-restarted", restarts=config.restarts)
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
         nursery.dismiss_early()
         self._loop.later(LOOK_S, self._look)
@@ -211,6 +216,7 @@ class Server:
 
     def _worker_ready(self) -> None:
         self._worked = True
+        self._recovery.started()
         if self._pool.running:
             self._recovery.outages.running()
         if not self._pool.starting:
@@ -251,7 +257,7 @@ class Server:
             return
         self._pool.claim_shared()
         n = len(self._pool)
-        if self._follows and n < self._automatic(()):
+        if self._follows and not self._recovery.given_up and n < self._automatic(()):
             n = max(n, self._automatic(self._leases.others()))
         if n > len(self._pool) or self._pool.crowded:
             self._settle(n)
@@ -516,6 +522,7 @@ class Server:
                 "uptime_s": time.time() - self._started,
                 "ready": self._pool.running > 0,
                 "max_workers": self._max_workers,
+                "restarts": self._config.restarts,
             },
             "machine": {
                 "cpus": topology.format_cpus(self._seen.cpus),
@@ -526,6 +533,11 @@ class Server:
             },
             "recovery": {
                 "worker_deaths": self._recovery.deaths,
+                "hung": self._pool.hangs,
+                "respawned": self._pool.respawned,
+                "lacking": self._pool.lacking,
+                "given_up": self._recovery.given_up,
+                "recoveries": self._recovery.recoveries,
                 "last": self._recovery.last,
                 "last_stop_s": self._recovery.last_stop_s,
                 "requests": dict(self._recovery.totals),
