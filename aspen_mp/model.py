@@ -167,6 +167,8 @@ class Model:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._gone:
             raise RequestError(f"model {self.name!r} has been unloaded")
+        if self._source is not None:
+            self._load_again(self._source)  # where the runtime was lost: what travels is the new one's
         return _restore, (self._link.address, msgspec.msgpack.encode(self._loaded), self.name)
 
     def __repr__(self) -> str:
