@@ -1,0 +1,141 @@
+"""How often a worker is started again that does not stay alive, and which tile is blamed for what."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aspen_mp.control.journal import Journal
+from aspen_mp.control.recovery import MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
+
+
+class Loop:
+    """Notes what is to be done later, and how much later."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[float, Callable[[], object]]] = []
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self.waiting.append((seconds, action))
+
+
+class Table:
+    """A control table on which every worker parks at once and request 7 of instance 1 runs."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[int, ...]] = []
+
+    def epoch_begin(self) -> None: ...
+
+    def epoch_end(self) -> None: ...
+
+    def epoch_stopped(self) -> list[int]:
+        return []
+
+    def recovery_segments(self, **_: object) -> list[int]:
+        return []
+
+    def recover(self, *_: object, **__: object) -> dict[str, int]:
+        return {"continued": 1}
+
+    def instance(self, number: int) -> dict[str, int]:
+        return {"generation": 7, "plan": 1}
+
+    def fail(self, *what: int) -> None:
+        self.failed.append(what)
+
+
+class Pool:
+    """So many workers; one that has died is vacant until `refill` or `abandon`."""
+
+    def __init__(self, n: int) -> None:
+        self.alive = n
+        self.vacant = 0
+        self.told: list[str] = []
+
+    def refill(self) -> None:
+        self.alive += self.vacant
+        self.vacant = 0
+
+    def abandon(self) -> int:
+        n, self.vacant = self.vacant, 0
+        return n
+
+
+def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
+    loop, table, pool = Loop(), Table(), Pool(n)
+    parts: dict[str, Any] = {"loop": loop, "table": table, "segments": {}}
+    recovery = Recovery(
+        **parts,
+        kill=lambda rows: None,
+        stopped=lambda rows: [],
+        refill=pool.refill,
+        abandon=pool.abandon,
+        alive=lambda: pool.alive,
+        running=lambda: pool.alive,
+        op_of=lambda instance, tile: 3,
+        after=lambda: None,
+        give_up=pool.told.append,
+        journal=Journal("test", "off"),
+    )
+    return recovery, loop, table, pool
+
+
+def die(recovery: Recovery, pool: Pool, number: int, *, booted: bool, hung: bool = False, at: tuple[int, int, int] | None = None) -> None:
+    pool.alive -= 1
+    pool.vacant += 1
+    recovery.died(Death(0, 1000, 0, "died", number, at, booted, hung))
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_worker_that_never_boots_is_given_up(others: int) -> None:
+    """It is tried later and later, then no more; the runtime goes on with the others and says so, or ends where there are none."""
+    recovery, loop, _, pool = make(others + 1)
+    delays = []
+    for _ in range(MOST_BOOTS):
+        assert not pool.told
+        die(recovery, pool, 0, booted=False)
+        if loop.waiting:
+            delay, start = loop.waiting.pop()
+            delays.append(delay)
+            start()
+    assert delays == sorted(delays)
+    assert 0 < delays[0] < delays[-1] <= MOST_DELAY_S
+    assert len(delays) == MOST_BOOTS - 1
+    assert recovery.given_up == 1
+    assert [e["event"] for e in recovery.journal.latest()].count("workers-given-up") == 1
+    assert len(pool.told) == (0 if others else 1)
+    recovery.started()  # somebody has come to run since: trying makes sense again
+    if others:
+        die(recovery, pool, signal.SIGKILL, booted=True)
+        assert pool.alive == others
+    assert recovery.recoveries == MOST_BOOTS + bool(others)
+
+
+@pytest.mark.parametrize(
+    ("number", "hung", "most"),
+    [(signal.SIGSEGV, False, MOST_FAULTS), (signal.SIGKILL, False, MOST_KILLS), (signal.SIGKILL, True, MOST_HANGS)],
+)
+def test_who_is_to_blame(number: int, hung: bool, most: int) -> None:
+    recovery, _, table, pool = make(2)
+    for k in range(most):
+        assert not table.failed
+        assert recovery.hangs((1, 5, 7)) == (k if hung else 0)
+        die(recovery, pool, number, booted=True, hung=hung, at=(1, 5, 7))
+    assert [(instance, generation, op) for instance, generation, _, op in table.failed] == [(1, 7, 3)]
+
+
+def test_a_burst_of_faults_is_slowed_down() -> None:
+    recovery, loop, _, pool = make(2)
+    for k in range(20):
+        die(recovery, pool, signal.SIGSEGV, booted=True)
+        if loop.waiting:
+            delay, start = loop.waiting.pop()
+            assert delay == MOST_DELAY_S
+            assert k >= 7
+            start()
+        else:
+            assert k < 7
