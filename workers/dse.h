@@ -22,6 +22,7 @@ enum aspen_reason {
 
 struct aspen_dse {
   struct aspen_station s; /* first: the protocol's steps take it */
+  /* A tile waits in one row's queue, or here, or in `s.seed`, and nowhere else (I12); what is here dies with the worker or its epoch. */
   uint64_t follow;        /* the tile to run next, not in the pool; 0: none */
   struct aspen_batch held; /* ready tiles that could not be pushed before something new is mapped */
   uint64_t opaque;        /* the tile that Python executes; 0: none */
@@ -237,7 +238,7 @@ static inline int aspen_dse_put_back(struct aspen_dse *d) {
   return aspen_dse_push(d, &one);
 }
 
-/* A tile has been executed (or was a no-op): mark it, count its children down, choose what follows (I1).
+/* A tile has been executed (or was a no-op): mark it with its request's generation (I2), then count its children down (I1), choose what follows.
  * After the last count-down nothing of the arena is touched unless a child is ready, so END cannot have been executed before. */
 static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item);
@@ -247,6 +248,7 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   uint32_t generation = v->generation, class_ = d->s.control->instance[id].class_;
   uint32_t policy = aspen_stat_load(&d->s.control->signals.policy);
   int follow = policy != ASPEN_POLICY_RANDOM || (aspen_random(&d->s.user.random) & 1);
+  ASPEN_FOR_RECOVERY
   aspen_store_release(&v->executed[tile], generation);
   struct aspen_batch ready = {.n = 0};
   uint64_t best = 0;
@@ -265,6 +267,7 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
     }
   }
   aspen_stat_add(&me->tiles, 1);
+  ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, 0);
   d->follow = best;
   if (best) aspen_stat_add(&me->follows, 1);
@@ -282,6 +285,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   if ((uint32_t)word != ASPEN_INSTANCE_RUNNING || (generation & 0xffff) != ASPEN_ITEM_GENERATION(item)) return ASPEN_EMPTY; /* of a request that ended */
   if (e->view.generation != generation) aspen_exec_move(e, d->s.segment[i->data].base + i->offset, generation);
   struct aspen_worker *me = aspen_me(&d->s);
+  ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, item);
   if (!aspen_load_relaxed(&i->fault)) {
     const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
@@ -418,7 +422,9 @@ static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
   d->lap = aspen_ticks();
   for (;;) {
     uint64_t item = 0;
+    ASPEN_FOR_RECOVERY
     aspen_stat_add(&me->heartbeat, 1);
+    ASPEN_FOR_RECOVERY
     if (aspen_load_acquire(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
     int asked = aspen_dse_asked(d);
     if (asked == ASPEN_REASON_LEAVE && (aspen_dse_put_back(d) || aspen_dse_admit(d) || aspen_dse_leave(d)))

@@ -12,6 +12,14 @@
 #include "layout.h"
 #include "station.h"
 
+/* The statement that follows is what a tile does for recovery's sake alone. A build may leave these out, to measure what they cost
+ * (shm/README.md, "Die, Recover"). */
+#if defined(ASPEN_WITHOUT_RECOVERY)
+#define ASPEN_FOR_RECOVERY if (0)
+#else
+#define ASPEN_FOR_RECOVERY
+#endif
+
 /* An op with its kernel looked up. */
 struct aspen_exec_op {
   aspen_kernel_fn fn; /* NULL: JOIN, END, OPAQUE */
@@ -348,6 +356,7 @@ static inline void aspen_exec_ahead(const struct aspen_exec_instance *e, uint32_
   const struct aspen_instance_view *v = &e->view;
   const struct aspen_tile *t = &v->plan->tiles[tile];
   const uint32_t *child = v->plan->children + t->children;
+  ASPEN_FOR_RECOVERY
   __builtin_prefetch(&v->executed[tile], 1);
   for (uint32_t k = 0; k < t->n_children; k++) {
     __builtin_prefetch(&v->missing[child[k]], 1);
