@@ -89,6 +89,7 @@ class Recovery:
     _hangs: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _unborn: int = 0
     _failed: int = 0
+    _poisoned: list[tuple[int, int, int]] = field(default_factory=list)
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
     _restart: bool = False
@@ -133,7 +134,7 @@ class Recovery:
         counts, most = (self._hangs, MOST_HANGS) if hung else (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
         counts[at] += 1
         if counts[at] >= most:
-            self.table.fail(instance, generation, _control.ERRORS["POISON"], self.op_of(instance, tile))
+            self._poisoned.append((instance, generation, self.op_of(instance, tile)))
 
     def _tick(self) -> None:
         if self._since is None or self.closed:
@@ -154,6 +155,9 @@ class Recovery:
         for segment in self.table.recovery_segments(restart=self._restart):
             held = self.segments[segment]
             buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
+        for instance, generation, op in self._poisoned:  # now that the world stands still, the instance cannot become another request's
+            self.table.fail(instance, generation, _control.ERRORS["POISON"], op)
+        self._poisoned.clear()
         outcome = self.table.recover(buffers, restart=self._restart)
         self.totals.update(outcome)
         for mapping in buffers.values():
