@@ -431,8 +431,10 @@ class WorkerPool:
         """Those of these rows whose workers somebody has stopped."""
         return [row for row in rows if row in self._rows and _is_stopped(self._rows[row])]
 
-    def kill(self, rows: Iterable[int]) -> None:
-        """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called."""
+    def kill(self, rows: Iterable[int]) -> list[int]:
+        """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called. Returns
+        their pids."""
+        pids = []
         for worker in [self._rows[row] for row in rows if row in self._rows]:
             self._kill(worker)
             self._forget(worker)
@@ -440,6 +442,8 @@ class WorkerPool:
             self._died(worker, "ended: it did not stop for a recovery")
             if worker.state != "leaving":
                 self._vacant.append(worker.place)
+            pids.append(worker.pid)
+        return pids
 
     def _kill(self, worker: Worker) -> None:
         with suppress(ProcessLookupError):

@@ -59,15 +59,15 @@ class Death:
 
 @dataclass(slots=True)
 class Recovery:
-    """`kill(rows)` ends and reaps workers without a word; `stopped(rows)` are those of them that have been stopped (SIGSTOP), which would
-    hold everybody up; `refill()` starts one for each that has died, `abandon()` does without them; `alive()` counts those there are,
-    `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
+    """`kill(rows)` ends and reaps workers without a word and returns their pids; `stopped(rows)` are those of them that have been stopped
+    (SIGSTOP), which would hold everybody up; `refill()` starts one for each that has died, `abandon()` does without them; `alive()`
+    counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
     `give_up(why)` when no worker stays alive."""
 
     loop: Loop
     table: _control.ControlTable
     segments: SegmentStore
-    kill: Callable[[list[int]], None]
+    kill: Callable[[list[int]], list[int]]
     stopped: Callable[[list[int]], list[int]]
     refill: Callable[[], None]
     abandon: Callable[[], int]
@@ -142,7 +142,9 @@ class Recovery:
         late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
         doomed = late if time.monotonic() - self._since > PARK_S else self.stopped(late)
         if doomed:
-            self.kill(doomed)
+            for pid in self.kill(doomed):
+                self.deaths += 1
+                self.outages.died(pid)
             late = self.table.epoch_stopped()
         if late:
             self.loop.later(TICK_S, self._tick)

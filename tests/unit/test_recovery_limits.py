@@ -70,7 +70,7 @@ def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
     parts: dict[str, Any] = {"loop": loop, "table": table, "segments": {}}
     recovery = Recovery(
         **parts,
-        kill=lambda rows: None,
+        kill=lambda rows: [],
         stopped=lambda rows: [],
         refill=pool.refill,
         abandon=pool.abandon,
