@@ -61,8 +61,8 @@ class Death:
 class Recovery:
     """`kill(rows)` ends and reaps workers without a word and returns their pids; `stopped(rows)` are those of them that have been stopped
     (SIGSTOP), which would hold everybody up; `refill()` starts one for each that has died, `abandon()` does without them; `alive()`
-    counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the world goes on;
-    `give_up(why)` when no worker stays alive."""
+    counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the
+    world goes on; `give_up(why)` when no worker stays alive."""
 
     loop: Loop
     table: _control.ControlTable
