@@ -88,6 +88,8 @@ class ControlClient:
             self._calls[number] = call
             try:
                 self._send(make(number), fds)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the reader is about to notice, too, and answers all calls: once one has failed, whoever asks again knows of the loss
             except BaseException as error:
                 del self._calls[number]
                 if isinstance(error, OSError):
