@@ -104,6 +104,20 @@ def test_a_request_that_ends_runtimes_fails() -> None:
         assert other.run(x)["y"].tobytes() == expected
 
 
+def test_a_question_asked_before_the_loss_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be sent any more, and nobody else knows of the loss yet."""
+    with aspen_mp.Runtime(workers=1, retry=True, log="off") as runtime:
+        planner = runtime.pid
+
+        def send(*_: object) -> None:
+            os.kill(planner, signal.SIGKILL)
+            raise BrokenPipeError
+
+        monkeypatch.setattr(runtime._session.control, "_send", send)
+        assert runtime.status()["runtime"]["ready"]
+        assert runtime.status()["runtime"]["restarts"] == 1
+
+
 def test_cancelled_timed_out_unloaded_and_closed_meanwhile() -> None:
     x = {"n": np.array(10**9), "limit": np.array(1e9, np.float32)}
     with aspen_mp.Runtime(workers=1, retry=True, log="off") as runtime:
