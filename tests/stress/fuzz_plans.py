@@ -1,20 +1,18 @@
 """Plans with a few numbers changed: `validate` refuses them, or no tile leaves its memory when they are executed.
 
-The bases are plans of onnx's backend tests, so that every kernel occurs. What passes is executed with guard pages around every segment
-The bases are plans of backend tests of onnx, so that every kernel occurs. What passes is executed with guard pages around every segment
-that a worker's own check refuses although `validate` did not.
+The bases are plans of onnx's backend tests, so that every kernel occurs. What passes is executed with guard pages around every segment; a
+fault is a finding, and so is a plan that a worker's own check refuses although `validate` did not.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from fuzz_models import bases, feeds_for
 from fuzzing import Finding, numbers
+from guard_pages import guarded
 
 from aspen_mp.planner import api
 from aspen_mp.planner.frontends.bind import Binding
@@ -24,7 +22,6 @@ from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
 from aspen_mp.workers._dse import PlanRunner
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 U32 = np.dtype("<u4")
 MOST = 1 << 26
 """Bytes of a space beyond which a plan is checked, not executed."""
@@ -109,19 +106,6 @@ def change(rng: np.random.Generator, places: dict[str, Any]) -> str:
         value = numbers(rng)
     put(array, at, value)
     return f"{what}[{', '.join(map(str, at))}]: {old} → {value}"
-
-
-def guarded(nbytes: int) -> Any:
-    """Memory at a multiple of 64 bytes between two pages that fault, ending (but for the alignment) at the second."""
-    page = mmap.PAGESIZE
-    nbytes = -(-max(nbytes, 1) // 64) * 64
-    size = -(-nbytes // page) * page
-    whole = np.frombuffer(mmap.mmap(-1, size + 2 * page), np.uint8)
-    address = whole.__array_interface__["data"][0]
-    for at in (address, address + page + size):
-        if LIBC.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0):
-            raise OSError(ctypes.get_errno(), "mprotect")
-    return whole[page + size - nbytes : page + size]
 
 
 def run(raw: bytearray, plan: Plan) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import signal
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "stress"))
+from guard_pages import guarded
 from plan_tools import GraphBuilder
 from test_plan_graphs import attention, concat_shapes, depthwise, random_grids, residual_block, sequence_ops
 
@@ -22,7 +25,6 @@ from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
 from aspen_mp.workers._dse import PlanRunner
 
 CASES = 150
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def mutate(raw: bytearray, rng: np.random.Generator) -> str:
@@ -62,23 +64,11 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
     return ", ".join(done)
 
 
-def pages(nbytes: int) -> Any:
-    """Memory at a multiple of 64 bytes that ends at a page which faults, and follows one."""
-    guard = mmap.PAGESIZE
-    nbytes = -(-max(nbytes, 1) // 64) * 64
-    size = -(-nbytes // guard) * guard
-    whole = np.frombuffer(mmap.mmap(-1, size + 2 * guard), np.uint8)
-    address = whole.__array_interface__["data"][0]
-    for at in (address, address + guard + size):
-        assert LIBC.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(guard), 0) == 0
-    return whole[guard + size - nbytes : guard + size]
-
-
 def execute(raw: bytearray, weights: Any) -> None:
     header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
-    segment = pages(len(raw))
+    segment = guarded(len(raw))
     segment[: len(raw)] = np.frombuffer(raw, np.uint8)
-    arena, request = pages(int(header["arena_bytes"])), pages(int(header["request_bytes"]))
+    arena, request = guarded(int(header["arena_bytes"])), guarded(int(header["request_bytes"]))
     PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request).run("fifo")
 
 
@@ -100,7 +90,7 @@ def survives(raw: bytearray, weights: Any) -> bool:
 
 def packed(plan: Plan) -> Any:
     directory, size = plan.default_directory()
-    weights = pages(size)
+    weights = guarded(size)
     for item in plan.weights:
         at = directory[item.key][1]
         item.write(memoryview(weights)[at : at + item.nbytes])
