@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import aspen_mp
-from aspen_mp.bench.load import Answer, Load, Spread, Subject, resize, subject
+from aspen_mp.bench.load import Answer, Load, Spread, Subject, resize, subjects
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 
@@ -74,18 +74,14 @@ def measure(cases: Sequence[Case], plan: Plan, say: Callable[[str], None] = lamb
     """Does it on a runtime of its own."""
     say("starting")
     with aspen_mp.Runtime(workers=plan.workers, max_workers=2 * plan.workers, log="off") as runtime:
-        subjects = []
-        for case in cases:
-            say(f"loading {case.label}")
-            subjects.append(subject(runtime, case))
-        return stir(runtime, subjects, plan, say)
+        return stir(runtime, subjects(runtime, cases, say), plan, say)
 
 
-def stir(runtime: aspen_mp.Runtime, subjects: Sequence[Subject], plan: Plan, say: Callable[[str], None] = lambda _: None) -> Churn:
-    """Does it on a runtime that has been started with `plan.workers` workers and has loaded the subjects; leaves it with as many."""
-    churn = Churn([it.label for it in subjects], plan)
+def stir(runtime: aspen_mp.Runtime, loaded: Sequence[Subject], plan: Plan, say: Callable[[str], None] = lambda _: None) -> Churn:
+    """Does it on a runtime that has been started with `plan.workers` workers and holds what is `loaded`; leaves it with as many."""
+    churn = Churn([it.label for it in loaded], plan)
     rng = random.Random(plan.seed)
-    load = Load(subjects, plan.threads)
+    load = Load(loaded, plan.threads)
     answers: list[Answer] = []
     try:
         now = plan.workers

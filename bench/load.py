@@ -57,6 +57,15 @@ def subject(runtime: aspen_mp.Runtime, case: Case, instances: int = INSTANCES) -
     return Subject(case.label, *_first(runtime.load(graph, instances=instances), feeds))
 
 
+def subjects(runtime: aspen_mp.Runtime, cases: Sequence[Case], say: Callable[[str], None]) -> list[Subject]:
+    """Several of them; `say` is told of each."""
+    found = []
+    for case in cases:
+        say(f"loading {case.label}")
+        found.append(subject(runtime, case))
+    return found
+
+
 def _first(model: Model, feeds: dict[str, Any]) -> tuple[Model, dict[str, Any], dict[str, bytes]]:
     return model, feeds, {name: np.asarray(value).tobytes() for name, value in model.run(feeds).items()}
 

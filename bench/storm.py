@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import aspen_mp
-from aspen_mp.bench.load import WATCHDOG_S, Answer, Load, Spread, Subject, subject
+from aspen_mp.bench.load import WATCHDOG_S, Answer, Load, Spread, Subject, subjects
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 
@@ -110,18 +110,14 @@ def measure(cases: Sequence[Case], weather: Weather, say: Callable[[str], None] 
     """Runs the storm on a runtime of its own."""
     say("starting")
     with aspen_mp.Runtime(workers=weather.workers, log="off") as runtime:
-        subjects = []
-        for case in cases:
-            say(f"loading {case.label}")
-            subjects.append(subject(runtime, case))
-        return rage(runtime, subjects, weather, say)
+        return rage(runtime, subjects(runtime, cases, say), weather, say)
 
 
-def rage(runtime: aspen_mp.Runtime, subjects: Sequence[Subject], weather: Weather, say: Callable[[str], None] = lambda _: None) -> Storm:
-    """A storm over a runtime that has been started with `weather.workers` workers and has loaded the subjects."""
-    storm = Storm([it.label for it in subjects], weather)
+def rage(runtime: aspen_mp.Runtime, loaded: Sequence[Subject], weather: Weather, say: Callable[[str], None] = lambda _: None) -> Storm:
+    """A storm over a runtime that has been started with `weather.workers` workers and holds what is `loaded`."""
+    storm = Storm([it.label for it in loaded], weather)
     watch = _Watch(runtime)
-    load = Load(subjects, weather.threads, weather.processes)
+    load = Load(loaded, weather.threads, weather.processes)
     try:
         say("undisturbed")
         load.sleep(weather.calm_s / 2)

@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -34,11 +34,10 @@ class Init:
     mean: float = 0.0
 
 
-class Weights:
+class Weights(Protocol):
     """Where parameter values come from. `get` returns C-contiguous bytes-like values of float32 `shape`."""
 
-    def get(self, name: str, shape: tuple[int, ...], init: Init, transposed: bool) -> bytes:
-        raise NotImplementedError
+    def get(self, name: str, shape: tuple[int, ...], init: Init, transposed: bool) -> bytes: ...
 
 
 class RandomWeights(Weights):
