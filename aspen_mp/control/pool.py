@@ -159,9 +159,9 @@ class WorkerPool:
         self._queued += [Place(cpu, cpu if cores and chosen else None) for cpu in cpus]
         self._start_queued(machine)
 
-    def settle(self, machine: topology.Topology, preferred: list[int], n: int) -> tuple[int, int, int]:
+    def settle(self, machine: topology.Topology, preferred: list[int], n: int) -> None:
         """The machine has changed, or a core has become free: as many workers as `n`, each where `places.arrange` puts it. A worker that
-        moves leaves, and another one starts where it is to be. Returns how many were started anew, left, and moved."""
+        moves leaves, and another one starts where it is to be."""
         staying = self._staying()
         places = [worker.place for worker in staying] + list(self._queued) + list(self._vacant)
         given_up = surplus(machine, places, len(places) - n) if n < len(places) else []
@@ -170,7 +170,6 @@ class WorkerPool:
         new = min(n, self._max) - len(wanted)
         found = arrange(machine, preferred, [*wanted, *([None] * new)], self._leases.others())
         target = dict(zip(kept, found, strict=False))
-        moved = 0
         waiting, vacant = len(self._queued), len(self._vacant)
         # Without a worker yet: each goes where it is to be, or is not started at all.
         self._queued = deque(target[len(staying) + k] for k in range(waiting) if len(staying) + k in target)
@@ -181,12 +180,10 @@ class WorkerPool:
                 continue
             self._dismiss(worker)
             if place is not None:
-                moved += 1
                 self._journal.info("worker-moves", **worker.facts(), to=place.cpu)
                 self._queued.append(place)
         self._queued += found[len(kept) :]
         self._start_queued(machine)
-        return max(0, new), len(given_up), moved
 
     def claim_shared(self) -> None:
         """Takes the leases of cores that another runtime had a worker on as well, and has no longer."""
