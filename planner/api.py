@@ -86,13 +86,12 @@ def plan_stage(
         opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
     try:
         plan = build_plan(graph, workers=workers, options=options.build)
-    except (
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:  # operands that do not fit each other in a way nobody has met yet
-        raise ModelInvalidError(f"graph {opened.graph.name!r} cannot be planned: {type(error).__name__}: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
+        raise ModelInvalidError(
+            f"graph {opened.graph.name!r} cannot be planned: {type(error).__name__}: {error}; "
+            "if other runtimes run this model, please report it"
+        ) from error
     inputs = [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
     return StageResult(stage.kind, inputs, stage.outputs, [], stage.more, plan, opaque)
 

@@ -215,7 +215,7 @@ class Binder:
         return nodes, blocked
 
     def _visited(self, entry: Item) -> Node | list[Item] | Blocked:
-        """As `_visit`. What a node's attributes and constants can make Python raise is the model's fault."""
+        """As `_visit`. What Python raises over a node's attributes and constants is most likely the model's fault."""
         try:
             return self._visit(entry)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

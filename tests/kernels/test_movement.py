@@ -55,6 +55,22 @@ def test_layout_change(isa, dtype):
         check_tiles(rng, result, "COPY", target, [source], [], isa)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("length", [2, 3, 4, 8, 16])
+def test_short_runs(isa, dtype, length):
+    """Space to depth and back: a few elements stay together, on addresses that are multiples of one element only."""
+    rng = np.random.default_rng(length)
+    image = any_bytes(rng, (3, 2, 19, length + 1), np.dtype(dtype))[..., 1:]
+    pixels = np.empty((19, 3, 2, length), dtype).transpose(1, 2, 0, 3)
+    other = np.empty_like(pixels)
+    other[...] = image
+    for source, target in [(image, pixels), (other, np.empty_like(image))]:
+        result = run("COPY", target, [source], [], isa=isa)
+        assert same_bits(result, image)
+        check_tiles(rng, result, "COPY", target, [source], [], isa)
+
+
 # ---- CAST ----
 
 
