@@ -14,12 +14,13 @@ import numpy.typing as npt
 from aspen_mp.planner import cost
 from aspen_mp.planner.edges import TileGraph, build_edges
 from aspen_mp.planner.explain import op_info
+from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
-from aspen_mp.planner.policy import TILE_AXES, Grid, choose_grids
+from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE

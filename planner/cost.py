@@ -301,11 +301,10 @@ def tail(workers: int) -> float:
     return 0.5 if workers > 1 else 0.2
 
 
-@remembered(1024)
-def wanted_tiles(ns: float, workers: int) -> float:
+def wanted_tiles(ns: float, workers: int, tail: float) -> float:
     """How many tiles a node of `ns` should have: the overhead of more tiles, shared by all workers, against the tail of the last one.
     With n tiles a node ends about ``n * tile_ns / workers + tail * ns / n`` later than ideal."""
-    return float(max(1.0, (tail(workers) * ns * workers / rates().tile_ns) ** 0.5)) if workers > 0 else 1.0
+    return float(max(1.0, (tail * ns * workers / rates().tile_ns) ** 0.5))
 
 
 def scratch_bytes(node: Node) -> int:

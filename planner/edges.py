@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import VIEW_OPS, Node, Tensor
-from aspen_mp.planner.policy import TILE_AXES, Grid
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import Storage
 
@@ -59,11 +59,28 @@ class TileGraph:
         return keys % n, keys // n
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the tiles of a step wait for, in numbers that hold whatever the other steps are cut into: a tile is a step and a number in it.
+
+    Tile `children[i]` waits for `parents[i]` of step `steps[i]`. `joins`: ranges of tiles that many wait for, (step, first, last);
+    `members[i]` of `member_steps[i]` is in range `member_of[i]`, and tile `readers[i]` waits for range `reads[i]`.
+    """
+
+    steps: Ints
+    parents: Ints
+    children: Ints
+    joins: list[tuple[int, int, int]]
+    member_of: Ints
+    member_steps: Ints
+    members: Ints
+    reads: Ints
+    readers: Ints
+
+
 def build_edges(storage: Storage, grids: Sequence[Grid]) -> TileGraph:
     """The tile graph of data dependencies."""
-    base = np.zeros(len(grids) + 1, np.int64)
-    np.cumsum([g.n for g in grids], out=base[1:])
-    return _Builder(storage, grids, TileGraph(base)).run()
+    return EdgeBuilder(storage).graph(grids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +93,69 @@ class _Cells:
     last: Ints
 
 
-class _Builder:
-    def __init__(self, storage: Storage, grids: Sequence[Grid], graph: TileGraph) -> None:
-        self.storage, self.grids, self.graph = storage, grids, graph
-        self.step = {id(node): k for k, node in enumerate(storage.steps)}
-        self.joins: dict[tuple[int, int], int] = {}
-        self.leaves: dict[int, list[tuple[Tensor, int]]] = {}
+class EdgeBuilder:
+    """Tile graphs of one kernel-level graph for different grids. What a step reads depends on its grid and those of the steps that it
+    reads from alone, and is worked out once for each."""
 
-    def run(self) -> TileGraph:
-        for node in self.storage.nodes:
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.step = {id(node): k for k, node in enumerate(storage.steps)}
+        self.leaves: dict[int, list[tuple[Tensor, int]]] = {}
+        for node in storage.nodes:
             if node.op == "concat":
                 self._leaves(node)  # inner ones first
-        for k, node in enumerate(self.storage.steps):
-            if self.grids[k].n:
-                found = self._read(node, *self.grids[k].boxes())
-                if found:
-                    self._connect(found, int(self.graph.base[k]))
-        return self.graph
+        self.sources = [self._sources(node) for node in storage.steps]
+        self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
 
-    def _read(self, node: Node, lo: Ints, hi: Ints) -> list[_Cells]:
+    def graph(self, grids: Sequence[Grid]) -> TileGraph:
+        """The tile graph for one grid a step."""
+        base = np.zeros(len(grids) + 1, np.int64)
+        np.cumsum([g.n for g in grids], out=base[1:])
+        graph = TileGraph(base)
+        found = [(k, reads) for k in range(len(grids)) if (reads := self._reads(k, grids)) is not None]
+        if not found:
+            return graph
+        all_reads = [reads for _, reads in found]
+        first = np.repeat(base[[k for k, _ in found]], [len(r.children) for r in all_reads])
+        steps, parents = np.concatenate([r.steps for r in all_reads]), np.concatenate([r.parents for r in all_reads])
+        graph.add(base[steps] + parents, first + np.concatenate([r.children for r in all_reads]))
+        joins: dict[tuple[int, int, int], int] = {}
+        for k, r in found:
+            if not r.joins:
+                continue
+            fresh = np.array([key not in joins for key in r.joins])
+            ids = np.array([joins[key] if key in joins else joins.setdefault(key, graph.join(key[0])) for key in r.joins], np.int64)
+            some = fresh[r.member_of]
+            graph.add((base[r.member_steps] + r.members)[some], ids[r.member_of[some]])
+            graph.add(ids[r.reads], base[k] + r.readers)
+        return graph
+
+    def _sources(self, node: Node) -> list[int]:
+        """Steps that compute something that a node reads, directly or through views and concats."""
+        out: set[int] = set()
+        todo = [x for x in node.inputs if x is not None]
+        while todo:
+            source = self.storage.producer.get(todo.pop())
+            if source is None:
+                continue
+            if source.op == "concat":
+                todo += [x for x, _ in self._leaves(source)]
+            elif source.op in VIEW_OPS:
+                todo += [x for x in source.inputs[:1] if x is not None]
+            else:
+                out.add(self.step[id(source)])
+        return sorted(out)
+
+    def _reads(self, k: int, grids: Sequence[Grid]) -> Reads | None:
+        if not grids[k].n:
+            return None
+        key = (k, (grids[k], *(grids[s] for s in self.sources[k])))
+        if key not in self.known:
+            found = self._read(self.storage.steps[k], *grids[k].boxes(), grids)
+            self.known[key] = _connect(found, grids) if found else None
+        return self.known[key]
+
+    def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[_Cells]:
         """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""
         tiles = np.arange(len(lo))
         out: list[_Cells] = []
@@ -126,8 +187,8 @@ class _Builder:
                 assert x is not None
                 if x in self.storage.producer:
                     todo.append((x, tiles, *input_region(source, 0, lo, hi)))
-            elif self.grids[self.step[id(source)]].n:
-                out.append(self._cells(self.step[id(source)], tiles, lo, hi))
+            elif grids[self.step[id(source)]].n:
+                out.append(self._cells(self.step[id(source)], tiles, lo, hi, grids))
         return out
 
     def _leaves(self, node: Node) -> list[tuple[Tensor, int]]:
@@ -147,8 +208,8 @@ class _Builder:
             self.leaves[id(node)] = found
         return found
 
-    def _cells(self, step: int, tiles: Ints, lo: Ints, hi: Ints) -> _Cells:
-        grid = self.grids[step]
+    def _cells(self, step: int, tiles: Ints, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> _Cells:
+        grid = grids[step]
         first = np.zeros((len(tiles), len(grid.cuts)), np.int64)
         last = np.zeros_like(first)
         if self.storage.steps[step].op != "OPAQUE":  # its only tile gives every output
@@ -158,38 +219,39 @@ class _Builder:
                     last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
         return _Cells(step, tiles, first, last)
 
-    def _connect(self, found: list[_Cells], base: int) -> None:
-        """Edges from all these cells to tiles `base + tiles`."""
-        unit = 1
-        limit = WIDEN * sum(self.grids[c.step].n + len(c.tiles) for c in found)
-        tiles = base + np.concatenate([c.tiles for c in found])
-        while True:
-            ranges = _Ranges.of([_widen(c, self.grids[c.step], unit) for c in found], self.grids, self.graph.base)
-            codes = ranges.begin * self.graph.op_tiles + ranges.end
-            unique, index, inverse, readers = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-            size = ranges.sizes[index]
-            direct = size * readers <= size + readers + 2
-            if int(np.where(direct, size * readers, size + readers).sum()) <= limit:
-                break
-            unit *= 2
-        keep = direct[inverse]
-        parents, which = ranges.expand(np.flatnonzero(keep))
-        self.graph.add(parents, tiles[keep][which])
-        if direct.all():
-            return
-        # A JOIN for each range that several tiles read, the same for all nodes that read it.
-        ids = np.full(len(unique), -1, np.int64)
-        fresh = []
-        for j in np.flatnonzero(~direct).tolist():
-            key = (int(ranges.begin[index[j]]), int(ranges.end[index[j]]))
-            if key not in self.joins:
-                step = int(np.searchsorted(self.graph.base, key[0], "right")) - 1
-                self.joins[key] = self.graph.join(step)
-                fresh.append(j)
-            ids[j] = self.joins[key]
-        parents, which = ranges.expand(index[fresh])
-        self.graph.add(parents, ids[fresh][which])
-        self.graph.add(ids[inverse[~keep]], tiles[~keep])
+
+def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
+    """Edges and JOINs from all these cells."""
+    unit = 1
+    limit = WIDEN * sum(grids[c.step].n + len(c.tiles) for c in found)
+    tiles = np.concatenate([c.tiles for c in found])
+    most = max(grids[c.step].n for c in found)
+    while True:
+        ranges = _Ranges.of([_widen(c, grids[c.step], unit) for c in found], grids)
+        codes = (ranges.step * most + ranges.begin) * most + ranges.end
+        _, index, inverse, readers = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+        size = ranges.sizes[index]
+        direct = size * readers <= size + readers + 2
+        if int(np.where(direct, size * readers, size + readers).sum()) <= limit:
+            break
+        unit *= 2
+    keep = direct[inverse]
+    parents, which = ranges.expand(np.flatnonzero(keep))
+    # A JOIN for each range that several tiles read, the same for all nodes that read it.
+    joined = index[~direct]
+    members, member_of = ranges.expand(joined)
+    number = np.cumsum(~direct) - 1
+    return Reads(
+        ranges.step[keep][which],
+        parents,
+        tiles[keep][which],
+        list(zip(ranges.step[joined].tolist(), ranges.begin[joined].tolist(), ranges.end[joined].tolist(), strict=True)),
+        member_of,
+        ranges.step[joined][member_of],
+        members,
+        number[inverse[~keep]],
+        tiles[~keep],
+    )
 
 
 def _widen(cells: _Cells, grid: Grid, unit: int) -> _Cells:
@@ -203,16 +265,18 @@ def _widen(cells: _Cells, grid: Grid, unit: int) -> _Cells:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Boxes of cells of any grids as tile numbers: from `begin` to `end`, `lengths` cells in steps of `steps` on each axis."""
+    """Boxes of cells of grids as numbers of tiles of `step`: from `begin` to `end`, `lengths` cells in steps of `steps` on each axis."""
 
+    step: Ints
     begin: Ints
     end: Ints
     lengths: Ints
     steps: Ints
 
     @classmethod
-    def of(cls, found: list[_Cells], grids: Sequence[Grid], base: Ints) -> _Ranges:
+    def of(cls, found: list[_Cells], grids: Sequence[Grid]) -> _Ranges:
         total = sum(len(c.tiles) for c in found)
+        step = np.repeat([c.step for c in found], [len(c.tiles) for c in found])
         begin = np.empty(total, np.int64)
         lengths = np.ones((total, TILE_AXES), np.int64)
         steps = np.zeros((total, TILE_AXES), np.int64)
@@ -222,9 +286,9 @@ class _Ranges:
             axes = c.first.shape[1]
             lengths[rows, :axes] = c.last - c.first + 1
             steps[rows, :axes] = grids[c.step].steps
-            begin[rows] = base[c.step] + (c.first * steps[rows, :axes]).sum(axis=1)
+            begin[rows] = (c.first * steps[rows, :axes]).sum(axis=1)
             at = rows.stop
-        return cls(begin, begin + ((lengths - 1) * steps).sum(axis=1), lengths, steps)
+        return cls(step, begin, begin + ((lengths - 1) * steps).sum(axis=1), lengths, steps)
 
     @property
     def sizes(self) -> Ints:

@@ -11,8 +11,8 @@ from aspen_mp.planner.ir import Node
 from aspen_mp.planner.plan import OpInfo
 
 if TYPE_CHECKING:
+    from aspen_mp.planner.grids import Grid
     from aspen_mp.planner.plan import Plan
-    from aspen_mp.planner.policy import Grid
 
 SCHEDULING_NS = 300.0
 """What scheduling a tile costs a worker."""

@@ -9,79 +9,39 @@ axes of their physical layout, so that a tile is a few long runs of memory. Axes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import cost
+from aspen_mp.planner import cost, tilecost
 from aspen_mp.planner import strides as st
+from aspen_mp.planner.cost import PANEL
+from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.storage import Storage, item_bytes
+from aspen_mp.planner.tilecost import ROWS, TileCost
 from aspen_mp.planner.winograd import Blocks
-from aspen_mp.shm.tables import LIMITS
 
-TILE_AXES = LIMITS["tile_axes"]
-PANEL = cost.PANEL
-"""Cuts of output channels are multiples of a weight panel's width."""
-ROWS = 8
-"""Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
-ROWS_LOST = 0.6
-"""What a block of rows costs besides its rows, in rows."""
 MAX_TILES = 4096
 """Tiles a node."""
 
-Cuts = tuple[npt.NDArray[np.int64], ...]
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What tiles are cut for: so many workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the coarse tiles
+    of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Grid:
-    """The tiles of a node: cut points per axis (the first `TILE_AXES` axes of output 0) and the axes from slowest to fastest varying tile
-    number. ``counts``: cells per axis, ``n``: tiles, ``steps``: how far the tile number moves per cell along each axis."""
-
-    shape: tuple[int, ...]
-    cuts: Cuts
-    order: tuple[int, ...]
-    counts: tuple[int, ...] = field(init=False)
-    n: int = field(init=False)
-    steps: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        counts = tuple(len(c) - 1 for c in self.cuts)
-        object.__setattr__(self, "counts", counts)
-        object.__setattr__(self, "n", prod(counts))
-        object.__setattr__(self, "steps", st.dense(counts, self.order))
-
-    def boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """lo, hi [n, rank] of every tile, in the order of tile numbers; axes that cannot be cut are whole."""
-        n, rank = self.n, len(self.shape)
-        lo = np.zeros((n, rank), np.int64)
-        hi = np.empty((n, rank), np.int64)
-        hi[:] = self.shape
-        number = np.arange(n)
-        for axis in reversed(self.order):
-            if self.counts[axis] == 1:
-                lo[:, axis], hi[:, axis] = self.cuts[axis]
-                continue
-            k = number % self.counts[axis]
-            number //= self.counts[axis]
-            lo[:, axis], hi[:, axis] = self.cuts[axis][k], self.cuts[axis][k + 1]
-        return lo, hi
-
-
-def split(dim: int, parts: int, granule: int = 1) -> npt.NDArray[np.int64]:
-    """Cut points of an axis in `parts` runs of nearly equal length, multiples of `granule` but for the last."""
-    blocks = -(-dim // granule)
-    parts = max(1, min(parts, blocks))
-    cuts = np.arange(parts + 1, dtype=np.int64) * blocks // parts * granule
-    cuts[-1] = dim
-    return cuts
+    workers: int
+    tail: float
+    halves: bool = True
 
 
 def choose_grids(storage: Storage, workers: int) -> list[Grid]:
-    """One grid for each of ``storage.steps``; empty outputs have no tiles, OPAQUE nodes exactly one."""
-    return [_choose(node, storage, workers) for node in storage.steps]
+    """One grid for each of ``storage.steps``, as good as can be said of each alone."""
+    aim = Aim(workers, cost.tail(workers), workers > 1)
+    return [grid_for(node, storage, aim) for node in storage.steps]
 
 
 def _whole(shape: Sequence[int]) -> Grid:
@@ -89,7 +49,8 @@ def _whole(shape: Sequence[int]) -> Grid:
     return Grid(tuple(shape), cuts, tuple(range(len(cuts))))
 
 
-def _choose(node: Node, storage: Storage, workers: int) -> Grid:
+def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
+    """The grid of a node; empty outputs have no tiles, OPAQUE nodes exactly one."""
     shape = node.output.shape
     if node.op == "OPAQUE":
         return _whole(shape)
@@ -97,16 +58,16 @@ def _choose(node: Node, storage: Storage, workers: int) -> Grid:
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
     if node.op == "GEMM":
-        return _gemm(node, workers)
+        return _gemm(node, aim)
     if node.op == "CONV":
-        return _conv(node, workers)
+        return _conv(node, aim)
     if node.op == "WINO":
-        return _winograd(node, workers)
+        return _winograd(node, aim)
     if node.op == "PWDW":
-        return _stack(node, workers)
+        return _stack(node, aim)
     if node.op == "ATTENTION":
-        return _attention(node, workers)
-    return _by_layout(node, storage.refs[node.output].strides, workers)
+        return _attention(node, aim)
+    return _by_layout(node, storage.refs[node.output].strides, aim)
 
 
 def _fixed_axes(node: Node) -> frozenset[int]:
@@ -119,9 +80,9 @@ def _fixed_axes(node: Node) -> frozenset[int]:
     return frozenset({1}) if node.op == "LRN" else frozenset()
 
 
-def _by_layout(node: Node, strides: Sequence[int], workers: int) -> Grid:
+def _by_layout(node: Node, strides: Sequence[int], aim: Aim) -> Grid:
     shape = node.output.shape
-    parts = min(round(cost.wanted_tiles(cost.work(node).ns, workers)), MAX_TILES)
+    parts = min(round(cost.wanted_tiles(cost.work(node).ns, aim.workers, aim.tail)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
     order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
     fixed = _fixed_axes(node)
@@ -132,7 +93,7 @@ def _by_layout(node: Node, strides: Sequence[int], workers: int) -> Grid:
         if axis in fixed or shape[axis] == 1:
             continue
         granule = line if strides[axis] == 1 else 1
-        if workers > 1 and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
+        if aim.halves and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
             granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
         if granule > 1 and shape[axis] < 2 * granule:
             continue
@@ -152,7 +113,7 @@ def _parts(blocks: int, limit: int) -> list[int]:
     return sorted(n for n in out if n <= min(blocks, limit)) or [1]
 
 
-def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: _Evaluate, workers: int) -> tuple[int, ...]:
+def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
     """Numbers of parts per axis, (rows …, columns), that finish soonest. `rows`, `columns`: (dimension, granule)."""
     axes = [*rows, columns]
     candidates = [np.array(_parts(_blocks(d, g), MAX_TILES), np.int64) for d, g in axes]
@@ -160,69 +121,15 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: _
     sizes = [-(-_blocks(d, g) // m) * g for (d, g), m in zip(axes, mesh, strict=True)]
     tiles = np.prod(mesh, axis=0)
     ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.rates().tile_ns
-    total = tiles * ns / workers + cost.tail(workers) * ns
+    total = tiles * ns / aim.workers + aim.tail * ns
     total[tiles > MAX_TILES] = np.inf
     k = int(np.argmin(total))
     return tuple(int(m[k]) for m in mesh)
 
 
-class _Evaluate:
-    """Nanoseconds of a tile whose sides are given per axis (rows …, columns), vectorised over candidates."""
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class _Product(_Evaluate):
-    """A matrix product: `depth` multiply-adds an element; `lead` row axes read the weights anew (batched products)."""
-
-    depth: int
-    lead: int
-    element_ns: float
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        *rows, n = sides
-        batches = np.prod(rows[: self.lead], axis=0) if self.lead else np.ones_like(n)
-        m = np.prod(rows[self.lead :], axis=0)
-        full = batches * (m + ROWS_LOST * -(-m // ROWS)) * (-(-n // PANEL) * PANEL)
-        weights = batches * 4.0 * n * self.depth
-        others = batches * 4.0 * m * (self.depth + n)
-        ns = 2.0 * full * self.depth / cost.rates().matrix + (weights + others) / cost.rates().warm
-        return np.asarray(ns + self.element_ns * batches * m * n)
-
-
-@dataclass(frozen=True, slots=True)
-class _Convolution(_Evaluate):
-    """Sides: batch, output rows, output columns of the image, output channels."""
-
-    channels: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    groups: int
-    group_outputs: int
-    element_ns: float
-    input_ns: float
-    narrow: bool = False
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        batch, height, width, n = sides
-        depth = self.channels * self.kernel[0] * self.kernel[1]
-        pixels = batch * height * width
-        read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
-        groups = -(-n // self.group_outputs)
-        padded = cost.NARROW_COST * n if self.narrow else groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
-        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * padded
-        weights = 4.0 * n * depth
-        others = 4.0 * (read * self.channels * groups + pixels * n)
-        ns = 2.0 * full * depth / cost.rates().matrix + (weights + others) / cost.rates().warm
-        return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
-
-
-@cost.remembered(4096)
-def _gemm_parts(rows: tuple[int, ...], n: int, depth: int, lead: int, element_ns: float, workers: int) -> tuple[int, ...]:
-    granules = [1] * (len(rows) - 1) + [ROWS]
-    return _best(list(zip(rows, granules, strict=True)), (n, PANEL), _Product(depth, lead, element_ns), workers)
+@cost.remembered(8192)
+def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tilecost.Product, aim: Aim) -> tuple[int, ...]:
+    return _best([(rows[0], 1), (rows[1], ROWS)], (n, PANEL), evaluate, aim)
 
 
 FEWEST_ROWS = 48
@@ -233,31 +140,30 @@ CACHED_WEIGHTS = 24 << 20
 """Bytes of a weight that are still in the last-level cache when they are read again."""
 
 
-def _halved(rows: Sequence[int], weights: int, workers: int) -> int | None:
+def _halved(rows: Sequence[int], weights: int) -> int | None:
     """Which of the row axes (batch, tokens) is cut into two halves that follow each other, each with all columns: what comes after the
-    first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: with one
-    worker nobody waits, and large weights should be read once."""
-    if workers < 2 or not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > CACHED_WEIGHTS:
+    first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: large
+    weights should be read once."""
+    if not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > CACHED_WEIGHTS:
         return None
     if rows[0] > 1:
         return 0
     return 1
 
 
-def _gemm(node: Node, workers: int) -> Grid:
+def _gemm(node: Node, aim: Aim) -> Grid:
     shape = node.output.shape
-    a, b = node.inputs[0], node.inputs[1]
+    a, evaluate = node.inputs[0], tilecost.of(node)
     assert a is not None
-    assert b is not None
+    assert isinstance(evaluate, tilecost.Product)
     rank = len(shape)
     lead = shape[: rank - 2]
-    batched = not node.attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
     weights, activations = a.shape[-1] * shape[-1], a.size
     rows = [prod(lead), shape[-2]]
-    halved = _halved(rows, weights, workers) if node.attrs["packed_b"] else None
+    halved = _halved(rows, weights) if node.attrs["packed_b"] and aim.halves else None
     if halved is not None:
         rows[halved] = -(-rows[halved] // 2)
-    parts = list(_gemm_parts((rows[0], rows[1]), shape[-1], a.shape[-1], 1 if batched else 0, cost.output_ns(node), workers))
+    parts = list(_gemm_parts((rows[0], rows[1]), shape[-1], evaluate, aim))
     if halved is not None:
         parts[halved] *= 2
     cuts: list[npt.NDArray[np.int64]] = []
@@ -271,15 +177,15 @@ def _gemm(node: Node, workers: int) -> Grid:
             cuts.append(cut)
     m_parts, n_parts = prod(len(c) - 1 for c in cuts[: rank - 1]), len(cuts[-1]) - 1
     axes = list(range(len(cuts)))
-    if len(cuts) == rank and halved is None and not batched and weights + activations * n_parts < activations + weights * m_parts:
+    if len(cuts) == rank and halved is None and not evaluate.batched and weights + activations * n_parts < activations + weights * m_parts:
         axes = [rank - 1, *axes[:-1]]  # a panel of weights stays in the cache while the rows pass
     return Grid(shape, tuple(cuts), tuple(axes))
 
 
-@cost.remembered(4096)
-def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: _Convolution, workers: int) -> tuple[int, ...]:
+@cost.remembered(8192)
+def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tilecost.Convolution, aim: Aim) -> tuple[int, ...]:
     batch, outputs, height, width = shape
-    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, granule), evaluate, workers)
+    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, granule), evaluate, aim)
 
 
 def _width_granule(shape: Sequence[int]) -> int:
@@ -287,7 +193,7 @@ def _width_granule(shape: Sequence[int]) -> int:
     return shape[3] if shape[2] >= 4 else ROWS
 
 
-def _conv(node: Node, workers: int) -> Grid:
+def _conv(node: Node, aim: Aim) -> Grid:
     shape = node.output.shape
     x = node.inputs[0]
     assert x is not None
@@ -297,11 +203,9 @@ def _conv(node: Node, workers: int) -> Grid:
         granule = PANEL
     else:
         granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
-    kernel, strides = tuple(node.attrs["kernel"]), tuple(node.attrs["strides"])
-    evaluate = _Convolution(
-        x.shape[1] // groups, kernel, strides, groups, group_outputs, cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
-    )
-    parts = _conv_parts(shape, granule, evaluate, workers)
+    evaluate = tilecost.of(node)
+    assert isinstance(evaluate, tilecost.Convolution)
+    parts = _conv_parts(shape, granule, evaluate, aim)
     cuts = (
         split(shape[0], parts[0]),
         split(shape[1], parts[3], granule),
@@ -314,32 +218,11 @@ def _conv(node: Node, workers: int) -> Grid:
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Winograd(_Evaluate):
-    """Sides: batch, output rows and columns of the image, output channels."""
-
-    channels: int
-    blocks: Blocks
-    element_ns: float
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        batch, height, width, n = sides
-        rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
-        blocks = batch * rows * columns
-        weights = 4.0 * self.blocks.weights * self.channels * n
-        steps, patch = self.blocks.steps, self.blocks.patch
-        read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
-        others = 4.0 * (read * self.channels + batch * height * width * n)
-        full = blocks + ROWS_LOST * -(-blocks // ROWS)
-        ns = cost.winograd_ns(self.blocks, full, self.channels, n) + (weights + others) / cost.rates().warm
-        return np.asarray(ns + self.element_ns * batch * height * width * n)
-
-
-@cost.remembered(4096)
-def _winograd_parts(shape: tuple[int, ...], evaluate: _Winograd, workers: int) -> tuple[int, ...]:
+@cost.remembered(8192)
+def _winograd_parts(shape: tuple[int, ...], evaluate: tilecost.Winograd, aim: Aim) -> tuple[int, ...]:
     batch, outputs, height, width = shape
     rows, columns = evaluate.blocks.sides[0], _blocks_across(shape, evaluate.blocks)
-    return _best([(batch, 1), (height, rows), (width, columns)], (outputs, PANEL), evaluate, workers)
+    return _best([(batch, 1), (height, rows), (width, columns)], (outputs, PANEL), evaluate, aim)
 
 
 def _blocks_across(shape: Sequence[int], blocks: Blocks) -> int:
@@ -347,13 +230,14 @@ def _blocks_across(shape: Sequence[int], blocks: Blocks) -> int:
     return max(shape[3], blocks.sides[1]) if shape[2] >= 4 * blocks.sides[0] or shape[3] < ROWS * blocks.sides[1] else blocks.sides[1]
 
 
-def _winograd(node: Node, workers: int) -> Grid:
+def _winograd(node: Node, aim: Aim) -> Grid:
     """Rows of whole blocks. Cutting channels repeats the transform of the input, cutting rows reads all weights again."""
     shape = node.output.shape
-    x, blocks = node.inputs[0], cost.blocks_of(node)
+    x, evaluate = node.inputs[0], tilecost.of(node)
     assert x is not None
-    evaluate = _Winograd(x.shape[1], blocks, cost.after_ns(node))
-    parts = _winograd_parts(shape, evaluate, workers)
+    assert isinstance(evaluate, tilecost.Winograd)
+    blocks = evaluate.blocks
+    parts = _winograd_parts(shape, evaluate, aim)
     cuts = (
         split(shape[0], parts[0]),
         split(shape[1], parts[3], PANEL),
@@ -366,42 +250,18 @@ def _winograd(node: Node, workers: int) -> Grid:
     return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stack(_Evaluate):
-    """PWDW. Sides: batch, output rows and columns of the image, output channels. `image`: rows and columns of the input."""
-
-    channels: int
-    image: tuple[int, int]
-    span: tuple[int, int]
-    stride: tuple[int, int]
-    taps: int
-    element_ns: float
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        batch, height, width, n = sides
-        rows, columns = (
-            np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
-        )
-        read, pixels = batch * rows * columns, batch * height * width
-        ns = cost.stack_ns(read + ROWS_LOST * -(-read // ROWS), pixels, self.channels, n, self.taps)
-        moved = 4.0 * (n * (self.channels + self.taps) + read * self.channels + pixels * n)
-        return np.asarray(ns + moved / cost.rates().warm + self.element_ns * pixels * n)
-
-
-@cost.remembered(4096)
-def _stack_parts(shape: tuple[int, ...], evaluate: _Stack, workers: int) -> tuple[int, ...]:
+@cost.remembered(8192)
+def _stack_parts(shape: tuple[int, ...], evaluate: tilecost.Stack, aim: Aim) -> tuple[int, ...]:
     batch, outputs, height, width = shape
-    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, workers)
+    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, aim)
 
 
-def _stack(node: Node, workers: int) -> Grid:
+def _stack(node: Node, aim: Aim) -> Grid:
     """Cutting rows computes those of the wide tensor again that two tiles see, cutting channels reads all of the input again."""
     shape = node.output.shape
-    x, a = node.inputs[0], node.attrs
-    assert x is not None
-    span = (cost.window_span(node, 0), cost.window_span(node, 1))
-    evaluate = _Stack(x.shape[1], (x.shape[2], x.shape[3]), span, tuple(a["strides"]), prod(a["kernel"]), cost.after_ns(node))
-    parts = _stack_parts(shape, evaluate, workers)
+    evaluate = tilecost.of(node)
+    assert isinstance(evaluate, tilecost.Stack)
+    parts = _stack_parts(shape, evaluate, aim)
     cuts = (
         split(shape[0], parts[0]),
         split(shape[1], parts[3], PANEL),
@@ -411,37 +271,18 @@ def _stack(node: Node, workers: int) -> Grid:
     return Grid(shape, cuts, (1, 0, 2, 3) if parts[0] * parts[1] * parts[2] == 1 else (0, 2, 3, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Attention(_Evaluate):
-    """Sides: heads (all leading axes), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average."""
-
-    keys: int
-    seen: float
-    depth: int
-
-    def __call__(self, sides: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.float64]:
-        heads, m, n = sides
-        full = m + ROWS_LOST * -(-m // ROWS)
-        ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
-        spills = 4.0 * m * n / cost.rates().warm * (-(-self.keys // cost.KEYS) - 1)
-        return np.asarray(heads * (ns + spills))
-
-
 ATTENTION_ROWS = 48
 """Cuts of rows that no kernel's groups of rows straddle."""
 ATTENTION_MOST = 768
 """Most rows of a head in a tile: their sums stay in the cache."""
 
 
-def _attention(node: Node, workers: int) -> Grid:
+def _attention(node: Node, aim: Aim) -> Grid:
     """Whole heads first: a head's keys and values are packed once a tile."""
     shape = node.output.shape
-    q, k = node.inputs[0], node.inputs[1]
-    assert q is not None
-    assert k is not None
-    rank, rows = len(shape), shape[-2]
-    evaluate = _Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), q.shape[-1])
-    parts = _attention_parts(prod(shape[:-2]), rows, shape[-1], evaluate, workers)
+    rank, rows, evaluate = len(shape), shape[-2], tilecost.of(node)
+    assert isinstance(evaluate, tilecost.Attention)
+    parts = _attention_parts(prod(shape[:-2]), rows, shape[-1], evaluate, aim)
     cuts: list[npt.NDArray[np.int64]] = []
     left = parts[0]
     for d in shape[: min(rank - 2, TILE_AXES)]:
@@ -454,6 +295,6 @@ def _attention(node: Node, workers: int) -> Grid:
     return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
 
 
-@cost.remembered(4096)
-def _attention_parts(heads: int, rows: int, columns: int, evaluate: _Attention, workers: int) -> tuple[int, ...]:
-    return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, workers)
+@cost.remembered(8192)
+def _attention_parts(heads: int, rows: int, columns: int, evaluate: tilecost.Attention, aim: Aim) -> tuple[int, ...]:
+    return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, aim)

@@ -56,15 +56,19 @@ def test_nothing_straddles_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "weights", "workers", "axis"),
+    ("rows", "weights", "axis"),
     [
-        ((1, 128), 1 << 20, 2, 1),
-        ((4, 64), 1 << 20, 2, 0),
-        ((1, 128), 1 << 20, 1, None),
-        ((1, 128), 1 << 26, 2, None),
-        ((1, 32), 1 << 20, 2, None),
+        ((1, 128), 1 << 20, 1),
+        ((4, 64), 1 << 20, 0),
+        ((1, 128), 1 << 26, None),
+        ((1, 32), 1 << 20, None),
     ],
 )
-def test_when(rows: tuple[int, int], weights: int, workers: int, axis: int | None) -> None:
-    """Not for one worker, not for weights that are too large to be read twice, not for hardly any rows."""
-    assert policy._halved(rows, weights, workers) == axis
+def test_when(rows: tuple[int, int], weights: int, axis: int | None) -> None:
+    """Not for weights that are too large to be read twice, not for hardly any rows."""
+    assert policy._halved(rows, weights) == axis
+
+
+def test_not_for_one_worker() -> None:
+    found = plan("bert_base", 1, hidden=256, seq=128)
+    assert {cut for _, cuts in boxes(found, "GEMM") for cut in cuts} == {(0, 128)}

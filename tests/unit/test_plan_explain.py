@@ -100,5 +100,5 @@ def test_memory_is_reused() -> None:
 
 
 def test_wanted_tiles_grow_with_work_and_workers() -> None:
-    assert cost.wanted_tiles(1000.0, 2) == 1
-    assert cost.wanted_tiles(1e6, 2) < cost.wanted_tiles(1e6, 8) < cost.wanted_tiles(1e8, 8)
+    assert cost.wanted_tiles(1000.0, 2, 0.5) == 1
+    assert cost.wanted_tiles(1e6, 2, 0.5) < cost.wanted_tiles(1e6, 8, 0.5) < cost.wanted_tiles(1e8, 8, 0.5)

@@ -8,8 +8,8 @@ from plan_tools import GraphBuilder, PlanExecutor, evaluate
 
 from aspen_mp.planner import policy
 from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.policy import TILE_AXES, Grid, split
 from aspen_mp.planner.storage import Storage
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aspen_mp.planner import policy
+from aspen_mp.planner import policy, tilecost
 from aspen_mp.planner.algorithms import block_for
 from aspen_mp.planner.cost import PANEL
+from aspen_mp.planner.grids import split
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 
 
@@ -57,9 +58,9 @@ def test_more_pixels_allow_larger_blocks() -> None:
 def test_tiles_cut_no_block(shape: tuple[int, ...], workers: int) -> None:
     for (rows, columns, stride), sides in BLOCKS.items():
         blocks = blocks_of((rows, columns), (stride, stride), sides[-1])
-        parts = policy._winograd_parts(shape, policy._Winograd(64, blocks, 0.0), workers)
+        parts = policy._winograd_parts(shape, tilecost.Winograd(64, blocks, 0.0), policy.Aim(workers, 0.5))
         assert 1 <= parts[0] <= shape[0]
         assert 1 <= parts[3] <= -(-shape[1] // PANEL)
-        cuts = policy.split(shape[2], parts[1], blocks.sides[0]), policy.split(shape[3], parts[2], policy._blocks_across(shape, blocks))
+        cuts = split(shape[2], parts[1], blocks.sides[0]), split(shape[3], parts[2], policy._blocks_across(shape, blocks))
         for side, cut in zip(blocks.sides, cuts, strict=True):
             assert all(at % side == 0 for at in cut[:-1].tolist())

@@ -1,0 +1,201 @@
+"""What a tile costs on one core, by its sides: the models that tile policy, search and simulation share.
+
+Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks), and what a tile reads and writes
+comes from a cache that others share. `cost.work` is the same for whole nodes, with the memory behind the caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner import cost
+from aspen_mp.planner.cost import PANEL
+from aspen_mp.planner.ir import Node
+from aspen_mp.planner.winograd import Blocks
+
+ROWS = 8
+"""Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
+ROWS_LOST = 0.6
+"""What a block of rows costs besides its rows, in rows."""
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class TileCost:
+    """Nanoseconds of tiles of a node, vectorised."""
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        """By the axes that the kernel sees (rows …, columns)."""
+        raise NotImplementedError
+
+    def sides(self, box: Ints) -> list[Ints]:
+        """Those axes, from the sides [n, rank] of boxes over the output."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Product(TileCost):
+    """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
+    the weights anew."""
+
+    depth: int
+    batched: bool
+    element_ns: float
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        lead, m, n = sides
+        batches = lead if self.batched else np.ones_like(n)
+        m = m if self.batched else lead * m
+        full = batches * (m + ROWS_LOST * -(-m // ROWS)) * (-(-n // PANEL) * PANEL)
+        weights = batches * 4.0 * n * self.depth
+        others = batches * 4.0 * m * (self.depth + n)
+        ns = 2.0 * full * self.depth / cost.rates().matrix + (weights + others) / cost.rates().warm
+        return np.asarray(ns + self.element_ns * batches * m * n)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, :-2].prod(axis=1), box[:, -2], box[:, -1]]
+
+
+class ImageCost(TileCost):
+    """Axes: batch, output rows and columns of the image, output channels."""
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, 0], box[:, 2], box[:, 3], box[:, 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution(ImageCost):
+    channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    groups: int
+    group_outputs: int
+    element_ns: float
+    input_ns: float
+    narrow: bool = False
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        depth = self.channels * self.kernel[0] * self.kernel[1]
+        pixels = batch * height * width
+        read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
+        groups = -(-n // self.group_outputs)
+        padded = cost.NARROW_COST * n if self.narrow else groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
+        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * padded
+        weights = 4.0 * n * depth
+        others = 4.0 * (read * self.channels * groups + pixels * n)
+        ns = 2.0 * full * depth / cost.rates().matrix + (weights + others) / cost.rates().warm
+        return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd(ImageCost):
+    channels: int
+    blocks: Blocks
+    element_ns: float
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
+        blocks = batch * rows * columns
+        weights = 4.0 * self.blocks.weights * self.channels * n
+        steps, patch = self.blocks.steps, self.blocks.patch
+        read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
+        others = 4.0 * (read * self.channels + batch * height * width * n)
+        full = blocks + ROWS_LOST * -(-blocks // ROWS)
+        ns = cost.winograd_ns(self.blocks, full, self.channels, n) + (weights + others) / cost.rates().warm
+        return np.asarray(ns + self.element_ns * batch * height * width * n)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(ImageCost):
+    """PWDW. `image`: rows and columns of the input."""
+
+    channels: int
+    image: tuple[int, int]
+    span: tuple[int, int]
+    stride: tuple[int, int]
+    taps: int
+    element_ns: float
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        rows, columns = (
+            np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
+        )
+        read, pixels = batch * rows * columns, batch * height * width
+        ns = cost.stack_ns(read + ROWS_LOST * -(-read // ROWS), pixels, self.channels, n, self.taps)
+        moved = 4.0 * (n * (self.channels + self.taps) + read * self.channels + pixels * n)
+        return np.asarray(ns + moved / cost.rates().warm + self.element_ns * pixels * n)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(TileCost):
+    """Axes: heads (all leading ones), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average."""
+
+    keys: int
+    seen: float
+    depth: int
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        heads, m, n = sides
+        full = m + ROWS_LOST * -(-m // ROWS)
+        ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
+        spills = 4.0 * m * n / cost.rates().warm * (-(-self.keys // cost.KEYS) - 1)
+        return np.asarray(heads * (ns + spills))
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, :-2].prod(axis=1), box[:, -2], box[:, -1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Even(TileCost):
+    """Every element costs the same. Axis: elements."""
+
+    element_ns: float
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        return np.asarray(sides[0] * self.element_ns)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box.prod(axis=1)]
+
+
+def of(node: Node) -> TileCost:
+    """The model of a node's tiles."""
+    a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
+    if a is None or node.op not in _MODELS:
+        return Even(cost.work(node).ns / max(node.output.size, 1))
+    if node.op == "GEMM":
+        b = node.inputs[1]
+        assert b is not None
+        batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
+        return Product(a.shape[-1], batched, cost.output_ns(node))
+    if node.op == "CONV":
+        groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
+        last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
+        return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last)
+    if node.op == "WINO":
+        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node))
+    if node.op == "PWDW":
+        span = (cost.window_span(node, 0), cost.window_span(node, 1))
+        image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
+        return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node))
+    k = node.inputs[1]
+    assert k is not None
+    return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1])
+
+
+_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION"})
+"""Those with a model of their own. All other nodes count by elements."""
+
+
+def tile_ns(node: Node, lo: Ints, hi: Ints) -> Floats:
+    """Nanoseconds of the tiles of a node with boxes [n, rank] from `lo` to `hi`."""
+    model = of(node)
+    return model(model.sides(hi - lo))
