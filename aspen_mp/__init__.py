@@ -12,7 +12,18 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.1.0"
-__all__ = ["InferenceSession", "Model", "RequestFuture", "Runtime", "SessionOptions", "ValueInfo", "__version__", "connect", "errors"]
+__all__ = [
+    "InferenceSession",
+    "Model",
+    "Planning",
+    "RequestFuture",
+    "Runtime",
+    "SessionOptions",
+    "ValueInfo",
+    "__version__",
+    "connect",
+    "errors",
+]
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
     from aspen_mp.inference import SessionOptions as SessionOptions
     from aspen_mp.model import Model as Model
     from aspen_mp.model import ValueInfo as ValueInfo
+    from aspen_mp.planner.options import Planning as Planning
     from aspen_mp.runtime import Runtime as Runtime
     from aspen_mp.runtime import connect as connect
 
@@ -34,6 +46,7 @@ _WHERE = {
     "Model": "aspen_mp.model",
     "RequestFuture": "aspen_mp.future",
     "ValueInfo": "aspen_mp.model",
+    "Planning": "aspen_mp.planner.options",
 }
 
 

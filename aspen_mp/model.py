@@ -18,6 +18,7 @@ from aspen_mp import link
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
 from aspen_mp.link import Link
+from aspen_mp.planner.options import AUTOMATIC, Planning
 from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control, values
 from aspen_mp.shm._mapping import Memfd
@@ -61,12 +62,21 @@ class Source:
     """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
 
     def __init__(
-        self, path: str, data: bytes | None, name: str, instances: int, precision: str, winograd: bool, *, keep: bool = False
+        self,
+        path: str,
+        data: bytes | None,
+        name: str,
+        instances: int,
+        precision: str,
+        winograd: bool,
+        planning: Planning = AUTOMATIC,
+        *,
+        keep: bool = False,
     ) -> None:
         self._path = path
         self._data = data
         self._keep = keep
-        self._options = (name, instances, precision, winograd)
+        self._options = (name, instances, precision, winograd, planning)
         self._stamp = _stamp(path) if path and keep else ()
 
     def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:

@@ -20,6 +20,7 @@ from aspen_mp import config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
+from aspen_mp.planner.options import Planning
 from aspen_mp.revival import MOST_LOSSES, OwnServer, Reviver
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
 
@@ -135,15 +136,17 @@ class Runtime:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         precision: str | None = None,
         winograd: bool | None = None,
+        planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
         """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of `aspen_mp.bench.models`.
 
         `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for now; without it a model
         whose shapes are all fixed is planned now, any other at its first request. `progress(step, done, total)` is called while it works.
-        `winograd`: convolutions may use Winograd's algorithm where that is faster; results differ from direct ones by
-        rounding (whole networks: about 1e-5 of the largest output). None takes the profile's value. Raises FileNotFoundError,
-        ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
+        `winograd`: convolutions may use Winograd's algorithm where that is faster; results differ from direct ones by rounding (whole
+        networks: about 1e-5 of the largest output). None takes the profile's value. `planning`: for experiments with tiles and barriers;
+        results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError, UnsupportedModelError,
+        ExternalDataError, ResourceLimitError.
         """
         from aspen_mp.model import Model, Source
 
@@ -157,7 +160,9 @@ class Runtime:
             raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
         if not 1 <= instances <= MAX_INSTANCES:
             raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {instances}")
-        source = Source(path, data, name or label, instances, precision, winograd, keep=self._link.revives)
+        source = Source(
+            path, data, name or label, instances, precision, winograd, (planning or Planning()).checked(), keep=self._link.revives
+        )
         del data
         losses = 0
         while True:

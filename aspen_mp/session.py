@@ -17,6 +17,7 @@ import msgspec
 from aspen_mp.control import protocol
 from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
+from aspen_mp.planner.options import Planning
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.segments import Segment
@@ -96,12 +97,23 @@ class Session:
     # ---- the runtime
 
     def load(
-        self, path: str, fd: int, name: str, instances: int, precision: str, winograd: bool, progress: ProgressCallback | None
+        self,
+        path: str,
+        fd: int,
+        name: str,
+        instances: int,
+        precision: str,
+        winograd: bool,
+        planning: Planning,
+        progress: ProgressCallback | None,
     ) -> protocol.Loaded:
         """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
         fds = () if path else (fd,)
         loaded, _ = self.control.call(
-            lambda number: protocol.Load(number, path, name, instances, precision, winograd), protocol.Loaded, fds=fds, progress=progress
+            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning),
+            protocol.Loaded,
+            fds=fds,
+            progress=progress,
         )
         return loaded
 

@@ -11,6 +11,7 @@ from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
 from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
+from aspen_mp.planner.options import AUTOMATIC, Planning
 from aspen_mp.planner.passes import cleanup, pipeline
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
@@ -23,12 +24,13 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 class Options:
     """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution directly.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
-    see `aspen_mp.planner.build`."""
+    see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
     fuse: bool = True
     winograd: bool = True
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
+    planning: Planning = AUTOMATIC
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ def plan_stage(
     else:
         opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
     try:
-        plan = build_plan(graph, workers=workers, options=options.build)
+        plan = build_plan(graph, workers=workers, options=options.build, planning=options.planning)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import cost
-from aspen_mp.planner.edges import TileGraph, build_edges
+from aspen_mp.planner.edges import TileGraph, barriers, build_edges
 from aspen_mp.planner.explain import op_info
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
+from aspen_mp.planner.options import AUTOMATIC, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import choose_grids
@@ -40,10 +41,10 @@ class PlanOptions:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None) -> Plan:
+def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None, planning: Planning = AUTOMATIC) -> Plan:
     """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one).
 
-    Results do not depend on `workers`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot express.
+    Results do not depend on `workers` nor on `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot express.
     ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
@@ -53,12 +54,12 @@ def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None
     if largest is not None:
         _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
     _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
-    grids = (options.grids or choose_grids)(storage, max(workers, 1))
-    tile_graph = build_edges(storage, grids)
+    grids = options.grids(storage, max(workers, 1)) if options.grids else choose_grids(storage, max(workers, 1), planning.tiles)
+    tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
-    parents, children = order_recycling(tile_graph, lives, len(storage.steps))
+    parents, children = tile_graph.edges() if planning.barriers else order_recycling(tile_graph, lives, len(storage.steps))
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, options).plan()

@@ -83,6 +83,29 @@ def build_edges(storage: Storage, grids: Sequence[Grid]) -> TileGraph:
     return EdgeBuilder(storage).graph(grids)
 
 
+def barriers(grids: Sequence[Grid]) -> TileGraph:
+    """The tile graph of a runtime with operator barriers: a JOIN after all tiles of each step, before all of the next. It orders every two
+    steps, so it needs no edges for data and none for memory that is used again."""
+    graph = TileGraph(_bases(grids))
+    before: Ints | None = None
+    for k, grid in enumerate(grids):
+        if not grid.n:
+            continue
+        tiles = np.arange(graph.base[k], graph.base[k + 1])
+        if before is not None:
+            join = graph.join(k - 1)
+            graph.add(before, np.full(len(before), join))
+            graph.add(np.full(len(tiles), join), tiles)
+        before = tiles
+    return graph
+
+
+def _bases(grids: Sequence[Grid]) -> Ints:
+    base = np.zeros(len(grids) + 1, np.int64)
+    np.cumsum([g.n for g in grids], out=base[1:])
+    return base
+
+
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """For some tiles of a node, the cells [first, last] of the grid of `step` that they read: arrays [tiles, axes]."""
@@ -109,8 +132,7 @@ class EdgeBuilder:
 
     def graph(self, grids: Sequence[Grid]) -> TileGraph:
         """The tile graph for one grid a step."""
-        base = np.zeros(len(grids) + 1, np.int64)
-        np.cumsum([g.n for g in grids], out=base[1:])
+        base = _bases(grids)
         graph = TileGraph(base)
         found = [(k, reads) for k in range(len(grids)) if (reads := self._reads(k, grids)) is not None]
         if not found:

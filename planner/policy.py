@@ -26,21 +26,25 @@ from aspen_mp.planner.winograd import Blocks
 
 MAX_TILES = 4096
 """Tiles a node."""
+ABOUT = 0.1
+"""Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
     """What tiles are cut for: so many workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the coarse tiles
-    of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other."""
+    of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other. `tiles`: about
+    so many for every node, cut where that costs least, whatever number seems best."""
 
     workers: int
     tail: float
     halves: bool = True
+    tiles: int | None = None
 
 
-def choose_grids(storage: Storage, workers: int) -> list[Grid]:
-    """One grid for each of ``storage.steps``, as good as can be said of each alone."""
-    aim = Aim(workers, cost.tail(workers), workers > 1)
+def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> list[Grid]:
+    """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
+    aim = Aim(workers, cost.tail(workers), workers > 1 and tiles is None, tiles)
     return [grid_for(node, storage, aim) for node in storage.steps]
 
 
@@ -82,7 +86,7 @@ def _fixed_axes(node: Node) -> frozenset[int]:
 
 def _by_layout(node: Node, strides: Sequence[int], aim: Aim) -> Grid:
     shape = node.output.shape
-    parts = min(round(cost.wanted_tiles(cost.work(node).ns, aim.workers, aim.tail)), MAX_TILES)
+    parts = min(aim.tiles or round(cost.wanted_tiles(cost.work(node).ns, aim.workers, aim.tail)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
     order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
     fixed = _fixed_axes(node)
@@ -114,7 +118,7 @@ def _parts(blocks: int, limit: int) -> list[int]:
 
 
 def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
-    """Numbers of parts per axis, (rows …, columns), that finish soonest. `rows`, `columns`: (dimension, granule)."""
+    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`. `rows`, `columns`: (dimension, granule)."""
     axes = [*rows, columns]
     candidates = [np.array(_parts(_blocks(d, g), MAX_TILES), np.int64) for d, g in axes]
     mesh = [m.ravel() for m in np.meshgrid(*candidates, indexing="ij")]
@@ -123,6 +127,9 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
     ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.rates().tile_ns
     total = tiles * ns / aim.workers + aim.tail * ns
     total[tiles > MAX_TILES] = np.inf
+    if aim.tiles is not None:
+        off = np.abs(np.log(tiles / aim.tiles))
+        total[off > off.min() + ABOUT] = np.inf
     k = int(np.argmin(total))
     return tuple(int(m[k]) for m in mesh)
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +25,7 @@ WRITER_S = 300
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Inspected, PlanStage, StagePlanned
+    from aspen_mp.control.planning import Options
     from aspen_mp.planner.plan import Plan
 
 
@@ -73,7 +74,7 @@ class Keeper:
     """`options`: of the model; `digest`: of its contents, empty where it is not known yet; `files`: what its weight segments so far are
     called in the cache, by number."""
 
-    def __init__(self, plans: Cache, options: Sequence[Any], digest: bytes, files: Mapping[int, WeightFile]) -> None:
+    def __init__(self, plans: Cache, options: Options, digest: bytes, files: Mapping[int, WeightFile]) -> None:
         self._cache = plans
         self._options = options
         self._digest = digest
@@ -100,7 +101,7 @@ class Keeper:
         if not self._digest:
             return -1, 0
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        file = WeightFile(cache.weights_id(self._cache.build, self._digest, self._options, places), nbytes, places)
+        file = WeightFile(cache.weights_id(self._cache.build, self._digest, self._options.weights_key, places), nbytes, places)
         self._files[number] = file
         fd = self._cache.weights(file)
         return (fd, nbytes) if fd >= 0 else (-1, 0)
@@ -171,7 +172,7 @@ class Keeper:
             self._cache.put_weights(self._files[number], fd)
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
-        key = cache.plan_key(self._cache.build, self._digest, self._options, *shapes, message.workers, message.calibration)
+        key = cache.plan_key(self._cache.build, self._digest, self._options.key, *shapes, message.workers, message.calibration)
         note = cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
             *(self._digest, message.calibration, message.workers),

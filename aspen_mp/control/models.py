@@ -117,7 +117,7 @@ class ModelStore:
                 model.waiting.append(asker)
             return
         number, self._next = self._next, self._next + 1
-        options = planning.Options(message.precision, message.winograd)
+        options = planning.Options(message.precision, message.winograd, message.planning)
         model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)
         model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare, self._limits)
@@ -433,7 +433,7 @@ def _report(askers: list[Asker], progress: JobProgress) -> None:
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[planning.Source, tuple[Any, ...]]:
-    options = (message.instances, message.precision, message.winograd)
+    options = (message.instances, message.precision, message.winograd, message.planning)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")

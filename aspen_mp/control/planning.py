@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aspen_mp.control import cache, keep, protocol
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
+from aspen_mp.planner.options import AUTOMATIC, Planning
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
@@ -38,9 +39,16 @@ class Options:
 
     precision: str
     winograd: bool
+    planning: Planning = AUTOMATIC
 
     @property
-    def key(self) -> tuple[str, bool]:
+    def key(self) -> tuple[str, bool, Planning]:
+        """What plans depend on."""
+        return self.precision, self.winograd, self.planning
+
+    @property
+    def weights_key(self) -> tuple[str, bool]:
+        """What packed weights depend on."""
         return self.precision, self.winograd
 
 
@@ -146,7 +154,7 @@ class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
     def __init__(self, model: Subject, plans: Cache | None) -> None:
-        self.keeper = keep.Keeper(plans, model.options.key, model.digest, model.files) if plans is not None else None
+        self.keeper = keep.Keeper(plans, model.options, model.digest, model.files) if plans is not None else None
         self._source = model.source
         self._options = model.options
         self._instances = model.instances
@@ -181,7 +189,7 @@ class Planner:
         side.progress("planning", 0, 1)
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
-        options = api.Options(winograd=self._options.winograd, capacities=capacities)
+        options = api.Options(winograd=self._options.winograd, capacities=capacities, planning=self._options.planning)
         result = api.plan_stage(model, bindings, workers=message.workers, options=options)
         plan = result.plan
         if plan is None:

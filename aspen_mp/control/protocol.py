@@ -21,10 +21,11 @@ from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 
+from aspen_mp.planner.options import Planning
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -62,6 +63,7 @@ class Load(Message):
     instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
     precision: Name
     winograd: bool
+    planning: Planning
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from test_plan_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.options import Planning
 from aspen_mp.planner.validate import validate
 from aspen_mp.planner.winograd import BLOCKS
 
@@ -110,11 +111,18 @@ def graphs(draw: hs.DrawFn) -> Graph:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(graphs(), hs.integers(0, 1000), hs.sampled_from(["fifo", "lifo", "random"]), hs.booleans())
-def test_random_graphs(graph: Graph, seed: int, order: str, reuse: bool) -> None:
+@given(
+    graphs(),
+    hs.integers(0, 1000),
+    hs.sampled_from(["fifo", "lifo", "random"]),
+    hs.booleans(),
+    hs.builds(Planning, tiles=hs.sampled_from([None, 1, 5, 64]), barriers=hs.booleans()),
+)
+def test_random_graphs(graph: Graph, seed: int, order: str, reuse: bool, planning: Planning) -> None:
     rng = np.random.default_rng(seed)
     feeds = [rng.integers(-2, 3, t.shape).astype(np.float32) for t in graph.inputs]
-    plan = build_plan(graph, workers=2, options=PlanOptions(reuse_memory=reuse, grids=random_grids(seed) if seed % 4 else None))
+    options = PlanOptions(reuse_memory=reuse, grids=random_grids(seed) if seed % 4 else None)
+    plan = build_plan(graph, workers=2, options=options, planning=planning)
     validate(plan.segment())
     with np.errstate(all="ignore"):
         want = evaluate(graph, feeds)

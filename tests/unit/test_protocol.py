@@ -11,6 +11,7 @@ import pytest
 
 from aspen_mp.control import protocol
 from aspen_mp.errors import AspenError, ProtocolError, RequestError
+from aspen_mp.planner.options import Planning
 
 HEADER = struct.Struct("<IHH")
 
@@ -37,7 +38,7 @@ def read_all(sock: socket.socket, receiver: protocol.Receiver) -> list:
 
 MESSAGES = [
     protocol.Hello(1, "00ff", "0.1.0"),
-    protocol.Load(7, "/a/b.onnx", "b", 2, "f32", True),
+    protocol.Load(7, "/a/b.onnx", "b", 2, "f32", True, Planning()),
     protocol.Plan(
         8, 1, [[protocol.Bind("x", "float32", [1, 3], None), protocol.Bind("s", "int64", [2], b"\1" * 16)]], [protocol.Capacity("y", 64)]
     ),
@@ -75,7 +76,7 @@ def test_descriptors_stay_with_their_message(pair):
     files = [os.memfd_create(f"n{i}") for i in range(3)]
     for i, fd in enumerate(files):
         os.write(fd, bytes([i]))
-        message = protocol.Load(i, "", "m", 1, "f32", True)
+        message = protocol.Load(i, "", "m", 1, "f32", True, Planning())
         assert protocol.send_part(a, memoryview(protocol.encode(message, 1)), [fd]) > 0
         a.sendall(protocol.encode(protocol.Status(100 + i)))
     a.close()

@@ -1,0 +1,32 @@
+"""What benchmarks change in a plan, everything else equal. Light, because clients and the planner process import it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+MOST_TILES = 4096
+"""Tiles that a node may be asked to have."""
+
+
+class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model is planned where that is not left to the planner; part of its identity and of the plan cache's keys. Results have the
+    same bits whatever it says.
+
+    `tiles`: cut every layer into about so many tiles, as far as its size and its kernel's granules allow. `barriers`: operator barriers as
+    other runtimes have them: no tile of an operator starts before all tiles of the operators before it are done.
+    """
+
+    tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
+    barriers: bool = False
+
+    def checked(self) -> Planning:
+        """Itself. ValueError says which value is out of range."""
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), Planning)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"planning: {error}") from None
+
+
+AUTOMATIC = Planning()

@@ -1,0 +1,45 @@
+"""`planning=` of load() reaches the planner, is part of a model's identity and of the keys of the plan cache, and keeps the bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import small_models
+from test_cache import entries, save, wait_for
+
+import aspen_mp
+
+CHOICES = [None, aspen_mp.Planning(tiles=3), aspen_mp.Planning(barriers=True), aspen_mp.Planning(tiles=9, barriers=True)]
+
+
+@pytest.fixture(scope="module")
+def chain() -> onnx.ModelProto:
+    return small_models.conv_chain(layers=4, channels=48, size=21)
+
+
+def test_same_bits(chain: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(cache))
+    path = save(chain, tmp_path / "chain.onnx")
+    x = {"x": np.random.default_rng(0).standard_normal((1, 48, 21, 21), dtype=np.float32)}
+    for cached in (False, True):
+        found = set()
+        with aspen_mp.Runtime(workers=2) as runtime:
+            for choice in CHOICES:
+                model = runtime.load(path, planning=choice)
+                found.add(model.run(x)["y"].tobytes())
+            for status in runtime.status()["models"]:
+                (plan,) = status["plans"]
+                assert plan["cached"] is cached
+        assert len(found) == 1
+        wait_for(lambda: len(entries(cache, "plans")) == len(CHOICES))
+    assert len({file.read_bytes() for file in entries(cache, "plans")}) == len(CHOICES)
+    assert len(entries(cache, "weights")) == 1, "weights do not depend on it"
+
+
+def test_bad_values(chain: onnx.ModelProto) -> None:
+    with aspen_mp.Runtime(workers=1) as runtime, pytest.raises(ValueError, match="tiles"):
+        runtime.load(chain, planning=aspen_mp.Planning(tiles=0))
