@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from aspen_mp.shm import _control, values
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import RequestError, RuntimeLost
 from aspen_mp.stages import StageTree, Stale, set_exception
+from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
 
 if TYPE_CHECKING:
     from aspen_mp.session import Session
@@ -226,9 +227,10 @@ class Model:
 
         Inputs are copied before this returns. There is no limit to the requests that wait, other than memory.
         """
+        return self._start(feeds, self._wanted(outputs), _priority(priority))
+
+    def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int) -> RequestFuture:
         arrays = self._check(feeds)
-        names = self._wanted(outputs)
-        level = _priority(priority)
         future = RequestFuture()
         future.model = self
         request = _Request(names, level, future)
@@ -296,6 +298,123 @@ class Model:
         import asyncio
 
         return await asyncio.wrap_future(self.submit(feeds, outputs, priority=priority))
+
+    # ---- streams
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: Literal[True] = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Results]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool,
+        timeout: float | None = None,
+        priority: str = "normal",
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Any]: ...
+
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Any]:
+        """Runs the model on each item of an iterable, which may be infinite, and returns an iterator of the results.
+
+        An item is what `run` takes, or, where the model needs one input only, that input's array. At most `concurrency` requests are in
+        flight or wait to be fetched (default: two for each of the model's instances). The next item is taken when there is a slot for it,
+        by the thread that asks for a result: nothing is read ahead beyond that, and an iterable that blocks holds its results up by one
+        item (with `map_async` it does not).
+
+        `ordered=True`: results in the order of the items, as from `concurrent.futures.Executor.map` and `Pool.imap`. False: each as soon
+        as it is there, as from `Pool.imap_unordered`, but as ``(index of the item, result)``, so that one knows whose it is.
+
+        An item that fails (RequestError, PoisonTile …; RequestTimeout when its result is not there `timeout` seconds after it was taken)
+        raises its error when its turn comes, with a note that names the item, and that is the end: what is in flight is cancelled. With
+        `return_exceptions=True` the error takes the result's place and the rest goes on. Errors of the iterable itself come after the
+        results of the items before; they and RuntimeLost always end it. The iterator has `close`, works as a context manager, and may be
+        used from several threads. Closing or forgetting it cancels what is in flight.
+
+        `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
+        """
+        names, level = self._wanted(outputs), _priority(priority)
+        return Stream(
+            lambda item: self._start(self._feeds(item), names, level),
+            items,
+            concurrency=self._concurrency(concurrency),
+            ordered=ordered,
+            timeout=timeout,
+            return_exceptions=return_exceptions,
+            progress=progress,
+        )
+
+    def map_async(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> AsyncGenerator[Any, None]:
+        """`map` for asyncio: ``async for y in model.map_async(items)``; `items` may be asynchronous too.
+
+        Everything is as with `map`, but that items are taken whenever there is a slot, so that a source that waits (a queue, a socket)
+        holds up no result. ``aclose()``, or cancelling the task, cancels what is in flight.
+        """
+        names, level = self._wanted(outputs), _priority(priority)
+        return stream_async(
+            lambda item: self._start(self._feeds(item), names, level),
+            items,
+            concurrency=self._concurrency(concurrency),
+            ordered=ordered,
+            timeout=timeout,
+            return_exceptions=return_exceptions,
+            progress=progress,
+        )
+
+    @property
+    def instances(self) -> int:
+        """How many requests of it execute at the same time."""
+        return self._loaded.instances
+
+    def _concurrency(self, wanted: int | None) -> int:
+        if wanted is not None and wanted < 1:
+            raise ValueError(f"concurrency must be at least 1, not {wanted}")
+        return wanted or WAITING * self.instances
+
+    def _feeds(self, item: Any) -> Mapping[str, Any]:
+        if isinstance(item, Mapping):
+            return item
+        needed = [info.name for info in self.inputs if not info.optional]
+        if len(needed) != 1:
+            raise RequestError(f"model {self.name!r} needs {', '.join(map(repr, needed)) or 'no input'}: items must be {{input: array}}")
+        return {needed[0]: item}
 
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing."""

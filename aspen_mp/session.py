@@ -71,7 +71,7 @@ class Session:
         self.channel = _control.ClientChannel(self._own.mapping, self._doorbell.mapping)
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.error: AspenError | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
         self._slots = threading.Semaphore(self.channel.capacity)
         self._published: dict[int, Waiting] = {}
         self._queue: deque[Waiting] = deque()
@@ -317,7 +317,7 @@ class Session:
     def abandon(self, error: AspenError) -> None:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
         self.error = error
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._resolver = None
         self._published = {}
         self._queue = deque()

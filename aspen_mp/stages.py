@@ -377,6 +377,7 @@ class _Node:
     by_value: dict[tuple[bytes, ...], _Node] = field(default_factory=dict)
     stage: Stage | None = None
     next: dict[Key, _Node] = field(default_factory=dict)
+    planning: threading.Lock = field(default_factory=threading.Lock)
     capacities: dict[str, int] = field(default_factory=dict)
 
     def stages(self) -> list[Stage]:
@@ -490,8 +491,9 @@ class StageTree:
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
         while node.stage is None:
-            if not node.wanted:
-                self._plan(node, None)
+            with node.planning:  # of several requests that need it, one asks
+                if not node.wanted and node.stage is None:
+                    self._plan(node, None)
             if node.wanted:
                 node = self._with_values(node, known)
         return node

@@ -146,7 +146,7 @@ class ModelStore:
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
             model.digest = result.digest
         if known is model:
-            model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs)
+            model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs, model.instances)
             self._by_key.pop(model.key, None)
             model.key = ("digest", result.digest, *model.key[2:]) if result.digest else model.key
             self._by_key[model.key] = model

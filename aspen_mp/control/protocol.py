@@ -25,7 +25,7 @@ from aspen_mp.planner.options import Planning
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -63,7 +63,7 @@ class Load(Message):
     instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
     precision: Name
     winograd: bool
-    planning: Planning
+    planning: Planning = Planning()
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -192,6 +192,7 @@ class Loaded(Message):
     name: str
     inputs: list[ValueInfo]
     outputs: list[ValueInfo]
+    instances: int
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
