@@ -182,7 +182,8 @@ class PlannerChild:
                 self._start()
             self._out = memoryview(protocol.encode(self._current.message, limit=MAX_FRAME))
         except OSError as error:
-            self._died(f"could not start: {error}")
+            full = error.errno in protocol.FULL
+            self._died(f"could not start: {error.strerror}", ResourceLimitError if full else PlanError)
             return
         self._heard()
         self._send()
@@ -271,11 +272,12 @@ class PlannerChild:
         if self._current is None and self._idle is None:
             self._next()
 
-    def _died(self, why: str) -> None:
+    def _died(self, why: str, kind: type[AspenError] = PlanError) -> None:
         status = self._end(kill=bool(why), wait=True)
         job, self._current = self._current, None
         if job is not None:
-            job.on_error(_death(self._name, status, why))
+            failed = f"model {self._name!r}: its planning process failed: {why}"
+            job.on_error(kind(failed) if why else _death(self._name, status))
             self._next_after(job)
 
     def _end(self, *, kill: bool, wait: bool = False) -> int:
@@ -317,9 +319,7 @@ def _too_large(error: MemoryError) -> str:
     )
 
 
-def _death(name: str, status: int, why: str) -> AspenError:
-    if why:
-        return PlanError(f"model {name!r}: its planning process failed: {why}")
+def _death(name: str, status: int) -> AspenError:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         text = f"model {name!r}: its planning process was ended by {signal.Signals(number).name}"

@@ -5,7 +5,6 @@ One thread, one event loop. Nothing here is on the path of a request: clients pu
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
@@ -55,7 +54,6 @@ LOOK_S = 1.0
 `topology`)."""
 ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
-_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
 IMPORT_S = 0.2
 """A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
@@ -299,7 +297,7 @@ class Server:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in protocol.FULL:
                 self._rest(listener)
             return
         try:
@@ -375,7 +373,7 @@ class Server:
         except AspenError as error:
             answer(error)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, OSError) and error.errno in protocol.FULL:
                 answer(ResourceLimitError(f"the planner process has no more descriptors or memory: {error.strerror}"))
                 return
             sys.excepthook(type(error), error, error.__traceback__)

@@ -254,22 +254,19 @@ def test_no_descriptors_left(town: aspen_mp.Runtime, good: Callable[[], None]) -
     """The planner process runs out of descriptors: whoever needs one is told so, and it accepts again when it has some."""
     old = resource.prlimit(town.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(town.pid, resource.RLIMIT_NOFILE, (descriptors(town.pid) + 2, old[1]))
-    silent: list[Guest] = []
-    try:
+    with ExitStack() as stack:
+        stack.callback(resource.prlimit, town.pid, resource.RLIMIT_NOFILE, old)
         spent = processor_seconds(town.pid)
-        silent = [Guest(NAME, greet=False) for _ in range(20)]
+        silent = [stack.enter_context(Guest(NAME, greet=False)) for _ in range(20)]
         with pytest.raises(ResourceLimitError, match=r"descriptors|open files"):
             town.load(small_models.conv_chain(2, 16, 16))
         good()
         time.sleep(1)
         assert processor_seconds(town.pid) - spent < 0.5  # it does not ask for what it cannot have all the time
-    finally:
         resource.prlimit(town.pid, resource.RLIMIT_NOFILE, old)
-    for guest in silent:
-        guest.send(packed(HELLO))
-    assert all(isinstance(guest.answer(), protocol.Welcome | protocol.Failed) for guest in silent)
-    for guest in silent:
-        guest.close()
+        for guest in silent:
+            guest.send(packed(HELLO))
+        assert all(isinstance(guest.answer(), protocol.Welcome | protocol.Failed) for guest in silent)
 
 
 # --------------------------------------------------------------------------------------------------------- messages of clients
