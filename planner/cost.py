@@ -40,6 +40,8 @@ DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
 HALF_PANEL = 16
 """Columns of a panel that PWDW computes together: it leaves out an empty half."""
+CACHED_BYTES = 16 << 20
+"""Activations of an op that stay in the last-level cache until they are read."""
 PANEL = 32
 """Width of a weight panel."""
 NARROW_COST = 1.6
@@ -293,6 +295,16 @@ def work(node: Node) -> Work:
     traffic, ops = _traffic(node), family.flops(node)
     arithmetic, memory = family.ns(node, ops), traffic / (rates().warm if family.passes else rates().cold)
     return Work(ops, traffic, max(arithmetic, memory) if family.hides else arithmetic + memory)
+
+
+def memory_bytes(node: Node) -> float:
+    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, and
+    activations where they are too many to stay."""
+    weights = float(sum(nbytes(t) for t in node.inputs if t is not None and t.is_const))
+    if node.op == "GATHER":
+        return 2.0 * sum(nbytes(t) for t in node.outputs)
+    passing = _traffic(node) - weights
+    return weights + (passing if passing > CACHED_BYTES else 0.0)
 
 
 def tail(workers: int) -> float:

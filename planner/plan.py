@@ -62,7 +62,7 @@ class Plan:
     """The arrays of a plan segment, and what surrounds them.
 
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
-    `weight_uses`: rows (operand, item of `weights`, bytes into the item).
+    `weight_uses`: rows (operand, item of `weights`, bytes into the item). `costs` stay in this process: see `tile_costs`.
     """
 
     name: str
@@ -87,6 +87,14 @@ class Plan:
     weight_segments: list[int] = field(default_factory=list)
     info: list[OpInfo] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    costs: tuple[Array, Array] | None = None
+
+    def tile_costs(self) -> tuple[Array, Array]:
+        """Of each tile [n], f64: nanoseconds alone on one core, bytes that go to memory behind the caches. As the cost model sees its box
+        where the plan has just been made (`costs`); a plan from a file has averages over its ops, and no bytes."""
+        if self.costs is not None:
+            return self.costs
+        return self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), np.zeros(self.n_tiles)
 
     @property
     def n_tiles(self) -> int:

@@ -20,14 +20,16 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
     `matrix`: GEMM, CONV, ATTENTION; `depthwise`: DWCONV, PWDW. `cold`: memory traffic that misses the caches: weights, and activations of
-    large layers; `warm`: activations that another tile left in a shared cache. `tile_ns`: what a tile costs besides its arithmetic:
-    scheduling, cold start of a kernel, uneven ends. `element_ns`: per element, by kernel, where it was measured.
+    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a shared cache. `tile_ns`: what
+    a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `element_ns`: per element, by kernel, where it
+    was measured.
     """
 
     matrix: float = 100.0
     depthwise: float = 90.0
     cold: float = 20.0
     warm: float = 60.0
+    together: float = 45.0
     tile_ns: float = 2000.0
     element_ns: dict[str, float] = {}
 
@@ -76,7 +78,7 @@ def load(folder: str, version: str) -> tuple[Rates, str]:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return BUILT_IN, ""
     rates = found.rates
-    plain = [rates.matrix, rates.depthwise, rates.cold, rates.warm, rates.tile_ns, *rates.element_ns.values()]
+    plain = [rates.matrix, rates.depthwise, rates.cold, rates.warm, rates.together, rates.tile_ns, *rates.element_ns.values()]
     if found.format != FORMAT or not all(1e-6 < value < 1e9 for value in plain):
         return BUILT_IN, ""
     return rates, hashlib.sha256(data).hexdigest()[:16]

@@ -199,3 +199,13 @@ def tile_ns(node: Node, lo: Ints, hi: Ints) -> Floats:
     """Nanoseconds of the tiles of a node with boxes [n, rank] from `lo` to `hi`."""
     model = of(node)
     return model(model.sides(hi - lo))
+
+
+def tile_costs(node: Node, lo: Ints, hi: Ints) -> tuple[Floats, Floats]:
+    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`: nanoseconds alone on one core, which add up to those of `cost.work`, and
+    bytes that go to memory behind the caches."""
+    if not len(lo):
+        return np.zeros(0), np.zeros(0)
+    ns = tile_ns(node, lo, hi)
+    size = (hi - lo).prod(axis=1, dtype=np.float64)
+    return cost.work(node).ns * ns / max(float(ns.sum()), 1e-9), cost.memory_bytes(node) * size / max(float(size.sum()), 1.0)
