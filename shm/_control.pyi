@@ -117,7 +117,14 @@ class ControlTable:
         """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker, and whether it has
         mapped what the last publish() announced."""
     def instance(self, number: int) -> dict[str, Any]:
-        """state, generation, plan, client of an instance."""
+        """state, generation, plan, client, arena (segment) of an instance."""
+    def replace_arena(self, instance: int, segment: int) -> int:
+        """While the world stands still: the instance goes on in another arena segment, of zeros, so its request begins anew. Returns
+        the old one's number, which is given up; publish() must come before epoch_end()."""
+    def due(self, row: int) -> bool:
+        """Is there anything that this row's worker would see if it looked: a tile, a request, a command, an announcement?"""
+    def wake_all(self) -> None:
+        """Every worker that sleeps looks once more."""
     def fail(self, instance: int, generation: int, error: int, op: int) -> None:
         """Marks a running request as failed, unless it is already or another runs there now; its remaining tiles become no-ops."""
     def epoch_end(self) -> None:

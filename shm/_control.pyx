@@ -109,10 +109,12 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_add_data(aspen_control *, uint32_t, uint32_t)
     uint32_t aspen_drop_data(aspen_control *, uint32_t, uint32_t)
     void aspen_drop_client(aspen_control *, aspen_doorbell *, uint32_t)
+    uint32_t aspen_replace_arena(aspen_control *, uint32_t, uint32_t)
     int aspen_in_use(const aspen_control *, uint32_t, uint32_t)
     uint32_t aspen_collect_client(aspen_control *, uint32_t, uint32_t *)
     void aspen_worker_reset(aspen_control *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t)
     void aspen_worker_gone(aspen_control *, uint32_t, int)
+    int aspen_worker_due(const aspen_control *, const aspen_doorbell *, uint32_t)
     void aspen_worker_command(aspen_control *, aspen_doorbell *, uint32_t, uint32_t)
 
 cdef extern from "recover.h" nogil:
@@ -483,6 +485,12 @@ cdef class ControlTable:
         mapped = aspen_load_acquire(&w.attached) == aspen_load_acquire(&self.c.signals.attach_seq)
         return aspen_stat_load(&w.heartbeat), aspen_stat_load(&w.current), aspen_stat_load32(&w.idle), mapped
 
+    def due(self, row):
+        return bool(aspen_worker_due(self.c, self.bell, self._row(row)))
+
+    def wake_all(self):
+        aspen_wake_all(self.bell)
+
     def fail(self, instance, generation, error, op):
         cdef aspen_instance *i = &self.c.instance[<uint32_t>instance]
         cdef uint64_t fault = <uint64_t><uint32_t>error | <uint64_t><uint32_t>op << 32
@@ -492,7 +500,15 @@ cdef class ControlTable:
     def instance(self, number):
         cdef aspen_instance *i = &self.c.instance[<uint32_t>number]
         cdef uint64_t word = aspen_load_word(&i.word)
-        return {"state": _INSTANCE_STATES[word & 0xffffffff], "generation": word >> 32, "plan": i.plan, "client": i.client}
+        return {"state": _INSTANCE_STATES[word & 0xffffffff], "generation": word >> 32, "plan": i.plan, "client": i.client, "arena": i.arena}
+
+    def replace_arena(self, instance, segment):
+        cdef uint32_t number = self._segment(segment, ("arena",)), i = instance
+        if not self.c.signals.epoch & 1:
+            raise RuntimeError("the world has not been stopped")
+        if not 0 < instance < ASPEN_MAX_INSTANCES or self.c.segment[number].bytes < self.c.segment[self.c.instance[i].arena].bytes:
+            raise ValueError(f"segment {segment} cannot take the place of instance {instance}'s arena")
+        return aspen_replace_arena(self.c, i, number)
 
     def recover(self, buffers, *, restart=False):
         cdef aspen_recovery r

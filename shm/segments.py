@@ -23,7 +23,7 @@ from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["Segment", "format_bytes", "memory_available", "shm_free"]
+__all__ = ["Segment", "format_bytes", "memory_available", "reserve_for", "shm_free"]
 
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
@@ -110,11 +110,7 @@ class Segment:
 
         `memfd`: True or False forces the kind; None prefers /dev/shm and falls back to a memfd.
         """
-        if nbytes <= 0:
-            raise ValueError(f"a segment needs a positive size, not {nbytes}")
-        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        if nbytes > memory_available():
-            raise _no_space(role, nbytes, OSError(errno.ENOMEM, f"{format_bytes(memory_available())} of memory are available"))
+        nbytes = _checked(role, nbytes)
         shm_error: OSError | None = None
         fd, is_memfd = -1, False
         if not memfd:
@@ -129,13 +125,35 @@ class Segment:
                 fd, is_memfd = _create_memfd(role, nbytes), True
             except OSError as e:
                 raise _no_space(role, nbytes, shm_error or e) from e
+        return cls._stamped(fd, role, nbytes, memfd=is_memfd)
+
+    @classmethod
+    def _stamped(cls, fd: int, role: str, nbytes: int, *, memfd: bool) -> Segment:
         try:
-            segment = cls(fd, role, nbytes, writable=True, memfd=is_memfd)
+            segment = cls(fd, role, nbytes, writable=True, memfd=memfd)
         except OSError as e:
             os.close(fd)
             raise _no_space(role, nbytes, e) from e
         _control.write_magic(segment.buf, role)
         return segment
+
+    @classmethod
+    def create_elsewhere(cls, role: str, nbytes: int) -> tuple[int, int]:
+        """The first half of making a memfd segment whose memory another process reserves, by `reserve_for`: (descriptor, bytes).
+        `reserved` is the second half. ResourceLimitError when there is not enough memory."""
+        nbytes = _checked(role, nbytes)
+        try:
+            return os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), nbytes
+        except OSError as e:
+            raise _no_space(role, nbytes, e) from e
+
+    @classmethod
+    def reserved(cls, fd: int, role: str, nbytes: int, error: int) -> Segment:
+        """The segment of a descriptor of `create_elsewhere`, which it owns. `error`: what `reserve_for` has returned."""
+        if error:
+            os.close(fd)
+            raise _no_space(role, nbytes, OSError(error, os.strerror(error)))
+        return cls._stamped(fd, role, nbytes, memfd=True)
 
     @classmethod
     def from_fd(cls, fd: int, role: str, *, writable: bool) -> Segment:
@@ -218,13 +236,31 @@ def _create_shm(role: str, nbytes: int) -> int:
 
 def _create_memfd(role: str, nbytes: int) -> int:
     fd = os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    error = reserve_for(fd, nbytes)
+    if error:
+        os.close(fd)
+        raise OSError(error, os.strerror(error))
+    return fd
+
+
+def reserve_for(fd: int, nbytes: int) -> int:
+    """Reserves the memory of a memfd and seals its size. 0, or the number of the error."""
     try:
         reserve(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+    except OSError as e:
+        return e.errno or errno.ENOMEM
+    return 0
+
+
+def _checked(role: str, nbytes: int) -> int:
+    """`nbytes` in whole pages, if there is so much memory."""
+    if nbytes <= 0:
+        raise ValueError(f"a segment needs a positive size, not {nbytes}")
+    nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if nbytes > memory_available():
+        raise _no_space(role, nbytes, OSError(errno.ENOMEM, f"{format_bytes(memory_available())} of memory are available"))
+    return nbytes
 
 
 def _no_space(role: str, nbytes: int, e: OSError) -> ResourceLimitError:

@@ -143,6 +143,15 @@ static inline uint32_t aspen_collect_plan(struct aspen_control *c, uint32_t id, 
   return n;
 }
 
+/* While the world stands still: an instance goes on in another arena, as large and all zero, so none of its request's tiles counts as executed (I2).
+ * Returns the old one, which is dropped; aspen_publish() has to come before the world goes on. */
+static inline uint32_t aspen_replace_arena(struct aspen_control *c, uint32_t id, uint32_t segment) {
+  uint32_t old = c->instance[id].arena;
+  c->instance[id].arena = segment;
+  aspen_drop_segment(c, old);
+  return old;
+}
+
 /* ------------------------------------------------------------------------------------------------ clients */
 
 static inline uint32_t aspen_add_client(struct aspen_control *c, uint32_t segment, struct aspen_client_segment *mapped) {
@@ -226,6 +235,18 @@ static inline void aspen_worker_reset(struct aspen_control *c, uint32_t row, uin
 static inline void aspen_worker_gone(struct aspen_control *c, uint32_t row, int died) {
   aspen_store_seq(&c->row[row].open, 0);
   aspen_store_seq(&c->worker[row].state, died ? ASPEN_WORKER_DEAD : ASPEN_WORKER_NONE);
+}
+
+/* Is there anything that this row's DSE would see, if it looked? What aspen_dse_work() sees, from outside. */
+static inline int aspen_worker_due(const struct aspen_control *c, const struct aspen_doorbell *bell, uint32_t row) {
+  const struct aspen_worker *w = &c->worker[row];
+  if (aspen_load_seq(&c->signals.epoch) & 1 || aspen_load_seq(&c->signals.stop) || aspen_load_seq(&w->command)) return 1;
+  if (aspen_load_seq(&c->signals.attach_seq) != aspen_load_acquire(&w->attached)) return 1;
+  for (uint32_t r = 0; r < c->signals.n_rows; r++) {
+    int takes = r == row || aspen_stat_load(&c->signals.steal) || !aspen_load_seq(&c->row[r].open);
+    if (takes && aspen_load_seq(&c->row[r].mask)) return 1;
+  }
+  return aspen_bell_pending(bell) || (aspen_load_seq(&c->claim.wanted) != aspen_load_seq(&c->claim.done) && aspen_load_seq(&c->claim.lock) == 0);
 }
 
 static inline void aspen_worker_command(struct aspen_control *c, struct aspen_doorbell *bell, uint32_t row, uint32_t command) {

@@ -25,7 +25,9 @@ class Engine:
     `isa` is the name of an instruction set of `aspen_mp.workers._kernels.isas()`, None for the best.
     """
 
-    def __init__(self, control: Buffer, doorbell: Buffer, row: int, isa: str | None = None) -> None: ...
+    def __init__(self, control: Buffer, doorbell: Buffer, row: int, isa: str | None = None, told: int = -1) -> None:
+        """`told`: an eventfd that is written to when the DSE has parked for a recovery; -1: none."""
+
     @property
     def row(self) -> int: ...
     @property

@@ -92,6 +92,7 @@ cdef extern from "dse.h" nogil:
         aspen_control *control
         uint32_t row
     struct aspen_dse:
+        int told
         aspen_station s
         uint64_t opaque
         void *scratch
@@ -238,7 +239,7 @@ cdef class Engine:
         if not (self.d and self.segment and self.plan and self.instance and self.next):
             raise MemoryError()
 
-    def __init__(self, control, doorbell, row, isa=None):
+    def __init__(self, control, doorbell, row, isa=None, told=-1):
         check_magic(control, "control")
         check_magic(doorbell, "doorbell")
         self._control_buf = _Buffer(control, True)
@@ -249,6 +250,7 @@ cdef class Engine:
         self._isa = _isa(isa)
         self.kernels = aspen_kernels_for(<aspen_isa>self._isa)
         aspen_dse_init(self.d, self.c, <aspen_doorbell *>self._bell_buf.view.buf, row, self.segment, self.plan, self.instance, self.next)
+        self.d.told = told
 
     def __dealloc__(self):
         self._free()
@@ -355,11 +357,19 @@ cdef class Engine:
         for k in range(1, ASPEN_MAX_PLANS):
             p = &self.c.plan[k]
             live = aspen_load_acquire(&p.state) in (ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING)
-            if self.plan[k] != NULL and (not live or self.plan[k].generation != p.generation):
+            if self.plan[k] != NULL and (not live or self.plan[k].generation != p.generation or not self._whole(p)):
                 self._drop_plan(k)
             if live and self.plan[k] == NULL and p.segment in self._buffers:
                 self._prepare(k)
         aspen_dse_attached(self.d, seq)
+
+    cdef bint _whole(self, const aspen_plan *p):
+        """Is each of its instances where it was? One whose arena was replaced went with the old one."""
+        cdef uint32_t i
+        for i in range(p.n_instances):
+            if self.instance[p.instance[i]] == NULL:
+                return False
+        return True
 
     cdef _prepare(self, uint32_t k):
         """Makes a plan and its instances ready. Its segments were all sent before it was announced."""

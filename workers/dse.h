@@ -9,6 +9,8 @@
  */
 #ifndef ASPEN_DSE_H
 #define ASPEN_DSE_H
+#include <sys/eventfd.h>
+
 #include "claim.h"
 #include "exec.h"
 
@@ -28,6 +30,7 @@ struct aspen_dse {
   uint64_t opaque;        /* the tile that Python executes; 0: none */
   uint32_t looking;       /* counted in idle.spinners */
   uint32_t n_victims, roster;
+  int told;               /* eventfd: written to when this DSE has parked for a recovery, so that nobody has to look for it; -1: none */
   uint64_t looked_since;  /* ticks */
   uint64_t lap;           /* ticks: up to here all time is accounted for */
   void *scratch;
@@ -65,6 +68,7 @@ static inline void aspen_dse_init(struct aspen_dse *d, struct aspen_control *con
                                   const struct aspen_mapping *segment, struct aspen_plan_view *const *plan,
                                   struct aspen_instance_view *const *instance, uint64_t *const *next) {
   memset(d, 0, sizeof *d);
+  d->told = -1;
   d->s = (struct aspen_station){.control = control, .bell = bell, .row = row, .segment = segment, .plan = plan, .instance = instance};
   d->s.user = (struct aspen_user){.signals = &control->signals,
                                   .next = next,
@@ -194,6 +198,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
       return;
     }
     aspen_store_release(&aspen_me(&d->s)->parked, epoch);
+    if (d->told >= 0) eventfd_write(d->told, 1); /* after the store: who hears of it finds it */
     aspen_futex_wait(&g->epoch, epoch, ASPEN_FOREVER);
   }
 }

@@ -35,7 +35,7 @@ class Worker:
         self._segments: dict[int, Segment] = {}
         self._cache: OpaqueCache | None = None
         kind, row, cpu, _, isa, fds = wire.receive(sock)
-        if kind != wire.SETUP or len(fds) != 2:
+        if kind != wire.SETUP or len(fds) != 3:
             raise EOFError
         process.set_name(f"aspen-w{row}")
         if cpu >= 0:
@@ -44,7 +44,7 @@ class Worker:
         self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True)
         self._control.close_fd()
         self._doorbell.close_fd()
-        self._engine = _dse.Engine(self._control.mapping, self._doorbell.mapping, row, isa.decode() or None)
+        self._engine = _dse.Engine(self._control.mapping, self._doorbell.mapping, row, isa.decode() or None, fds[2])
         self._sync(0)
         self._engine.join()
         wire.send(sock, wire.READY)

@@ -1,4 +1,4 @@
-"""Packets between the planner process and a worker, on a SOCK_SEQPACKET socketpair: one packet, one message, at most one descriptor pair.
+"""Packets between the planner process and a worker, on a SOCK_SEQPACKET socketpair: one packet, one message, at most three descriptors.
 
 The planner process sends the segments that a plan needs before it bumps `attach_seq`, and `SYNC` with the new number after them; a worker
 that sees the number change reads packets until it has the `SYNC` that reaches it. So nothing is ever used before it is mapped.
@@ -11,7 +11,9 @@ import os
 import socket
 import struct
 
-SETUP = 1  # row, cpu (-1: not pinned); descriptors of control segment and doorbell page
+SETUP = (
+    1  # row, cpu (-1: not pinned); descriptors of control segment, doorbell page, and the eventfd to write to when parked for a recovery
+)
 ATTACH = 2  # segment id, role, bytes; descriptor of the segment
 DETACH = 3  # segment id
 SYNC = 4  # attach_seq
@@ -32,7 +34,7 @@ def send(sock: socket.socket, kind: int, a: int = 0, b: int = 0, c: int = 0, tex
 
 def receive(sock: socket.socket) -> tuple[int, int, int, int, bytes, list[int]]:
     """(kind, a, b, c, text, descriptors). Raises EOFError when the other end is gone."""
-    data, ancillary, _, _ = sock.recvmsg(_HEAD.size + MAX_TEXT, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = sock.recvmsg(_HEAD.size + MAX_TEXT, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

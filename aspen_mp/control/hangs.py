@@ -5,7 +5,8 @@ machine that is merely overloaded, paused or throttled it stands still for any l
 does not end uses CPU without end. So what counts is CPU time used since the heartbeat last moved, against `TIMES` the time that the plan
 estimates for the tile, and no less than `LEAST_S`. A worker that neither moves nor is able to run (it sleeps in the kernel,
 state S: a lock that is never released) is told by the same amount of time, counted only while it is seen to sleep: a worker that
-waits for a CPU is runnable, one that waits for a disk is in state D, one that somebody has stopped or traces is in T or t. No look counts
+waits for a CPU is runnable, one that somebody has stopped or traces is in T or t. One that waits for a disk is in state D, and is given
+`STUCK_S`. No look counts
 for more than twice the time between looks, and three in a row are needed, so that a machine or a container that was frozen, planner
 process included, wakes up to no false alarm.
 
@@ -13,11 +14,14 @@ process included, wakes up to no false alarm.
     opaque tile (Python)       takes as long as it takes; OPAQUE_S asleep
     between two tiles          LEAST_S of CPU time, or asleep
     mapping segments, leaving  MAPPING_S of CPU time, or asleep
+    parked                     LEAST_S of CPU time; or asleep although there is something to do, and all have been woken for it
 
 The estimate may be wrong (another machine, a kernel that this one runs slowly): that is what the growth is for. A tile fails its request
 alone (PoisonTile) only after three workers have been lost to it, the last of them after 16 times the first bound.
-Idle workers are not looked at: one that looks for work moves its heartbeat, one that is parked says so. Looking costs the planner process a
-microsecond a worker and second, a clock's reading where a worker is in the middle of something; more only when a heartbeat stands still.
+A worker that looks for work moves its heartbeat. One that says that it is parked may sleep for ever; but it uses no CPU time, and its
+heartbeat moves when it is woken. So where there is something that it would see, everybody is woken once: a worker that does not stir
+then does not sleep where it should. While there is nothing to do nobody is woken.
+Looking costs the planner process a microsecond a worker and second and a clock's reading; more only when a heartbeat stands still.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ TIMES = 10.0
 GROWTH = 4.0
 OPAQUE_S = 60.0
 MAPPING_S = 10.0
+STUCK_S = 30.0
 SOON_S = 0.1
 """How soon a worker is looked at again whose heartbeat has stood still since the last look."""
 LOOKS: Final = 3
@@ -68,13 +73,15 @@ class _Stand:
     """A worker's heartbeat as it was when it was last seen to move, and what has been seen since."""
 
     pid: int
-    pulse: tuple[int, int]
+    pulse: tuple[int, int, bool]
     at: float
     cpu: float
     looks: int = 0
     spent: float = 0.0
     asleep: float = 0.0
+    stuck: float = 0.0
     bound: tuple[float, float, str] | None = None
+    woken: bool = False
 
 
 class HangWatch:
@@ -111,14 +118,13 @@ class HangWatch:
             rows.add(worker.row)
             heartbeat, item, idle, mapped = self._table.pulse(worker.row)
             stand = self._stands.get(worker.row)
-            if idle == PARKED or (stand is not None and (stand.pid, stand.pulse) != (worker.pid, (heartbeat, item))):
-                self._stands.pop(worker.row, None)
-                stand = None
-                if idle == PARKED:
-                    continue
+            parked = idle == PARKED
+            pulse = (heartbeat, item, parked)
             with suppress(OSError):  # it has just ended
-                if stand is None:
-                    self._stands[worker.row] = _Stand(worker.pid, (heartbeat, item), time.monotonic(), cpu_seconds(worker.pid))
+                if stand is None or (stand.pid, stand.pulse) != (worker.pid, pulse):
+                    self._stands[worker.row] = _Stand(worker.pid, pulse, time.monotonic(), cpu_seconds(worker.pid))
+                elif parked:
+                    still |= self._parked(worker, stand, interval)
                 else:
                     still |= self._still(worker, stand, interval, mapped)
         for row in set(self._stands) - rows:
@@ -126,23 +132,46 @@ class HangWatch:
         if still:
             self._soon = self._loop.later(SOON_S, lambda: self.look(SOON_S))
 
-    def _still(self, worker: Watched, stand: _Stand, interval: float, mapped: bool) -> bool:
-        """Its heartbeat has not moved. Whether it is to be looked at again soon."""
+    def _spend(self, worker: Watched, stand: _Stand, interval: float) -> None:
+        """Counts what it has done since the last look."""
         now, cpu = time.monotonic(), cpu_seconds(worker.pid)
         passed, used = now - stand.at, cpu - stand.cpu
         stand.at, stand.cpu = now, cpu
         stand.looks += 1
         stand.spent += min(used, 2 * interval)
-        if used < 0.05 * passed and _state(worker.pid) == "S":
-            stand.asleep += min(passed, 2 * interval)
+        state = _state(worker.pid) if used < 0.05 * passed else ""
+        stand.asleep += min(passed, 2 * interval) * (state == "S")
+        stand.stuck += min(passed, 2 * interval) * (state == "D")
+
+    def _parked(self, worker: Watched, stand: _Stand, interval: float) -> bool:
+        """It says that it sleeps, as it did at the last look. Whether it is to be looked at again soon."""
+        before = stand.spent
+        self._spend(worker, stand, interval)
+        if not self._table.due(worker.row):
+            stand.woken, stand.asleep = False, 0.0
+            if stand.spent == before:
+                stand.looks = 0
+        elif not stand.woken:
+            self._table.wake_all()
+            stand.woken, stand.asleep, stand.looks = True, 0.0, 0
+        if stand.looks >= LOOKS and (stand.spent > LEAST_S or stand.asleep > LEAST_S):
+            del self._stands[worker.row]
+            how = "without an end" if stand.spent > LEAST_S else "asleep"
+            self._hung(worker.row, max(stand.spent, stand.asleep), f"parked, {how}")
+            return False
+        return stand.woken or stand.spent > before
+
+    def _still(self, worker: Watched, stand: _Stand, interval: float, mapped: bool) -> bool:
+        """Its heartbeat has not moved. Whether it is to be looked at again soon."""
+        self._spend(worker, stand, interval)
         if stand.bound is None:
             stand.bound = self._bounds(worker, mapped)
         most_spent, most_asleep, what = stand.bound
-        if stand.looks < LOOKS or (stand.spent <= most_spent and stand.asleep <= most_asleep):
+        if stand.looks < LOOKS or (stand.spent <= most_spent and stand.asleep <= most_asleep and stand.stuck <= STUCK_S):
             return True
         del self._stands[worker.row]
-        how = "without an end" if stand.spent > most_spent else "asleep"
-        self._hung(worker.row, max(stand.spent, stand.asleep), f"{what}, {how}")
+        how = "without an end" if stand.spent > most_spent else "asleep" if stand.asleep > most_asleep else "in the kernel"
+        self._hung(worker.row, max(stand.spent, stand.asleep, stand.stuck), f"{what}, {how}")
         return False
 
     def _bounds(self, worker: Watched, mapped: bool) -> tuple[float, float, str]:

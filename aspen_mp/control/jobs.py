@@ -273,15 +273,28 @@ class PlannerChild:
             self._next()
 
     def _died(self, why: str, kind: type[AspenError] = PlanError) -> None:
-        status = self._end(kill=bool(why), wait=True)
-        job, self._current = self._current, None
-        if job is not None:
-            failed = f"model {self._name!r}: its planning process failed: {why}"
-            job.on_error(kind(failed) if why else _death(self._name, status))
-            self._next_after(job)
+        """`why` empty: its status says how the child ended. That is waited for, but not here: giving back a large model's memory takes
+        time."""
+        job = self._current
+        if job is not None and not why:
+            self._end(kill=False, then=lambda status: self._answer_death(job, _death(self._name, status)))
+            self._heard()
+            return
+        self._end(kill=bool(why))
+        self._answer_death(job, kind(f"model {self._name!r}: its planning process failed: {why}"))
 
-    def _end(self, *, kill: bool, wait: bool = False) -> int:
-        """Closes the socket (at which an idle child leaves) and reaps the child; returns its wait status if told to wait for it."""
+    def _answer_death(self, job: Job | None, error: AspenError) -> None:
+        if job is None or self._current is not job:
+            return
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+        self._current = None
+        job.on_error(error)
+        self._next_after(job)
+
+    def _end(self, *, kill: bool, then: Callable[[int], object] | None = None) -> None:
+        """Closes the socket (at which an idle child leaves) and has the child reaped; `then(status)` follows."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -292,7 +305,7 @@ class PlannerChild:
         self._receiver.close()
         self._out = memoryview(b"")
         if self._sock is None:
-            return 0
+            return
         self._loop.unwatch(self._sock.fileno())
         self._sock.close()
         self._sock = None
@@ -300,11 +313,10 @@ class PlannerChild:
         if kill:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if wait:
-            return os.waitpid(pid, 0)[1] if pid else 0
         if pid:
-            self._loop.reap(pid)
-        return 0
+            self._loop.reap(pid, then)
+        elif then is not None:
+            then(0)
 
     def _drop_segments(self) -> None:
         protocol.close_all([fd for _, _, fd in self._segments])

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from aspen_mp.control.reaping import REAP_S, ended, status_of
+
 PRIORITY_SIGNAL: Final = 0
 PRIORITY_WORKER: Final = 1
 PRIORITY_JOB: Final = 2
@@ -117,15 +119,17 @@ class Loop:
             if action is not None:
                 action()
 
-    def reap(self, pid: int) -> None:
-        """Collects the exit status of a child that is about to end, without waiting for it here."""
+    def reap(self, pid: int, then: Callable[[int], object] | None = None) -> None:
+        """Collects the exit status of a child that is about to end, without waiting for it here; `then(status)` follows."""
         pidfd = os.pidfd_open(pid)
         self._reaping[pidfd] = pid
 
         def gone() -> None:
             self.unwatch(pidfd)
             os.close(pidfd)
-            os.waitpid(self._reaping.pop(pidfd), 0)
+            status = status_of(self._reaping.pop(pidfd))
+            if then is not None:
+                then(status)
 
         self.watch(pidfd, PRIORITY_WORKER, gone)
 
@@ -134,7 +138,8 @@ class Loop:
 
     def close(self) -> None:
         for pidfd, pid in self._reaping.items():
-            os.waitpid(pid, 0)
+            if ended(pidfd, REAP_S):
+                status_of(pid)
             os.close(pidfd)
         self._selector.close()
         self._wake.close()

@@ -15,15 +15,16 @@ from typing import Any
 import msgspec
 
 from aspen_mp.control import planning, protocol, recall
-from aspen_mp.control.cache import Cache, WeightFile
+from aspen_mp.control.cache import Cache, Entry, WeightFile
 from aspen_mp.control.hangs import Estimate
 from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.planner.rates import Rates
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import AspenError, RequestError
+from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 MAX_PLANS = 256
@@ -83,10 +84,12 @@ class ModelStore:
         cache: Cache | None,
         rates: tuple[Rates, str],
         limits: Limits,
+        reserver: Reserver,
     ) -> None:
         """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
         planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child."""
         self._limits = limits
+        self._reserver = reserver
         self._rates, self._calibration = rates
         self._prepare = prepare
         self._cache = cache
@@ -188,36 +191,69 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
-        workers, calibration = self._workers(), self._calibration
-        if self._recall(model, key, message, workers, calibration, asker):
-            return
-        askers = model.planning[key] = [asker]
+        job = PlanStage(message.stages, message.capacities, self._workers(), self._calibration)
+        model.planning[key] = [asker]
+        entry = None
+        if self._cache is not None and model.digest:
+            entry = recall.find(self._cache, model.digest, model.options.key, message, job.workers, job.calibration)
+        if entry is not None and entry.note.arena_bytes > 0:
+            self._reserve_arenas(model, key, job, entry, [])
+        else:
+            self._plan_anew(model, key, job)
+
+    def _plan_anew(self, model: Model, key: bytes, job: PlanStage) -> None:
+        askers = model.planning[key]
         model.child.submit(
             Job(
-                PlanStage(message.stages, message.capacities, workers, calibration),
+                job,
                 lambda result, segments: self._planned(model, key, result, segments),
                 lambda error: self._not_planned(model, key, error),
                 lambda progress: _report(askers, progress),
             )
         )
 
-    def _recall(self, model: Model, key: bytes, message: protocol.Plan, workers: int, calibration: str, asker: Asker) -> bool:
-        """Answers from the plan cache, if what is asked for is there."""
-        if self._cache is None or not model.digest:
-            return False
-        entry = recall.find(self._cache, model.digest, model.options.key, message, workers, calibration)
-        if entry is None:
-            return False
+    def _reserve_arenas(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
+        """One after the other, as many as there are to be instances; then the plan cache's entry is used."""
+        if len(arenas) == model.instances:
+            self._recalled(model, key, job, entry, arenas)
+            return
+
+        def reserved(answer: Segment | AspenError) -> None:
+            gone = self._models.get(model.id) is not model
+            if isinstance(answer, Segment):
+                arenas.append(answer)
+            if isinstance(answer, Segment) and not gone:
+                self._reserve_arenas(model, key, job, entry, arenas)
+                return
+            for arena in arenas:
+                arena.close()
+            self._not_planned(model, key, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
+
+        self._reserver.reserve("arena", entry.note.arena_bytes, reserved)
+
+    def _recalled(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
+        """Answers from the plan cache, if what is needed is still there."""
+        assert self._cache is not None
         names = {file.id for file in model.files.values()}
-        if any(file.id not in names for file in entry.note.weights) and not model.child.renew():
-            return False  # the child is about to give numbers to weight segments too
-        found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), model.instances)
+        try:
+            found = None
+            # A child that is busy is about to give numbers to weight segments too.
+            if all(file.id in names for file in entry.note.weights) or model.child.renew():
+                found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
+        except (AspenError, OSError) as error:
+            known = (
+                error if isinstance(error, AspenError) else ResourceLimitError(f"the planner process lacks descriptors or memory: {error}")
+            )
+            self._not_planned(model, key, known)
+            return
+        finally:
+            for arena in arenas:
+                arena.close()
         if found is None:
-            return False
+            self._plan_anew(model, key, job)
+            return
         result, received, plan = found
-        model.planning[key] = [asker]
         self._planned(model, key, result, received, plan)
-        return True
 
     def _planned(
         self, model: Model, key: bytes, result: Inspected | StagePlanned, received: list[Received], plan: Segment | None = None
@@ -305,6 +341,18 @@ class ModelStore:
                 if stage.answer.plan == plan:
                     return planning.op_of_tile(self._segments[stage.segments[0]].fd, tile)
         return 0
+
+    def replace_arena(self, instance: int) -> None:
+        """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
+        old = self._table.instance(instance)["arena"]
+        held = self._segments[old]
+        with Segment.create("arena", held.nbytes) as arena:
+            new = self._segments.add("arena", arena.nbytes, os.dup(arena.fd), held.owner)
+        self._table.replace_arena(instance, new)
+        self._segments.forget(old)
+        for model in self._models.values():
+            for stage in model.stages.values():
+                stage.segments = [new if segment == old else segment for segment in stage.segments]
 
     def estimate(self, plan: int, tile: int) -> Estimate:
         """What the plan says of a tile. Of a plan that is being dropped nothing is known any more: it may take any time."""

@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from aspen_mp.control.reaping import REAP_S, ended, status_of
 from aspen_mp.control.spawn import spawn, start_worker
 from aspen_mp.workers import process, wire
 
@@ -103,7 +104,11 @@ class Nursery:
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         pid, self._pid = self._pid, 0
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        status = -signal.SIGKILL
+        if ended(self._pidfd, REAP_S):
+            status = os.waitstatus_to_exitcode(status_of(pid))
+        elif self._loop is not None:
+            self._loop.reap(pid)
         if self._loop is not None:
             self._loop.unwatch(self._pidfd)
         os.close(self._pidfd)

@@ -19,6 +19,7 @@ from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.places import Place, arrange, surplus
+from aspen_mp.control.reaping import REAP_S, ended, status_of
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.shm import _control
@@ -33,7 +34,8 @@ STOPPED_S = 1.0
 
 @dataclass(slots=True)
 class Worker:
-    """`state`: "starting", "running", "leaving" (told to go)."""
+    """`state`: "starting", "running", "leaving" (told to go), "abandoned" (killed, and does not end). `ended`: why it was killed, where
+    that was to be no blame for its tile; `doomed`: it has been killed, and is abandoned then."""
 
     row: int
     pid: int
@@ -44,6 +46,8 @@ class Worker:
     state: str = "starting"
     error: str = ""
     hung: str = ""
+    ended: str = ""
+    doomed: Timer | None = None
     boot: Timer | None = None
     stopped: Timer | None = None
     since: float = field(default_factory=time.monotonic)
@@ -59,7 +63,8 @@ class Worker:
 
 class WorkerPool:
     """`on_ready()` follows each worker that begins to run or has failed to; `on_death` each one that ended unasked;
-    `on_drained()`: something that was dropped is no longer used; `on_left()` follows each asked-for end."""
+    `on_drained()`: something that was dropped is no longer used; `on_left()` follows each asked-for end; `on_stopped()`: somebody has
+    stopped a worker. `parked_fd`: eventfd that workers write to when they have parked for a recovery."""
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class WorkerPool:
         table: _control.ControlTable,
         control_fd: int,
         doorbell_fd: int,
+        parked_fd: int,
         max_workers: int,
         segments: Callable[[], Iterable[Held]],
         journal: Journal,
@@ -77,10 +83,11 @@ class WorkerPool:
         on_death: Callable[[Death], None],
         on_left: Callable[[], None],
         on_drained: Callable[[], None],
+        on_stopped: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._table = table
-        self._fds = (control_fd, doorbell_fd)
+        self._fds = (control_fd, doorbell_fd, parked_fd)
         self._max = max_workers
         self._segments = segments
         self._journal = journal
@@ -90,6 +97,7 @@ class WorkerPool:
         self._on_death = on_death
         self._on_left = on_left
         self._on_drained = on_drained
+        self._on_stopped = on_stopped
         self._rows: dict[int, Worker] = {}
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
@@ -108,8 +116,13 @@ class WorkerPool:
 
     @property
     def processes(self) -> int:
-        """How many worker processes there are."""
-        return len(self._rows)
+        """How many worker processes there are that are, or may come to be, of use."""
+        return len(self._rows) - self.abandoned
+
+    @property
+    def abandoned(self) -> int:
+        """How many workers have been killed and do not end: their rows stay closed until they do."""
+        return sum(worker.state == "abandoned" for worker in self._rows.values())
 
     @property
     def running(self) -> int:
@@ -119,7 +132,7 @@ class WorkerPool:
     def describe(self) -> list[dict[str, Any]]:
         """One dict a worker: the control table's row and what only this process knows. `overhead`: share of scheduling in `busy_s`;
         `shared`: another worker, of this runtime or of another, is on the same CPU."""
-        uses = Counter(worker.cpu for worker in self._rows.values() if worker.state != "leaving")
+        uses = Counter(worker.cpu for worker in self._staying())
         known = {row["row"]: row for row in self._table.workers()}
         found = []
         for worker in self._rows.values():
@@ -136,7 +149,7 @@ class WorkerPool:
         return [place.cpu for place in (*(worker.place for worker in self._staying()), *self._queued, *self._vacant)]
 
     def _staying(self) -> list[Worker]:
-        return [worker for worker in self._rows.values() if worker.state != "leaving"]
+        return [worker for worker in self._rows.values() if worker.state in {"starting", "running"}]
 
     @property
     def crowded(self) -> bool:
@@ -241,18 +254,21 @@ class WorkerPool:
     # ---- segments
 
     def attach(self, held: Held) -> None:
-        for worker in self._rows.values():
+        for worker in self._listening():
             self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
 
     def detach(self, segment: int) -> None:
-        for worker in self._rows.values():
+        for worker in self._listening():
             self._send(worker, wire.DETACH, segment)
 
     def publish(self) -> None:
         """Everything sent so far takes effect: workers are woken, and read their packets up to here."""
         self.seq = self._table.publish()
-        for worker in self._rows.values():
+        for worker in self._listening():
             self._send(worker, wire.SYNC, self.seq)
+
+    def _listening(self) -> list[Worker]:
+        return [worker for worker in self._rows.values() if worker.state != "abandoned"]
 
     def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, fds: tuple[int, ...] = ()) -> None:
         """Sends now, or queues where the worker is busy in an opaque tile and its socket is full."""
@@ -317,6 +333,9 @@ class WorkerPool:
 
     def _gone(self, worker: Worker) -> None:
         """The process has ended: reap it, then let go of its row."""
+        if worker.state == "abandoned":
+            self._reaped_late(worker)
+            return
         for _ in range(1000):  # its last words; the bound only guards against a socket that somebody else holds open
             if not self._hear(worker):
                 break
@@ -337,9 +356,9 @@ class WorkerPool:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             if worker.state != "leaving":
                 self._vacant.append(worker.place)
-            why = f"hung {worker.hung}" if worker.hung else _why(status, error)
+            why = worker.ended or (f"hung {worker.hung}" if worker.hung else _why(status, error))
             self._died(worker, why)
-            self._on_death(Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung)))
+            self._on_death(Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung), bool(worker.ended)))
 
     def _died(self, worker: Worker, why: str) -> None:
         self._journal.warning("worker-died", **worker.facts(), why=why)
@@ -347,8 +366,9 @@ class WorkerPool:
     def _look_for_stopped(self) -> None:
         """Somebody has stopped a worker, perhaps: a child has changed its state."""
         for worker in self._rows.values():
-            if worker.stopped is None and _is_stopped(worker):
+            if worker.stopped is None and worker.doomed is None and _is_stopped(worker):
                 worker.stopped = self._loop.later(STOPPED_S, partial(self._still_stopped, worker))
+                self._on_stopped()
 
     def _still_stopped(self, worker: Worker) -> None:
         worker.stopped = None
@@ -363,7 +383,7 @@ class WorkerPool:
         return [
             Watched(worker.row, worker.pid, worker.state == "leaving")
             for worker in self._rows.values()
-            if worker.boot is None and worker.stopped is None
+            if worker.boot is None and worker.stopped is None and worker.doomed is None
         ]
 
     def hung(self, row: int, seconds: float, what: str) -> None:
@@ -378,14 +398,21 @@ class WorkerPool:
         self._booted(worker)
         if worker.stopped is not None:
             worker.stopped.cancel()
+        if worker.doomed is not None:
+            worker.doomed.cancel()
         del self._rows[worker.row]
-        self._leases.drop(worker.cpu)
+        if worker.state != "abandoned":
+            self._let_go(worker)
         self._loop.unwatch(worker.pidfd)
         os.close(worker.pidfd)
+        return status_of(worker.pid)
+
+    def _let_go(self, worker: Worker) -> None:
+        """Of all that is kept for a worker but its row and its process."""
+        self._leases.drop(worker.cpu)
         self._drop_queue(worker)
         self._loop.unwatch(worker.sock.fileno())
         worker.sock.close()
-        return os.waitpid(worker.pid, 0)[1]
 
     # ---- ending
 
@@ -417,34 +444,64 @@ class WorkerPool:
         self._table.worker_command(worker.row, "leave")
 
     def kill_all(self) -> None:
-        """Ends every worker at once and reaps it; rows are free afterwards. No callback is called."""
+        """Ends every worker at once and reaps it; rows are free afterwards. No callback is called. A worker that does not end is left to
+        the kernel: it is gone as soon as it can be."""
         for worker in self._rows.values():
             self._kill(worker)
+        deadline = time.monotonic() + REAP_S
         for worker in list(self._rows.values()):
-            self._forget(worker)
-            self._table.worker_gone(worker.row)
+            if ended(worker.pidfd, deadline - time.monotonic()):
+                self._forget(worker)
+                self._table.worker_gone(worker.row)
 
     def stopped(self, rows: Iterable[int]) -> list[int]:
         """Those of these rows whose workers somebody has stopped."""
         return [row for row in rows if row in self._rows and _is_stopped(self._rows[row])]
 
-    def kill(self, rows: Iterable[int]) -> list[int]:
-        """Ends the workers of these rows at once and reaps them; `refill` replaces those that were to stay. No callback is called. Returns
-        their pids."""
-        pids = []
+    def kill(self, rows: Iterable[int]) -> None:
+        """Ends the workers of these rows, which hold a recovery up. Their deaths are told as any other, when the processes have ended."""
         for worker in [self._rows[row] for row in rows if row in self._rows]:
-            self._kill(worker)
-            self._forget(worker)
-            self._table.worker_gone(worker.row)
-            self._died(worker, "ended: it did not stop for a recovery")
-            if worker.state != "leaving":
-                self._vacant.append(worker.place)
-            pids.append(worker.pid)
-        return pids
+            if worker.doomed is None and worker.state != "abandoned":
+                worker.ended = "ended: it did not stop for a recovery"
+                self._kill(worker)
 
     def _kill(self, worker: Worker) -> None:
+        """Kills it. The news of its end comes from its pidfd; where none comes, it is abandoned: nothing here ever waits for it."""
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
+        if worker.doomed is None and worker.state != "abandoned":
+            worker.doomed = self._loop.later(REAP_S, partial(self._abandon, worker))
+
+    def _abandon(self, worker: Worker) -> None:
+        """It has been killed, and does not end (I7). It executes no instruction any more, but the kernel may still complete what it was
+        asked for last: so what its tile writes to is not used again. Its row stays closed; another worker takes its place."""
+        if self._rows.get(worker.row) is not worker or ended(worker.pidfd, 0.0):
+            return  # its end is the next news
+        at = self._table.current(worker.row)
+        staying, booted = worker.state != "leaving", worker.state != "starting"
+        self._booted(worker)
+        if worker.stopped is not None:
+            worker.stopped.cancel()
+        self._let_go(worker)
+        worker.state = "abandoned"
+        self._table.worker_gone(worker.row, died=True)
+        why = worker.ended or (f"hung {worker.hung}" if worker.hung else "killed")
+        self._journal.warning("worker-abandoned", **worker.facts(), seconds=REAP_S, why=why)
+        if staying:
+            self._vacant.append(worker.place)
+        why = f"{why}; it does not end and was abandoned"
+        self._on_death(
+            Death(
+                worker.row, worker.pid, worker.cpu, why, signal.SIGKILL, at, booted, bool(worker.hung), bool(worker.ended), abandoned=True
+            )
+        )
+
+    def _reaped_late(self, worker: Worker) -> None:
+        """An abandoned worker has ended after all: its row is free again."""
+        self._forget(worker)
+        self._table.worker_gone(worker.row)
+        self._journal.info("worker-reaped", **worker.facts())
+        self._start_queued(topology.read())
 
 
 def _is_stopped(worker: Worker) -> bool:

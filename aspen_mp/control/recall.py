@@ -19,10 +19,10 @@ def find(plans: Cache, digest: bytes, options: Sequence[Any], message: protocol.
 
 
 def stage(
-    plans: Cache, entry: cache.Entry, digest: bytes, files: Mapping[int, WeightFile], next_number: int, instances: int
+    plans: Cache, entry: cache.Entry, digest: bytes, files: Mapping[int, WeightFile], next_number: int, arenas: Sequence[Segment]
 ) -> tuple[StagePlanned, list[Received], Segment] | None:
-    """The answer, the segments that are new (weights, from number `next_number` on, then arenas) and the plan's own. `files`: the model's
-    weight segments that workers have. None where weights are missing. ResourceLimitError where memory is."""
+    """The answer, the segments that are new (weights, from number `next_number` on, then copies of the arenas' descriptors) and the plan's
+    own. `files`: the model's weight segments that workers have. None where weights are missing. ResourceLimitError where memory is."""
     note = entry.note
     known = {file.id: number for number, file in files.items()}
     new = [file for file in note.weights if file.id not in known]
@@ -35,9 +35,7 @@ def stage(
                 return None
             known[file.id] = next_number + len(received)
             received.append(("weights", file.nbytes, fd))
-        for _ in range(instances):
-            with Segment.create("arena", note.arena_bytes) as arena:
-                received.append(("arena", arena.nbytes, os.dup(arena.fd)))
+        received += [("arena", arena.nbytes, os.dup(arena.fd)) for arena in arenas]
         plan = Segment.create("plan", entry.segment.nbytes)
     except BaseException:
         protocol.close_all([fd for _, _, fd in received])

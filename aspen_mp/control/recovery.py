@@ -21,10 +21,14 @@ from aspen_mp.control.outages import Outages
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping
+from aspen_mp.shm.errors import AspenError
 
 PARK_S: Final = 2.0
 """How long a worker may take to finish the tile in hand; then it is ended as well. Kernels take milliseconds, opaque tiles maybe longer."""
-TICK_S: Final = 0.0005
+AGAIN_S: Final = 1.0
+"""How soon it is looked again whether those are gone that were ended because they were late. Their ends are news anyway."""
+MEMORY_S: Final = 0.1
+"""How soon it is tried again to get memory without which the world cannot go on."""
 FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 MOST_FAULTS: Final = 3
 MOST_KILLS: Final = 8
@@ -40,7 +44,9 @@ BURST_S: Final = 10.0
 @dataclass(slots=True)
 class Death:
     """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
-    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile."""
+    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile; `late`: because it held a
+    recovery up, for which the tile is not blamed. `abandoned`: it was killed and does not
+    end, so `at` may still be written to."""
 
     row: int
     pid: int
@@ -50,6 +56,8 @@ class Death:
     at: tuple[int, int, int] | None
     booted: bool
     hung: bool = False
+    late: bool = False
+    abandoned: bool = False
 
     @property
     def killed(self) -> bool:
@@ -59,16 +67,17 @@ class Death:
 
 @dataclass(slots=True)
 class Recovery:
-    """`kill(rows)` ends and reaps workers without a word and returns their pids; `stopped(rows)` are those of them that have been stopped
-    (SIGSTOP), which would hold everybody up; `refill()` starts one for each that has died, `abandon()` does without them; `alive()`
-    counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds a tile's op; `after()` is called when the
-    world goes on; `give_up(why)` when no worker stays alive."""
+    """`kill(rows)` ends workers, whose deaths are told when they have ended; `stopped(rows)` are those of them that have been stopped
+    (SIGSTOP), which would hold everybody up; `replace(instance)` gives an instance another arena; `refill()` starts one for each that has
+    died, `abandon()` does without them; `alive()` counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds
+    a tile's op; `after()` is called when the world goes on; `give_up(why)` when no worker stays alive."""
 
     loop: Loop
     table: _control.ControlTable
     segments: SegmentStore
-    kill: Callable[[list[int]], list[int]]
+    kill: Callable[[list[int]], None]
     stopped: Callable[[list[int]], list[int]]
+    replace: Callable[[int], None]
     refill: Callable[[], None]
     abandon: Callable[[], int]
     alive: Callable[[], int]
@@ -90,8 +99,11 @@ class Recovery:
     _unborn: int = 0
     _failed: int = 0
     _poisoned: list[tuple[int, int, int]] = field(default_factory=list)
+    _lost: set[tuple[int, int]] = field(default_factory=set)
+    replaced: int = 0
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
+    _timed: bool = False
     _restart: bool = False
     closed: bool = False
 
@@ -113,13 +125,16 @@ class Recovery:
         fault = death.number in FAULTS
         if fault:
             self._faults.append(time.monotonic())
-        self._restart |= fault
+        self._restart |= fault or death.abandoned  # of the latter nobody knows what it is dying of
         if death.at is not None:
-            self._blame(death.at, fault, death.hung)
+            if death.abandoned:
+                self._lost.add((death.at[0], death.at[2]))
+            if not death.late:
+                self._blame(death.at, fault, death.hung)
         if self._since is None:
             self._since = time.monotonic()
             self.table.epoch_begin()
-        self._tick()
+        self.look()
 
     def started(self) -> None:
         """A new worker runs: starting them works again."""
@@ -136,20 +151,44 @@ class Recovery:
         if counts[at] >= most:
             self._poisoned.append((instance, generation, self.op_of(instance, tile)))
 
-    def _tick(self) -> None:
+    def look(self) -> None:
+        """Goes on with a recovery, if all have parked or are gone. To be called when a worker has parked, ended or been stopped."""
         if self._since is None or self.closed:
             return
         late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
-        doomed = late if time.monotonic() - self._since > PARK_S else self.stopped(late)
+        left = self._since + PARK_S - time.monotonic()
+        doomed = late if left < 0 else self.stopped(late)
         if doomed:
-            for pid in self.kill(doomed):
-                self.deaths += 1
-                self.outages.died(pid)
-            late = self.table.epoch_stopped()
+            self.kill(doomed)
         if late:
-            self.loop.later(TICK_S, self._tick)
-            return
-        self._rebuild()
+            self._look_in(left if left > 0 else AGAIN_S)
+        elif not self._replace_lost():
+            self.loop.later(MEMORY_S, self.look)
+        else:
+            self._rebuild()
+
+    def _look_in(self, seconds: float) -> None:
+        if not self._timed:
+            self._timed = True
+            self.loop.later(seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timed = False
+        self.look()
+
+    def _replace_lost(self) -> bool:
+        """What workers that do not end may still write to is used no more. False: there is no memory to replace it with, so the world has
+        to stand still."""
+        for instance, generation in list(self._lost):
+            if self.table.instance(instance)["generation"] == generation:
+                try:
+                    self.replace(instance)
+                except (AspenError, OSError) as error:
+                    self.journal.warning("arena-not-replaced", why=str(error))
+                    return False
+                self.replaced += 1
+            self._lost.discard((instance, generation))
+        return True
 
     def _rebuild(self) -> None:
         assert self._since is not None

@@ -29,11 +29,12 @@ from aspen_mp.control.hangs import HangWatch
 from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
-from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
+from aspen_mp.control.loop import PRIORITY_CLIENT, PRIORITY_WORKER, Loop
 from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
+from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.planner import rates
@@ -119,11 +120,13 @@ class Server:
             self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
         )
         self._table.set_stealing(config.stealing)
+        self._parked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pool = WorkerPool(
             self._loop,
             self._table,
             self._control.fd,
             self._doorbell.fd,
+            self._parked,
             self._max_workers,
             lambda: iter(self._segments),
             self._journal,
@@ -131,11 +134,13 @@ class Server:
             nursery,
             on_ready=self._worker_ready,
             on_death=self._worker_died,
-            on_left=self._collect,
+            on_left=self._worker_left,
             on_drained=self._collect,
+            on_stopped=self._worker_stopped,
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
+        self._reserver = Reserver(self._loop)
         self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
         self._planned_for = len(cpus)
         self._to_import = list(_PLANNER)
@@ -144,6 +149,7 @@ class Server:
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._import_all),
             *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
             Limits(config.patience_s, config.planning_bytes),
+            self._reserver,
         )
         self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._clients: dict[Connection, Client] = {}
@@ -154,6 +160,7 @@ class Server:
             self._segments,
             kill=self._pool.kill,
             stopped=self._pool.stopped,
+            replace=self._replace,
             refill=self._pool.refill,
             abandon=self._pool.abandon,
             alive=lambda: self._pool.processes,
@@ -171,6 +178,7 @@ class Server:
             blamed=self._recovery.hangs,
             hung=self._pool.hung,
         )
+        self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
         if config.restarts:
@@ -201,6 +209,7 @@ class Server:
         self._nursery.close()
         self._leases.close()
         self._models.close()
+        self._reserver.close()
         for connection in list(self._connections):
             connection.close()
         for listener in self._listeners:
@@ -209,6 +218,7 @@ class Server:
             self._claim.release()
         self._segments.close()
         self._loop.close()
+        os.close(self._parked)
 
     # ---- workers
 
@@ -227,6 +237,23 @@ class Server:
         self._worked |= death.booted
         if not self._worked and not death.killed:
             self._no_workers(death.why)  # no worker has ever run, and this one ended by itself: so will the next
+
+    def _replace(self, instance: int) -> None:
+        """A worker that does not end may still write to this instance's arena: it gets another one."""
+        self._models.replace_arena(instance)
+        self._pool.publish()
+
+    def _worker_parked(self) -> None:
+        """One or more have parked for a recovery."""
+        os.eventfd_read(self._parked)
+        self._recovery.look()
+
+    def _worker_stopped(self) -> None:
+        self._recovery.look()
+
+    def _worker_left(self) -> None:
+        self._collect()
+        self._recovery.look()
 
     def _no_workers(self, why: str) -> None:
         """Nothing can run any more: every client is told, and the runtime ends."""
@@ -473,17 +500,29 @@ class Server:
     def _data(self, client: Client, message: protocol.Data) -> None:
         if not message.nbytes:
             raise RequestError("a data segment of 0 bytes")
-        with _sealed("data", message.nbytes) as created:
-            segment = self._segments.add("data", created.nbytes, os.dup(created.fd), f"process {client.connection.pid}")
-            try:
-                index = self._table.add_data(client.number, segment)
-            except AspenError:
-                self._segments.drop(segment)
-                self._pool.publish()
-                raise
-            client.data[index] = segment
+        connection = client.connection
+
+        def ready(created: Segment | AspenError) -> None:
+            if isinstance(created, AspenError):
+                connection.fail(message.id, created)
+                return
+            with created:
+                if self._clients.get(connection) is client:  # it may have gone meanwhile
+                    self._guarded(connection, message.id, partial(self._add_data, client, message.id, created))
+
+        self._reserver.reserve("data", message.nbytes, ready)
+
+    def _add_data(self, client: Client, request: int, created: Segment) -> None:
+        segment = self._segments.add("data", created.nbytes, os.dup(created.fd), f"process {client.connection.pid}")
+        try:
+            index = self._table.add_data(client.number, segment)
+        except AspenError:
+            self._segments.drop(segment)
             self._pool.publish()
-            client.connection.send(protocol.DataReady(message.id, index, created.nbytes), (created.fd,))
+            raise
+        client.data[index] = segment
+        self._pool.publish()
+        client.connection.send(protocol.DataReady(request, index, created.nbytes), (created.fd,))
 
     def _resize(self, message: protocol.Resize) -> None:
         if message.total == protocol.AUTOMATIC:
@@ -535,6 +574,8 @@ class Server:
                 "respawned": self._pool.respawned,
                 "lacking": self._pool.lacking,
                 "given_up": self._recovery.given_up,
+                "abandoned": self._pool.abandoned,
+                "arenas_replaced": self._recovery.replaced,
                 "recoveries": self._recovery.recoveries,
                 "last": self._recovery.last,
                 "last_stop_s": self._recovery.last_stop_s,

@@ -68,6 +68,26 @@ def test_a_hung_worker_is_replaced(how: signal.Signals, tmp_path: Path, monkeypa
         assert model.run(feeds())["y"].tobytes() == expected
 
 
+@pytest.mark.parametrize("how", [SPIN, SLEEP])
+def test_a_worker_hangs_that_is_marked_as_parked(how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spins, which nobody does who sleeps; or it sleeps, which is seen when there is something that it should have woken up for."""
+    hook(tmp_path, monkeypatch, HANG)
+    with aspen_mp.Runtime(workers=2, log="off") as runtime:
+        model = chain(runtime)
+        expected = model.run(feeds())["y"].tobytes()
+        wait_until(lambda: [w["idle"] for w in runtime.workers] == ["parked"] * 2, "the workers to sleep")
+        victim = runtime.workers[0]["pid"]
+        os.kill(victim, how)
+        if how == SLEEP:
+            assert model.run(feeds())["y"].tobytes() == expected  # the other one does what there is
+            runtime.load(small_models.mlp()).run({"x": np.ones((4, 16), np.float32)})  # which both have to map
+        wait_until(lambda: victim not in {w["pid"] for w in runtime.workers}, "the hang to be noticed")
+        wait_until(lambda: [w["state"] for w in runtime.workers] == ["running"] * 2, "a new worker")
+        (event,) = events(runtime, "worker-hung")
+        assert event["where"] == f"parked, {'without an end' if how == SPIN else 'asleep'}"
+        assert model.run(feeds())["y"].tobytes() == expected
+
+
 def reduction(n: int) -> onnx.ModelProto:
     """y = log(sum(exp(x))) over `n` times the same element: one tile that takes as long as one likes, and next to no memory."""
     nodes = [

@@ -68,7 +68,7 @@ def _compile(*arguments: object) -> None:
 
 def build_checker(folder: Path) -> list[Path]:
     """The part of the checker that is the same for every mutant."""
-    objects = [folder / "fibers.o", folder / "search.o"]
+    objects = [folder / f"{part}.o" for part in ("fibers", "search", "reduction", "states")]
     for out in objects:
         _compile(CHECKER_FLAGS, "-O3", "-g", "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
     return objects

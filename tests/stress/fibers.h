@@ -34,8 +34,8 @@ struct fiber {
   uint32_t lives;    /* how often it may still die */
   uint32_t noted;    /* what it knows of the event count: enum noted */
   uint32_t marker;   /* of its program, for the client and the planner process */
-  uint32_t place;    /* number of (at_code, marker), by search.c */
-  struct set reads, writes; /* of what it does next, by search.c */
+  uint32_t place;    /* number of (at_code, marker), by reduction.c */
+  struct set reads, writes; /* of what it does next, by reduction.c */
   uint64_t registers[SAVED];
 };
 struct region { char *p; size_t n; const char *name; };

@@ -1,5 +1,5 @@
 /* The scheduler under the model checker: two or three DSEs, a client and a planner process over a small tile graph. system.c is their memory, roles.c what
- * each does; search.c says what "every interleaving" means and how many of them are left out, fibers.c how the headers' own lines are run.
+ * each does; reduction.c says what "every interleaving" means and how many of them are left out, fibers.c how the headers' own lines are run.
  *
  * The headers are compiled with ASPEN_MODEL_CHECK, where each atomic operation is a step. Memory is sequentially consistent, or x86-TSO when
  * asked for: stores (other than seq ones) wait in a FIFO of their fiber until a separate step writes them, so a missing store-load
@@ -14,8 +14,9 @@
  * if they were not marked as executed, or if what they had written to cannot be trusted (`scribbles`); no tile runs after its child; and nobody touches what is
  * shared from parking to the even epoch.
  *
- * usage: model SCENARIO [workers=N] [deaths=N,N,N] [scribbles] [early] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
+ * usage: model SCENARIO [workers=N] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
  *          deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
+ *          lone: none comes as long as another lives; settled: it begins when the first workers are there and sleep
  *          bound=N: only schedules with at most N preemptions; whole: without reduction; mirrored: without symmetry; compare: with and without reduction
  *       exit status: 0 every state is fine, 1 a violation (its trace is printed) or something lost by the reduction, 2 too many states, 3 usage
  */
@@ -45,6 +46,7 @@ static const struct scenario scenarios[] = {
     /* name, graph, requests, slots, instances, fault, cancel, leaves, announces, lazy, drops, spoils, maps */
     {"single", SINGLE, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},
     {"pair", PAIR, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},       /* two tiles ready at once: seeding, stealing */
+    {"chain", CHAIN, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0},     /* one after the other, the last one over what the first one wrote: steal, follow, complete */
     {"diamond", DIAMOND, 1, 1, 1, -1, -1, 0, 0, 0, NONE, 0, 0}, /* push, follow, steal, park, wake, complete */
     {"lazy", PAIR, 1, 1, 1, -1, -1, 0, 0, 1, NONE, 0, 0},       /* the same, and nobody steals */
     {"fault", DIAMOND, 1, 1, 1, B, -1, 0, 0, 0, NONE, 0, 0},    /* a kernel fails: no-ops to END */
@@ -84,6 +86,8 @@ int main(int argc, char **argv) {
     } else if (!strncmp(argv[k], "workers=", 8)) more.workers = atoi(argv[k] + 8);
     else if (!strcmp(argv[k], "scribbles")) more.scribbles = 1;
     else if (!strcmp(argv[k], "early")) more.early = 1;
+    else if (!strcmp(argv[k], "lone")) more.lone = 1;
+    else if (!strcmp(argv[k], "settled")) o.settled = 1;
     else if (!strncmp(argv[k], "walks=", 6)) o.walks = (uint32_t)atoi(argv[k] + 6);
     else if (!strncmp(argv[k], "bound=", 6)) o.bound = (uint32_t)atoi(argv[k] + 6) & 63;
     else o.most = strtoull(argv[k], NULL, 10);
@@ -91,15 +95,16 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], scenarios[k].name)) {
       known = 1;
       it = scenarios[k];
-      it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early;
+      it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early, it.lone = more.lone;
       memcpy(it.lives, more.lives, sizeof it.lives);
     }
   if (!known) {
-    fprintf(stderr, "usage: model SCENARIO [workers=N] [deaths=N,N,N] [scribbles] [early] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
+    fprintf(stderr, "usage: model SCENARIO [workers=N] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
     return 3;
   }
   if (it.workers < 1 + it.leaves || it.workers > MOST_WORKERS || (it.early && it.workers > 2)) return 3;
   o.loops = (1u << it.workers) - 1;
+  if (o.settled) o.settled = o.loops;
   if (it.leaves || it.dies || it.workers > 2 || o.bound != UNBOUNDED) o.symmetric = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   static char alternative[65536];

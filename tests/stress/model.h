@@ -12,7 +12,7 @@ enum { PLAN_BYTES = 8192, ARENA_BYTES = 512, COUNTERS = 64, EXECUTED = 128, LINK
 
 struct scenario {
   const char *name;
-  enum { SINGLE, PAIR, DIAMOND } graph;
+  enum { SINGLE, PAIR, CHAIN, DIAMOND } graph;
   int requests, slots, instances;
   int fault, cancel;                /* a tile whose kernel fails, a request that is cancelled; -1: none */
   int leaves, announces, lazy;      /* worker 1 is asked to leave; a segment is announced; nobody steals */
@@ -24,6 +24,7 @@ struct scenario {
   int lives[MOST_WORKERS];          /* how often each worker may die */
   int scribbles;                    /* it dies of a fault: what it may write to is garbage then */
   int early;                        /* a new worker may come at any time, even while the world stands still */
+  int lone;                         /* no new worker comes for a dead one as long as another lives */
   int dies;                         /* somebody may */
 };
 extern struct scenario it;

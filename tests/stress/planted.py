@@ -528,7 +528,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
 }
 
 
-# The same for the reduction: what makes it leave out too much.
+# The same for reduction.c: what makes it leave out too much.
 REDUCTION = [
     ("reads conflict with nothing", "by_read = reads.bits[k] & written->bits[k];", "by_read = 0;", "single"),
     ("writes conflict with nothing", "by_write = writes.bits[k] & (touched->bits[k] | written->bits[k])", "by_write = 0", "single"),

@@ -49,6 +49,7 @@ int kernel(const aspen_call *c) {
 
 uint64_t expected(uint64_t x) {
   uint64_t a = f(A, x, x);
+  if (it.graph == CHAIN) return f(C, f(B, a, a), f(B, a, a));
   return it.graph != DIAMOND ? a : f(D, f(B, a, a), f(C, a, a));
 }
 
@@ -204,12 +205,14 @@ static int start_worker(void *row) {
 }
 
 static void refill(void) {
+  for (int w = 0; w < it.workers && it.lone; w++)
+    if (!(chief.vacant >> w & 1)) return;
   for (int w = 0; w < it.workers; w++) {
     if (!(chief.vacant >> w & 1)) continue;
     struct aspen_worker *e = &control.worker[w];
     struct access words[] = {{&e->state, 4, 1}, {&e->command, 4, 1}, {&e->parked, 4, 1}, {&e->attached, 4, 1}, birth_of(w)};
     call(start_worker, (void *)(intptr_t)w, words, 5);
-    if (it.early) return;
+    if (it.early || it.lone) return;
   }
 }
 

@@ -1,4 +1,4 @@
-/* The search over all interleavings of fibers, reduced where that provably misses nothing: see search.c. */
+/* The search over all interleavings of fibers, reduced where that provably misses nothing: see search.c, reduction.c. */
 #ifndef SEARCH_H
 #define SEARCH_H
 #include "fibers.h"
@@ -10,6 +10,7 @@ struct options {
   int symmetric;   /* fibers 0 and 1 are the same but for their names */
   int compare;     /* search with and without reduction: is anything lost by it? */
   int backwards;   /* the last fiber first: the same states in another order */
+  uint32_t settled; /* fibers (a bit each) that have come to rest, one after the other, before anything else happens */
   uint32_t loops;  /* fibers (a bit each) that can get from anywhere in their code to anywhere else */
   uint32_t walks;  /* random executions that come before the search, to learn what fibers touch where */
 };

@@ -29,15 +29,24 @@ uint64_t gone[MOST_WORKERS];
 uint32_t parents_of[TILES];
 int n_tiles;
 
-/* A diamond whose last tile overwrites what its first one wrote: A: x → y; B: y → 0; C: y → 1; D: 0, 1 → y; END.
- * Or a pair, both ready at once: A: x → y; B: x → 0; END. Or a single tile: A: x → y; END. */
+/* A tile's operands: arena words, or the request's input X and output Y. */
+enum { X = -1, Y = -2 };
+
+/* DIAMOND and CHAIN: their last tile overwrites what the first one wrote. PAIR: both are ready at once. */
+static const struct {
+  int n_tiles, n_initial, out[4], in0[4], in1[4];
+  uint32_t kids[5], count[5];
+} graphs[] = {
+    [SINGLE] = {2, 1, {Y}, {X}, {X}, {1}, {1}},                                                           /* A: x → y */
+    [PAIR] = {3, 2, {Y, 0}, {X, X}, {X, X}, {2, 2}, {1, 1}},                                              /* A: x → y; B: x → 0 */
+    [CHAIN] = {4, 1, {Y, 0, Y}, {X, Y, 0}, {X, Y, 0}, {B, C, 3}, {1, 1, 1}},                              /* A: x → y; B: y → 0; C: 0 → y */
+    [DIAMOND] = {5, 1, {Y, 0, 1, Y}, {X, Y, Y, 0}, {X, Y, Y, 1}, {B, C, D, D, END}, {2, 1, 1, 1}},        /* A: x → y; B: y → 0; C: y → 1; D: 0, 1 → y */
+};
+
 static void make_plan(void) {
-  const int X = -1, Y = -2, pair = it.graph == PAIR, end = (n_tiles = it.graph == DIAMOND ? 5 : pair ? 3 : 2) - 1;
-  const int out[] = {Y, 0, 1, Y}, in0[] = {X, pair ? X : Y, Y, 0}, in1[] = {X, pair ? X : Y, Y, 1};
-  const uint32_t diamond_kids[] = {B, C, D, D, END}, diamond_count[] = {2, 1, 1, 1, 0}, pair_kids[] = {2, 2}, pair_count[] = {1, 1, 0},
-                 single_kids[] = {1}, single_count[] = {1, 0};
-  const uint32_t *kids = it.graph == DIAMOND ? diamond_kids : pair ? pair_kids : single_kids;
-  const uint32_t *count = it.graph == DIAMOND ? diamond_count : pair ? pair_count : single_count;
+  const int end = (n_tiles = graphs[it.graph].n_tiles) - 1;
+  const int *out = graphs[it.graph].out, *in0 = graphs[it.graph].in0, *in1 = graphs[it.graph].in1;
+  const uint32_t *kids = graphs[it.graph].kids, *count = graphs[it.graph].count;
   uint32_t n_children = 0;
   struct aspen_plan_header *h = (struct aspen_plan_header *)plan;
   struct aspen_op *ops = (struct aspen_op *)(plan + 1024);
@@ -49,7 +58,7 @@ static void make_plan(void) {
   h->n_ops = h->n_tiles = (uint32_t)n_tiles;
   h->n_operands = 12;
   h->n_params = 16;
-  h->n_initial = pair ? 2 : 1;
+  h->n_initial = (uint32_t)graphs[it.graph].n_initial;
   h->end_tile = (uint32_t)end;
   h->ops = 1024, h->operands = 2048, h->params = 6144, h->tiles = 6400, h->children = 7168, h->parent_counts = 7232, h->initial = 7296, h->parent_begin = 7360, h->parents = 7424;
   h->arena_bytes = ARENA_BYTES, h->arena_counters = COUNTERS, h->arena_executed = EXECUTED, h->arena_next = LINKS, h->arena_data = ACTIVATIONS;
@@ -75,7 +84,7 @@ static void make_plan(void) {
       struct aspen_operand *o = &operands[3 * t + k];
       *o = (struct aspen_operand){.dtype = ASPEN_DT_U64, .rank = 1, .dims = {1}, .strides = {1}};
       o->space = where < 0 ? ASPEN_SPACE_REQUEST : ASPEN_SPACE_ARENA;
-      o->offset = where < 0 ? (where == -1 ? 0 : 8) : ACTIVATIONS + 8 * where;
+      o->offset = where < 0 ? (where == X ? 0 : 8) : ACTIVATIONS + 8 * where;
     }
   }
   for (int t = 0; t < n_tiles; t++) {
@@ -215,7 +224,7 @@ void restored(void) {
 void check_rest(void) {
   CHECK(fiber[client_fiber()].at.kind == DONE && (it.spoils || it.drops == CLIENT || (int)told.answered == it.requests), "everybody waits, and a request has no answer");
   CHECK(n_fibers == planner_fiber() || fiber[planner_fiber()].at.kind == (it.dies ? AWAIT : DONE), "everybody waits, and so does the planner process");
-  int left = 0;
+  int left = 0, vacant = 0;
   for (int w = 0; w < it.workers; w++) {
     if (fiber[w].at.kind == DONE || fiber[w].at.kind == DEAD) left++;
     else {
@@ -224,7 +233,9 @@ void check_rest(void) {
     }
     CHECK(control.row[w].mask == 0 && control.row[w].lock == 0, "a row is not empty or still locked");
   }
-  CHECK(left == it.leaves, "the wrong workers left");
+  for (int w = 0; w < it.workers; w++) vacant += chief.vacant >> w & 1;
+  CHECK(vacant == 0 || (it.lone && vacant < it.workers), "a dead worker is not replaced");
+  CHECK(left == it.leaves + vacant, "the wrong workers left");
   CHECK(!chief.stopping && !(control.signals.epoch & 1), "a recovery does not end");
   CHECK(control.idle.sleepers == (uint32_t)(it.workers - left) && control.idle.spinners == 0, "the counts of idle workers are off");
   CHECK(control.claim.lock == 0 && control.claim.wanted == control.claim.done, "a claim is due and nobody makes it");

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from aspen_mp.control.journal import Journal
-from aspen_mp.control.recovery import MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
+from aspen_mp.control.recovery import MEMORY_S, MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
+from aspen_mp.shm.errors import ResourceLimitError
 
 
 class Loop:
@@ -23,22 +24,34 @@ class Loop:
 
 
 class Table:
-    """A control table on which every worker parks at once and request 7 of instance 1 runs."""
+    """A control table on which every worker parks at once, unless it is `late`, and request 7 of instance 1 runs. `said`: what was done to
+    it, in order; `memory`: there is some for other arenas."""
 
     def __init__(self) -> None:
         self.failed: list[tuple[int, ...]] = []
+        self.late: list[int] = []
+        self.killed: list[int] = []
+        self.said: list[object] = []
+        self.memory = True
+
+    def replace(self, instance: int) -> None:
+        if not self.memory:
+            raise ResourceLimitError("no memory")
+        self.said.append(("replace", instance))
 
     def epoch_begin(self) -> None: ...
 
-    def epoch_end(self) -> None: ...
+    def epoch_end(self) -> None:
+        self.said.append("end")
 
     def epoch_stopped(self) -> list[int]:
-        return []
+        return self.late
 
     def recovery_segments(self, **_: object) -> list[int]:
         return []
 
     def recover(self, *_: object, **__: object) -> dict[str, int]:
+        self.said.append("recover")
         return {"continued": 1}
 
     def instance(self, number: int) -> dict[str, int]:
@@ -70,8 +83,9 @@ def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
     parts: dict[str, Any] = {"loop": loop, "table": table, "segments": {}}
     recovery = Recovery(
         **parts,
-        kill=lambda rows: [],
+        kill=table.killed.extend,
         stopped=lambda rows: [],
+        replace=table.replace,
         refill=pool.refill,
         abandon=pool.abandon,
         alive=lambda: pool.alive,
@@ -139,3 +153,41 @@ def test_a_burst_of_faults_is_slowed_down() -> None:
             start()
         else:
             assert k < 7
+
+
+def test_one_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that neither parks nor ends when it is killed: its tile's arena is replaced before anything is rebuilt (I7), and where there
+    is no memory for that, nothing is rebuilt."""
+    recovery, loop, table, pool = make(2)
+    table.late = [1]
+    die(recovery, pool, signal.SIGKILL, booted=True)
+    recovery.look()
+    assert not table.killed  # it is given time to park
+    monkeypatch.setattr("aspen_mp.control.recovery.PARK_S", -1.0)
+    ((_, look),) = loop.waiting
+    loop.waiting.clear()
+    look()
+    assert table.killed == [1]
+    loop.waiting.clear()
+    assert not table.said
+    table.late = []  # the pool has given it up, and tells of it
+    table.memory = False
+    recovery.died(Death(1, 1001, 0, "killed; it does not end", signal.SIGKILL, (1, 5, 7), True, late=True, abandoned=True))
+    assert not table.said
+    assert recovery.going_on
+    table.memory = True
+    delay, again = loop.waiting.pop()
+    assert delay == MEMORY_S
+    again()
+    assert table.said == [("replace", 1), "recover", "end"]
+    assert recovery.replaced == 1
+    assert not recovery.going_on
+    for _ in range(MOST_KILLS):  # nor is the tile blamed for having been in its hand
+        assert not table.failed
+        die(recovery, pool, signal.SIGKILL, booted=True, at=(1, 5, 7))
+
+
+def test_an_arena_of_a_request_that_has_ended_is_left_alone() -> None:
+    recovery, _, table, _ = make(2)
+    recovery.died(Death(1, 1001, 0, "killed; it does not end", signal.SIGKILL, (1, 5, 6), True, abandoned=True))
+    assert table.said == ["recover", "end"]

@@ -1,0 +1,34 @@
+"""Ends of child processes, without ever waiting for one that may not come.
+
+A process that was killed ends when the kernel lets it: not while it is frozen, or waits for a device. And one that has ended and is traced
+(by a debugger) is its tracer's to reap first.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+REAP_S = 1.0
+"""A process that was killed and has not ended after so long is left alone."""
+
+
+def ended(pidfd: int, seconds: float) -> bool:
+    """Whether a process has ended, or does within `seconds`."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1e3))
+
+
+_zombies: list[int] = []
+
+
+def status_of(pid: int) -> int:
+    """The wait status of a child that has ended. 0 where somebody else has to reap it first: it is reaped when the next one is."""
+    for other in list(_zombies):
+        if os.waitpid(other, os.WNOHANG)[0]:
+            _zombies.remove(other)
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if not found:
+        _zombies.append(pid)
+    return status
