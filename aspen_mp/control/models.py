@@ -192,10 +192,10 @@ class ModelStore:
             model.planning[key].append(asker)
             return
         job = PlanStage(message.stages, message.capacities, self._workers(), self._calibration)
-        model.planning[key] = [asker]
         entry = None
         if self._cache is not None and model.digest:
             entry = recall.find(self._cache, model.digest, model.options.key, message, job.workers, job.calibration)
+        model.planning[key] = [asker]
         if entry is not None and entry.note.arena_bytes > 0:
             self._reserve_arenas(model, key, job, entry, [])
         else:

@@ -39,7 +39,7 @@ DEATHS = [
     *("diamond settled lone deaths=1,1", "chain settled lone deaths=2,2"),
 ]
 DEATHS_LONG = [
-    *("single deaths=1,1", "single deaths=2,0", "single deaths=0,2"),
+    *("chain deaths=1,1", "single deaths=1,1", "single deaths=2,0", "single deaths=0,2"),
     *("diamond settled lone workers=3 deaths=1,0,0", "chain settled lone workers=3 deaths=1,1,0"),
     *(f"chain settled lone workers=3 deaths={who}" for who in ("1,0,0", "0,1,0", "0,0,1")),
     *("diamond deaths=1,0", "pair deaths=1,0", "single deaths=0,1", "single deaths=1,0 scribbles"),
