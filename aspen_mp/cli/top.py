@@ -117,8 +117,10 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
 
 def _losses(recovery: dict[str, Any]) -> str:
     """What has been lost and made good since the runtime started; nothing where nothing was."""
-    named = {"worker_deaths": "died", "hung": "of them hung", "respawned": "replaced", "lacking": "lacking", "given_up": "given up"}
-    named["abandoned"] = "killed but not ended"
+    named = {
+        **{"worker_deaths": "died", "hung": "of them hung", "abandoned": "killed but not ended"},
+        **{"respawned": "replaced", "lacking": "lacking", "given_up": "given up"},
+    }
     said = [f"{recovery[key]} {word}" for key, word in named.items() if recovery[key]]
     return f"; workers: {', '.join(said)}" if said else ""
 

@@ -68,7 +68,7 @@ def test_all_of_it_is_there(bench: Bench) -> None:
         assert segment.is_memfd
         assert os.fstat(segment.fd).st_blocks * 512 >= nbytes
         with pytest.raises(OSError, match="not permitted"):
-            os.ftruncate(segment.fd, 4096)  # its size is sealed
+            os.ftruncate(segment.fd, 2 * segment.nbytes)  # its size is sealed
         Segment.from_fd(os.dup(segment.fd), "data", writable=False).close()
 
 
