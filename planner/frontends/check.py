@@ -181,7 +181,7 @@ def _ints(node: NodeProto, name: str) -> list[int] | None:
 
 
 def _window(node: NodeProto) -> None:
-    """Sliding windows: extents, strides and dilations are positive, pads are not negative, groups divide."""
+    """Sliding windows: extents, strides and dilations are positive, pads are not negative, groups divide, rounding is up or down."""
     bounds: dict[str, Callable[[int], bool]] = {
         "strides": lambda v: 0 < v <= _MAX_EXTENT,
         "dilations": lambda v: 0 < v <= _MAX_EXTENT,
@@ -189,12 +189,14 @@ def _window(node: NodeProto) -> None:
         "pads": lambda v: 0 <= v <= _MAX_EXTENT,
         "output_padding": lambda v: 0 <= v <= _MAX_EXTENT,
         "group": lambda v: 0 < v <= _MAX_EXTENT,
+        "ceil_mode": lambda v: v in {0, 1},
     }
+    single = {"group", "ceil_mode"}
     for name, good in bounds.items():
         values = _ints(node, name)
         if values is not None and not all(map(good, values)):
             raise ModelInvalidError(
-                f"{name_of(node)}: {name} = {values if name != 'group' else values[0]} on tensor {node.input[0]!r} is out of range"
+                f"{name_of(node)}: {name} = {values[0] if name in single else values} on tensor {node.input[0]!r} is out of range"
             )
 
 

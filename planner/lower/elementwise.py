@@ -227,8 +227,11 @@ def _pow(b: Builder, node: Node) -> Tensor:
     exponent = scalar(y)
     if exponent == 2.0 and len(y.shape) <= len(x.shape):
         return b.unary("SQUARE", x)
-    if exponent == 0.5 and is_float(x) and len(y.shape) <= len(x.shape):
-        return b.unary("SQRT", x)
+    if exponent in {1.0, -1.0} and is_float(x) and len(y.shape) <= len(x.shape):
+        return x if exponent > 0 else b.unary("RECIPROCAL", x)
+    if exponent in {0.5, -0.5} and is_float(x) and len(y.shape) <= len(x.shape):
+        root = b.unary("SQRT", x)
+        return root if exponent > 0 else b.unary("RECIPROCAL", root)
     if x.dtype != y.dtype:
         if not is_float(x) and is_float(y):
             raise NoKernel("integer to a fractional power")

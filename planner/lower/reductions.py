@@ -132,26 +132,53 @@ def _group_norm(b: Builder, node: Node) -> Tensor:
 
 
 @rule("BatchNormalization", widened=True)
-def _batch_norm(b: Builder, node: Node) -> Tensor:
-    """y = x * (scale / sqrt(var + eps)) + (bias - mean * scale / sqrt(var + eps)), per channel."""
+def _batch_norm(b: Builder, node: Node) -> Tensor | list[Tensor]:
+    """y = x * (scale / sqrt(var + eps)) + (bias - mean * scale / sqrt(var + eps)), per channel. In training the statistics are
+    the batch's own: so TensorFlow writes LayerNorm."""
     version = node.source.version if node.source is not None else 15
-    if node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1) or (version < 7 and not node.attrs.get("is_test", 0)):
-        raise NoKernel("batch normalisation in training")
-    if any(t.name for t in node.outputs[1:]):
+    training = bool(node.attrs.get("training_mode", 0))
+    if not node.attrs.get("spatial", 1) or (version < 7 and not node.attrs.get("is_test", 0)):
+        raise NoKernel("old forms of batch normalisation")
+    if any(t.name for t in node.outputs[1:]) and not training:
         raise NoKernel("statistics as outputs")
     x = data(node)
+    rank = len(x.shape)
+    axes = [1] if rank > 1 else [0]
     scale, bias, mean, var = (data(node, k) for k in range(1, 5))
     require_f32(x, scale, bias, mean, var)
     eps = float(node.attrs.get("epsilon", 1e-5))
-    rank = len(x.shape)
+    if training:
+        return _batch_norm_in_training(b, x, scale, bias, (mean, var), eps, float(node.attrs.get("momentum", 0.9)))[: len(node.outputs)]
     if all(t.is_const for t in (scale, bias, mean, var)):
         factor, offset = batch_norm_constants(b, scale, bias, mean, var, eps)
+        factor, offset = (b.insert_axes(t, axes, rank) for t in (factor, offset))
     else:
+        scale, bias, mean, var = (b.insert_axes(t, axes, rank) for t in (scale, bias, mean, var))
         deviation = b.unary("SQRT", b.binary("ADD", var, b.constant(eps, F32)))
         factor = b.binary("DIV", scale, deviation)
         offset = b.binary("SUB", bias, b.binary("MUL", mean, factor))
-    axes = [1] if rank > 1 else [0]
-    return b.ternary("FMA", x, b.insert_axes(factor, axes, rank), b.insert_axes(offset, axes, rank))
+    return b.ternary("FMA", x, factor, offset)
+
+
+def _batch_norm_in_training(
+    b: Builder, x: Tensor, scale: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], eps: float, momentum: float
+) -> list[Tensor]:
+    """y and the next running mean and variance [C], which as a rule nobody reads."""
+    rank, channels = len(x.shape), scale.shape
+    if rank < 2 or x.size == 0:
+        raise NoKernel("no channels")
+    front = (1, 0, *range(2, rank))  # channels first, so that the other axes are the last ones
+    x = b.transpose(x, front)
+    y = _norm(b, x, b.insert_axes(scale, [0], rank), b.insert_axes(bias, [0], rank), 1, "layer", eps)
+    axes = range(1, rank)
+    mean = b.reduce("MEAN", x, axes)
+    variance = b.reduce("MEAN", b.unary("SQUARE", b.binary("SUB", x, mean)), axes)
+    old, new = b.constant(momentum, F32), b.constant(1.0 - momentum, F32)
+    following = [
+        b.binary("ADD", b.binary("MUL", before, old), b.binary("MUL", b.reshape(now, channels), new))
+        for before, now in zip(running, (mean, variance), strict=True)
+    ]
+    return [b.transpose(y, front), *following]
 
 
 def batch_norm_constants(b: Builder, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:

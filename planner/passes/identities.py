@@ -28,11 +28,11 @@ def _same(node: Node) -> Tensor | None:
     if node.op == "BINARY" and node.attrs["opcode"] in _NEUTRAL and no_act(node):
         neutral = _NEUTRAL[node.attrs["opcode"]]
         for k in (1,) if node.attrs["opcode"] in {"SUB", "DIV"} else (1, 0):
-            if _uniform(node.inputs[k]) == neutral:
+            if uniform(node.inputs[k]) == neutral:
                 found = node.inputs[1 - k]
                 break
     elif node.op == "TERNARY" and node.attrs["opcode"] == "WHERE":
-        condition = _uniform(node.inputs[0])
+        condition = uniform(node.inputs[0])
         if condition is not None:
             found = node.inputs[1 if condition else 2]
     elif node.op == "UNARY" and node.attrs["opcode"] == "IDENTITY":
@@ -40,7 +40,7 @@ def _same(node: Node) -> Tensor | None:
     return found if found is not None and found.shape == node.output.shape and found.dtype == node.output.dtype else None
 
 
-def _uniform(tensor: Tensor | None) -> float | None:
+def uniform(tensor: Tensor | None) -> float | None:
     """The value of a small constant whose elements are all the same."""
     if tensor is None or tensor.data is None or tensor.nbytes > _MOST or tensor.size == 0 or tensor.dtype.kind not in "biuf":
         return None

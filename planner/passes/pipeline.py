@@ -6,7 +6,20 @@ from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
 from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import attention, batchnorm, cleanup, common, epilogues, identities, merge, patterns, prologues, rotary, stacks
+from aspen_mp.planner.passes import (
+    activations,
+    attention,
+    batchnorm,
+    cleanup,
+    common,
+    epilogues,
+    identities,
+    merge,
+    norms,
+    prologues,
+    rotary,
+    stacks,
+)
 
 Pass = Callable[[Graph], None]
 
@@ -14,8 +27,8 @@ ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine,)
 KERNEL_LEVEL: Sequence[Pass] = (
     identities.drop_identities,
     common.share,
-    patterns.fuse_norms,
-    patterns.fuse_activations,
+    norms.fuse_norms,
+    activations.fuse_activations,
     rotary.fuse_rotary,
     epilogues.fuse_scales,
     attention.fuse_attention,

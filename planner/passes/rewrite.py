@@ -141,7 +141,7 @@ def scalar_of(tensor: Tensor | None) -> float | None:
 
 def close(value: float | None, want: float) -> bool:
     """Whether an exporter's constant is this number, give or take the rounding of half precision."""
-    return value is not None and abs(value - want) <= 2e-3 * abs(want)
+    return value is not None and abs(value - want) <= 2.0**-11 * abs(want)
 
 
 def no_act(node: Node) -> bool:

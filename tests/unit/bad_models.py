@@ -216,6 +216,11 @@ BAD: dict[str, Bad] = {
     "group no divisor": Bad(ModelInvalidError, ("conv7", "'w'"), conv(6, 4, 3, 3, group=3)),
     "negative pads": Bad(ModelInvalidError, ("conv7", "pads", "'x'"), conv(6, 4, 3, 3, pads=[-1, 0, 0, 0])),
     "huge pads": Bad(ModelInvalidError, ("conv7", "pads", "'x'"), conv(6, 4, 3, 3, pads=[2**40, 0, 0, 0])),
+    "rounding neither up nor down": Bad(
+        ModelInvalidError,
+        ("pool7", "ceil_mode", "'x'"),
+        model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 3], ceil_mode=2)]),
+    ),
     "kernel larger than the padded input": Bad(ModelInvalidError, ("conv7", "'y'"), conv(6, 4, 30, 3)),
     "attribute of wrong type": Bad(ModelInvalidError, ("conv7", "strides"), conv(6, 4, 3, 3, strides=1.5)),
     "reshape to a wrong size": Bad(

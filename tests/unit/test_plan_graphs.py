@@ -138,6 +138,17 @@ def sequence_ops(b: GraphBuilder) -> Graph:
     return b.graph(b.softmax(y, 0), b.concat([x, b.gather(x, (2, 0), 0)], 0))
 
 
+def norms(b: GraphBuilder) -> Graph:
+    """Over channels that are not last, over groups of them, with scale and shift that are computed."""
+    x = b.conv(b.input(1, 3, 6, 7), 16)
+    y = b.transpose(b.norm(b.transpose(x, 0, 2, 3, 1)), 0, 3, 1, 2)
+    z = b.reshape(x, 1, 4, 4, 6, 7)
+    z = b.node("NORM", [z, b.const(1, 4, 4, 1, 1), b.const(1, 4, 4, 1, 1)], z.shape, axis=2, mode="layer", eps=1e-3)
+    w, c = b.linear(b.input(2, 5, 12), 12), b.input(2, 1, 12)
+    w = b.node("NORM", [w, b.linear(c, 12), b.linear(c, 12)], w.shape, axis=2, mode="layer", eps=1e-3)
+    return b.graph(b.conv(y, 8), b.conv(b.unary(b.reshape(z, 1, 16, 6, 7)), 8), b.linear(w, 9))
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -149,7 +160,7 @@ def empty(b: GraphBuilder) -> Graph:
 
 
 GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, inverted_residuals, odd_outputs, concat_shapes, shuffle]
-GRAPHS += [sequence_ops, scalars, empty, blocks]
+GRAPHS += [sequence_ops, scalars, empty, blocks, norms]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)
