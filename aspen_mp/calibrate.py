@@ -23,8 +23,12 @@ NETWORKS: Final = ("resnet50", "bert_base", "mobilenet_v2", "densenet121", "yolo
 CALLS: Final = 6
 """Calls of each kernel that are timed, those with most operations first."""
 SECONDS: Final = 0.01
-MIXED_COLD, MIXED_WARM = 0.7, 0.63
-"""What reading and writing together reach of the rate of reading alone, in memory and in the last-level cache."""
+MIXED_WARM = 0.63
+"""What reading and writing together reach of the rate of reading alone in the last-level cache."""
+MIXED_COLD = 0.85
+"""What kernels reach of the rate of reading one long buffer, in memory."""
+MOST_READERS = 16
+"""Cores that read memory together: fewer fill any bus."""
 EDGE_NS: Final = 1700.0
 """What a tile costs besides scheduling and arithmetic: cold start of a kernel, uneven ends."""
 ELEMENT_WORK: Final = 1 << 15
@@ -53,14 +57,19 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
             timings.append(measure.measure(call, isa, SECONDS, lambda: None, cold=False))
     finally:
         os.sched_setaffinity(0, allowed)
+    progress("memory of all cores", 0, 0)
+    together = max(measure.together(isa, sorted(allowed)[:MOST_READERS]), limits.read[measure.SIZES[-1]])
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
-    measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, **{f"read_{size >> 10}k": rate for size, rate in limits.read.items()}}
-    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(timings, limits, schedule_ns))
+    measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together}
+    measured |= {f"read_{size >> 10}k": rate for size, rate in limits.read.items()}
+    found = fit(timings, limits, schedule_ns, together)
+    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, found)
 
 
-def fit(timings: list[Timing], limits: Limits, schedule_ns: float) -> Rates:
-    """The cost model's rates that fit what was measured. A kernel that was not measured keeps the built-in figure."""
+def fit(timings: list[Timing], limits: Limits, schedule_ns: float, together: float) -> Rates:
+    """The cost model's rates that fit what was measured. A kernel that was not measured keeps the built-in figure. `together`: GB/s of
+    memory that all cores read."""
     from aspen_mp.bench.kernels.measure import SIZES
     from aspen_mp.planner.rates import BUILT_IN, Rates
 
@@ -80,14 +89,18 @@ def fit(timings: list[Timing], limits: Limits, schedule_ns: float) -> Rates:
         depthwise=statistics.median(depthwise) if depthwise else BUILT_IN.depthwise,
         cold=cold,
         warm=warm,
+        together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
         element_ns=elements,
     )
 
 
 def _matrix_rate(t: Timing) -> float:
-    """Multiply-adds a nanosecond, without what writing the output costs."""
-    return t.call.flops / max(t.warm - 0.4 * _outputs(t), 0.5 * t.warm)
+    """Multiply-adds a nanosecond, without what writing the output costs, and with those that rows beside whole blocks would be."""
+    from aspen_mp.planner.cost import OUTPUT_NS
+    from aspen_mp.planner.tilecost import ROW_BLOCK, ROWS_LOST
+
+    return (1 + ROWS_LOST / ROW_BLOCK) * t.call.flops / max(t.warm - OUTPUT_NS * _outputs(t), 0.5 * t.warm)
 
 
 def _depthwise_rate(t: Timing, warm: float) -> float:

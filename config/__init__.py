@@ -33,6 +33,8 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
     stealing: bool = True
+    efficiency_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.5
+    low_power_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.35
 
 
 class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -95,7 +95,11 @@ class _Writer:
 
     def plan(self) -> Plan:
         self._constants()
-        works = [cost.work(node) for node in self.storage.steps]
+        costs = self._costs()
+        works = [
+            replace(cost.work(node), ns=float(costs[0][self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
+            for k, node in enumerate(self.storage.steps)
+        ]
         ops = np.zeros(len(self.storage.steps) + 2, OP)
         for k, node in enumerate(self.storage.steps):
             self._op(ops[k], k, node)
@@ -130,7 +134,7 @@ class _Writer:
             weight_uses=np.array(self.weight_uses, np.int64).reshape(-1, 3),
             info=[op_info(n, g, w) for n, g, w in zip(self.storage.steps, self.grids, works, strict=True)],
             metadata=dict(self.options.metadata),
-            costs=self._costs(),
+            costs=costs,
         )
         plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]

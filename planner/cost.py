@@ -18,17 +18,24 @@ from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
 from aspen_mp.planner.winograd import Blocks
 
-FLOPS_PER_NS = BUILT_IN.matrix
-"""Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits."""
+FLOPS_PER_NS = 100.0
+"""Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits. The
+next three are of such choices, too; what WINO is predicted to take follows from `rates`."""
 WINOGRAD_FLOPS_PER_NS = 95.0
 """Products between the transforms of WINO."""
 BLOCK_IN_NS = 0.11
 BLOCK_OUT_NS = 0.085
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output with its epilogue."""
 OPAQUE_NS = 200_000.0
-SCORE_NS = 0.35
+OUTPUT_NS = 0.04
+"""An element of the output of a matrix kernel besides its multiply-adds."""
+RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "WINO": 0.06}
+"""The same, where something is added to it."""
+EPILOGUE = 0.7
+"""What a function takes in an epilogue, of what it takes in a kernel of its own: nothing is read and written."""
+SCORE_NS = 0.5
 """A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
-PACK_NS = 0.12
+PACK_NS = 0.7
 """An element of K or V that ATTENTION moves to scratch memory."""
 KEYS = 512
 """Keys that ATTENTION takes at a time."""
@@ -40,19 +47,25 @@ DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
 HALF_PANEL = 16
 """Columns of a panel that PWDW computes together: it leaves out an empty half."""
-CACHED_BYTES = 16 << 20
+CACHED_BYTES = 8 << 20
 """Activations of an op that stay in the last-level cache until they are read."""
 PANEL = 32
 """Width of a weight panel."""
 NARROW_COST = 1.6
 """A multiply-add of CONV with narrow groups, in those of other products: each moves its input across the lanes first."""
 
-_SLOW_UNARY = frozenset(
-    {"EXP", "LOG", "SIGMOID", "TANH", "ERF", "ELU", "SELU", "CELU", "GELU_ERF", "GELU_TANH", "SWISH", "SOFTPLUS", "MISH", "SIN", "COS"}
-    | {"TAN", "ASIN", "ACOS", "ATAN", "SINH", "COSH", "ASINH", "ACOSH", "ATANH"}
-)
-_ELEMENT_NS = {"SOFTMAX": 0.31, "NORM": 0.25, "LRN": 2.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 0.5, "CUMSUM": 0.5}
-_ELEMENT_NS |= {"ARGREDUCE": 0.3, "REDUCE": 0.1, "POOL": 0.02, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
+_FUNCTION_NS = {"EXP": 0.2, "LOG": 0.4, "SIGMOID": 0.3, "TANH": 0.4, "ERF": 0.6, "ELU": 0.3, "SELU": 0.3, "CELU": 0.4, "SOFTPLUS": 0.5}
+_FUNCTION_NS |= {"GELU_ERF": 0.5, "GELU_TANH": 0.35, "SWISH": 0.3, "MISH": 0.4, "SIN": 1.0, "COS": 1.0, "TAN": 1.2, "ASIN": 2.1}
+_FUNCTION_NS |= {"ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.8, "ACOSH": 1.7, "ATANH": 1.7}
+"""An element of a function that takes more than a few instructions."""
+_OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
+"""The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""
+_REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
+_ELEMENT_NS = {"SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
+_ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
+_PLAIN_NS = 0.05
+_DIVIDED_NS = 1.9
+"""Whole numbers are divided one by one."""
 
 
 _in_use = BUILT_IN
@@ -95,18 +108,18 @@ class Work:
 
 def _activation_ns(node: Node) -> float:
     act = node.attrs.get("act")
-    return 0.4 if act is not None and act[0] in _SLOW_UNARY else 0.0
+    return EPILOGUE * _FUNCTION_NS.get(act[0], 0.0) if act is not None else 0.0
 
 
 def output_ns(node: Node) -> float:
     """What an element of the output of a matrix kernel costs besides its multiply-adds: writing it, the residual, the activation."""
-    return 0.4 + after_ns(node)
+    return OUTPUT_NS + after_ns(node)
 
 
 def after_ns(node: Node) -> float:
     """What residual and activation cost for an element of the output of a matrix kernel."""
     residual = node.op != "PWDW" and len(node.inputs) > 3 and node.inputs[3] is not None
-    return (0.8 if residual else 0.0) + _activation_ns(node)
+    return (RESIDUAL_NS.get(node.op, 0.0) if residual else 0.0) + _activation_ns(node)
 
 
 def input_ns(node: Node) -> float:
@@ -117,10 +130,20 @@ def input_ns(node: Node) -> float:
 def element_ns(node: Node) -> float:
     """Arithmetic per element of the output (of the input for reductions, per tap for POOL) of a node that is no matrix product."""
     if node.op == "UNARY":
-        return 0.4 if node.attrs["opcode"] in _SLOW_UNARY else 0.05
+        return _FUNCTION_NS.get(node.attrs["opcode"], _PLAIN_NS)
     if node.op == "BINARY":
-        return (2.0 if node.attrs["opcode"] in ("POW", "MOD", "FMOD") else 0.05) + _activation_ns(node)
-    return rates().element_ns.get(node.op, _ELEMENT_NS.get(node.op, 0.05)) + _activation_ns(node)
+        return _binary_ns(node) + _activation_ns(node)
+    found = rates().element_ns.get(node.op, _ELEMENT_NS.get(node.op, _PLAIN_NS))
+    if node.op == "REDUCE":
+        found = max(found, _REDUCTION_NS.get(node.attrs["opcode"], 0.0))
+    return found + _activation_ns(node)
+
+
+def _binary_ns(node: Node) -> float:
+    opcode, whole = node.attrs["opcode"], node.output.dtype.kind in "iu"
+    if whole and opcode in ("DIV", "MOD", "FMOD"):
+        return _DIVIDED_NS
+    return _OPERATION_NS.get(opcode, _PLAIN_NS)
 
 
 def winograd_blocks(shape: Shape, blocks: Blocks) -> int:
@@ -159,29 +182,12 @@ def _traffic(node: Node) -> float:
     return float(written + sum(nbytes(t) for t in node.inputs if t is not None))
 
 
-def _prologue_ns(node: Node) -> float:
-    return input_ns(node) * node.inputs[0].size if node.inputs[0] is not None else 0.0
-
-
-def _matrix_ns(node: Node, ops: float) -> float:
-    """Multiply-adds count with the columns that fill the last panel of weights."""
-    columns = node.output.shape[-1] if node.op == "GEMM" else node.output.shape[1] // int(node.attrs["groups"])
-    padded = NARROW_COST if is_narrow(node) else -(-columns // PANEL) * PANEL / max(columns, 1)
-    return ops * padded / rates().matrix + node.output.size * output_ns(node)
-
-
 def is_narrow(node: Node) -> bool:
     """Whether CONV puts several groups into a vector."""
     if node.op != "CONV" or len(node.inputs) > 6 or node.attrs["groups"] == 1 or node.inputs[0] is None:
         return False
     groups = int(node.attrs["groups"])
     return node.inputs[0].shape[1] == node.output.shape[1] and node.output.shape[1] // groups in (2, 4, 8)
-
-
-def _winograd_node_ns(node: Node) -> float:
-    a, blocks, shape = node.inputs[0], blocks_of(node), node.output.shape
-    assert a is not None
-    return float(winograd_ns(blocks, winograd_blocks(shape, blocks), a.shape[1], shape[1])) + node.output.size * after_ns(node)
 
 
 def _gemm_flops(node: Node) -> float:
@@ -225,13 +231,6 @@ def _stack_flops(node: Node) -> float:
     return pointwise + _depthwise_flops(node)
 
 
-def _stack_node_ns(node: Node) -> float:
-    a, shape = node.inputs[0], node.output.shape
-    assert a is not None
-    out = shape[0] * shape[2] * shape[3]
-    return float(stack_ns(_stack_pixels(node), out, a.shape[1], shape[1], prod(node.attrs["kernel"]))) + node.output.size * after_ns(node)
-
-
 def _winograd_flops(node: Node) -> float:
     a, blocks = node.inputs[0], blocks_of(node)
     products = winograd_blocks(node.output.shape, blocks) * blocks.products * node.output.shape[1]
@@ -259,52 +258,60 @@ def _elements(node: Node) -> float:
 @dataclass(frozen=True, slots=True)
 class Family:
     """What the model knows of a kernel family. `flops(node)`: multiply-adds count two, those of the transforms of WINO not at all.
-    `ns(node, flops)`: on one core with all data at hand. `hides`: memory traffic goes on meanwhile; else it comes on top. `passes`: no
-    weights to speak of, and what is read has just been written."""
+    `ns(node, flops)`: on one core with all data at hand, where every element costs the same; other kernels have a model in `tilecost`.
+    `hides`: weights come from memory meanwhile; else what comes from memory comes on top."""
 
     flops: Callable[[Node], float] = _elements
     ns: Callable[[Node, float], float] = lambda node, flops: flops * element_ns(node)
     hides: bool = False
-    passes: bool = False
 
 
 FAMILIES = {
-    "GEMM": Family(_gemm_flops, lambda node, flops: _matrix_ns(node, flops) + _prologue_ns(node), True),
-    "CONV": Family(_conv_flops, lambda node, flops: _matrix_ns(node, flops) + _prologue_ns(node), True),
-    "WINO": Family(_winograd_flops, lambda node, flops: _winograd_node_ns(node), True),
-    "ATTENTION": Family(_attention_flops, lambda node, flops: flops / rates().matrix + scores(node) * SCORE_NS, True),
-    "DWCONV": Family(_depthwise_flops, _depthwise_ns, passes=True),
-    "PWDW": Family(_stack_flops, lambda node, flops: _stack_node_ns(node), True),
-    "POOL": Family(_pool_flops, passes=True),
+    "GEMM": Family(_gemm_flops, hides=True),
+    "CONV": Family(_conv_flops, hides=True),
+    "WINO": Family(_winograd_flops, hides=True),
+    "ATTENTION": Family(_attention_flops, hides=True),
+    "DWCONV": Family(_depthwise_flops, _depthwise_ns),
+    "PWDW": Family(_stack_flops, hides=True),
+    "POOL": Family(_pool_flops),
     "REDUCE": Family(_reduce_flops),
     "ARGREDUCE": Family(_reduce_flops),
-    "OPAQUE": Family(ns=lambda node, flops: OPAQUE_NS),
 }
 """Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
 _OTHERS = Family()
 
 
+def family(node: Node) -> Family:
+    """That of a node."""
+    return FAMILIES.get(node.op, _OTHERS)
+
+
 def flops(node: Node) -> float:
     """Floating-point operations of a node, as its family counts them."""
-    return FAMILIES.get(node.op, _OTHERS).flops(node)
+    return family(node).flops(node)
 
 
 def work(node: Node) -> Work:
-    """Estimate for a whole node on one core."""
-    family = FAMILIES.get(node.op, _OTHERS)
-    traffic, ops = _traffic(node), family.flops(node)
-    arithmetic, memory = family.ns(node, ops), traffic / (rates().warm if family.passes else rates().cold)
-    return Work(ops, traffic, max(arithmetic, memory) if family.hides else arithmetic + memory)
+    """Estimate for a whole node on one core, in one tile."""
+    from aspen_mp.planner import tilecost  # which is made of what is here
+
+    return Work(flops(node), _traffic(node), tilecost.whole_ns(node))
 
 
-def memory_bytes(node: Node) -> float:
-    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, and
-    activations where they are too many to stay."""
-    weights = float(sum(nbytes(t) for t in node.inputs if t is not None and t.is_const))
+def even_ns(node: Node) -> float:
+    """Arithmetic and traffic between caches of a node whose elements all cost the same."""
+    weights, passing = memory_bytes(node)
+    return family(node).ns(node, flops(node)) + max(_traffic(node) - weights - passing, 0.0) / rates().warm
+
+
+def memory_bytes(node: Node) -> tuple[float, float]:
+    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request; and
+    activations where they are too many to stay, those that are written twice: a cache reads a line before it is written."""
     if node.op == "GATHER":
-        return 2.0 * sum(nbytes(t) for t in node.outputs)
+        return 0.0, _traffic(node)
+    weights = float(sum(nbytes(t) for t in node.inputs if t is not None and t.is_const))
     passing = _traffic(node) - weights
-    return weights + (passing if passing > CACHED_BYTES else 0.0)
+    return weights, passing + sum(nbytes(t) for t in node.outputs) if passing > CACHED_BYTES else 0.0
 
 
 def tail(workers: int) -> float:

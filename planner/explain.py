@@ -10,7 +10,7 @@ from aspen_mp.planner.cost import Work, blocks_of
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.plan import OpInfo
-from aspen_mp.planner.simulate import of_plan, simulate
+from aspen_mp.planner.simulate import of_plan, parallel_fraction, simulate
 
 if TYPE_CHECKING:
     from aspen_mp.planner.grids import Grid
@@ -28,8 +28,7 @@ def op_info(node: Node, grid: Grid, work: Work) -> OpInfo:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of a whole plan. ``depth``: tiles on the longest path. Predicted times in ms: of the fastest core alone, of all
-    `cores`, and of the longest path, which bounds it for any number."""
+    """Of a whole plan. ``depth``: tiles on the longest path."""
 
     ops: int
     tiles: int
@@ -42,40 +41,80 @@ class Totals:
     request_bytes: int
     plan_bytes: int
     opaque: int
-    one_core_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a machine does with a plan, by simulation.
+
+    Times in ms, of a request from the client's call to its result: `predicted_ms` on all `cores`, `one_core_ms` on the fastest alone,
+    `serial_ms` the same with the tiles that one core likes best. `longest_path_ms` bounds them for any number of cores. One request at a
+    time: `utilisation`, what of the cores' speed goes into kernels; `speedup` over `serial_ms`; `parallel_fraction`, Karp and Flatt's.
+    `requests_per_s`: with `in_flight` requests at any time.
+    """
+
+    machine: str
     cores: int
+    power: float
     predicted_ms: float
+    one_core_ms: float
+    serial_ms: float
     longest_path_ms: float
+    speedup: float
+    parallel_fraction: float
+    utilisation: float
+    in_flight: int
+    requests_per_s: float
 
 
-def totals(plan: Plan, machine: Machine | int) -> Totals:
-    """Totals and a prediction for a machine, or so many cores like the calibrated one, by simulation (`simulate`)."""
-    if isinstance(machine, int):
-        machine = Machine.uniform(machine, cost.rates())
-    tiles = of_plan(plan)
-    ops = plan.tiles["op"].tolist()
+def totals(plan: Plan) -> Totals:
+    """Totals of a plan."""
     n_real = len(plan.ops) - 2
-    depth, path = tiles.longest_path(machine.engine.tile)
     return Totals(
         ops=n_real,
         tiles=plan.n_tiles,
-        joins=sum(op == n_real for op in ops),
+        joins=int((plan.tiles["op"] == n_real).sum()),
         edges=len(plan.children),
-        depth=depth,
+        depth=of_plan(plan).longest_path()[0],
         flops=float(plan.ops["flops"].astype(float).sum()),
         arena_bytes=plan.arena_layout()["arena_bytes"],
         weights_bytes=plan.weights_bytes,
         request_bytes=plan.request_bytes,
         plan_bytes=plan.nbytes,
         opaque=sum(i.opaque for i in plan.info),
-        one_core_ms=simulate(tiles, machine.fastest()).latency_ns * 1e-6,
+    )
+
+
+def predict(plan: Plan, machine: Machine | int, *, serial: Plan | None = None, in_flight: int = 2) -> Prediction:
+    """What a machine, or so many cores like the calibrated one, will do with a plan. `serial`: the model's plan for one worker, to compare
+    with; None: this plan."""
+    if isinstance(machine, int):
+        machine = Machine.uniform(machine, cost.rates())
+    tiles = of_plan(plan)
+    one = machine.fastest()
+    alone = simulate(tiles, one).latency_ns
+    best = simulate(of_plan(serial), one).latency_ns if serial is not None else alone
+    out = simulate(tiles, machine)
+    many = simulate(tiles, machine, requests=6 * in_flight, in_flight=in_flight)
+    power = machine.power / one.power
+    return Prediction(
+        machine=machine.describe(),
         cores=len(machine),
-        predicted_ms=simulate(tiles, machine).latency_ns * 1e-6,
-        longest_path_ms=path * 1e-6,
+        power=machine.power,
+        predicted_ms=out.latency_ns * 1e-6,
+        one_core_ms=alone * 1e-6,
+        serial_ms=best * 1e-6,
+        longest_path_ms=tiles.longest_path(machine.engine.tile)[1] / one.power * 1e-6,
+        speedup=best / out.latency_ns,
+        parallel_fraction=parallel_fraction(best, out.latency_ns, power),
+        utilisation=out.utilisation,
+        in_flight=in_flight,
+        requests_per_s=many.requests_per_s,
     )
 
 
 def report(plan: Plan, machine: Machine | int) -> dict[str, Any]:
-    """Everything that can be said about a plan, as plain numbers and strings: ``{"name", "layers": [row …], "totals": {…}}``. A row has
-    the fields of `OpInfo`, in the order of layers."""
-    return {"name": plan.name, "layers": [asdict(row) for row in plan.info], "totals": asdict(totals(plan, machine))}
+    """Everything that can be said about a plan, as plain numbers and strings: ``{"name", "layers": [row …], "totals": {…},
+    "prediction": {…}}``. A row has the fields of `OpInfo`, in the order of layers."""
+    rows = [asdict(row) for row in plan.info]
+    return {"name": plan.name, "layers": rows, "totals": asdict(totals(plan)), "prediction": asdict(predict(plan, machine))}

@@ -46,10 +46,11 @@ class Engine:
     """What the scheduling engine takes, in ns on a core of speed 1: for a tile with a kernel, for one without (`join`), for a batch of
     pushed tiles and each of them, for stealing. `look`: until a core that looks for work sees some, `wake`: until one that sleeps does; it
     sleeps when it has looked in vain for `spin`. `claim`, `claimed`: starting a request, and each of its tiles. `submit`: from a client's
-    call to where a worker can see the request; `end`: from the last tile until the client has its result."""
+    call to where a worker can see the request; `end`: from the last tile until the client has its result;
+    `copied`: a byte of inputs on the way there, of outputs on the way back."""
 
-    tile: float = 130.0
-    join: float = 60.0
+    tile: float = 200.0
+    join: float = 80.0
     push: float = 40.0
     pushed: float = 10.0
     steal: float = 150.0
@@ -58,8 +59,9 @@ class Engine:
     spin: float = 100_000.0
     claim: float = 1500.0
     claimed: float = 0.3
-    submit: float = 5000.0
-    end: float = 8000.0
+    submit: float = 40_000.0
+    end: float = 80_000.0
+    copied: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,10 @@ class Machine:
         far[here, here] = -1
         return np.ascontiguousarray(np.argsort(far, axis=1, kind="stable")[:, 1:].astype(np.uint16))
 
-    def timings(self) -> tuple[float, ...]:
-        """Those of the engine, in the order of simulate.h."""
-        return astuple(self.engine)
+    def timings(self, input_bytes: float = 0.0, output_bytes: float = 0.0) -> tuple[float, ...]:
+        """Those of the engine for requests of such inputs and outputs, in the order of simulate.h."""
+        *rest, submit, end, copied = astuple(self.engine)
+        return (*rest, submit + copied * input_bytes, end + copied * output_bytes)
 
 
 def speed_classes(speeds: Sequence[float]) -> dict[float, int]:

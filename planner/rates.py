@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,11 +25,11 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     was measured.
     """
 
-    matrix: float = 100.0
+    matrix: float = 118.0
     depthwise: float = 90.0
-    cold: float = 20.0
+    cold: float = 25.0
     warm: float = 60.0
-    together: float = 45.0
+    together: float = 33.0
     tile_ns: float = 2000.0
     element_ns: dict[str, float] = {}
 

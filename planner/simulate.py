@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float64]
 
+NOT_COPIED = 4 << 20
+"""Outputs of so many bytes are handed to the caller where they are."""
 ORDERS = ("fifo", "lifo", "random", "layer")
 
 
@@ -30,7 +32,7 @@ class Tiles:
     """A tile graph as the engine sees it: of n tiles the last is END, which every tile leads to. Children in CSR form; `parent_counts`: how
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
-    memory behind the caches.
+    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -43,6 +45,8 @@ class Tiles:
     depth: npt.NDArray[np.uint8]
     ns: Floats
     bytes: Floats
+    input_bytes: float = 0.0
+    output_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name, dtype in _TYPES.items():
@@ -120,6 +124,8 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
         tiles["depth"],
         times if ns is None else np.asarray(ns, np.float64).reshape(n),
         moved,
+        float(sum(info.nbytes for info in plan.inputs)),
+        float(sum(info.nbytes for info in plan.outputs if info.nbytes < NOT_COPIED)),
     )
 
 
@@ -205,7 +211,7 @@ def simulate(
         speeds,
         machine.victims(),
         machine.bytes_per_ns,
-        machine.timings(),
+        machine.timings(tiles.input_bytes, tiles.output_bytes),
         (ORDERS.index(rules.order), int(rules.steal), rules.seed & 0xFFFFFFFF, requests, in_flight),
         timeline,
     )

@@ -1,7 +1,7 @@
 """What a tile costs on one core, by its sides: the models that tile policy, search and simulation share.
 
-Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks), and what a tile reads and writes
-comes from a cache that others share. `cost.work` is the same for whole nodes, with the memory behind the caches.
+Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks). What a tile reads and writes
+comes from a cache that others share: a model's own figure; what goes to memory behind the caches is added by `tile_costs`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,33 @@ from aspen_mp.planner.winograd import Blocks
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
 ROWS_LOST = 0.6
-"""What a block of rows costs besides its rows, in rows."""
+"""What a block of `ROW_BLOCK` rows costs besides its rows, in rows."""
+ROW_BLOCK = 12
+SEEN = 0.5
+"""What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
+HALF_COLUMNS = 20
+"""What half a panel at the end of whole ones takes, in columns."""
+BLOCKS, BLOCKS_LOST = 8, 3.0
+"""Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
+PRODUCTS = 1.25
+"""Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
+TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
+"""Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+def _rows(m: Ints) -> Floats:
+    """What so many rows take, in rows of whole blocks."""
+    return np.asarray(m + ROWS_LOST * -(-m // ROW_BLOCK))
+
+
+def _columns(n: Ints) -> Ints:
+    """What so many columns of CONV take, in columns of whole panels."""
+    full, rest = n // PANEL * PANEL, n % PANEL
+    half = np.where(full > 0, HALF_COLUMNS, PANEL // 2)
+    return np.asarray(full + np.where(rest == 0, 0, np.where(rest <= PANEL // 2, half, PANEL)))
 
 
 class TileCost:
@@ -51,10 +74,10 @@ class Product(TileCost):
         lead, m, n = sides
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
-        full = batches * (m + ROWS_LOST * -(-m // ROWS)) * (-(-n // PANEL) * PANEL)
+        full = batches * _rows(m) * (-(-n // PANEL) * PANEL)
         weights = batches * 4.0 * n * self.depth
         others = batches * 4.0 * m * (self.depth + n)
-        ns = 2.0 * full * self.depth / cost.rates().matrix + (weights + others) / cost.rates().warm
+        ns = 2.0 * full * self.depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batches * m * n)
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -85,11 +108,11 @@ class Convolution(ImageCost):
         pixels = batch * height * width
         read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
         groups = -(-n // self.group_outputs)
-        padded = cost.NARROW_COST * n if self.narrow else groups * (-(-np.minimum(n, self.group_outputs) // PANEL) * PANEL)
-        full = (pixels + ROWS_LOST * -(-pixels // ROWS)) * padded
+        padded = cost.NARROW_COST * n if self.narrow else groups * _columns(np.minimum(n, self.group_outputs))
+        full = _rows(pixels) * padded
         weights = 4.0 * n * depth
         others = 4.0 * (read * self.channels * groups + pixels * n)
-        ns = 2.0 * full * depth / cost.rates().matrix + (weights + others) / cost.rates().warm
+        ns = 2.0 * full * depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
 
 
@@ -107,8 +130,10 @@ class Winograd(ImageCost):
         steps, patch = self.blocks.steps, self.blocks.patch
         read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
         others = 4.0 * (read * self.channels + batch * height * width * n)
-        full = blocks + ROWS_LOST * -(-blocks // ROWS)
-        ns = cost.winograd_ns(self.blocks, full, self.channels, n) + (weights + others) / cost.rates().warm
+        full, padded = blocks + BLOCKS_LOST * -(-blocks // BLOCKS), -(-n // PANEL) * PANEL
+        products = 2.0 * self.channels * padded / (PRODUCTS * cost.rates().matrix)
+        transforms = self.blocks.transforms * (self.channels * TRANSFORM_IN_NS + padded * TRANSFORM_OUT_NS)
+        ns = full * self.blocks.products * (products + transforms) + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batch * height * width * n)
 
 
@@ -129,9 +154,9 @@ class Stack(ImageCost):
             np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
         )
         read, pixels = batch * rows * columns, batch * height * width
-        ns = cost.stack_ns(read + ROWS_LOST * -(-read // ROWS), pixels, self.channels, n, self.taps)
+        ns = cost.stack_ns(_rows(read), pixels, self.channels, n, self.taps)
         moved = 4.0 * (n * (self.channels + self.taps) + read * self.channels + pixels * n)
-        return np.asarray(ns + moved / cost.rates().warm + self.element_ns * pixels * n)
+        return np.asarray(ns + SEEN * moved / cost.rates().warm + self.element_ns * pixels * n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +169,7 @@ class Attention(TileCost):
 
     def __call__(self, sides: list[Ints]) -> Floats:
         heads, m, n = sides
-        full = m + ROWS_LOST * -(-m // ROWS)
+        full = _rows(m)
         ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
         spills = 4.0 * m * n / cost.rates().warm * (-(-self.keys // cost.KEYS) - 1)
         return np.asarray(heads * (ns + spills))
@@ -170,7 +195,7 @@ def of(node: Node) -> TileCost:
     """The model of a node's tiles."""
     a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
     if a is None or node.op not in _MODELS:
-        return Even(cost.work(node).ns / max(node.output.size, 1))
+        return Even(cost.even_ns(node) / max(node.output.size, 1))
     if node.op == "GEMM":
         b = node.inputs[1]
         assert b is not None
@@ -202,10 +227,21 @@ def tile_ns(node: Node, lo: Ints, hi: Ints) -> Floats:
 
 
 def tile_costs(node: Node, lo: Ints, hi: Ints) -> tuple[Floats, Floats]:
-    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`: nanoseconds alone on one core, which add up to those of `cost.work`, and
-    bytes that go to memory behind the caches."""
+    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`: nanoseconds alone on one core, and bytes that go to memory behind the
+    caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply with the last."""
+    if node.op == "OPAQUE":
+        return np.full(len(lo), cost.OPAQUE_NS), np.zeros(len(lo))
     if not len(lo):
         return np.zeros(0), np.zeros(0)
     ns = tile_ns(node, lo, hi)
     size = (hi - lo).prod(axis=1, dtype=np.float64)
-    return cost.work(node).ns * ns / max(float(ns.sum()), 1e-9), cost.memory_bytes(node) * size / max(float(size.sum()), 1.0)
+    weights, passing = (share * size / max(float(size.sum()), 1.0) for share in cost.memory_bytes(node))
+    cold = cost.rates().cold
+    ns = np.maximum(ns, weights / cold) if cost.family(node).hides else ns + weights / cold
+    return ns + passing / cold, weights + passing
+
+
+def whole_ns(node: Node) -> float:
+    """Nanoseconds of a node in one tile."""
+    box = np.array([node.output.shape], np.int64)
+    return float(tile_costs(node, np.zeros_like(box), box)[0][0]) if node.output.size or node.op == "OPAQUE" else 0.0

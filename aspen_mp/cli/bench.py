@@ -147,6 +147,29 @@ def kernels(
         report.show(found, each, output.out)
 
 
+@app.command("prediction")
+@output.command
+def prediction(
+    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: the whole zoo.")] = None,
+    workers: Annotated[str | None, typer.Option("--workers", metavar="1,2", help="Numbers of workers; default: one, and all.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that count.")] = 5,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Least length of a turn.")] = 0.1,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Set the planner's predictions beside what is measured: latency, time in kernels and in scheduling."""
+    from aspen_mp.bench import models
+    from aspen_mp.bench import prediction as bench
+
+    numbers = sorted({len(cpus) for cpus in _core_sets(workers, None)} | ({1} if workers is None else set()))
+    with output.progress("bench", quiet=as_json) as update:
+        rows = list(bench.run(_cases(networks or models.names()), numbers, rounds, seconds, lambda text: update(text, 0, 0)))
+    _write(bench.document(rows), file, as_json)
+    if not as_json:
+        output.table("", bench.HEADINGS, [bench.cells(row) for row in rows], right=range(1, len(bench.HEADINGS)))
+        output.out.print(bench.verdict(rows), highlight=False, soft_wrap=True)
+
+
 @app.command("elastic")
 @output.command
 def elastic(

@@ -94,4 +94,5 @@ def _calibration(found: dict[str, Any] | None) -> str:
         return "none: built-in figures (aspen-mp doctor --calibrate measures this machine)"
     rates, measured = found["rates"], found["measured"]
     matrix = f"{rates['matrix']:.0f} GFLOP/s in matrix kernels of {measured['peak']:.0f} at most, {rates['depthwise']:.0f} depthwise"
-    return f"{matrix}; {rates['warm']:.0f} GB/s warm, {rates['cold']:.0f} cold; {measured['schedule_ns']:.0f} ns to schedule a tile"
+    memory = f"{rates['warm']:.0f} GB/s warm, {rates['cold']:.0f} cold ({rates['together']:.0f} on all cores)"
+    return f"{matrix}; {memory}; {measured['schedule_ns']:.0f} ns to schedule a tile"

@@ -13,10 +13,19 @@ from aspen_mp.errors import UnsupportedModelError
 from aspen_mp.workers import topology
 
 if TYPE_CHECKING:
+    from aspen_mp.config import Profile
     from aspen_mp.planner.api import StageResult
+    from aspen_mp.planner.explain import Prediction
+    from aspen_mp.planner.machine import Machine
 
 CoresOption = Annotated[
-    int | None, typer.Option("--cores", min=1, help="Plan and predict for so many cores; default: those a runtime leases.")
+    str | None,
+    typer.Option(
+        "--cores",
+        metavar="CORES",
+        help="Plan and predict for these cores: 64, 8P+8E, 2@1.0+2@0.5 (count@speed, 1.0 is a core of this machine); default: those that a "
+        "runtime leases.",
+    ),
 ]
 
 
@@ -25,21 +34,27 @@ def plan(
     model: sources.ModelArgument,
     file: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.aspen", help="Write the plan to this file.")] = None,
     cores: CoresOption = None,
+    in_flight: Annotated[
+        int | None, typer.Option("--in-flight", min=1, max=64, help="Requests at a time for the predicted throughput; default: instances.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="One row for each op: kernel, tiles, cost; opaque ones marked.")] = False,
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
     winograd: sources.WinogradOption = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Plan MODEL without running it: ops, tiles, edges, memory, predicted time."""
+    """Plan MODEL without running it: ops, tiles, edges, memory; predicted latency, throughput, utilisation and parallel fraction."""
     from aspen_mp import __version__, config
     from aspen_mp.planner import api, cost, rates
+    from aspen_mp.planner.explain import predict
 
-    cost.use(rates.load(config.cache_folder(config.load(None)), __version__)[0])  # as a runtime would
+    chosen = config.load(profile)
+    cost.use(rates.load(config.cache_folder(chosen), __version__)[0])  # as a runtime would
+    machine = _machine(cores, chosen)
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
-    n = cores or topology.default_workers()
     with output.progress(f"planning {source.label}", quiet=as_json):
         opened = api.load(source.model if isinstance(source.model, str) else source.model.SerializeToString())
         bindings: dict[str, Any] = {}
@@ -48,11 +63,13 @@ def plan(
                 raise UnsupportedModelError(f"input {value.name!r} is a {value.kind}: such a model is planned stage by stage while it runs")
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
-        result = api.plan_stage(opened, [bindings], workers=n, options=api.Options(winograd=winograd is not False))
+        options = api.Options(winograd=winograd is not False)
+        result = api.plan_stage(opened, [bindings], workers=len(machine), options=options)
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
             raise UnsupportedModelError(f"the values of {names} decide shapes: such a model is planned when it runs and they are known")
-        report = _report(source.label, result, n)
+        serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
+        report = _report(source.label, result, predict(result.plan, machine, serial=serial, in_flight=in_flight or chosen.models.instances))
     if file is not None:
         from aspen_mp.planner import planfile
 
@@ -64,7 +81,26 @@ def plan(
         _show(report, explain)
 
 
-def _report(label: str, result: StageResult, cores: int) -> dict[str, Any]:
+def _machine(cores: str | None, profile: Profile) -> Machine:
+    """That of --cores, or the cores that a runtime of this profile leases here."""
+    from aspen_mp.planner import cost
+    from aspen_mp.planner.machine import Core, Machine
+
+    rates = cost.rates()
+    workers = profile.workers
+    if cores is not None:
+        try:
+            return Machine.parse(cores, rates, {"P": 1.0, "E": workers.efficiency_speed, "L": workers.low_power_speed})
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--cores") from None
+    there = topology.read()
+    count = None if workers.count == "auto" else workers.count
+    cpus = there.select(count, None if workers.cores == "auto" else workers.cores, classes=workers.classes, smt=workers.smt)
+    leased = [there.by_cpu[cpu] for cpu in cpus]
+    return Machine.of([Core(core.speed, core.rank, core.l3, core.node) for core in leased], rates)
+
+
+def _report(label: str, result: StageResult, prediction: Prediction) -> dict[str, Any]:
     from dataclasses import asdict
 
     from aspen_mp.planner.explain import totals
@@ -80,7 +116,8 @@ def _report(label: str, result: StageResult, cores: int) -> dict[str, Any]:
     inputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in result.plan.inputs]
     outputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in result.plan.outputs]
     kind = {"kind": result.kind, "more_stages": result.more}
-    return {"model": label, **kind, **asdict(totals(result.plan, cores)), "inputs": inputs, "outputs": outputs, "layers": layers}
+    found = {**asdict(totals(result.plan)), **asdict(prediction)}
+    return {"model": label, **kind, **found, "inputs": inputs, "outputs": outputs, "layers": layers}
 
 
 def _show(report: dict[str, Any], explain: bool) -> None:
@@ -109,10 +146,9 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             ),
             ("work", f"{report['flops'] / 1e9:.3f} GFLOP"),
             ("memory", ", ".join(f"{part} {mebibytes(report[part + '_bytes'])}" for part in ("weights", "arena", "plan"))),
-            (
-                "predicted",
-                f"{report['predicted_ms']:.2f} ms on {output.count(report['cores'], 'core')}, {report['one_core_ms']:.2f} ms on one",
-            ),
+            ("predicted", _latency(report)),
+            ("throughput", f"{report['requests_per_s']:.1f} requests/s, {output.count(report['in_flight'], 'request')} at a time"),
+            *([("parallel", _parallel(report))] if report["cores"] > 1 else []),
             ("bound", f"{report['longest_path_ms']:.2f} ms: the longest path, however many cores"),
             (
                 "opaque",
@@ -121,4 +157,16 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             *([("stages", "this is the first; the next ones are planned when its results are known")] if report["more_stages"] else []),
             *([("written", report["file"])] if "file" in report else []),
         ]
+    )
+
+
+def _latency(report: dict[str, Any]) -> str:
+    on = "1 core" if report["machine"] == "1" else f"cores {report['machine']}" if "@" in report["machine"] else f"{report['cores']} cores"
+    alone = f", {report['serial_ms']:.2f} ms on the fastest alone" if report["cores"] > 1 else ""
+    return f"{report['predicted_ms']:.2f} ms on {on}{alone}; {100 * report['utilisation']:.0f} % of the time in kernels"
+
+
+def _parallel(report: dict[str, Any]) -> str:
+    return (
+        f"{report['speedup']:.2f} times as fast as one core, of {report['power']:.3g}; parallel fraction {report['parallel_fraction']:.4f}"
     )

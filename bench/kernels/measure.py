@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,29 @@ def limits(isa: str) -> Limits:
         data[:] = 1
         read[size] = max(_kernels.read_rate(data, max(1, (32 << 20) // size), isa) for _ in range(4))
     return Limits(isa, peak, read)
+
+
+def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
+    """GB/s at which these CPUs together read more than any cache holds, each a buffer of its own."""
+    arrived, rates = threading.Barrier(len(cpus)), []
+
+    def read(cpu: int) -> None:
+        os.sched_setaffinity(0, {cpu})  # of this thread
+        data = _aligned(np.dtype(np.float32), SIZES[-1] // 4)
+        data[:] = 1
+        arrived.wait()
+        done, begin = 0, time.perf_counter()
+        while (now := time.perf_counter()) < begin + seconds:
+            _kernels.read_rate(data, 1, isa)
+            done += data.nbytes
+        rates.append(done / (now - begin) * 1e-9)
+
+    threads = [threading.Thread(target=read, args=(cpu,)) for cpu in cpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(rates)
 
 
 def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None], *, cold: bool = True) -> Timing:

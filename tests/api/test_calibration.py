@@ -15,7 +15,7 @@ import aspen_mp
 from aspen_mp import calibrate
 from aspen_mp.bench import models
 from aspen_mp.bench.kernels import measure, shapes
-from aspen_mp.planner import api, cost, rates
+from aspen_mp.planner import api, cost, rates, tilecost
 
 STRANGE = rates.Rates(matrix=3.0, depthwise=400.0, cold=500.0, warm=0.7, tile_ns=90.0, element_ns={"POOL": 30.0, "NORM": 0.001})
 
@@ -101,18 +101,19 @@ def test_fit() -> None:
         traffic = call.bytes / (calibrate.MIXED_WARM * 80.0)
         match call.kernel:
             case "CONV" | "GEMM":
-                ns = call.flops / 40.0 + 0.4 * np.prod(out.dims)
+                ns = call.flops * (1 + tilecost.ROWS_LOST / tilecost.ROW_BLOCK) / 40.0 + cost.OUTPUT_NS * np.prod(out.dims)
             case "DWCONV":
                 ns = call.flops / 20.0 + cost.DEPTHWISE_OUT_NS * np.prod(out.dims) + traffic
             case _:
                 ns = call.flops * 0.3 + traffic
         timings.append(measure.Timing(call, "portable", ns, ns, None))
-    found = calibrate.fit(timings, limits, 100.0)
+    found = calibrate.fit(timings, limits, 100.0, 55.0)
+    assert (found.cold, found.together) == (calibrate.MIXED_COLD * 30.0, calibrate.MIXED_COLD * 55.0)
     assert found.matrix == pytest.approx(40.0)
     assert found.depthwise == pytest.approx(20.0)
     assert found.element_ns["POOL"] == pytest.approx(0.3)
     assert found.tile_ns == calibrate.EDGE_NS + 100.0
-    assert calibrate.fit([], limits, 1.0).matrix == rates.BUILT_IN.matrix
+    assert calibrate.fit([], limits, 1.0, 55.0).matrix == rates.BUILT_IN.matrix
 
 
 def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ def test_run_random_as_json(model: Path) -> None:
         (["run", "MODEL", "--random", "--name", "a", "--workers", "2"], "its own workers"),
         (["run", "MODEL", "--workers", "0"], "--workers"),
         (["plan", "MODEL", "--shape", "x=5"], "not 5"),
+        (["plan", "MODEL", "--cores", "8P+X"], "'X' is no group of cores"),
         (["launch", "--cores", "a-b"], "no list of CPUs"),
         (["nonsense"], "nonsense"),
     ],
@@ -131,10 +132,29 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert report["tiles"] >= report["ops"] > 0
     assert [row["name"] for row in report["layers"] if row["opaque"]] == ["determinant"]
     assert file.stat().st_size > 0
+    many = as_json("plan", model, "--cores", "2P+2E", "--in-flight", 3)
+    assert (many["machine"], many["cores"], many["power"], many["in_flight"]) == ("2@1+2@0.5", 4, 3.0, 3)
+    assert 0 < many["longest_path_ms"] <= many["predicted_ms"] <= many["one_core_ms"]
+    assert 0 < many["utilisation"] <= 1
+    assert many["parallel_fraction"] <= 1
+    assert many["requests_per_s"] > 0
+    text = ok("plan", model, "--cores", "2@1+2@0.5")
+    assert "2@1+2@0.5" in text
+    assert "parallel fraction" in text
     text = ok("plan", model, "--explain")
     assert "determinant" in text
     assert "Det" in text
     assert "opaque" in text
+
+
+def test_bench_prediction(tmp_path: Path) -> None:
+    file = tmp_path / "prediction.json"
+    report = as_json("bench", "prediction", "squeezenet1_1", "--rounds", 2, "--seconds", 0, "-o", file)
+    assert report == json.loads(file.read_text())
+    assert "squeezenet1_1" in report["verdict"]
+    for row in report["rows"]:
+        assert row["error"] == pytest.approx(row["predicted_ms"] / row["median_ms"] - 1)
+        assert min(row["kernel_ms"], row["predicted_kernel_ms"], row["schedule_ms"], row["predicted_schedule_ms"]) > 0
 
 
 def test_bench_elastic(tmp_path: Path) -> None:

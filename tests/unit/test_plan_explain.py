@@ -31,10 +31,14 @@ def test_report() -> None:
     report = json.loads(json.dumps(explain.report(plan, 2)))
     assert len(report["layers"]) == report["totals"]["ops"] == len(plan.info)
     assert [row["kernel"] for row in report["layers"]] == [i.kernel for i in plan.info]
-    totals = report["totals"]
+    totals, predicted = report["totals"], report["prediction"]
     assert totals["tiles"] == sum(row["tiles"] for row in report["layers"]) + totals["joins"] + 1
     assert totals["edges"] == len(plan.children)
-    assert totals["longest_path_ms"] <= totals["predicted_ms"] <= totals["one_core_ms"]
+    assert predicted["longest_path_ms"] <= predicted["predicted_ms"] <= predicted["one_core_ms"] == predicted["serial_ms"]
+    assert 0 < predicted["utilisation"] < 1
+    assert 1 <= predicted["speedup"] <= 2
+    assert 0 <= predicted["parallel_fraction"] <= 1
+    assert predicted["requests_per_s"] > 1000 / predicted["predicted_ms"], "two at a time"
     assert totals["opaque"] == 0
     assert totals["weights_bytes"] == plan.weights_bytes > 0
 
@@ -42,9 +46,9 @@ def test_report() -> None:
 @pytest.mark.parametrize("graph", [big, wide, dense_block, attention])
 def test_more_cores_are_no_slower(graph) -> None:
     plan = build_plan(graph(GraphBuilder()), workers=8)
-    times = [explain.totals(plan, cores).predicted_ms for cores in (1, 2, 4, 8)]
+    times = [explain.predict(plan, cores).predicted_ms for cores in (1, 2, 4, 8)]
     assert times == sorted(times, reverse=True)
-    assert times[0] == pytest.approx(explain.totals(plan, 1).one_core_ms)
+    assert times[0] == pytest.approx(explain.predict(plan, 1).one_core_ms)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 16])

@@ -18,8 +18,8 @@ from aspen_mp.planner.machine import Core, Engine, Machine
 from aspen_mp.planner.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
 from aspen_mp.shm.tables import LIMITS
 
-FREE = Engine(tile=0, join=0, push=0, pushed=0, steal=0, look=0, wake=0, spin=0, claim=0, claimed=0, submit=0, end=0)
-ODD = Engine(tile=3, join=1, push=2, pushed=1, steal=5, look=7, wake=64, spin=32, claim=11, claimed=1, submit=13, end=17)
+FREE = Engine(tile=0, join=0, push=0, pushed=0, steal=0, look=0, wake=0, spin=0, claim=0, claimed=0, submit=0, end=0, copied=0)
+ODD = Engine(tile=3, join=1, push=2, pushed=1, steal=5, look=7, wake=64, spin=32, claim=11, claimed=1, submit=13, end=17, copied=0.125)
 
 
 def graph(parents: list[list[int]], ns: list[float], *, nbytes: list[float] | None = None, depth: list[int] | None = None) -> Tiles:
@@ -74,7 +74,8 @@ class Slow:
 
     def submit(self, at: float) -> None:
         if len(self.submitted) < self.to_submit:
-            self.arrivals.append((at + self.m.engine.submit, len(self.submitted)))
+            there = self.m.engine.submit + self.m.engine.copied * self.t.input_bytes
+            self.arrivals.append((at + there, len(self.submitted)))
             self.submitted.append(at)
 
     def near(self, c: int) -> list[int]:
@@ -155,10 +156,11 @@ class Slow:
         for child in pushed:
             self.put(c, (request, child))
         if tile == self.t.n - 1:
-            self.end = max(self.end, self.now + e.end)
-            self.latency[request] = self.now + e.end - self.submitted[request]
+            seen = self.now + e.end + e.copied * self.t.output_bytes
+            self.end = max(self.end, seen)
+            self.latency[request] = seen - self.submitted[request]
             self.in_flight += 1
-            self.submit(self.now + e.end)
+            self.submit(seen)
         return e.push + len(pushed) * e.pushed if pushed else 0.0
 
     def step(self, c: int, cost: float) -> None:
@@ -345,6 +347,14 @@ def test_one_core_takes_the_sum() -> None:
     engine = Engine(tile=10, join=5, push=0, pushed=0, claim=0, claimed=0, look=0, submit=100, end=1000)
     out = simulate(tiles, Machine((Core(),), engine=engine))
     assert out.latency_ns == tiles.ns.sum() + 10 * kernels + 5 * (tiles.n - kernels) + 1100
+
+
+def test_inputs_and_outputs_are_copied() -> None:
+    plain = graph([[]], [50.0])
+    arrays = {name: getattr(plain, name) for name in Tiles.__dataclass_fields__}
+    copied = Tiles(**{**arrays, "input_bytes": 80.0, "output_bytes": 16.0})
+    machine = Machine((Core(),), engine=ODD)
+    assert simulate(copied, machine).latency_ns == simulate(plain, machine).latency_ns + 12
 
 
 def test_nothing_to_do() -> None:

@@ -1,0 +1,230 @@
+"""Does the planner predict what happens? `aspen-mp bench prediction`: the simulated latency of networks beside the measured one.
+
+The plan is the one that the runtime makes itself; it is simulated on the cores that its workers have. Beside the latencies stand where they
+come from: the time in kernels and in scheduling that the workers count themselves, each a request and summed over workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import aspen_mp
+from aspen_mp import __version__, config
+from aspen_mp.bench import models
+from aspen_mp.bench.peers.cases import Case, parse
+from aspen_mp.bench.peers.report import machine
+from aspen_mp.bench.peers.seat import busy_seconds
+from aspen_mp.planner import api, cost, rates
+from aspen_mp.planner.machine import Core, Machine
+from aspen_mp.planner.simulate import Outcome, of_plan, simulate
+from aspen_mp.workers import topology
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+BAR = 0.10
+"""How far a prediction may be off."""
+WARM_UP = 3
+LEAST_REQUESTS = 2
+FOREIGN_LIMIT = 0.1
+"""Cores that other processes may use in a turn that counts."""
+REQUESTS = 6
+"""Simulated, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A network on so many workers. Milliseconds a request: `predicted_ms` and the median and least measured latency; time in kernels and
+    in scheduling, summed over workers. `foreign`: what other processes used meanwhile, in cores, at most in a turn that counts. `error`:
+    how far the prediction is off the median, as a share of it."""
+
+    case: str
+    workers: int
+    tiles: int
+    predicted_ms: float
+    median_ms: float
+    least_ms: float
+    requests: int
+    foreign: float
+    predicted_kernel_ms: float
+    kernel_ms: float
+    predicted_schedule_ms: float
+    schedule_ms: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_ms / self.median_ms - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Requests one after the other: latencies in ms, what other processes used in cores, what the workers counted meanwhile."""
+
+    latencies: list[float]
+    foreign: float
+    kernel_ms: float
+    schedule_ms: float
+
+
+def _turns(runtime: aspen_mp.Runtime, request: Callable[[], Any], turns: int, requests: int, seconds: float) -> list[_Turn]:
+    """So many turns of at least so many requests and seconds, the quietest of twice as many if others use the machine meanwhile."""
+    found: list[_Turn] = []
+    workers = runtime.workers
+    own = [psutil.Process(), *(psutil.Process(worker["pid"]) for worker in workers)]
+    cores = sorted(os.sched_getaffinity(0))
+
+    def used() -> float:
+        return float(sum(times.user + times.system for times in (process.cpu_times() for process in own)))
+
+    while len(found) < 2 * turns and sum(turn.foreign <= FOREIGN_LIMIT for turn in found) < turns:
+        before, busy, mine = runtime.workers, busy_seconds(cores), used()
+        began = time.perf_counter()
+        latencies: list[float] = []
+        while len(latencies) < requests or time.perf_counter() < began + seconds:
+            begin = time.perf_counter_ns()
+            request()
+            latencies.append((time.perf_counter_ns() - begin) * 1e-6)
+        wall = time.perf_counter() - began
+        foreign = max(busy_seconds(cores) - busy - (used() - mine), 0.0) / wall
+        after = runtime.workers
+        kernels, scheduling = (
+            sum(b[what] - a[what] for a, b in zip(before, after, strict=True)) * 1e-6 / len(latencies)
+            for what in ("kernel_ns", "schedule_ns")
+        )
+        found.append(_Turn(latencies, foreign, kernels, scheduling))
+    return sorted(found, key=lambda turn: turn.foreign)[:turns]
+
+
+def measure(case: Case, model: ModelProto, workers: int, rounds: int, seconds: float) -> Row:
+    """Predicts and measures one network, built already: `rounds` turns of requests one at a time, each at least `seconds` long."""
+    folder = config.cache_folder(config.load(None))
+    cost.use(rates.load(folder, __version__)[0])  # as the runtime does
+    try:
+        feeds = models.inputs(model)
+        bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
+        plan = api.plan_stage(model, bindings, workers=workers).plan
+        if plan is None:
+            raise ValueError(f"{case.label} is planned in stages, with values that are known at run time")
+        with aspen_mp.Runtime(workers=workers) as runtime:
+            loaded = runtime.load(model)
+            for _ in range(WARM_UP):
+                loaded.run(feeds)
+            there = topology.read().by_cpu
+            cores = [there[worker["cpu"]] for worker in runtime.workers]
+            turns = _turns(runtime, lambda: loaded.run(feeds), rounds, LEAST_REQUESTS, seconds)
+        out = predict(of_plan(plan), Machine.of([Core(c.speed, c.rank, c.l3, c.node) for c in cores], cost.rates()))
+    finally:
+        cost.use(rates.BUILT_IN)
+
+    taken = [ms for turn in turns for ms in turn.latencies]
+    return Row(
+        case=case.label,
+        workers=workers,
+        tiles=plan.n_tiles,
+        predicted_ms=out.latency_ns * 1e-6,
+        median_ms=statistics.median(taken),
+        least_ms=min(taken),
+        requests=len(taken),
+        foreign=max(turn.foreign for turn in turns),
+        predicted_kernel_ms=float(out.busy_ns.sum()) * 1e-6 / REQUESTS,
+        kernel_ms=statistics.median(turn.kernel_ms for turn in turns),
+        predicted_schedule_ms=float(out.schedule_ns.sum()) * 1e-6 / REQUESTS,
+        schedule_ms=statistics.median(turn.schedule_ms for turn in turns),
+    )
+
+
+def predict(tiles: Any, there: Machine) -> Outcome:
+    """One request after the other, as they are measured."""
+    return simulate(tiles, there, requests=REQUESTS)
+
+
+def run(cases: Sequence[Case], workers: Sequence[int], rounds: int, seconds: float, say: Callable[[str], None]) -> Iterable[Row]:
+    """A row for each network and number of workers."""
+    for case in cases:
+        model = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+        for n in workers:
+            say(f"{case.label}, {n} workers")
+            yield measure(case, model, n, rounds, seconds)
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What they say, in a line."""
+    good = sum(abs(row.error) <= BAR for row in rows)
+    worst = max(rows, key=lambda row: abs(row.error))
+    return (
+        f"{good} of {len(rows)} predictions within {BAR:.0%}; median error {statistics.median(abs(r.error) for r in rows):.1%}, "
+        f"worst {worst.error:+.1%} ({worst.case}, {worst.workers} workers)"
+    )
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything as plain values."""
+    return {"machine": machine(), "verdict": verdict(rows), "rows": [{**asdict(row), "error": row.error} for row in rows]}
+
+
+HEADINGS = [
+    "network",
+    "workers",
+    "tiles",
+    "predicted ms",
+    "median",
+    "least",
+    "error",
+    "kernels, predicted",
+    "kernels",
+    "scheduling, predicted",
+]
+HEADINGS += ["scheduling"]
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table under `HEADINGS`."""
+    numbers = [row.predicted_ms, row.median_ms, row.least_ms]
+    parts = [row.predicted_kernel_ms, row.kernel_ms, row.predicted_schedule_ms, row.schedule_ms]
+    return [
+        row.case,
+        str(row.workers),
+        str(row.tiles),
+        *(f"{x:.2f}" for x in numbers),
+        f"{row.error:+.1%}",
+        *(f"{x:.2f}" for x in (*parts, row.foreign)),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.prediction", description=__doc__)
+    parser.add_argument("networks", nargs="*", help="of the zoo, with sizes and options (default: all of it)")
+    parser.add_argument("--workers", default="1,2", help="numbers of workers (default: 1,2)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that count (default: 5)")
+    parser.add_argument("--seconds", type=float, default=0.1, help="least length of a turn")
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args(argv)
+    rows = []
+    for row in run(
+        [parse(name) for name in args.networks or models.names()],
+        [int(n) for n in args.workers.split(",")],
+        args.rounds,
+        args.seconds,
+        lambda text: None,
+    ):
+        rows.append(row)
+        print("  ".join(f"{cell:>{16 if k == 0 else 8}}" for k, cell in enumerate(cells(row))), flush=True)
+    print(verdict(rows))
+    if args.output is not None:
+        args.output.write_text(json.dumps(document(rows), indent=2) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
