@@ -21,13 +21,14 @@ from test_hangs import HANG, SPIN, events, hook
 # Traces a process, and lets it go on at every stop but the one in which it is about to end: a kill gets it no further than that. The kernel
 # lets it end when the tracer does.
 TRACER = """
-import ctypes, os, signal, sys
+import ctypes, errno, os, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 SEIZE, CONT, EVENT_EXIT, TRACE_EXIT, WALL = 0x4206, 7, 6, 0x40, 0x40000000
 pid = int(sys.argv[1])
 if libc.ptrace(SEIZE, pid, None, TRACE_EXIT):
-    sys.exit(os.strerror(ctypes.get_errno()))
+    print(errno.errorcode[ctypes.get_errno()], flush=True)
+    sys.exit()
 print("traced", flush=True)
 while True:
     status = os.waitpid(pid, WALL)[1]
@@ -46,7 +47,10 @@ def undying(pid: int) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={}
     ) as tracer:
         assert tracer.stdout is not None
-        assert tracer.stdout.readline() == "traced\n"
+        said = tracer.stdout.readline().strip()
+        if said == "EPERM":
+            pytest.skip("no process may be traced here")
+        assert said == "traced"
         try:
             yield tracer
         finally:
