@@ -33,8 +33,10 @@ def test_workers_are_the_planner_process_s_children() -> None:
         for pid in pids:
             assert len(os.listdir(f"/proc/{pid}/task")) == 1
             assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "800"
-            # Standard ones, its own socket; the rest is mapped and closed again.
-            assert [os.readlink(f"/proc/{pid}/fd/{fd}")[:7] for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2] == ["socket:"]
+            # Standard ones, its own socket, what it writes to when it has parked; the rest is mapped and closed again.
+            files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if int(fd) > 2]
+            assert sorted(name.partition(":[")[0] for name in files) == ["anon_inode", "socket"]
+            assert "anon_inode:[eventfd]" in files
         assert [os.readlink(f"/proc/{zygote(runtime)}/fd/{fd}")[:7] for fd in os.listdir(f"/proc/{zygote(runtime)}/fd") if int(fd) > 2] == [
             "socket:"
         ]
