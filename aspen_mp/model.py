@@ -6,8 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import msgspec
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp import link
+from aspen_mp.borrow import address
+from aspen_mp.buffers import InputBuffers
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
 from aspen_mp.link import Link
@@ -23,7 +25,7 @@ from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control, values
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import RequestError, RuntimeLost
-from aspen_mp.stages import StageTree, Stale, set_exception
+from aspen_mp.stages import StageTree, Stale, Transfers, set_exception
 from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
 
 if TYPE_CHECKING:
@@ -190,7 +192,9 @@ class Model:
     ) -> dict[str, npt.NDArray[Any]]:
         """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
 
-        A large output lies in the runtime's shared memory until nobody refers to it any more.
+        A large output lies in the runtime's shared memory until nobody refers to it any more. Inputs are copied there, but for those from
+        `input_buffers`, and for contiguous ones of 1 MiB and more that begin at a multiple of 4096 bytes of shared memory of the caller's
+        own (`multiprocessing.shared_memory`, memfd, a file in /dev/shm): workers read these where they are. `transfers` counts both.
 
         Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
         `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
@@ -222,18 +226,21 @@ class Model:
         results = tree.run(arrays, timeout, level, None)
         return results if names is None else {name: results[name] for name in names}
 
-    def submit(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal") -> RequestFuture:
+    def submit(
+        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
+    ) -> RequestFuture:
         """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
 
-        Inputs are copied before this returns. There is no limit to the requests that wait, other than memory.
+        Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
+        that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
         """
-        return self._start(feeds, self._wanted(outputs), _priority(priority))
+        return self._start(feeds, self._wanted(outputs), _priority(priority), copy)
 
-    def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int) -> RequestFuture:
+    def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True) -> RequestFuture:
         arrays = self._check(feeds)
         future = RequestFuture()
         future.model = self
-        request = _Request(names, level, future)
+        request = _Request(names, level, future, copy)
         own = self._own
         if self._source is not None and own is not None and own.session.lost:
             # Another runtime has to be started: not while the caller waits, who may be an event loop.
@@ -255,7 +262,8 @@ class Model:
             return self._lost(request, error, kept)
 
         if stage is None:
-            tree.submit(arrays if copied else _copied(arrays), request.level, request.names, request.future, lost)
+            stays = arrays if copied or not request.copy else _copied(arrays, tree.session.held)
+            tree.submit(stays, request.level, request.names, request.future, lost, borrow=not request.copy)
             return
         known = stage
 
@@ -263,7 +271,7 @@ class Model:
             tree.stale(known)
             tree.submit(kept, request.level, request.names, request.future, lost)
 
-        stage.submit(arrays, request.level, request.names, request.future, again, lost)
+        stage.submit(arrays, request.level, request.names, request.future, again, lost, borrow=not request.copy)
 
     def _lost(self, request: _Request, error: RuntimeLost, kept: dict[str, Any]) -> bool:
         """The runtime was lost with this request in it. Whether it is submitted again."""
@@ -292,12 +300,37 @@ class Model:
         return self._link.later(submit)
 
     async def run_async(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal"
+        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
     ) -> dict[str, npt.NDArray[Any]]:
-        """`run` for asyncio; cancelling the task cancels the request."""
+        """`run` for asyncio; cancelling the task cancels the request. `copy`: as of `submit`."""
         import asyncio
 
-        return await asyncio.wrap_future(self.submit(feeds, outputs, priority=priority))
+        return await asyncio.wrap_future(self.submit(feeds, outputs, priority=priority, copy=copy))
+
+    # ---- inputs without copies
+
+    def input_buffers(self, shapes: Mapping[str, Sequence[int]] | None = None) -> InputBuffers:
+        """Arrays for all inputs, in shared memory, to be filled by the caller and read in place by a request: see `InputBuffers`.
+
+        `shapes`: {input: shape}, where the model does not fix them; an optional input has a buffer only if it is named. Raises RequestError
+        where inputs are no tensors, or where their values decide shapes.
+        """
+        given = {
+            info.name: info.shape
+            for info in self.inputs
+            if not info.optional and info.shape is not None and all(isinstance(d, int) for d in info.shape)
+        }
+        given.update({name: tuple(shape) for name, shape in (shapes or {}).items()})
+        for info in self.inputs:
+            if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
+                raise RequestError(f"model {self.name!r}: input {info.name!r} is no tensor of numbers, so it has no buffer")
+        return InputBuffers(*self._tree.hold(self._blanks(given)))  # type: ignore[arg-type]
+
+    @property
+    def transfers(self) -> Transfers:
+        """What this process has done with the inputs of its requests so far: `requests`, `copied_bytes` (into shared memory) and
+        `in_place_bytes` (read by workers where the caller has them)."""
+        return replace(self._tree.transfers)
 
     # ---- streams
 
@@ -311,6 +344,7 @@ class Model:
         ordered: Literal[True] = True,
         timeout: float | None = None,
         priority: str = "normal",
+        copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> Stream[Results]: ...
@@ -325,6 +359,7 @@ class Model:
         ordered: bool,
         timeout: float | None = None,
         priority: str = "normal",
+        copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> Stream[Any]: ...
@@ -338,6 +373,7 @@ class Model:
         ordered: bool = True,
         timeout: float | None = None,
         priority: str = "normal",
+        copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> Stream[Any]:
@@ -357,11 +393,14 @@ class Model:
         results of the items before; they and RuntimeLost always end it. The iterator has `close`, works as a context manager, and may be
         used from several threads. Closing or forgetting it cancels what is in flight.
 
+        Inputs are copied when an item is taken, but for `input_buffers`; `copy=False`: as of `submit`. Of an iterable that fills the same
+        `concurrency` buffers in turn, none is still in use when its turn comes again, as long as results come in order.
+
         `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
         """
         names, level = self._wanted(outputs), _priority(priority)
         return Stream(
-            lambda item: self._start(self._feeds(item), names, level),
+            lambda item: self._start(self._feeds(item), names, level, copy),
             items,
             concurrency=self._concurrency(concurrency),
             ordered=ordered,
@@ -379,6 +418,7 @@ class Model:
         ordered: bool = True,
         timeout: float | None = None,
         priority: str = "normal",
+        copy: bool = True,
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> AsyncGenerator[Any, None]:
@@ -389,7 +429,7 @@ class Model:
         """
         names, level = self._wanted(outputs), _priority(priority)
         return stream_async(
-            lambda item: self._start(self._feeds(item), names, level),
+            lambda item: self._start(self._feeds(item), names, level, copy),
             items,
             concurrency=self._concurrency(concurrency),
             ordered=ordered,
@@ -418,18 +458,20 @@ class Model:
 
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing."""
+        self._tree.plan_first(self._blanks(shapes), progress)
+
+    def _blanks(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Arrays of these shapes, checked. Shape and dtype are all that planning reads of them; no memory stands behind them."""
         arrays: dict[str, Any] = {}
         for info in self.inputs:
             if info.name in shapes:
-                # Shape and dtype are all that planning reads of it; no memory stands behind it.
                 arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), tuple(shapes[info.name]))
             elif not info.optional:
                 raise RequestError(f"model {self.name!r}: no shape is given for input {info.name!r}")
         for name in shapes:
             if name not in self._input_names:
                 raise RequestError(f"model {self.name!r} has no input {name!r}; it has {', '.join(sorted(self._input_names))}")
-        self._check(arrays)
-        self._tree.plan_first(arrays, progress)
+        return self._check(arrays)
 
     def unload(self) -> None:
         """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
@@ -500,19 +542,23 @@ class Model:
 
 
 class _Request:
-    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost."""
+    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost; `copy`: its inputs may change."""
 
-    __slots__ = ("future", "level", "losses", "names")
+    __slots__ = ("copy", "future", "level", "losses", "names")
 
-    def __init__(self, names: Sequence[str] | None, level: int, future: RequestFuture) -> None:
+    def __init__(self, names: Sequence[str] | None, level: int, future: RequestFuture, copy: bool) -> None:
+        self.copy = copy
         self.names = names
         self.level = level
         self.future = future
         self.losses = 0
 
 
-def _copied(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: np.array(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+def _copied(arrays: Mapping[str, Any], held: Container[int] = ()) -> dict[str, Any]:
+    """Arrays that nobody else can change; those at the addresses `held` nobody may."""
+    return {
+        name: np.array(array) if isinstance(array, np.ndarray) and address(array) not in held else array for name, array in arrays.items()
+    }
 
 
 def _restore(address: str, loaded: bytes, name: str) -> Model:

@@ -10,10 +10,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from aspen_mp.borrow import Loans
 from aspen_mp.control import protocol
 from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
@@ -21,6 +22,9 @@ from aspen_mp.planner.options import Planning
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.segments import Segment
+
+if TYPE_CHECKING:
+    from aspen_mp.stages import Region
 
 
 class Stop(Protocol):
@@ -70,6 +74,9 @@ class Session:
         self._doorbell.close_fd()
         self.channel = _control.ClientChannel(self._own.mapping, self._doorbell.mapping)
         self.memory = DataMemory(self._make_data, self._drop_data)
+        self.loans = Loans(self._make_loan, self._drop_data)
+        self.held: dict[int, Region] = {}
+        """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
         self.error: AspenError | None = None
         self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
         self._slots = threading.Semaphore(self.channel.capacity)
@@ -143,6 +150,12 @@ class Session:
 
     def _make_data(self, nbytes: int) -> tuple[int, Segment]:
         ready, fds = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady)
+        segment = Segment.from_fd(fds[0], "data", writable=True)
+        segment.close_fd()
+        return ready.index, segment
+
+    def _make_loan(self, nbytes: int, pieces: list[protocol.Piece], files: list[int]) -> tuple[int, Segment]:
+        ready, fds = self.control.call(lambda number: protocol.Borrow(number, nbytes, pieces), protocol.DataReady, fds=tuple(files))
         segment = Segment.from_fd(fds[0], "data", writable=True)
         segment.close_fd()
         return ready.index, segment
@@ -309,6 +322,8 @@ class Session:
             resolver.join()
         self.control.close()
         self.memory.close()
+        self.loans.close()
+        self.held.clear()
         self._garbage.clear()
         self.channel = cast("_control.ClientChannel", _NoChannel())
         self._own.close()
@@ -321,6 +336,8 @@ class Session:
         self._resolver = None
         self._published = {}
         self._queue = deque()
+        self.held = {}
+        self.loans.abandon()
         self.control.abandon(error)
 
 

@@ -7,6 +7,7 @@ decide shapes.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -20,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.borrow import BORROW_BYTES, PAGE, Piece, address, place
 from aspen_mp.control import protocol
+from aspen_mp.memory import Span
 from aspen_mp.session import Session, Waiting
 from aspen_mp.shm import _control, values
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 if TYPE_CHECKING:
+    from aspen_mp.borrow import Loan
     from aspen_mp.control.client import ProgressCallback
     from aspen_mp.future import RequestFuture
-    from aspen_mp.memory import Span
 
 _ERRORS: Final = _control.ERRORS
 _REASONS: Final = {
@@ -93,9 +96,25 @@ MAX_LENT = 2
 Regions whose outputs a forked child has too count for ever: nobody would say when it needs them no longer."""
 
 
+_numbers = itertools.count(1)
+_NOTHING: Final = np.empty(0, np.uint8)
 _regions = threading.RLock()
 """Guards who holds regions, in all stages: one lock, for outputs end wherever the garbage collector runs, under any other stage's."""
 _stages: weakref.WeakSet[Stage] = weakref.WeakSet()
+
+
+Layout = tuple[int, list[protocol.Slot], list[protocol.Slot]]
+"""Bytes of a region, its inputs, its outputs."""
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What has been done with the inputs of a model's requests: bytes copied into shared memory, bytes that workers read where they were.
+    Guarded by `_regions`."""
+
+    requests: int = 0
+    copied_bytes: int = 0
+    in_place_bytes: int = 0
 
 
 class _Lent(np.ndarray[Any, np.dtype[Any]]):
@@ -105,15 +124,24 @@ class _Lent(np.ndarray[Any, np.dtype[Any]]):
 
 class Region:
     """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it. ``holds``: how many use
-    it, the request and the outputs that are lent; guarded by `_regions`."""
+    it, the request and the outputs that are lent; guarded by `_regions`.
 
-    __slots__ = ("holds", "inputs", "outputs", "span")
+    `layout`: the plan's description of it. `user`: its arrays are in the hands of the user (`InputBuffers`); then `busy` says whether a
+    request uses it. `loan`: its inputs `borrowed` are pages of a file of the user's, and `inputs` has the user's arrays in their place.
+    """
 
-    def __init__(self, span: Span, inputs: Sequence[protocol.Slot], outputs: Sequence[protocol.Slot]) -> None:
+    __slots__ = ("borrowed", "busy", "holds", "inputs", "layout", "loan", "outputs", "span", "user")
+
+    def __init__(self, span: Span, layout: Layout, loan: Loan | None = None, borrowed: frozenset[int] = frozenset()) -> None:
         self.span = span
+        self.layout = layout
         self.holds = 0
-        self.inputs = [_view(span, slot) for slot in inputs]
-        self.outputs = [_view(span, slot) for slot in outputs]
+        self.user = False
+        self.busy = False
+        self.loan = loan
+        self.borrowed = borrowed
+        self.inputs = [_view(span, slot) for slot in layout[1]]
+        self.outputs = [_view(span, slot) for slot in layout[2]]
 
 
 def _view(span: Span, slot: protocol.Slot) -> npt.NDArray[Any]:
@@ -124,21 +152,35 @@ def _view(span: Span, slot: protocol.Slot) -> npt.NDArray[Any]:
     return np.ndarray(slot.shape, dtype, span.buffer, span.offset + slot.offset)
 
 
+def _bytes(span: Span) -> npt.NDArray[Any]:
+    return np.frombuffer(span.buffer, np.uint8)
+
+
 class Stage:
     """One plan as its client sees it. Regions are kept for the next request."""
 
-    def __init__(self, session: Session, model: str, planned: protocol.Planned) -> None:
+    def __init__(self, session: Session, model: str, planned: protocol.Planned, transfers: Transfers | None = None) -> None:
         self._session = session
         self._model = model
         self.planned = planned
+        self._layout: Layout = (planned.region, planned.inputs, planned.outputs)
+        self._transfers = Transfers() if transfers is None else transfers
+        self._number = next(_numbers)
         self._plan = planned.plan
         self._generation = planned.generation
         self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
         self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
+        self._copies = sum(slot.nbytes for slot in planned.inputs)
+        self._lendable = [
+            (k, slot)
+            for k, slot in enumerate(planned.inputs)
+            if slot.nbytes >= BORROW_BYTES and slot.offset % PAGE == 0 and not any(is_object for _, is_object in self._inputs)
+        ]
         self._free: list[Region] = []
         self._lent: list[Region] = []
+        self._given: dict[Region, int] = {}
         self._shared = 0
         self._closed = False
         with _regions:
@@ -150,9 +192,34 @@ class Stage:
         try:
             region = self._free.pop()
         except IndexError:
-            region = Region(self._session.memory.allocate(self.planned.region), self.planned.inputs, self.planned.outputs)
+            region = Region(self._session.memory.allocate(self.planned.region), self._layout)
         region.holds = 1
         return region
+
+    def _begin(self, arrays: Mapping[str, Any], borrow: bool) -> Region:
+        """A region with the inputs in it: where one of them is there already, the region in which it lies."""
+        region = self._held(arrays) if self._session.held else None
+        if region is None and borrow and self._lendable:
+            region = self._borrow(arrays)
+        if region is None:
+            region = self._acquire()
+        try:
+            copied = self._fill(region, arrays)
+        except BaseException:
+            self._end(region)
+            raise
+        with _regions:
+            self._transfers.requests += 1
+            self._transfers.copied_bytes += copied
+            self._transfers.in_place_bytes += self._copies - copied
+        return region
+
+    def _end(self, region: Region) -> None:
+        """The request needs the region no longer."""
+        if region.user:
+            with _regions:
+                region.busy = False
+        self._release(region)
 
     def _release(self, region: Region) -> None:
         """The request, or an output that was lent, needs the region no longer."""
@@ -160,9 +227,94 @@ class Stage:
             region.holds -= 1
             if region.holds:
                 return
-            self._free.append(region)
-        if self._closed:
+            if region.user:
+                region.user = False
+                for view in region.inputs:
+                    self._session.held.pop(address(view), None)
+            if region.loan is None:
+                self._free.append(region)
+        if region.loan is not None:
+            for k in region.borrowed:
+                region.inputs[k] = _NOTHING
+            self._session.loans.give(region.loan)
+        elif self._closed:
             self.close()
+
+    # ---- inputs that are there already
+
+    def hold(self) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+        """A region for the user to fill: its inputs and its outputs. It comes back when nobody refers to any of those arrays any more."""
+        if any(is_object for _, is_object in self._inputs):
+            raise RequestError(f"model {self._model!r}: only tensors have input buffers")
+        region = self._acquire()
+        with _regions:
+            region.user = True
+            for view in region.inputs:
+                if view.nbytes:
+                    self._session.held[address(view)] = region
+        names = [name for name, _ in self._inputs]
+        inputs = {name: self._handed(region, view) for name, view in zip(names, region.inputs, strict=True)}
+        outputs = {
+            name: self._handed(region, view) for (name, is_object), view in zip(self._outputs, region.outputs, strict=True) if not is_object
+        }
+        self._release(region)  # the arrays hold it now
+        return region, inputs, outputs
+
+    def _handed(self, region: Region, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        handed = _Lent(view.shape, view.dtype, region.span.buffer, address(view) - address(_bytes(region.span)))
+        with _regions:
+            region.holds += 1
+            self._given[region] = self._given.get(region, 0) + 1
+        weakref.finalize(handed, self._taken_back, region).atexit = False
+        return handed.view(np.ndarray)
+
+    def _taken_back(self, region: Region) -> None:
+        with _regions:
+            if region not in self._given:
+                return  # shared with a forked child, or the parent's
+            self._given[region] -= 1
+            if not self._given[region]:
+                del self._given[region]
+        self._release(region)
+
+    def _held(self, arrays: Mapping[str, Any]) -> Region | None:
+        """The region of `hold` in which an input lies, if it is free for a request and of this plan's form."""
+        for name, is_object in self._inputs:
+            array = arrays[name]
+            region = None if is_object or not array.nbytes else self._session.held.get(address(array))
+            if region is None or region.layout != self._layout:
+                continue
+            with _regions:
+                if region.user and not region.busy:
+                    region.busy = True
+                    region.holds += 1
+                    return region
+        return None
+
+    def _borrow(self, arrays: Mapping[str, Any]) -> Region | None:
+        """A region in which the pages of the user's own shared memory stand for an input."""
+        pieces = []
+        try:
+            for k, slot in self._lendable:
+                found = place(arrays[slot.name])
+                if found is not None and found[1] % PAGE == 0:
+                    pieces.append(Piece(k, slot.offset, slot.nbytes, *found))
+            if not pieces:
+                return None
+            pieces = sorted(sorted(pieces, key=lambda piece: -piece.nbytes)[: protocol.MAX_FDS], key=lambda piece: piece.at)
+            loan = self._session.loans.take(self._number, self.planned.region, pieces)
+        except RequestError as error:
+            raise RequestError(f"model {self._model!r}: {error}") from None
+        if loan is None:
+            return None
+        if loan.region is None:
+            span = Span(loan.index, PAGE, self.planned.region, loan.segment.buf)
+            loan.region = Region(span, self._layout, loan, frozenset(piece.number for piece in pieces))
+        region: Region = loan.region
+        region.holds = 1
+        for k in region.borrowed:
+            region.inputs[k] = arrays[self._inputs[k][0]]  # which keeps its memory mapped
+        return region
 
     def _lend(self, region: Region, slot: protocol.Slot, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The output as it lies in the region, which is released when nobody refers to it any more."""
@@ -181,9 +333,11 @@ class Stage:
         self._release(region)
 
     def share(self) -> None:
-        """A forked child is about to see the outputs that are lent now: their regions are not used again."""
+        """A forked child is about to see the outputs that are lent now, and the buffers that users hold: their regions are not used for
+        anything else again."""
         self._shared += len(set(map(id, self._lent)))
         self._lent.clear()
+        self._given.clear()
 
     @property
     def kept_bytes(self) -> int:
@@ -193,6 +347,8 @@ class Stage:
     def close(self) -> None:
         """Gives the regions back that no request uses; those in use follow when their requests end."""
         self._closed = True
+        if self._lendable:
+            self._session.loans.owner_ended(self._number)
         while True:
             try:
                 region = self._free.pop()
@@ -204,16 +360,26 @@ class Stage:
 
     # ---- one request
 
-    def _fill(self, region: Region, arrays: Mapping[str, Any]) -> None:
+    def _fill(self, region: Region, arrays: Mapping[str, Any]) -> int:
+        """Copies in what is not there yet. Returns how many bytes."""
+        if region.user or region.loan is not None:
+            copied = 0
+            for (name, _), view in zip(self._inputs, region.inputs, strict=True):
+                array = arrays[name]
+                if view is not array and (address(view) != address(array) or not array.flags.c_contiguous):
+                    view[...] = array
+                    copied += view.nbytes
+            return copied
         if not self.objects:
             for (name, _), view in zip(self._inputs, region.inputs, strict=True):
                 view[...] = arrays[name]
-            return
+            return self._copies
         for (name, is_object), view in zip(self._inputs, region.inputs, strict=True):
             if is_object:
                 values.Encoded(arrays[name]).write(view.data)
             else:
                 view[...] = arrays[name]
+        return self._copies
 
     def _collect(self, region: Region, names: Sequence[str] | None) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -221,34 +387,38 @@ class Stage:
             if names is None or name in names:
                 if is_object:
                     result[name] = values.decode(view.data)
-                elif view.nbytes >= LEND_BYTES and len(self._lent) + self._shared < MAX_LENT:
+                elif view.nbytes >= LEND_BYTES and not region.user and len(self._lent) + self._shared < MAX_LENT:
                     result[name] = self._lend(region, slot, view)
                 else:
                     result[name] = view.copy()
         return result
 
     def run(
-        self, arrays: Mapping[str, Any], level: int, timeout: float | None, names: Sequence[str] | None, stop: Stop | None = None
+        self,
+        arrays: Mapping[str, Any],
+        level: int,
+        timeout: float | None,
+        names: Sequence[str] | None,
+        stop: Stop | None = None,
+        *,
+        borrow: bool = True,
     ) -> dict[str, Any]:
-        """Copies inputs in, executes, copies outputs out. Raises Stale where the plan has gone meanwhile."""
-        region = self._acquire()
-        try:
-            self._fill(region, arrays)
-        except BaseException:
-            self._release(region)
-            raise
+        """Copies inputs in, executes, copies outputs out. `borrow`: inputs in shared memory of the user's are read there. Raises Stale
+        where the plan has gone meanwhile."""
+        region = self._begin(arrays, borrow)
         span = region.span
         result = self._session.execute(
-            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self._release(region), stop
+            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self._end(region), stop
         )
         if result is None:
             raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
         try:
             if result.error:
                 self._raise(result, region)
+            self._check_loan(region)
             return self._collect(region, names)
         finally:
-            self._release(region)
+            self._end(region)
 
     def submit(
         self,
@@ -258,10 +428,12 @@ class Stage:
         future: RequestFuture,
         retry: Callable[[dict[str, Any]], None],
         lost: Lost,
+        *,
+        borrow: bool = False,
     ) -> None:
         """As `run`, with the result in `future`. `retry(arrays)` is called where the plan has gone meanwhile; `lost` where the runtime has:
         it says whether it sees to the future."""
-        region = self._acquire()
+        region = self._begin(arrays, borrow)
 
         def done(outcome: _control.Result | AspenError) -> None:
             try:
@@ -270,6 +442,7 @@ class Stage:
                         raise outcome
                     if outcome.error:
                         self._raise(outcome, region)
+                    self._check_loan(region)
                     _set_result(future, self._collect(region, names))
             except Stale:
                 try:
@@ -284,17 +457,21 @@ class Stage:
             except BaseException as error:
                 set_exception(future, error)
             finally:
-                self._release(region)
+                self._end(region)
             future.settle()
 
         try:
-            self._fill(region, arrays)
             waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done)
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:
-            self._release(region)
+            self._end(region)
             raise
+
+    def _check_loan(self, region: Region) -> None:
+        if region.loan is not None and region.loan.torn:
+            region.loan.dead = True
+            raise RequestError(f"model {self._model!r}: the shared memory of an input was cut short while the request read it")
 
     def _inputs_of(self, region: Region) -> dict[str, Any]:
         """What was put into a region: workers only read it."""
@@ -395,6 +572,7 @@ class StageTree:
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
+        self.transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._lock = threading.Lock()
@@ -413,13 +591,25 @@ class StageTree:
         """Plans the first stage for inputs of these shapes, as far as shapes alone allow."""
         key = shape_key(arrays)
         node = self._roots.get(key) or self._root(key, arrays)
-        self._plan(node, progress)
+        with node.planning:
+            if node.stage is None and not node.wanted:
+                self._plan(node, progress)
         self._note_single(key, node)
+
+    def hold(self, arrays: Mapping[str, Any]) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+        """`Stage.hold` of the first stage for inputs of these shapes."""
+        self.plan_first(arrays, None)
+        stage = self._roots[shape_key(arrays)].stage
+        if stage is None:
+            raise RequestError(f"model {self._model!r} has no input buffers: values of its inputs decide shapes")
+        return stage.hold()
 
     # ---- walking
 
-    def run(self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None) -> dict[str, Any]:
-        """Walks the stages; every output of the model."""
+    def run(
+        self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None, *, borrow: bool = True
+    ) -> dict[str, Any]:
+        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
         self._check()
         deadline = None if timeout is None else time.monotonic() + timeout
         known = dict(arrays)
@@ -433,7 +623,7 @@ class StageTree:
                 stop.check()
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                results = stage.run(known, level, left, None, stop)
+                results = stage.run(known, level, left, None, stop, borrow=borrow)
             except RequestTimeout:
                 raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled") from None
             except (Stale, _Short) as again:
@@ -451,7 +641,16 @@ class StageTree:
                 child = node.next.setdefault(key, _Node([*node.binds, _binds(results)]))
             node = self._find(child, known)
 
-    def submit(self, arrays: dict[str, Any], level: int, names: Sequence[str] | None, future: RequestFuture, lost: Lost) -> None:
+    def submit(
+        self,
+        arrays: dict[str, Any],
+        level: int,
+        names: Sequence[str] | None,
+        future: RequestFuture,
+        lost: Lost,
+        *,
+        borrow: bool = False,
+    ) -> None:
         """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
         stop = Stop(self._session)
         future.stop = stop.ask
@@ -459,7 +658,7 @@ class StageTree:
         def drive() -> None:
             try:
                 if not future.cancelled():
-                    results = self.run(arrays, None, level, stop)
+                    results = self.run(arrays, None, level, stop, borrow=borrow)
                     _set_result(future, results if names is None else {name: results[name] for name in names})
             except BaseException as error:
                 if isinstance(error, RuntimeLost) and lost(error, arrays):
@@ -526,7 +725,7 @@ class StageTree:
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:
-            node.stage = Stage(self._session, self._model, planned)
+            node.stage = Stage(self._session, self._model, planned, self.transfers)
 
     def _note_single(self, key: Key, node: _Node | None) -> None:
         """From the second request on, a model of one static stage takes the short way."""

@@ -24,6 +24,9 @@ import numpy as np
 from aspen_mp.planner import strides as st
 from aspen_mp.planner.ir import VIEW_OPS, Graph, Node, Tensor
 
+PAGE = 4096
+PAGED_BYTES = 64 << 10
+"""Inputs of so many bytes on begin and end with a page."""
 ARENA, REQUEST, PLAN, WEIGHTS = "ARENA", "REQUEST", "PLAN", "WEIGHTS"
 ALIGN = 64
 
@@ -419,16 +422,19 @@ class _Assignment:
         return Storage(self.out, steps, self.refs, self.producer, inputs, results, self.request_bytes, self.constants)
 
     def _request(self) -> tuple[list[tuple[str, Tensor]], list[tuple[Tensor, Buffer]]]:
-        """Lays out the request's region: inputs, then outputs, each row-major at a multiple of 64 bytes."""
+        """Lays out the request's region: inputs, then outputs, each row-major at a multiple of 64 bytes. Large inputs have pages of
+        their own, in whose place a client may lend pages of its own (`shm/README.md`, "Borrow")."""
 
-        def take(t: Tensor) -> Buffer:
-            buffer = Buffer(REQUEST, nbytes(t), t.name, offset=self.request_bytes)
-            self.request_bytes += aligned(buffer.nbytes)
+        def take(t: Tensor, page: int = 1) -> Buffer:
+            size = aligned(nbytes(t))
+            at = -(-self.request_bytes // page) * page
+            buffer = Buffer(REQUEST, nbytes(t), t.name, offset=at)
+            self.request_bytes = at + -(-size // page) * page
             return buffer
 
         inputs = []
         for t in self.graph.inputs:
-            self.refs[t] = Ref(take(t), 0, st.dense(t.shape))
+            self.refs[t] = Ref(take(t, PAGE if nbytes(t) >= PAGED_BYTES else 1), 0, st.dense(t.shape))
             inputs.append((t.name, t))
         return inputs, [(t, take(t)) for t in self.graph.outputs]
 

@@ -10,6 +10,10 @@ DOORBELL_BYTES: int
 CLIENT_BYTES: int
 DATA_FIRST: int
 """First free byte of a data, weight or arena segment (its magic lies before it)."""
+PAGE: int
+"""Pieces of clients' files that a data segment borrows begin and end at multiples of it."""
+MAX_BORROWED: int
+"""Such pieces that a runtime may have at a time."""
 ERRORS: dict[str, int]
 """Names and numbers of why a request failed (`Result.error`)."""
 ERROR_NAMES: dict[int, str]
@@ -23,6 +27,9 @@ def write_magic(buf: Buffer, role: str) -> None:
 
 def check_magic(buf: Buffer, role: str) -> None:
     """Raises ProtocolError unless `buf` is a segment of this role, written by a build with the same layout, of the size it claims."""
+
+def torn(buf: Buffer) -> bool:
+    """Whether a worker has missed pages that this data segment borrows from a file, and has read zeros instead."""
 
 class Result(NamedTuple):
     """How a request ended. `error` is 0 or a number of ERRORS; `op` the plan's op that failed (-1: none); `needed` the bytes of the OBJECT
@@ -88,6 +95,7 @@ class ControlTable:
     def workers(self) -> list[dict[str, Any]]:
         """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
         "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults,
+        failed, cancelled,
         and how long it was in kernels, scheduling, searching and sleeping: kernel_ns, schedule_ns, search_ns, sleep_ns."""
     def all_attached(self, seq: int | None = None) -> bool:
         """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""

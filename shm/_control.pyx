@@ -30,7 +30,7 @@ cdef extern from *:
 cdef extern from "table.h" nogil:
     enum:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
-        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
+        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
         ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
     struct aspen_magic:
@@ -43,7 +43,7 @@ cdef extern from "table.h" nogil:
     struct aspen_worker:
         uint32_t pid, cpu, core_class, cache, node, state, command, parked, attached, idle
         uint64_t start_time, current, heartbeat
-        uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults
+        uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
         uint32_t lock, open
         uint64_t mask
@@ -67,6 +67,8 @@ cdef extern from "table.h" nogil:
         aspen_plan plan[1024]
         aspen_client client[256]
         aspen_segment segment[8192]
+    struct aspen_data_head:
+        uint32_t torn
     struct aspen_doorbell:
         uint32_t event
     struct aspen_slot:
@@ -152,6 +154,8 @@ CONTROL_BYTES = sizeof(aspen_control)
 DOORBELL_BYTES = 4096
 CLIENT_BYTES = sizeof(aspen_client_segment)
 DATA_FIRST = ASPEN_DATA_FIRST
+PAGE = ASPEN_PAGE
+MAX_BORROWED = ASPEN_MAX_BORROWED
 ROLES = {"control": 1, "doorbell": 2, "client": 3, "data": 4, "plan": 5, "weights": 6, "arena": 7}
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 _ROLE_NAMES = {number: name for name, number in ROLES.items()}
@@ -215,6 +219,15 @@ def check_magic(buf, role):
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
         _check(view.buf, view.len, role)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def torn(buf):
+    cdef Py_buffer view
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        return aspen_load_acquire(&(<aspen_data_head *>view.buf).torn) != 0
     finally:
         PyBuffer_Release(&view)
 
@@ -402,6 +415,7 @@ cdef class ControlTable:
                 "search_ns": self._ns(&w.search_ticks), "sleep_ns": self._ns(&w.sleep_ticks), "parks": aspen_stat_load(&w.parks),
                 "opaque": aspen_stat_load(&w.opaque), "claims": aspen_stat_load(&w.claims), "ends": aspen_stat_load(&w.ends),
                 "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
+                "failed": aspen_stat_load(&w.failed), "cancelled": aspen_stat_load(&w.cancelled),
             })
         return rows
 

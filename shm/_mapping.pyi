@@ -1,15 +1,20 @@
 """Mapped shared memory."""
 
+from collections.abc import Sequence
 from typing import final
 
 from typing_extensions import Buffer
 
-def reserve(fd: int, nbytes: int) -> int:
+def is_memory(fd: int) -> bool:
+    """Whether a descriptor is of a file in memory (tmpfs, memfd): reading it never waits for a device or for another process."""
+
+def reserve(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
     """Gives an empty file of shared memory its length and all of its space, zeroed.
 
     In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory): they cost less than reserving
     and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Returns how
-    many bytes lie in such pages. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
+    many bytes lie in such pages. `holes`: (begin, end), ascending,
+    for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
     """
 
 @final
@@ -39,5 +44,9 @@ class Mapping(Buffer):
     def closed(self) -> bool: ...
     def close(self) -> None:
         """Unmaps. BufferError while views exist; without a reference of ours the last of them unmaps it."""
+    def borrow(self, at: int, fd: int, offset: int, nbytes: int) -> None:
+        """Maps `nbytes` of a file from `offset` on, read-only, over the bytes from `at` on of this mapping of a data segment; all multiples
+        of a page, `at` behind the first. Where the file turns out to be shorter, zeros are read and the segment is marked
+        (`_control.torn`). ValueError, OSError."""
     def keep_from_children(self) -> None:
         """Forked children do not get this mapping."""

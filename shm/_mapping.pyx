@@ -28,6 +28,11 @@ cdef extern from "<sys/mman.h>" nogil:
     enum:
         MFD_CLOEXEC
 
+cdef extern from "borrow.h" nogil:
+    int aspen_borrow(char *, uint64_t, int, uint64_t, uint64_t)
+    void aspen_borrow_end(const char *, uint64_t)
+    int aspen_is_memory(int)
+
 cdef enum:
     HUGE = 2 << 20
     COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
@@ -78,11 +83,26 @@ cdef size_t _huge(int fd, size_t nbytes) noexcept nogil:
     return start
 
 
-def reserve(int fd, Py_ssize_t nbytes):
+def is_memory(int fd):
+    return aspen_is_memory(fd) != 0
+
+
+def reserve(int fd, Py_ssize_t nbytes, holes=()):
     cdef size_t huge = 0
     cdef int error
+    cdef int64_t at = 0, to
     if ftruncate(fd, nbytes):
         raise OSError(errno, os.strerror(errno))
+    if holes:
+        for begin, end in [*holes, (nbytes, nbytes)]:
+            to = begin
+            if to > at:
+                with nogil:
+                    error = posix_fallocate(fd, at, to - at)
+                if error:
+                    raise OSError(error, os.strerror(error))
+            at = end
+        return 0
     with nogil:
         if nbytes >= HUGE:
             huge = _huge(fd, nbytes)
@@ -119,6 +139,7 @@ cdef class Mapping:
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable
     cdef int exports
+    cdef bint borrows
 
     def __cinit__(self, int fd, Py_ssize_t nbytes, bint writable):
         cdef void *at
@@ -131,8 +152,25 @@ cdef class Mapping:
         self.at, self.nbytes, self.writable = at, nbytes, writable
 
     def __dealloc__(self):
+        self._unmap()
+
+    cdef void _unmap(self) noexcept:
         if self.at != NULL:
+            if self.borrows:
+                aspen_borrow_end(<const char *>self.at, self.nbytes)
             munmap(self.at, self.nbytes)
+            self.at = NULL
+
+    def borrow(self, Py_ssize_t at, int fd, Py_ssize_t offset, Py_ssize_t nbytes):
+        cdef int error
+        if self.at == NULL:
+            raise ValueError("the mapping is closed")
+        if at <= 0 or offset < 0 or nbytes <= 0 or at > self.nbytes - nbytes or (at | offset | nbytes) % 4096:
+            raise ValueError(f"{nbytes} bytes of a file from {offset} on do not fit at {at} into {self.nbytes}")
+        error = aspen_borrow(<char *>self.at, at, fd, offset, nbytes)
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.borrows = True
 
     def __len__(self):
         return self.nbytes
@@ -153,9 +191,7 @@ cdef class Mapping:
     def close(self):
         if self.exports:
             raise BufferError(f"{self.exports} views of the mapping exist")
-        if self.at != NULL:
-            munmap(self.at, self.nbytes)
-            self.at = NULL
+        self._unmap()
 
     def keep_from_children(self):
         if self.at != NULL and madvise(self.at, self.nbytes, MADV_DONTFORK):

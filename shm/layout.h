@@ -28,6 +28,7 @@
 #define ASPEN_PLAN_INSTANCES 32 /* instances a plan */
 #define ASPEN_MESSAGE 256       /* bytes of a failed request's message */
 #define ASPEN_MAX_WEIGHTS 8     /* weight segments a plan */
+#define ASPEN_MAX_BORROWED 1024 /* pieces of clients' files that a worker has mapped at a time */
 #define ASPEN_MAX_OPERANDS 255
 #define ASPEN_TILE_AXES 6       /* axes that a tile may cut; axes from 6 on are always whole */
 #define ASPEN_RANK 8
@@ -195,7 +196,8 @@ struct aspen_worker {
   uint64_t ends;       /* requests completed */
   uint64_t wakes;      /* futex wakes issued to other DSEs */
   uint64_t faults;     /* kernels that returned an error */
-  uint64_t reserved4[2];
+  uint64_t failed;     /* requests completed with an error; not those that ask for more space */
+  uint64_t cancelled;  /* requests completed that were cancelled, or whose client is gone */
 };
 
 /* An item of the ready pool: (instance, tile) and the low bits of the instance's generation; never 0. */
@@ -354,6 +356,11 @@ struct aspen_client_segment {
 
 /* Data and arena segments: a line of magic, then bytes. Offset 0 of a space is the first byte of the segment. */
 #define ASPEN_DATA_FIRST ASPEN_LINE
+struct aspen_data_head {
+  struct aspen_magic magic;
+  uint32_t torn;        /* worker: pages that the segment borrows from a file were missing, zeros were read instead (README, "Borrow") */
+  uint32_t reserved[7];
+};
 
 /* Why a request failed. 1 … 31 are enum aspen_kernel_error. Names and numbers for Python come from the same list. */
 #define ASPEN_ERRORS(X)                                                                                                            \
@@ -387,6 +394,7 @@ _Static_assert(sizeof(struct aspen_plan) == 4 * ASPEN_LINE, "plan");
 _Static_assert(sizeof(struct aspen_instance) == 2 * ASPEN_LINE, "instance");
 _Static_assert(sizeof(struct aspen_client) == ASPEN_LINE + 4 * ASPEN_CLIENT_DATA, "client");
 _Static_assert(sizeof(struct aspen_slot) == 2 * ASPEN_LINE + ASPEN_MESSAGE, "slot");
+_Static_assert(sizeof(struct aspen_data_head) == ASPEN_DATA_FIRST, "data head");
 _Static_assert(sizeof(struct aspen_doorbell) <= ASPEN_PAGE, "doorbell");
 _Static_assert(ASPEN_CLASSES * ASPEN_DEPTHS <= ASPEN_COLUMNS, "a column for each class and depth");
 _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");

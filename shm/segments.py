@@ -15,6 +15,7 @@ import mmap
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 import posix_ipc
@@ -105,12 +106,13 @@ class Segment:
         self._map: Mapping | None = Mapping(fd, nbytes, writable)
 
     @classmethod
-    def create(cls, role: str, nbytes: int, *, memfd: bool | None = None) -> Segment:
+    def create(cls, role: str, nbytes: int, *, memfd: bool | None = None, holes: Sequence[tuple[int, int]] = ()) -> Segment:
         """Reserves `nbytes` (rounded up to a page) of zeroed shared memory and stamps it. ResourceLimitError when there is not enough.
 
-        `memfd`: True or False forces the kind; None prefers /dev/shm and falls back to a memfd.
+        `memfd`: True or False forces the kind; None prefers /dev/shm and falls back to a memfd. `holes`: (begin, end) in a memfd,
+        ascending, where other memory will be mapped: no space is reserved for them.
         """
-        nbytes = _checked(role, nbytes)
+        nbytes = _checked(role, nbytes, holes)
         shm_error: OSError | None = None
         fd, is_memfd = -1, False
         if not memfd:
@@ -122,7 +124,7 @@ class Segment:
                     raise _no_space(role, nbytes, e) from e
         if fd < 0:
             try:
-                fd, is_memfd = _create_memfd(role, nbytes), True
+                fd, is_memfd = _create_memfd(role, nbytes, holes), True
             except OSError as e:
                 raise _no_space(role, nbytes, shm_error or e) from e
         return cls._stamped(fd, role, nbytes, memfd=is_memfd)
@@ -138,10 +140,10 @@ class Segment:
         return segment
 
     @classmethod
-    def create_elsewhere(cls, role: str, nbytes: int) -> tuple[int, int]:
+    def create_elsewhere(cls, role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
         """The first half of making a memfd segment whose memory another process reserves, by `reserve_for`: (descriptor, bytes).
         `reserved` is the second half. ResourceLimitError when there is not enough memory."""
-        nbytes = _checked(role, nbytes)
+        nbytes = _checked(role, nbytes, holes)
         try:
             return os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), nbytes
         except OSError as e:
@@ -234,31 +236,31 @@ def _create_shm(role: str, nbytes: int) -> int:
     raise OSError(errno.EEXIST, "no free shared-memory name")
 
 
-def _create_memfd(role: str, nbytes: int) -> int:
+def _create_memfd(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
     fd = os.memfd_create(f"aspen-{role}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    error = reserve_for(fd, nbytes)
+    error = reserve_for(fd, nbytes, holes)
     if error:
         os.close(fd)
         raise OSError(error, os.strerror(error))
     return fd
 
 
-def reserve_for(fd: int, nbytes: int) -> int:
-    """Reserves the memory of a memfd and seals its size. 0, or the number of the error."""
+def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
+    """Reserves the memory of a memfd, but for `holes`, and seals its size. 0, or the number of the error."""
     try:
-        reserve(fd, nbytes)
+        reserve(fd, nbytes, holes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as e:
         return e.errno or errno.ENOMEM
     return 0
 
 
-def _checked(role: str, nbytes: int) -> int:
-    """`nbytes` in whole pages, if there is so much memory."""
+def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
+    """`nbytes` in whole pages, if there is so much memory, `holes` left out."""
     if nbytes <= 0:
         raise ValueError(f"a segment needs a positive size, not {nbytes}")
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    if nbytes > memory_available():
+    if nbytes - sum(end - begin for begin, end in holes) > memory_available():
         raise _no_space(role, nbytes, OSError(errno.ENOMEM, f"{format_bytes(memory_available())} of memory are available"))
     return nbytes
 

@@ -64,13 +64,16 @@ class Worker:
     def _sync(self, seq: int) -> None:
         """Reads packets up to the SYNC that reaches `seq` (0: the first one), maps and unmaps what they say, and tells the engine."""
         while True:
-            kind, a, role, _, _, fds = wire.receive(self._sock)
+            kind, a, role, where, text, fds = wire.receive(self._sock)
             if kind == wire.ATTACH and len(fds) == 1:
                 name = _ROLE_NAMES[role]
                 segment = Segment.from_fd(fds[0], name, writable=name in _WRITABLE)
                 segment.close_fd()
                 self._segments[a] = segment
                 self._engine.map(a, name, segment.mapping)
+            elif kind == wire.BORROW and len(fds) == 1:
+                self._segments[a].mapping.borrow(role, fds[0], where, *wire.LENGTH.unpack(text))
+                os.close(fds[0])
             elif kind == wire.DETACH:
                 self._engine.unmap(a)
                 self._segments.pop(a).close()

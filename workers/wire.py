@@ -21,8 +21,10 @@ READY = 5  # worker: has everything and is about to run
 DRAINED = 6  # worker: something that was dropped may be free now
 ERROR = 7  # worker: cannot go on; the text says why
 HELLO = 8  # worker: its process id, before anything else. Zygote: is ready
+BORROW = 10  # segment id, where in it, offset in the file; text: bytes (u64); descriptor of the file: pages to map over the segment's
 FORK = 9  # to the zygote: a worker is wanted; descriptor of its socket
 
+LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<IqqQ")
 MAX_TEXT = 16384
 

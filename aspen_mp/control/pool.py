@@ -51,7 +51,7 @@ class Worker:
     boot: Timer | None = None
     stopped: Timer | None = None
     since: float = field(default_factory=time.monotonic)
-    out: deque[tuple[int, int, int, int, tuple[int, ...]]] = field(default_factory=deque)
+    out: deque[tuple[int, int, int, int, bytes, tuple[int, ...]]] = field(default_factory=deque)
 
     @property
     def cpu(self) -> int:
@@ -248,14 +248,19 @@ class WorkerPool:
         self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
         self._send(worker, wire.SETUP, row, cpu, fds=self._fds)
         for held in self._segments():
-            self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
+            self._send_segment(worker, held)
         self._send(worker, wire.SYNC, self.seq)
 
     # ---- segments
 
     def attach(self, held: Held) -> None:
         for worker in self._listening():
-            self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
+            self._send_segment(worker, held)
+
+    def _send_segment(self, worker: Worker, held: Held) -> None:
+        self._send(worker, wire.ATTACH, held.id, _control.ROLES[held.role], held.nbytes, fds=(held.fd,))
+        for piece in held.borrowed:
+            self._send(worker, wire.BORROW, held.id, piece.at, piece.offset, wire.LENGTH.pack(piece.nbytes), fds=(piece.fd,))
 
     def detach(self, segment: int) -> None:
         for worker in self._listening():
@@ -270,23 +275,23 @@ class WorkerPool:
     def _listening(self) -> list[Worker]:
         return [worker for worker in self._rows.values() if worker.state != "abandoned"]
 
-    def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Sends now, or queues where the worker is busy in an opaque tile and its socket is full."""
         if not worker.out:
             try:
-                wire.send(worker.sock, kind, a, b, c, fds=fds)
+                wire.send(worker.sock, kind, a, b, c, text, fds)
                 return
             except BlockingIOError:
                 self._loop.watch_writable(worker.sock.fileno(), lambda: self._flush(worker))
             except OSError:
                 return  # it is dead; its pidfd says so next
-        worker.out.append((kind, a, b, c, tuple(os.dup(fd) for fd in fds)))
+        worker.out.append((kind, a, b, c, text, tuple(os.dup(fd) for fd in fds)))
 
     def _flush(self, worker: Worker) -> None:
         try:
             while worker.out:
-                kind, a, b, c, fds = worker.out[0]
-                wire.send(worker.sock, kind, a, b, c, fds=fds)
+                kind, a, b, c, text, fds = worker.out[0]
+                wire.send(worker.sock, kind, a, b, c, text, fds)
                 _close_all(fds)
                 worker.out.popleft()
         except BlockingIOError:

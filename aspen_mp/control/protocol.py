@@ -114,6 +114,23 @@ class Data(Message):
     nbytes: Bytes64
 
 
+class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`nbytes` of a file from `offset` on, in place of the bytes from `at` on of a data segment; all multiples of a page."""
+
+    at: Bytes64
+    offset: Bytes64
+    nbytes: Bytes64
+
+
+class Borrow(Message):
+    """Ask for a data segment of `nbytes`, parts of which are pages of the client's own files in memory; the frame carries a descriptor
+    for each piece, in the order of their places. Answered as `Data`."""
+
+    id: Count
+    nbytes: Bytes64
+    pieces: Annotated[list[Piece], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
+
+
 class DropData(Message):
     id: Count
     index: Count
@@ -236,7 +253,7 @@ class StatusReply(Message):
     json: bytes
 
 
-ToServer = Hello | Load | Adopt | Plan | Unload | Data | DropData | Explain | Resize | Status | Stop
+ToServer = Hello | Load | Adopt | Plan | Unload | Data | Borrow | DropData | Explain | Resize | Status | Stop
 ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply
 """Every request of a client has an `id`; `Hello` alone has none."""
 

@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -22,22 +22,23 @@ PROCESSES: Final = 2
 """So many reserve at a time; what is asked for beyond waits."""
 
 Then = Callable[[Segment | AspenError], None]
+Holes = Sequence[tuple[int, int]]
 
 
 class Reserver:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[str, int, Then]] = deque()
+        self._waiting: deque[tuple[str, int, Then, Holes]] = deque()
         self._pids: set[int] = set()
 
-    def reserve(self, role: str, nbytes: int, then: Then) -> None:
-        """Makes a segment in a sealed memfd; `then` gets it, or the error, now or later."""
-        if nbytes > AT_ONCE:
-            self._waiting.append((role, nbytes, then))
+    def reserve(self, role: str, nbytes: int, then: Then, holes: Holes = ()) -> None:
+        """Makes a segment in a sealed memfd; `then` gets it, or the error, now or later. `holes`: as of `Segment.create`."""
+        if nbytes - sum(end - begin for begin, end in holes) > AT_ONCE:
+            self._waiting.append((role, nbytes, then, holes))
             self._next()
             return
         try:
-            segment = Segment.create(role, nbytes, memfd=True)
+            segment = Segment.create(role, nbytes, memfd=True, holes=holes)
         except AspenError as error:
             then(error)
         else:
@@ -45,16 +46,16 @@ class Reserver:
 
     def _next(self) -> None:
         while self._waiting and len(self._pids) < PROCESSES:
-            role, nbytes, then = self._waiting.popleft()
+            role, nbytes, then, holes = self._waiting.popleft()
             try:
-                self._begin(role, nbytes, then)
+                self._begin(role, nbytes, then, holes)
             except AspenError as error:
                 then(error)
             except OSError as error:
                 then(ResourceLimitError(f"no process could be started to reserve memory: {error.strerror}"))
 
-    def _begin(self, role: str, nbytes: int, then: Then) -> None:
-        fd, nbytes = Segment.create_elsewhere(role, nbytes)
+    def _begin(self, role: str, nbytes: int, then: Then, holes: Holes) -> None:
+        fd, nbytes = Segment.create_elsewhere(role, nbytes, holes)
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -62,7 +63,7 @@ class Reserver:
             os.close(fd)
             raise
         if pid == 0:
-            _reserve(parent, fd, nbytes)
+            _reserve(parent, fd, nbytes, holes)
         self._pids.add(pid)
 
         def ended(status: int) -> None:
@@ -87,7 +88,7 @@ class Reserver:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _reserve(parent: int, fd: int, nbytes: int) -> NoReturn:
+def _reserve(parent: int, fd: int, nbytes: int, holes: Holes) -> NoReturn:
     """In the forked process, which has nothing of its parent's open but the segment."""
     status = errno.ENOMEM
     try:
@@ -96,6 +97,6 @@ def _reserve(parent: int, fd: int, nbytes: int) -> NoReturn:
         process.set_name("aspen-reserve")
         process.set_oom_score(900)
         process.plain_signals()
-        status = reserve_for(fd, nbytes)
+        status = reserve_for(fd, nbytes, holes)
     finally:
         os._exit(status)

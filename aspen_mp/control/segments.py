@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aspen_mp.shm import _control
+from aspen_mp.shm._mapping import is_memory
+from aspen_mp.shm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """`nbytes` of the file `fd` from `offset` on lie at `at` of a data segment. All multiples of a page."""
+
+    at: int
+    offset: int
+    nbytes: int
+    fd: int
 
 
 @dataclass(slots=True)
@@ -18,6 +32,12 @@ class Held:
     nbytes: int
     fd: int
     owner: str
+    borrowed: tuple[Borrowed, ...] = ()
+
+    @property
+    def own_bytes(self) -> int:
+        """What of it is memory of the runtime's."""
+        return self.nbytes - sum(piece.nbytes for piece in self.borrowed)
 
 
 class SegmentStore:
@@ -35,14 +55,15 @@ class SegmentStore:
     def __getitem__(self, segment: int) -> Held:
         return self._held[segment]
 
-    def add(self, role: str, nbytes: int, fd: int, owner: str) -> int:
-        """Takes over `fd` (closed here even if this raises). Workers get it before anything can refer to it; publish() must follow."""
+    def add(self, role: str, nbytes: int, fd: int, owner: str, borrowed: tuple[Borrowed, ...] = ()) -> int:
+        """Takes over `fd` and those of `borrowed` (closed here even if this raises). Workers get them before anything can refer to the
+        segment; publish() must follow."""
         try:
             segment = self._table.add_segment(role, nbytes)
         except BaseException:
-            os.close(fd)
+            _close(fd, borrowed)
             raise
-        held = self._held[segment] = Held(segment, role, nbytes, fd, owner)
+        held = self._held[segment] = Held(segment, role, nbytes, fd, owner, borrowed)
         self._attach(held)
         return segment
 
@@ -55,9 +76,44 @@ class SegmentStore:
         """Tells workers to unmap a segment that the control table has marked already, and closes it."""
         held = self._held.pop(segment)
         self._detach(segment)
-        os.close(held.fd)
+        _close(held.fd, held.borrowed)
 
     def close(self) -> None:
         for held in self._held.values():
-            os.close(held.fd)
+            _close(held.fd, held.borrowed)
         self._held.clear()
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of clients' files that workers have mapped."""
+        return sum(len(held.borrowed) for held in self._held.values())
+
+
+def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
+    """Refuses what workers could not map, or could have to wait for. RequestError says why. Whether the files stay as long as they are is
+    their owner's to see to (`shm/borrow.h`)."""
+    end = _control.PAGE  # the segment's own first page holds its magic
+    for k, piece in enumerate(pieces):
+        where = f"piece {k} of a data segment"
+        if piece.at % _control.PAGE or piece.offset % _control.PAGE or piece.nbytes % _control.PAGE or not piece.nbytes:
+            raise RequestError(f"{where}: {piece.nbytes} bytes of a file from {piece.offset} on, at {piece.at}: not whole pages")
+        if piece.at < end or piece.at + piece.nbytes > nbytes:
+            raise RequestError(f"{where}: {piece.nbytes} bytes at {piece.at} lie over another piece or outside the segment ({nbytes})")
+        end = piece.at + piece.nbytes
+        about = os.fstat(piece.fd)
+        if not stat.S_ISREG(about.st_mode) or not is_memory(piece.fd):
+            raise RequestError(f"{where}: its file is not in memory (tmpfs, memfd)")
+        if -(-about.st_size // _control.PAGE) * _control.PAGE < piece.offset + piece.nbytes:
+            raise RequestError(f"{where}: its file has {about.st_size} bytes, not {piece.offset + piece.nbytes}")
+        try:
+            mmap.mmap(
+                piece.fd, min(_control.PAGE, about.st_size - piece.offset), mmap.MAP_SHARED, mmap.PROT_READ, offset=piece.offset
+            ).close()
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{where}: its file cannot be mapped: {error}") from None
+
+
+def _close(fd: int, borrowed: tuple[Borrowed, ...]) -> None:
+    os.close(fd)
+    for piece in borrowed:
+        os.close(piece.fd)

@@ -35,7 +35,7 @@ from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.reserving import Reserver
-from aspen_mp.control.segments import Held, SegmentStore
+from aspen_mp.control.segments import Borrowed, Held, SegmentStore, check_pieces
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
@@ -425,7 +425,9 @@ class Server:
                 self._models.unload(message.model, client.number)
                 send(protocol.Done(message.id))
             case protocol.Data():
-                self._data(client, message)
+                self._data(client, message.id, message.nbytes)
+            case protocol.Borrow():
+                self._borrow(client, message, fds)
             case protocol.DropData():
                 if client.data.pop(message.index, None) is None:
                     raise RequestError(f"data segment {message.index} does not exist")
@@ -497,23 +499,32 @@ class Server:
         while self._to_import:
             importlib.import_module(self._to_import.pop(0))
 
-    def _data(self, client: Client, message: protocol.Data) -> None:
-        if not message.nbytes:
-            raise RequestError("a data segment of 0 bytes")
+    def _data(self, client: Client, request: int, nbytes: int, borrowed: tuple[Borrowed, ...] = ()) -> None:
+        """A segment for a client's inputs and outputs. Takes over the descriptors of `borrowed`."""
         connection = client.connection
 
         def ready(created: Segment | AspenError) -> None:
-            if isinstance(created, AspenError):
-                connection.fail(message.id, created)
-                return
-            with created:
-                if self._clients.get(connection) is client:  # it may have gone meanwhile
-                    self._guarded(connection, message.id, partial(self._add_data, client, message.id, created))
+            pieces = list(borrowed)  # whose descriptors are still ours
+            try:
+                if isinstance(created, AspenError):
+                    connection.fail(request, created)
+                    return
+                with created:
+                    if self._clients.get(connection) is client:  # it may have gone meanwhile
+                        self._guarded(connection, request, partial(self._add_data, client, request, created, pieces))
+            finally:
+                protocol.close_all([piece.fd for piece in pieces])
 
-        self._reserver.reserve("data", message.nbytes, ready)
+        if nbytes:
+            self._reserver.reserve("data", nbytes, ready, [(piece.at, piece.at + piece.nbytes) for piece in borrowed])
+        else:
+            ready(RequestError("a data segment of 0 bytes"))
 
-    def _add_data(self, client: Client, request: int, created: Segment) -> None:
-        segment = self._segments.add("data", created.nbytes, os.dup(created.fd), f"process {client.connection.pid}")
+    def _add_data(self, client: Client, request: int, created: Segment, pieces: list[Borrowed]) -> None:
+        """Takes the descriptors of `pieces` over, and empties it."""
+        fd, own = os.dup(created.fd), tuple(pieces)
+        pieces.clear()
+        segment = self._segments.add("data", created.nbytes, fd, f"process {client.connection.pid}", own)
         try:
             index = self._table.add_data(client.number, segment)
         except AspenError:
@@ -523,6 +534,16 @@ class Server:
         client.data[index] = segment
         self._pool.publish()
         client.connection.send(protocol.DataReady(request, index, created.nbytes), (created.fd,))
+
+    def _borrow(self, client: Client, message: protocol.Borrow, fds: list[int]) -> None:
+        if len(fds) != len(message.pieces):
+            raise ProtocolError(f"{len(message.pieces)} pieces and {len(fds)} descriptors")
+        if self._segments.pieces + len(fds) > _control.MAX_BORROWED:
+            raise ResourceLimitError(f"workers have {_control.MAX_BORROWED} pieces of clients' memory mapped already")
+        pieces = tuple(Borrowed(piece.at, piece.offset, piece.nbytes, fd) for piece, fd in zip(message.pieces, fds, strict=True))
+        check_pieces(pieces, message.nbytes)
+        fds.clear()
+        self._data(client, message.id, message.nbytes, pieces)
 
     def _resize(self, message: protocol.Resize) -> None:
         if message.total == protocol.AUTOMATIC:
@@ -548,7 +569,7 @@ class Server:
         for held in [*own, *self._segments]:
             entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
             entry["segments"] += 1
-            entry["bytes"] += held.nbytes
+            entry["bytes"] += held.own_bytes
         return {
             "runtime": {
                 "name": self._config.name,
@@ -589,7 +610,10 @@ class Server:
                     "client": client.number,
                     "pid": client.connection.pid,
                     "since": client.since,
-                    "data_bytes": sum(self._segments[segment].nbytes for segment in client.data.values()),
+                    "data_bytes": sum(self._segments[segment].own_bytes for segment in client.data.values()),
+                    "borrowed_bytes": sum(
+                        self._segments[segment].nbytes - self._segments[segment].own_bytes for segment in client.data.values()
+                    ),
                 }
                 for client in self._clients.values()
             ],
