@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import bench, doctor, launch, manage, plan, run, top
+from aspen_mp.cli import bench, doctor, launch, manage, metrics, plan, run, top
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -38,6 +38,7 @@ app.command("run")(run.run)
 app.command("plan")(plan.plan)
 app.command("status")(manage.status)
 app.command("top")(top.top)
+app.command("metrics")(metrics.metrics)
 app.command("add")(manage.add)
 app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)

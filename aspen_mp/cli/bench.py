@@ -360,3 +360,43 @@ def shapes(
         output.emit_json(written)
     else:
         output.table("", ["network", "calls", "file"], [[row["network"], row["calls"], row["file"]] for row in written], right=(1,))
+
+
+@app.command("clients")
+@output.command
+def clients(
+    network: Annotated[str, typer.Argument(metavar="NETWORK", help="As for peers.")] = "resnet50",
+    processes: Annotated[int, typer.Option("--processes", min=2, max=64, help="Client processes; one is measured beside.")] = 4,
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round.")] = 2.0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds.")] = 5,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure onnxruntime beside it, where it is installed.")] = True,
+    plot: PlotOption = None,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Measure several client processes on one runtime against one, and as many processes with an onnxruntime each: throughput, latency,
+    memory of all processes together."""
+    _need_matplotlib(plot)
+    from aspen_mp.bench import clients as bench
+
+    (case,) = _cases([network])
+    (cpus,) = _core_sets(None, cores)
+    with output.progress("bench", quiet=as_json, moving=False) as update:
+        found = bench.measure(case, cpus, processes, seconds, rounds, peers, lambda text: update(text, 0, 0))
+    if plot is not None:
+        bench.plot(found, plot)
+    _write(found.document(), file, as_json)
+    if not as_json:
+        rows = []
+        for row in found.document()["settings"]:
+            latency = row["latency"]
+            rows.append(
+                [
+                    *(row["engine"], row["processes"], row["in_flight"], f"{row['median_per_s']:.2f}", f"{row['best_per_s']:.2f}"),
+                    *(f"{latency['p50_ms']:.0f}", f"{latency['p99_ms']:.0f}", output.mebibytes(row["pss_bytes"])),
+                ]
+            )
+        columns = ["engine", "clients", "in flight each", "images/s", "best", "p50 ms", "p99 ms", "memory"]
+        output.table(found.case, columns, rows, right=(1, 2, 3, 4, 5, 6, 7))
+        output.out.print(found.verdict, highlight=False, soft_wrap=True)

@@ -41,13 +41,21 @@ def launch(
     log: Annotated[
         LogLevel, typer.Option("--log", help="Events to write to standard error: all, those that nobody asked for, or none.")
     ] = LogLevel.info,
+    metrics: Annotated[
+        str | None, typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics there, from a process of its own.")
+    ] = None,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
     """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
+    from aspen_mp.cli import metrics as endpoint
+
     cpus = _cpus(cores)
+    if metrics is not None:
+        endpoint.address(metrics)
+        endpoint.need_client()
     if detach:
-        _detached(models or [], workers, cores, max_workers, name, profile, log.value, as_json=as_json)
+        _detached(models or [], workers, cores, max_workers, name, profile, log.value, metrics, as_json=as_json)
         return
     import aspen_mp
 
@@ -60,18 +68,20 @@ def launch(
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
                 held.append(runtime.load(source.model, name=source.label, progress=update))
-        report = {
-            "name": name,
-            "pid": os.getpid(),
-            "workers": [worker["cpu"] for worker in runtime.workers],
-            "models": models or [],
-        }
-        if ready_fd >= 0:
-            with os.fdopen(ready_fd, "w") as ready:
-                json.dump(report, ready)
-        else:
-            _announce(report, as_json)
-        runtime.wait(stopped.fd)
+        with endpoint.beside(name, metrics) as url:
+            report = {
+                "name": name,
+                "pid": os.getpid(),
+                "workers": [worker["cpu"] for worker in runtime.workers],
+                "models": models or [],
+                **({"metrics": url} if url else {}),
+            }
+            if ready_fd >= 0:
+                with os.fdopen(ready_fd, "w") as ready:
+                    json.dump(report, ready)
+            else:
+                _announce(report, as_json)
+            runtime.wait(stopped.fd)
     if not as_json and ready_fd < 0:
         output.notice(f"runtime {name!r} has ended")
 
@@ -109,7 +119,8 @@ def _announce(report: dict[str, Any], as_json: bool) -> None:
         return
     cpus = ", ".join(map(str, report["workers"]))
     n = output.count(len(report["workers"]), "worker")
-    output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}; process {report['pid']}")
+    where = f"; metrics at {report['metrics']}" if "metrics" in report else ""
+    output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}; process {report['pid']}{where}")
 
 
 def _detached(
@@ -120,13 +131,15 @@ def _detached(
     name: str,
     profile: str | None,
     log: str,
+    metrics: str | None,
     *,
     as_json: bool,
 ) -> None:
     """Starts the same command in a session of its own and waits until it is ready or has failed."""
     read, write = os.pipe()
     arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--log", log, "--ready-fd", str(write), *models]
-    for option, value in (("--workers", workers), ("--cores", cores), ("--max-workers", max_workers), ("--profile", profile)):
+    options = {"--workers": workers, "--cores": cores, "--max-workers": max_workers, "--profile": profile, "--metrics": metrics}
+    for option, value in options.items():
         if value is not None:
             arguments += [option, str(value)]
     arguments.append("--json")

@@ -96,6 +96,10 @@ def until(condition) -> bool:
     return condition()
 
 
+def until_lost(session) -> None:
+    assert until(lambda: session.lost)
+
+
 # ---- buffers
 
 
@@ -253,7 +257,7 @@ def test_buffers_outlive_the_runtime_that_was_lost():
         expected = model.run(buffers)["y"].tobytes()
         session = model._tree.session
         os.kill(runtime.pid, signal.SIGKILL)
-        assert until(lambda: session.lost)
+        until_lost(session)
         del session
         assert model.run(buffers)["y"].tobytes() == expected
         assert model.transfers.copied_bytes == 256

@@ -1,0 +1,266 @@
+"""Many client processes: one runtime that serves all of them, beside as many processes that each have an engine of their own.
+
+Throughput and latency with one client process and with several, the same number of requests in flight in both; and what all processes
+together have in memory (the sum of their proportional set sizes). Beside it onnxruntime as most servers run it: every process has a
+session, a copy of the weights, and a pool of threads for all cores. Settings take turns, round by round; whoever is not at it sleeps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import IO, Any, cast
+
+import numpy as np
+import psutil
+
+import aspen_mp
+from aspen_mp.bench import models
+from aspen_mp.bench.load import Spread
+from aspen_mp.bench.peers.cases import Case
+
+SETTLE_S = 20.0
+"""How long a process that planned a model may take to end before memory is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`processes` client processes, each with so many requests in flight."""
+
+    engine: str
+    processes: int
+    in_flight: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.engine}, {self.processes} process{'es' if self.processes > 1 else ''} with {self.in_flight} in flight"
+
+
+@dataclass(slots=True)
+class Found:
+    """Of one setting. `per_s`: images (rows of a batch) a second, one value for each round. `pss_bytes`: of all processes that take part,
+    of which there are `processes`."""
+
+    setting: Setting
+    per_s: list[float] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
+    pss_bytes: int = 0
+    processes: int = 0
+
+    @property
+    def spread(self) -> Spread:
+        return Spread.of(self.latencies_s)
+
+
+@dataclass(slots=True)
+class Result:
+    case: str
+    cores: list[int]
+    weight_bytes: int
+    found: list[Found] = field(default_factory=list)
+    weights_pss_bytes: int = 0
+    """Of the mappings of packed weights in all processes, with the most clients: one copy, however many map it."""
+
+    def of(self, engine: str, most: bool) -> Found | None:
+        found = sorted((f for f in self.found if f.setting.engine == engine), key=lambda f: f.setting.processes)
+        return found[-1 if most else 0] if found else None
+
+    def ratio(self, engine: str) -> tuple[float, float] | None:
+        """Throughput and memory of many client processes in units of those of one; medians of rounds that were measured side by side."""
+        one, many = self.of(engine, False), self.of(engine, True)
+        if one is None or many is None or one is many:
+            return None
+        return median(b / a for a, b in zip(one.per_s, many.per_s, strict=True)), many.pss_bytes / one.pss_bytes
+
+    @property
+    def verdict(self) -> str:
+        parts = []
+        for engine in dict.fromkeys(f.setting.engine for f in self.found):
+            ratio, many = self.ratio(engine), self.of(engine, True)
+            if ratio is None or many is None:
+                continue
+            parts.append(
+                f"{engine}: {many.setting.processes} client processes have {ratio[0]:.3f} of the throughput of one "
+                f"and {ratio[1]:.2f} of its memory"
+            )
+        if self.weight_bytes:
+            parts.append(
+                f"packed weights {self.weight_bytes / 2**20:.0f} MiB, mapped {self.weights_pss_bytes / self.weight_bytes:.2f} times"
+            )
+        return f"{self.case}: " + "; ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        rows = []
+        for found in self.found:
+            row = {**asdict(found.setting), "per_s": found.per_s, "median_per_s": median(found.per_s), "best_per_s": max(found.per_s)}
+            row |= {"latency": asdict(found.spread), "pss_bytes": found.pss_bytes, "all_processes": found.processes}
+            rows.append(row)
+        ratios = {engine: self.ratio(engine) for engine in dict.fromkeys(f.setting.engine for f in self.found)}
+        return {
+            "case": self.case,
+            "cores": self.cores,
+            "weight_bytes": self.weight_bytes,
+            "weights_pss_bytes": self.weights_pss_bytes,
+            "settings": rows,
+            "ratios": {engine: {"throughput": r[0], "memory": r[1]} for engine, r in ratios.items() if r is not None},
+            "verdict": self.verdict,
+        }
+
+
+def measure(case: Case, cores: Sequence[int], clients: int, seconds: float, rounds: int, peers: bool, say: Callable[[str], None]) -> Result:
+    """`clients` processes with one request in flight each against one with all of them, on one runtime with a worker on each of `cores`;
+    with `peers` onnxruntime beside it, where it is installed. `seconds`: of each setting in each round."""
+    graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+    feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
+    result = Result(case.label, list(cores), 0)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=list(cores)))
+        say("loading into aspen-mp")
+        model = runtime.load(graph, instances=clients)
+        seats: dict[Setting, list[_Seat]] = {}
+        engines: list[tuple[str, Any, int]] = [("aspen-mp", model, clients)]
+        if peers and importlib.util.find_spec("onnxruntime") is not None:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx"
+            file.write_bytes(graph.SerializeToString())
+            engines.append(("onnxruntime", (str(file), list(cores)), 1))
+        del graph
+        for engine, what, alone in engines:
+            have: list[_Seat] = []
+            for setting in dict.fromkeys((Setting(engine, 1, alone), Setting(engine, clients, 1))):
+                say(f"starting {setting.label}")
+                have += [stack.enter_context(_Seat(engine, what, feeds)) for _ in range(setting.processes - len(have))]
+                seats[setting] = list(have)
+                found = Found(setting)
+                result.found.append(found)
+                _turn(seats[setting], setting, 0.0)  # memory is what it is after a request
+                roots = [seat.pid for seat in have] + ([runtime.pid] if engine == "aspen-mp" else [])
+                if engine == "aspen-mp":
+                    _settle(runtime.pid, len(cores))
+                found.pss_bytes, found.processes = _pss(roots)
+                if engine == "aspen-mp":
+                    result.weights_pss_bytes = _pss(roots, _is_weights)[0]
+        result.weight_bytes = sum(known["weight_bytes"] for known in runtime.status()["models"])
+        for number in range(rounds):
+            for found in result.found[:: 1 if number % 2 else -1]:
+                say(f"round {number + 1} of {rounds}: {found.setting.label}")
+                latencies, took = _turn(seats[found.setting], found.setting, seconds)
+                found.per_s.append(len(latencies) * case.batch / took)
+                found.latencies_s += latencies
+    return result
+
+
+def _turn(seats: Sequence[_Seat], setting: Setting, seconds: float) -> tuple[list[float], float]:
+    """Everybody at once: each request's latency, and how long it took from the first beginning to the last end."""
+    start = time.monotonic() + 0.02
+    for seat in seats:
+        seat.tell((setting.in_flight, start, seconds))
+    answers = [seat.hear() for seat in seats]
+    ends = [end for end, _ in answers]
+    return [latency for _, found in answers for latency in found], max(ends) - start
+
+
+# ---- memory
+
+
+def _settle(pid: int, workers: int) -> None:
+    """Waits until the process that planned the model has gone: it is no part of serving."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        others = [p for p in psutil.Process(pid).children(recursive=True) if not p.name().startswith(("aspen-w", "aspen-zygote"))]
+        if not others:
+            return
+        psutil.wait_procs(others, timeout=deadline - time.monotonic())
+
+
+def _pss(roots: Sequence[int], wanted: Callable[[str], bool] | None = None) -> tuple[int, int]:
+    """Sum over processes and their children, of all mappings or those whose files are `wanted`; how many processes there are."""
+    processes: dict[int, psutil.Process] = {}
+    for root in roots:
+        process = psutil.Process(root)
+        processes |= {p.pid: p for p in (process, *process.children(recursive=True))}
+    total = 0
+    for process in processes.values():
+        if wanted is None:
+            total += process.memory_full_info().pss
+        else:
+            total += sum(mapping.pss for mapping in process.memory_maps(grouped=True) if wanted(mapping.path))
+    return total, len(processes)
+
+
+def _is_weights(path: str) -> bool:
+    """A segment, or a file of the plan cache that is mapped in its place."""
+    return "weights" in Path(path).name
+
+
+# ---- client processes
+
+
+class _Seat:
+    """A client process that does nothing until it is told to."""
+
+    _CODE = "import sys;sys.path[:]={path!r};from aspen_mp.bench.client import client;client()"
+
+    def __init__(self, engine: str, what: Any, feeds: Mapping[str, Any]) -> None:
+        command = [sys.executable, "-P", "-c", self._CODE.format(path=sys.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        self.tell((engine, what, dict(feeds)))
+        self.hear()
+
+    def tell(self, what: object) -> None:
+        stdin = cast("IO[bytes]", self._process.stdin)
+        pickle.dump(what, stdin)
+        stdin.flush()
+
+    def hear(self) -> Any:
+        try:
+            return pickle.load(cast("IO[bytes]", self._process.stdout))
+        except (EOFError, pickle.UnpicklingError):
+            raise RuntimeError(f"a client process ended with status {self._process.wait()}") from None
+
+    def __enter__(self) -> _Seat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        cast("IO[bytes]", self._process.stdin).close()
+        cast("IO[bytes]", self._process.stdout).close()
+
+
+# ---- picture
+
+
+def plot(result: Result, file: Path) -> None:
+    """Throughput, latency and memory of each setting, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    labels = [f"{f.setting.engine}\n{f.setting.processes} × {f.setting.in_flight}" for f in result.found]
+    colours = ["tab:blue" if f.setting.engine == "aspen-mp" else "tab:orange" for f in result.found]
+    at = np.arange(len(labels))
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+    left.bar(at, [median(f.per_s) for f in result.found], color=colours)
+    left.set(title="images/s")
+    p50, p99 = ([getattr(f.spread, key) for f in result.found] for key in ("p50_ms", "p99_ms"))
+    middle.bar(at, p99, color=colours, alpha=0.4, label="p99")
+    middle.bar(at, p50, color=colours, label="p50")
+    middle.set(title="latency, ms (dark: median, light: p99)")
+    right.bar(at, [f.pss_bytes / 2**20 for f in result.found], color=colours)
+    right.set(title="memory of all processes, MiB (PSS)")
+    for axes in (left, middle, right):
+        axes.set_xticks(at, labels, fontsize="small")
+    figure.suptitle(f"{result.case}: client processes × requests in flight, {len(result.cores)} cores")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,42 @@
+"""What `bench clients` makes of its measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aspen_mp.bench.clients import Found, Result, Setting, plot
+
+
+def result() -> Result:
+    found = [
+        Found(Setting("aspen-mp", 1, 4), [20.0, 30.0], [0.1, 0.2], 100, 5),
+        Found(Setting("aspen-mp", 4, 1), [19.0, 33.0], [0.1, 0.3], 120, 8),
+        Found(Setting("onnxruntime", 1, 1), [10.0, 11.0], [0.05], 90, 1),
+        Found(Setting("onnxruntime", 4, 1), [5.0, 5.5], [0.4], 360, 4),
+    ]
+    return Result("net", [0, 1], 2 << 20, found, 2 << 20)
+
+
+def test_ratios_are_of_rounds_side_by_side():
+    document = result().document()
+    assert document["ratios"] == {
+        "aspen-mp": {"throughput": (0.95 + 1.1) / 2, "memory": 1.2},
+        "onnxruntime": {"throughput": 0.5, "memory": 4.0},
+    }
+    assert [row["median_per_s"] for row in document["settings"]] == [25.0, 26.0, 10.5, 5.25]
+    assert document["settings"][1]["latency"]["worst_ms"] == 300.0
+    assert document["verdict"] == (
+        "net: aspen-mp: 4 client processes have 1.025 of the throughput of one and 1.20 of its memory; "
+        "onnxruntime: 4 client processes have 0.500 of the throughput of one and 4.00 of its memory; "
+        "packed weights 2 MiB, mapped 1.00 times"
+    )
+
+
+def test_a_single_setting_has_no_ratio():
+    lone = Result("net", [0], 0, [Found(Setting("aspen-mp", 1, 1), [1.0], [0.1], 1, 1)])
+    assert lone.document()["ratios"] == {}
+
+
+def test_picture(tmp_path: Path):
+    plot(result(), tmp_path / "clients.png")
+    assert (tmp_path / "clients.png").read_bytes().startswith(b"\x89PNG")
