@@ -350,6 +350,7 @@ def server_config(
         "smt": own.smt,
         "spin_us": own.spin_us,
         "stealing": own.stealing,
+        "order": own.order,
         "cache": config.cache_folder(profile),
         "cache_bytes": profile.cache.limit_mib << 20,
         "leases": leases.folder(),

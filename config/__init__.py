@@ -35,6 +35,7 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stealing: bool = True
     efficiency_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.5
     low_power_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.35
+    order: Literal["fifo", "lifo", "random"] = "fifo"
 
 
 class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

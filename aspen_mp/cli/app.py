@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import bench, doctor, launch, manage, metrics, plan, run, top
+from aspen_mp.cli import doctor, figures, launch, manage, metrics, plan, run, top
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -44,4 +44,4 @@ app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)
 app.command("stop")(manage.stop)
 app.command("doctor")(doctor.doctor)
-app.add_typer(bench.app, name="bench")
+app.add_typer(figures.app, name="bench")

@@ -71,6 +71,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smt: bool = False
     spin_us: int = 100
     stealing: bool = True
+    order: str = "fifo"
     cache: str = ""
     cache_bytes: int = 0
     leases: str = ""
@@ -121,6 +122,7 @@ class Server:
         )
         self._table.set_stealing(config.stealing)
         self._parked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._table.set_policy(config.order)
         self._pool = WorkerPool(
             self._loop,
             self._table,

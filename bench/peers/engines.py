@@ -29,15 +29,20 @@ class Loaded:
     counters: Callable[[], dict[str, float]] = dict  # totals so far of whatever the engine counts
 
 
-Load = Callable[[str, Mapping[str, Array], list[int]], Loaded]  # model file, inputs, cores
+Load = Callable[..., Loaded]  # model file, inputs, cores; aspen-mp takes options
 
 
-def load_aspen(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+def load_aspen(
+    path: str, feeds: Mapping[str, Array], cores: list[int], planning: Mapping[str, Any] | None = None, order: str = "fifo"
+) -> Loaded:
+    """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile."""
     import aspen_mp
+    from aspen_mp import config
 
-    runtime = aspen_mp.Runtime(workers=len(cores), cores=cores)
+    profile = config.Profile(workers=config.Workers(order=order))  # type: ignore[arg-type]
+    runtime = aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile)
     try:
-        model = runtime.load(path)
+        model = runtime.load(path, planning=aspen_mp.Planning(**planning or {}))
         names = [output.name for output in model.outputs]
 
         def run() -> list[Array]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,13 +73,7 @@ def measure(
     case: Case, engines: Sequence[str], cores: list[int], plan: Plan, advance: Callable[[str], None] = lambda _: None
 ) -> CaseResult:
     """Measures a case. An engine that fails is reported and left out; the others go on."""
-    with tempfile.TemporaryDirectory(prefix="aspen-mp-peers-") as folder:
-        here = Path(folder)
-        model = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
-        description = models.describe(model)
-        onnx.save(model, here / "model.onnx")
-        np.savez(here / "feeds.npz", allow_pickle=False, **models.inputs(model))
-        del model
+    with prepared(case) as (here, macs):
         seats: list[Seat] = []
         failed: dict[str, str] = {}
         try:
@@ -94,13 +89,32 @@ def measure(
         finally:
             for seat in seats:
                 seat.close()
-    return CaseResult(case.label, description.macs, len(cores), cores, len(turns), rejected, disturbed, results, failed)
+    return CaseResult(case.label, macs, len(cores), cores, len(turns), rejected, disturbed, results, failed)
+
+
+@contextmanager
+def prepared(case: Case) -> Iterator[tuple[Path, int | None]]:
+    """A folder with `model.onnx` and `feeds.npz`, and the multiply-adds of a run, where they are known."""
+    with tempfile.TemporaryDirectory(prefix="aspen-mp-peers-") as folder:
+        here = Path(folder)
+        model = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
+        macs = models.describe(model).macs
+        onnx.save(model, here / "model.onnx")
+        np.savez(here / "feeds.npz", allow_pickle=False, **models.inputs(model))
+        del model
+        yield here, macs
 
 
 def take_turns(
-    case: Case, seats: list[Seat], failed: dict[str, str], plan: Plan, advance: Callable[[str], None]
+    case: Case,
+    seats: list[Seat],
+    failed: dict[str, str],
+    plan: Plan,
+    advance: Callable[[str], None],
+    beside: Callable[[], float] = float,
 ) -> tuple[list[dict[str, Turn]], int, int]:
-    """Turns by engine of each round that counts; how many rounds do not; how many count although they were disturbed."""
+    """Turns by label of each round that counts; how many rounds do not; how many count although they were disturbed. `beside`: see
+    `Seat.turn`."""
     counted: list[dict[str, Turn]] = []
     noisy: list[tuple[float, dict[str, Turn]]] = []
     alive = list(seats)
@@ -109,11 +123,11 @@ def take_turns(
         turns: dict[str, Turn] = {}
         for seat in alive[shift:] + alive[:shift]:
             try:
-                turns[seat.engine] = seat.turn(plan.seconds, plan.runs)
+                turns[seat.label] = seat.turn(plan.seconds, plan.runs, beside)
             except SeatError as error:
-                failed[seat.engine] = str(error)
+                failed[seat.label] = str(error)
         if len(turns) < len(alive):  # rounds are compared engine by engine: all must have the same
-            alive = [seat for seat in alive if seat.engine in turns]
+            alive = [seat for seat in alive if seat.label in turns]
             counted, noisy = [], []
             continue
         foreign = max(turn.foreign for turn in turns.values())

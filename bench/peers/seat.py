@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -41,9 +42,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Seat:
-    """Parent's handle on an engine's process."""
+    """Parent's handle on an engine's process. `label`: what it is called among others of the same engine."""
 
     engine: str
+    label: str
     cores: list[int]
     process: subprocess.Popen[bytes]
     requests: IO[str]
@@ -51,18 +53,28 @@ class Seat:
     info: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, engine: str, model: Path, feeds: Path, outputs: Path, cores: list[int]) -> Seat:
-        """Starts the process and waits until the model ran once; `outputs` is the .npz file it writes."""
+    def start(
+        cls,
+        engine: str,
+        model: Path,
+        feeds: Path,
+        outputs: Path,
+        cores: list[int],
+        options: Mapping[str, Any] | None = None,
+        label: str = "",
+    ) -> Seat:
+        """Starts the process and waits until the model ran once; `outputs` is the .npz file it writes. `options`: for the engine's
+        loader."""
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, engine, str(model), str(feeds), str(outputs)]
-        command += [",".join(map(str, cores)), str(request_read), str(reply_write)]
+        command += [",".join(map(str, cores)), str(request_read), str(reply_write), json.dumps(dict(options or {}))]
         try:
             process = subprocess.Popen(command, pass_fds=(request_read, reply_write), stdin=subprocess.DEVNULL)
         finally:
             os.close(request_read)
             os.close(reply_write)
-        seat = cls(engine, cores, process, os.fdopen(request_write, "w"), os.fdopen(reply_read))
+        seat = cls(engine, label or engine, cores, process, os.fdopen(request_write, "w"), os.fdopen(reply_read))
         try:
             seat.info = seat._reply()
         except BaseException:
@@ -71,15 +83,16 @@ class Seat:
         seat.rest()
         return seat
 
-    def turn(self, seconds: float, runs: int) -> Turn:
-        """Runs the model once to warm up, then at least `runs` times and `seconds` long."""
-        busy, own = busy_seconds(self.cores), self.cpu_seconds()
+    def turn(self, seconds: float, runs: int, beside: Callable[[], float] = float) -> Turn:
+        """Runs the model once to warm up, then at least `runs` times and `seconds` long. `beside`: CPU time so far of what runs beside it
+        on purpose."""
+        busy, own = busy_seconds(self.cores), self.cpu_seconds() + beside()
         begin = time.perf_counter()
         self.requests.write(json.dumps({"seconds": seconds, "runs": runs}) + "\n")
         self.requests.flush()
         reply = self._reply()
         wall = time.perf_counter() - begin
-        foreign = (busy_seconds(self.cores) - busy) - (self.cpu_seconds() - own)
+        foreign = (busy_seconds(self.cores) - busy) - (self.cpu_seconds() + beside() - own)
         self.rest()
         return Turn(reply["times"], max(0.0, foreign) / wall, reply["counters"])
 
@@ -148,7 +161,9 @@ def thread_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def child(engine: str, model: str, feeds: str, outputs: str, cores: list[int], requests: IO[str], replies: IO[str]) -> None:
+def child(
+    engine: str, model: str, feeds: str, outputs: str, cores: list[int], options: Mapping[str, Any], requests: IO[str], replies: IO[str]
+) -> None:
     """What the engine's process does until the request pipe closes."""
 
     def reply(**message: Any) -> None:
@@ -160,7 +175,7 @@ def child(engine: str, model: str, feeds: str, outputs: str, cores: list[int], r
         with np.load(feeds) as archive:
             arrays = {name: archive[name] for name in archive.files}
         begin = time.perf_counter()
-        loaded = ENGINES[engine].load(model, arrays, cores)
+        loaded = ENGINES[engine].load(model, arrays, cores, **options)
         load = time.perf_counter() - begin
     except Exception as error:
         reply(error=f"{type(error).__name__}: {error}")
@@ -189,9 +204,9 @@ def child(engine: str, model: str, feeds: str, outputs: str, cores: list[int], r
 
 
 def main() -> None:
-    engine, model, feeds, outputs, cores, request, reply = sys.argv[1:]
+    engine, model, feeds, outputs, cores, request, reply, options = sys.argv[1:]
     with os.fdopen(int(request)) as requests, os.fdopen(int(reply), "w") as replies:
-        child(engine, model, feeds, outputs, [int(core) for core in cores.split(",")], requests, replies)
+        child(engine, model, feeds, outputs, [int(core) for core in cores.split(",")], json.loads(options), requests, replies)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,11 +30,11 @@ class Stub:
     """A seat that answers from a list."""
 
     def __init__(self, engine: str, turns: list[Turn | SeatError]) -> None:
-        self.engine = engine
+        self.engine = self.label = engine
         self.turns: Iterator[Turn | SeatError] = iter(turns)
         self.asked = 0
 
-    def turn(self, seconds: float, runs: int) -> Turn:
+    def turn(self, seconds: float, runs: int, beside: Callable[[], float] = float) -> Turn:
         self.asked += 1
         answer = next(self.turns)
         if isinstance(answer, SeatError):

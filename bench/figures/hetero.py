@@ -1,0 +1,167 @@
+"""Unlike cores: is a fast core together with a slow one worth the sum of both? `aspen-mp bench hetero`.
+
+One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Say, Seats, Variant
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.report import machine
+from aspen_mp.bench.slow import Method, SlowCore, slow_core
+
+FAST, SLOW, BOTH = "fast core", "slow core", "both"
+
+
+@dataclass(slots=True)
+class Point:
+    """An engine with the slow cores at one speed. `fast`, `slow`, `both`: requests a second on the fast cores alone, on the slow cores
+    alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
+    rounds); `fraction_min`: the same of the fastest runs. Milliseconds: medians and the fastest runs, in this order."""
+
+    engine: str
+    wanted: float
+    left: list[float]
+    taken: list[float]
+    fast: float
+    slow: float
+    both: float
+    fraction: float
+    of_fast: float
+    fraction_min: float
+    median_ms: tuple[float, float, float]
+    min_ms: tuple[float, float, float]
+    rounds: int
+    rejected: int
+    disturbed: int
+
+
+@dataclass(slots=True)
+class Result:
+    """`wanted`: speeds of the slow cores, 1: not slowed."""
+
+    case: str
+    fast: list[int]
+    slow: list[int]
+    method: str
+    points: list[Point] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"machine": machine(), **asdict(self), "verdict": self.verdict}
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a line."""
+        engines = list(dict.fromkeys(p.engine for p in self.points))
+        parts = []
+        for engine in engines:
+            own = [p for p in self.points if p.engine == engine]
+            worse = [f"{p.wanted:g}" for p in own if p.of_fast < 1]
+            text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}" for p in own)
+            parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
+        return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
+
+
+def measure(
+    case: Case,
+    engines: Sequence[str],
+    fast: Sequence[int],
+    slow: Sequence[int],
+    speeds: Sequence[float],
+    plan: Plan,
+    method: Method | None,
+    say: Say,
+) -> Result:
+    """Measures a network. Engines follow one another; for each, the three sets of cores take turns, at each speed in its turn."""
+    result = Result(case.label, list(fast), list(slow), method or "auto")
+    for engine in engines:
+        cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
+        with Seats(case, [Variant(f"{engine}, {label}", engine, cpus) for label, cpus in cores.items()], say) as seats:
+            for speed in speeds:
+                with ExitStack() as stack:
+                    loads: list[SlowCore] = []
+                    if speed < 1:
+                        loads = [stack.enter_context(slow_core(cpu, speed, method, say=say)) for cpu in slow]
+                        result.method = loads[0].method
+                    took = _Taken(loads)
+                    rounds = seats.rounds(plan, f"slow cores at {speed:g}", lambda: sum(load.load_seconds() for load in loads))  # noqa: B023
+                    result.failed.update(rounds.failed)
+                    if all(f"{engine}, {label}" in rounds for label in cores):
+                        result.points.append(_point(engine, speed, loads, took.shares(), rounds))
+            result.settings.update(seats.settings)
+    return result
+
+
+class _Taken:
+    """What loads really took of their cores since this object was made."""
+
+    def __init__(self, loads: Sequence[SlowCore]) -> None:
+        import time
+
+        self._clock = time.monotonic
+        self._began = self._clock()
+        self._loads = [(load, load.load_seconds()) for load in loads]
+
+    def shares(self) -> list[float]:
+        seconds = self._clock() - self._began
+        return [(load.load_seconds() - before) / seconds for load, before in self._loads]
+
+
+def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[float], rounds: Rounds) -> Point:
+    labels = [f"{engine}, {label}" for label in (FAST, SLOW, BOTH)]
+    fast, slow, both = (rounds.rates(label) for label in labels)
+    least = tuple(rounds.least(label) for label in labels)
+    return Point(
+        engine=engine,
+        wanted=speed,
+        left=[load.speed for load in loads],
+        taken=taken,
+        fast=statistics.median(fast),
+        slow=statistics.median(slow),
+        both=statistics.median(both),
+        fraction=statistics.median(b / (f + s) for f, s, b in zip(fast, slow, both, strict=True)),
+        of_fast=statistics.median(b / f for f, b in zip(fast, both, strict=True)),
+        fraction_min=1 / least[2] / (1 / least[0] + 1 / least[1]),
+        median_ms=tuple(rounds.median(label) for label in labels),  # type: ignore[arg-type]
+        min_ms=least,  # type: ignore[arg-type]
+        rounds=len(rounds.turns),
+        rejected=rounds.rejected,
+        disturbed=rounds.disturbed,
+    )
+
+
+def plot(results: Sequence[Result], file: Path) -> None:
+    """For each network and speed, a bar for each engine, on a line that says what the sum of the parts would be, as a PNG."""
+    from aspen_mp.bench.figures.picture import colour, pyplot, save
+
+    plt = pyplot()
+    figure, panes = plt.subplots(1, len(results), figsize=(1 + 4 * len(results), 4), layout="constrained", squeeze=False, sharey=True)
+    for axes, result in zip(panes[0], results, strict=True):
+        engines = list(dict.fromkeys(p.engine for p in result.points))
+        speeds = list(dict.fromkeys(p.wanted for p in result.points))
+        width = 0.8 / max(len(engines), 1)
+        for i, engine in enumerate(engines):
+            own = {p.wanted: p for p in result.points if p.engine == engine}
+            at = [k + (i - (len(engines) - 1) / 2) * width for k, s in enumerate(speeds) if s in own]
+            axes.bar(at, [own[s].fraction for s in speeds if s in own], width * 0.95, label=engine, color=colour(engine))
+        for k, speed in enumerate(speeds):
+            ours = [p for p in result.points if p.wanted == speed and p.engine == OURS]
+            for p in ours:
+                axes.hlines(p.fast / (p.fast + p.slow), k - 0.45, k + 0.45, color="0.3", linestyle=":")
+        axes.axhline(1, color="0.3", linewidth=0.8)
+        axes.set(title=result.case, xlabel="speed of the slow core", ylim=(0, 1.15))
+        axes.set_xticks(range(len(speeds)), [f"{s:g}" for s in speeds])
+    panes[0][0].set_ylabel("throughput of both cores, of the sum\n(dotted: the fast core alone)")
+    panes[0][0].legend(loc="lower left")
+    save(figure, file)

@@ -1,0 +1,52 @@
+"""What is the order worth in which ready tiles are taken? `aspen-mp bench order`.
+
+A worker goes on with the best child of what it has finished. What it leaves to the pool is ordered by depth (shallow tiles first), and
+among equals by arrival: `fifo` (what runtimes do), `lifo`, or `random`, which forgets depth too and follows no child half of the time.
+Layer order (nothing is followed, the tile of the lowest rank comes first) would need a sorted queue, which the pool has no use for
+otherwise: it is simulated, like the others beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from aspen_mp.bench.figures.compare import Comparison, compare
+from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.peers.cases import Case
+
+ORDERS = ("fifo", "lifo", "random")
+
+
+def measure(case: Case, cores: Sequence[int], plan: Plan, say: Say) -> Comparison:
+    """A network on these cores. `Comparison.simulated`: milliseconds by order, by simulation."""
+    result = compare(case, [Variant(order, OURS, cores, {"order": order}) for order in ORDERS], plan, say)
+    say(f"{case.label}: simulating")
+    result.simulated = Network(case).orders(len(cores))
+    return result
+
+
+def verdict(result: Comparison) -> str:
+    """What it says, in a line."""
+    if not result.others:
+        return f"{result.case}: nothing was measured"
+    parts = [f"{entry.label} {(entry.ratio - 1) * 100:+.1f}% ({(entry.ratio_min - 1) * 100:+.1f}% by minima)" for entry in result.others]
+    return (
+        f"{result.case}, {result.entries[0].cores} workers: time against first come, first served: {', '.join(parts)}{_simulated(result)}"
+    )
+
+
+def _simulated(result: Comparison) -> str:
+    times = {order: ms / result.simulated["fifo"] - 1 for order, ms in result.simulated.items() if order != "fifo"}
+    return f"; simulated {', '.join(f'{order} {share * 100:+.1f}%' for order, share in times.items())}" if times else ""
+
+
+def plot(results: Sequence[Comparison], file: Path) -> None:
+    """Time of each order by that of `fifo`, as a PNG."""
+    from aspen_mp.bench.figures.picture import bars
+
+    rows = [(result.case, {entry.label: entry.ratio for entry in result.entries}) for result in results]
+    for (_, values), result in zip(rows, results, strict=True):
+        values.update({f"{order}, simulated": ms / result.simulated["fifo"] for order, ms in result.simulated.items() if order != "fifo"})
+    bars(rows, "time, fifo = 1", file)

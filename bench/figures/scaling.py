@@ -1,0 +1,145 @@
+"""How does one request get faster with more cores? `aspen-mp bench scaling`.
+
+Strong scaling: the same request on 1 … N cores, for each engine. The serial run that counts is the best of any engine on one core, so
+that a slow serial run flatters nobody. p_e is the parallel fraction by Karp and Flatt: with speedup S on n cores,
+1 - (1/S - 1/n) / (1 - 1/n).
+Machines that are not at hand are simulated (`aspen_mp.planner.simulate`), and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aspen_mp.bench.figures.compare import Comparison, Entry, compare
+from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.report import machine
+
+
+@dataclass(slots=True)
+class Point:
+    """An engine on so many cores. `speedup` against the best serial run, `p_e` from it (None on one core); `_min`: by the fastest runs.
+    `simulated`: nothing was measured, and times of minima are those of medians."""
+
+    engine: str
+    cores: int
+    ms: float
+    min_ms: float
+    speedup: float
+    p_e: float | None
+    speedup_min: float
+    p_e_min: float | None
+    simulated: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """`serial`: the engine with the best serial run, by medians."""
+
+    case: str
+    serial: str
+    serial_ms: float
+    points: list[Point] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    rejected: int = 0
+    disturbed: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"machine": machine(), **asdict(self), "verdict": self.verdict}
+
+    @property
+    def verdict(self) -> str:
+        """What it says, in a line: the largest number of cores that was measured, then what was simulated."""
+        measured = [p for p in self.points if not p.simulated]
+        if not measured:
+            return f"{self.case}: nothing was measured"
+        most = max(p.cores for p in measured)
+        parts = [f"{p.engine} {_p_e(p.p_e)} (minima {_p_e(p.p_e_min)})" for p in measured if p.cores == most]
+        text = f"{self.case}: p_e on {most} cores {', '.join(parts)}; best serial run {self.serial}, {self.serial_ms:.2f} ms"
+        far = [f"{p.speedup:.1f} on {p.cores}" for p in self.points if p.simulated]
+        return text + (f"; simulated speedup {', '.join(far)}" if far else "")
+
+
+def _p_e(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def parallel_fraction(speedup: float, cores: int) -> float | None:
+    """By Karp and Flatt (1990), as 1 minus their serial fraction; None on one core."""
+    return None if cores == 1 else 1 - (1 / speedup - 1 / cores) / (1 - 1 / cores)
+
+
+def measure(
+    case: Case, engines: Sequence[str], cores: Sequence[int], numbers: Sequence[int], simulated: Sequence[int], plan: Plan, say: Say
+) -> Result:
+    """Measures a network on the first n of `cores`, for each n of `numbers`; `simulated`: core counts to simulate."""
+    counts = sorted({1, *numbers})
+    variants = [Variant(_label(engine, n), engine, cores[:n]) for engine in engines for n in counts]
+    found = compare(case, variants, plan, say)
+    result = of_comparison(found)
+    if simulated and result.points:
+        say(f"{case.label}: simulating")
+        for n, ms in Network(case).cores(simulated).items():
+            result.points.append(_point(OURS, n, ms, ms, result.serial_ms, result.serial_ms, simulated=True))
+    return result
+
+
+def _label(engine: str, n: int) -> str:
+    return f"{engine} on {n}"
+
+
+def of_comparison(found: Comparison) -> Result:
+    """Speedups of entries; times are the reference's times the ratios to it, so that groups measured one after the other compare."""
+    result = Result(found.case, "", 0.0, [], found.failed, found.settings, found.absent, found.rejected, found.disturbed)
+    if not found.entries:
+        return result
+    first = found.entries[0]
+
+    def times(entry: Entry) -> tuple[float, float]:
+        return first.median_ms * entry.ratio, first.min_ms * entry.ratio_min
+
+    serial = min((entry for entry in found.entries if entry.cores == 1), key=lambda entry: times(entry)[0])
+    least = min(times(entry)[1] for entry in found.entries if entry.cores == 1)
+    result.serial, result.serial_ms = serial.engine, times(serial)[0]
+    result.points = [_point(entry.engine, entry.cores, *times(entry), result.serial_ms, least) for entry in found.entries]
+    return result
+
+
+def _point(engine: str, cores: int, ms: float, min_ms: float, serial_ms: float, serial_min_ms: float, *, simulated: bool = False) -> Point:
+    speedup, by_min = serial_ms / ms, serial_min_ms / min_ms
+    fractions = parallel_fraction(speedup, cores), parallel_fraction(by_min, cores)
+    return Point(engine, cores, ms, min_ms, speedup, fractions[0], by_min, fractions[1], simulated)
+
+
+def plot(results: Sequence[Result], file: Path) -> None:
+    """Speedup against cores for each engine, simulated points hollow, as a PNG."""
+    from aspen_mp.bench.figures.picture import colour, pyplot, save
+
+    plt = pyplot()
+    figure, panes = plt.subplots(1, len(results), figsize=(1 + 4 * len(results), 4), layout="constrained", squeeze=False)
+    for axes, result in zip(panes[0], results, strict=True):
+        most = max((p.cores for p in result.points), default=1)
+        axes.plot([1, most], [1, most], color="0.6", linewidth=0.8, label="ideal")
+        for engine in dict.fromkeys(p.engine for p in result.points):
+            own = sorted((p for p in result.points if p.engine == engine and not p.simulated), key=lambda p: p.cores)
+            axes.plot([p.cores for p in own], [p.speedup for p in own], "o-", color=colour(engine), label=engine)
+            far = sorted((p for p in result.points if p.engine == engine and p.simulated), key=lambda p: p.cores)
+            if far:
+                tag = f"{engine}, simulated"
+                x, y = [p.cores for p in far], [p.speedup for p in far]
+                axes.plot(x, y, "o:", color=colour(engine), markerfacecolor="none", label=tag)
+        axes.set(title=result.case, xlabel="cores", ylim=(0, None))
+        if most > 8:
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log", base=2)
+            axes.set_ylim(0.5, None)
+        axes.legend(fontsize=8)
+    panes[0][0].set_ylabel("speedup over the best serial run")
+    save(figure, file)

@@ -1,0 +1,166 @@
+"""The benchmarks that draw figures: each command end to end on something tiny, and the arithmetic behind their verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from aspen_mp.bench.figures import compare, hetero, order, scaling, synthetic, tiles
+from aspen_mp.bench.figures.compare import Comparison, Entry
+from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
+from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.seat import Turn
+
+TINY = "aspen32@layers=3,image=16x16,channels=32"
+QUICK = ("--rounds", "1", "--seconds", "0", "--runs", "1")
+CORES = len(os.sched_getaffinity(0))
+
+
+def figure(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """What a command writes; its picture is there and its last line is its verdict."""
+    picture, document = tmp_path / "figure.png", tmp_path / "figure.json"
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, *QUICK, "--plot", str(picture), "-o", str(document)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(document.read_text())
+    assert found["machine"]["cores"]
+    (network,) = found["networks"]
+    assert network["verdict"] in done.stdout
+    return network
+
+
+def test_barriers(tmp_path: Path) -> None:
+    found = figure(tmp_path, "barriers", TINY)
+    assert [entry["label"] for entry in found["entries"]] == ["no barriers", "barriers"]
+    assert all(entry["cores"] == CORES for entry in found["entries"])
+    assert "operator barriers change the time by" in found["verdict"]
+
+
+def test_order(tmp_path: Path) -> None:
+    found = figure(tmp_path, "order", TINY)
+    assert [entry["label"] for entry in found["entries"]] == ["fifo", "lifo", "random"]
+    assert set(found["simulated"]) == {"fifo", "lifo", "random", "layer"}
+
+
+def test_tiles(tmp_path: Path) -> None:
+    found = figure(tmp_path, "tiles", TINY, "--tiles", "1,8")
+    assert [entry["label"] for entry in found["entries"]] == ["automatic", "1", "8"]
+
+
+def test_synthetic(tmp_path: Path) -> None:
+    sizes = ("--layers", "3", "--height", "16", "--width", "12", "--channels", "32")
+    found = figure(tmp_path, "synthetic", *sizes, "--engines", "onnxruntime,aspen-mp")
+    assert found["case"] == "aspen32@layers=3,image=16x12,channels=32"
+    assert found["macs"] == 3 * 16 * 12 * 32 * 32 * 9
+    assert [entry["label"] for entry in found["entries"]][:2] == ["aspen-mp", "onnxruntime"]
+
+
+def test_scaling(tmp_path: Path) -> None:
+    found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64")
+    measured = [(p["engine"], p["cores"]) for p in found["points"] if not p["simulated"]]
+    assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} == set(measured)
+    assert [p["cores"] for p in found["points"] if p["simulated"]] == [64]
+
+
+def test_hetero(tmp_path: Path) -> None:
+    if CORES < 2:
+        with pytest.raises(AssertionError, match="two CPUs"):
+            figure(tmp_path, "hetero", TINY)
+        return
+    found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5")
+    full, half = found["points"]
+    assert (full["wanted"], half["wanted"]) == (1, 0.5)
+    assert not full["left"]
+    assert 0.1 < half["left"][0] < 0.9
+    assert half["taken"][0] > 0.2, "the load ran while it was measured"
+    assert full["fraction"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------------------------- arithmetic
+
+
+def entry(label: str, engine: str, cores: int, ratio: float, ratio_min: float) -> Entry:
+    return Entry(label, engine, cores, 100 * ratio, 90 * ratio_min, ratio, ratio_min)
+
+
+def test_parallel_fraction() -> None:
+    assert scaling.parallel_fraction(1.0, 1) is None
+    assert scaling.parallel_fraction(2.0, 2) == pytest.approx(1.0)
+    assert scaling.parallel_fraction(1.0, 4) == pytest.approx(0.0)
+    assert scaling.parallel_fraction(1 / (0.1 + 0.9 / 16), 16) == pytest.approx(0.9)
+
+
+def test_the_best_serial_run_counts_whoever_has_it() -> None:
+    entries = [entry("a on 1", OURS, 1, 1.0, 1.0), entry("a on 2", OURS, 2, 0.5, 0.6)]
+    entries += [entry("b on 1", "onnxruntime", 1, 0.8, 1.1), entry("b on 2", "onnxruntime", 2, 0.8, 0.6)]
+    found = scaling.of_comparison(Comparison("x", None, entries))
+    assert (found.serial, found.serial_ms) == ("onnxruntime", pytest.approx(80))
+    assert [p.speedup for p in found.points] == pytest.approx([0.8, 1.6, 1.0, 1.0])
+    assert [p.speedup_min for p in found.points] == pytest.approx([1.0, 1 / 0.6, 1 / 1.1, 1 / 0.6])
+    assert found.points[1].p_e == pytest.approx(1 - (1 / 1.6 - 0.5) / 0.5)
+    assert "p_e on 2 cores aspen-mp 0.750" in found.verdict
+
+
+def test_verdicts_of_nothing() -> None:
+    nothing = Comparison("x", None)
+    assert "nothing was measured" in order.verdict(nothing)
+    assert "nothing was measured" in tiles.verdict(nothing)
+    assert "nothing was measured" in synthetic.verdict(nothing)
+    assert "nothing was measured" in scaling.of_comparison(nothing).verdict
+    assert "nothing was measured" in hetero.Result("x", [0], [1], "fifo").verdict
+
+
+def test_the_best_number_of_tiles() -> None:
+    entries = [entry("automatic", OURS, 2, 1.0, 1.0), entry("8", OURS, 2, 1.25, 1.2), entry("32", OURS, 2, 1.05, 1.0)]
+    text = tiles.verdict(Comparison("x", None, entries))
+    assert "0.952 of the time of the best fixed number, 32 tiles a layer" in text
+
+
+class Played:
+    """Seats whose variants take 10 ms times the last number in their label."""
+
+    loaded: ClassVar[list[list[str]]] = []
+
+    def __init__(self, case: Case, variants: Sequence[Variant], say: Any) -> None:
+        self.variants, self.macs, self.settings = variants, 7, {}
+        Played.loaded.append([variant.label for variant in variants])
+
+    def __enter__(self) -> Played:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def rounds(self, plan: Plan, what: str = "", beside: object = None) -> Rounds:
+        turns = {v.label: Turn([0.01 * int(v.label)] * 2) for v in self.variants if v.label != "5"}
+        return Rounds([turns] * plan.rounds, 1, 0, {"5": "no"} if any(v.label == "5" for v in self.variants) else {})
+
+
+def test_many_variants_are_loaded_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "Seats", Played)
+    monkeypatch.setattr(Played, "loaded", [])
+    variants = [Variant(str(n), OURS, [0]) for n in (2, 1, 3, 4, 5, 6)]
+    found = compare.compare(Case("tcn"), variants, Plan(rounds=3), print, at_once=3)
+    assert Played.loaded == [["2", "1", "3"], ["2", "4", "5"], ["2", "6"]]
+    assert [e.label for e in found.entries] == ["2", "1", "3", "4", "6"]
+    assert [e.ratio for e in found.entries] == pytest.approx([1, 0.5, 1.5, 2, 3])
+    assert found["2"].median_ms == pytest.approx(20)
+    assert len(found["2"].rounds_ms) == 9
+    assert (found.rejected, found.failed, found.macs) == (3, {"5": "no"}, 7)
+
+
+def test_engines() -> None:
+    assert wanted_engines(["onnxruntime", OURS])[0] == [OURS, "onnxruntime"]
+    with pytest.raises(ValueError, match="abacus"):
+        wanted_engines(["abacus"])
+    there, absent = wanted_engines(None)
+    assert there[0] == OURS
+    assert sorted(there + absent) == ["aspen-mp", "onnxruntime", "openvino"]
