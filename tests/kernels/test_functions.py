@@ -112,6 +112,14 @@ def test_f32(isa, name):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_gelu_of_infinity(isa):
+    x = np.array([np.inf, -np.inf, np.nan], np.float32)
+    out = np.empty_like(x)
+    assert _kernels.call("UNARY", [out, x], [UNARY["GELU_ERF"], 0.0, 0.0], [0], x.shape, isa) == 0
+    np.testing.assert_array_equal(out, [np.inf, 0, np.nan])
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in ("HARD_SIGMOID",)])
 def test_f64(isa, name):
     reference, a, b, *_ = FUNCTIONS[name]

@@ -128,8 +128,7 @@ INLINE float mask_and_max(float *s, int64_t n, const float *addends, const int32
 /* exp(s - max) for s ≤ max as a power of two: no overflow to catch and one product to reduce the range, whose rounding grows with the
  * distance from the maximum as the weight falls. */
 INLINE vf weight(vf s, vf max) {
-  const vf t = vmax(vset1(-151.0f), (s - max) * vset1(1.44269504f)), n = vround(t);
-  return vscale2_(VPOLY(t - n, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f), n); /* 1e-7 */
+  return vexp2_(vmax(vset1(-151.0f), (s - max) * vset1(1.44269504f)));
 }
 
 /* s = exp(s - max), and their sum. */

@@ -12,6 +12,10 @@
 #define DEPTHWISE_PIXELS 7
 #define DEPTHWISE_ROWS_3 2 /* for kernels of 3 x 3 */
 #define DEPTHWISE_ROWS_5 2 /* of 5 x 5 */
+#elif VL == 8
+#define DEPTHWISE_PIXELS 7 /* the widths of common images are multiples of 7; two rows would leave room for 4 */
+#define DEPTHWISE_ROWS_3 1
+#define DEPTHWISE_ROWS_5 1
 #else
 #define DEPTHWISE_PIXELS 4
 #define DEPTHWISE_ROWS_3 2
@@ -47,7 +51,7 @@ INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW,
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++)
           if (i >= r * SH && i - r * SH < KH && j >= p * SW && j - p * SW < KW)
-            sum[r * P + p] = vfma(seen, weight[r][j - p * SW], sum[r * P + p]);
+            VFMA_IN(sum[r * P + p], seen, weight[r][j - p * SW]);
     }
   }
 }

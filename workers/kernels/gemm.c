@@ -77,7 +77,7 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   const int64_t blocks = mm_blocks(rows);
   /* While the blocks of rows pass over a panel, the next one comes from memory, a share with each block. */
   const char *next = (const char *)(b + (last - column + ASPEN_NR - 1) / ASPEN_NR * job->b_panel);
-  const int64_t step = (int64_t)sizeof(float) * ASPEN_NR / blocks;
+  const int64_t step = ((int64_t)sizeof(float) * ASPEN_NR + blocks - 1) / blocks; /* rounded up: what is left out would be waited for */
   const float *a[MM_ROWS];
   mm_rows block = {.taps = 1, .a = a, .next_step = step};
   for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {

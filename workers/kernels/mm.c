@@ -229,8 +229,10 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   const int far_rows = b_stride != ASPEN_NR; /* B is read in place */
   const int64_t ahead = far_rows ? PREFETCH_ROWS * b_stride : PREFETCH_PACKED * b_stride;
   const float *const *a = rows->a;
-  const char *next = rows->next ? rows->next : (const char *)b;
-  const int64_t next_step = rows->next ? rows->next_step : 0;
+  /* Where a panel takes several passes, each brings its part of what comes next. */
+  const int passes = V < PANEL_VECTORS ? PANEL_VECTORS / V : 1, pass = V < PANEL_VECTORS ? (int)(column % ASPEN_NR / (V * VL)) : 0;
+  const int64_t next_step = rows->next ? (rows->next_step + passes - 1) / passes : 0;
+  const char *next = rows->next ? rows->next + pass * rows->taps * job->k * next_step : (const char *)b;
   for (int tap = rows->taps; tap > 0; tap--) {
     const float *p[MM_ROWS];
 #pragma GCC unroll 8

@@ -55,12 +55,28 @@ INLINE vf verf(vf x) { /* beyond 0.92 as 1 - exp(-t g(t)) with erfc(t) = exp(-t 
   return vsel(vlt(t, vset1(0.92f)), near, vcopysign(far, x));
 }
 
-/* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = exp(-ln 2 - t g(t)): nothing cancels, so the negative tail keeps its digits too. */
+/* 2^t for t in [-189, 62]: one rounding, also into subnormals and zero. */
+INLINE vf vexp2_(vf t) {
+#define POWER(f) VPOLY(f, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f) /* 1e-7 */
+#if VL == 16
+  const vf n = vround(t);
+  return _mm512_scalef_ps(POWER(t - n), n);
+#else
+  /* Added to 1.5 * 2^23, t is rounded to an integer n, which are then the last bits of the sum; with 127 for the exponent and 64 that are taken
+   * away again at the end, where the result may become subnormal. */
+  const vf shift = vset1(12582912.0f + 127 + 64), n = t + shift;
+  return POWER(t - (n - shift)) * vfrombits(vbits(n) << 23) * vset1(0x1p-64f);
+#endif
+#undef POWER
+}
+
+/* x Φ(x) as max(x, 0) - |x| Q(|x|) with Q(t) = Φ(-t) = 2^(-1 - t g(t)): nothing cancels, so the negative tail keeps its digits too. From 13.4
+ * on, t Q(t) is less than the least subnormal. */
 INLINE vf vgelu_erf(vf x) {
-  const vf t = vabs(x);
-  const vf g = VPOLY(t, 0.797887444f, 0.318276346f, 0.0364629924f, -0.00500538805f, 1.69698949e-4f, 1.07626183e-4f, -2.74132708e-5f,
-                     3.22601932e-6f, -1.95747788e-7f, 4.90344165e-9f); /* 4e-8 of x for positive x, 4e-5 of the result in the negative tail */
-  const vf q = vexp(vfnma(t, g, vset1(-0.693147181f)));
+  const vf t = vmin(vset1(13.4f), vabs(x));
+  const vf g = VPOLY(t, 1.15110826f, 0.459175706f, 0.0526049783f, -0.00722124852f, 0.000244823832f, 0.00015527176f,
+                     -3.95489898e-05f, 4.65416207e-06f, -2.82404363e-07f, 7.07417095e-09f); /* 4e-8 of x for positive x, 4e-5 of the result in the negative tail */
+  const vf q = vexp2_(vfnma(t, g, vset1(-1)));
   return vfnma(t, q, vmax(vzero(), x));
 }
 

@@ -34,8 +34,20 @@
 #else
 #define MOST_ROWS 6
 #endif
+#if VL == 8
+#define GRAIN MOST_ROWS /* chunks are multiples of as many blocks: 6 rows keep all multipliers busy, 5 do not */
+#else
+#define GRAIN 1
+#endif
+#define GRAIN_MOST 6 /* the largest GRAIN of any ISA: scratch is the same for all */
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
 #define WIDE 2          /* vectors of columns in the micro-kernel */
+#define FEW_PIXELS (VL == 16 ? 25 : 16) /* in a block: they stay in registers until all are finished; others are finished row by row */
+#if VL == 8
+#define IN_ORDER __asm__ volatile("" ::: "memory") /* the loads of a term stay behind those of the one before: there is no register for them */
+#else
+#define IN_ORDER ((void)0)
+#endif
 
 /* Kernels and blocks: X(name, kernel rows, kernel columns, stride, rows and columns of a block). A side of 1 has blocks of 1. */
 #define KINDS(X)                                                                                                                   \
@@ -141,7 +153,7 @@ static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
 size_t aspen_scratch_winograd(const aspen_call *c) {
   wino v;
   workspace s;
-  return setup(&v, c) ? 0 : lay_out(&v, &s, v.chunk, (char *)64);
+  return setup(&v, c) ? 0 : lay_out(&v, &s, v.chunk + GRAIN_MOST - 1, (char *)64);
 }
 #endif
 
@@ -151,21 +163,23 @@ size_t aspen_scratch_winograd(const aspen_call *c) {
 typedef struct patch {
   const float *line[WINOGRAD_SIDE];
   int64_t step[WINOGRAD_SIDE], channel[WINOGRAD_SIDE]; /* between columns, between channels */
+  int inside; /* all rows are */
 } patch;
 
 static const float zeros[16];
 
-/* How channels lie in memory: in whole vectors, next to each other, or at a stride. */
-enum channels_in { ANYWHERE, NEIGHBOURS, WHOLE };
+/* How channels lie in memory: at a stride, next to each other, in whole vectors, or those and all rows inside the image. */
+enum channels_in { ANYWHERE, NEIGHBOURS, WHOLE, INSIDE };
 
 /* `count` blocks side by side, the first patch beginning at input column `first`, to `to`: one plane for each of the products. */
 INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, const int MW, const int how, const wino *v, const patch *p,
                       int64_t first, int64_t count, float *to, int64_t plane) {
   const int rows = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW), step = MW * S, shared = width - step;
+  const int64_t row_step = v->x->strides[2], column_step = v->x->strides[3];
   for (int64_t c = 0; c < v->channels; c += VL) {
     const int64_t lanes = v->channels - c;
-    const float *line[WINOGRAD_SIDE];
-    for (int y = 0; y < rows; y++) line[y] = p->line[y] + c * p->channel[y];
+    const float *line[WINOGRAD_SIDE]; /* inside, the first will do: the others follow at a stride, without a pointer each */
+    for (int y = 0; y < (how == INSIDE ? 1 : rows); y++) line[y] = p->line[y] + c * p->channel[y];
     vf columns[MOST_VECTORS]; /* [RUN * step + shared][rows] */
     for (int64_t done = 0; done < count; done += RUN) {
       const int64_t run = min64(RUN, count - done);
@@ -179,10 +193,11 @@ INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, con
         if (column < 0 || column >= v->in_columns) {
           for (int y = 0; y < rows; y++) d[y] = vzero();
         } else {
+          const float *first_row = line[0] + column * column_step;
 #pragma GCC unroll 12
           for (int y = 0; y < rows; y++) {
-            const float *q = line[y] + column * p->step[y];
-            d[y] = how == WHOLE ? vload(q) : how == NEIGHBOURS ? vload_part(q, lanes) : vload_strided(q, p->channel[y], lanes);
+            const float *q = how == INSIDE ? first_row + y * row_step : line[y] + column * p->step[y];
+            d[y] = how >= WHOLE ? vload(q) : how == NEIGHBOURS ? vload_part(q, lanes) : vload_strided(q, p->channel[y], lanes);
           }
         }
         line_in(KH, S, MH, d, columns + j * rows);
@@ -212,10 +227,13 @@ typedef void in_fn(const wino *, const patch *, int64_t, int64_t, float *, int64
   }                                                                                                                                \
   static void blocks_in_whole_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {       \
     blocks_in(KH, KW, S, MH, MW, WHOLE, v, p, first, count, to, plane);                                                            \
+  }                                                                                                                                \
+  static void blocks_in_inside_##NAME(const wino *v, const patch *p, int64_t first, int64_t count, float *to, int64_t plane) {      \
+    blocks_in(KH, KW, S, MH, MW, INSIDE, v, p, first, count, to, plane);                                                           \
   }
 KINDS(BLOCKS_IN)
-static in_fn *const inputs[][3] = {
-#define KIND(NAME, ...) {blocks_in_any_##NAME, blocks_in_part_##NAME, blocks_in_whole_##NAME},
+static in_fn *const inputs[][4] = {
+#define KIND(NAME, ...) {blocks_in_any_##NAME, blocks_in_part_##NAME, blocks_in_whole_##NAME, blocks_in_inside_##NAME},
     KINDS(KIND)
 #undef KIND
 };
@@ -241,16 +259,18 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     const place at = s->places[block];
     for (count = 1; block + count < blocks && s->places[block + count].column == at.column + count; count++) {}
     patch p;
+    p.inside = 1;
     for (int y = 0; y < v->rows.n; y++) {
       const int64_t row = at.row * v->rows.m * v->rows.stride - v->pad_top + y;
       const int inside = row >= 0 && row < v->in_rows;
+      p.inside &= inside;
       p.line[y] = inside ? (const float *)v->x->ptr + at.image * v->x->strides[0] + row * v->x->strides[2] : zeros;
       p.step[y] = inside ? v->x->strides[3] : 0;
       p.channel[y] = inside ? v->x->strides[1] : 0;
     }
     float *input = s->input + block * v->row;
     const int64_t first = at.column * v->columns.m * v->columns.stride - v->pad_left;
-    inputs[v->kind][how](v, &p, first, count, input, s->input_plane);
+    inputs[v->kind][how == WHOLE && p.inside ? INSIDE : how](v, &p, first, count, input, s->input_plane);
   }
 }
 
@@ -282,27 +302,19 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
     b += ASPEN_NR;                                                                                                                 \
     _Pragma("GCC unroll 16") for (int r = 0; r < R; r++) {                                                                         \
       const vf x = vset1(base[r / 3][(r % 3) * row + k]);                                                                          \
-      _Pragma("GCC unroll 2") for (int j = 0; j < V; j++) sum[r][j] = vfma(x, w[j], sum[r][j]);                                    \
+      _Pragma("GCC unroll 2") for (int j = 0; j < V; j++) VFMA_IN(sum[r][j], w[j], x);                                             \
     }                                                                                                                              \
     k++;                                                                                                                           \
+    IN_ORDER;                                                                                                                      \
   } while (0)
   int64_t k = 0;
   while (k + 4 <= k_end) {
     for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
     for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
-#if VL == 16
     TERM;
     TERM;
     TERM;
     TERM;
-#else /* two at a time, and no more: with 16 registers, the compiler moves sums to memory else */
-    int pairs = 2;
-    __asm__("" : "+r"(pairs));
-    for (; pairs > 0; pairs--) {
-      TERM;
-      TERM;
-    }
-#endif
   }
   while (k < k_end) TERM;
 #undef TERM
@@ -369,69 +381,113 @@ typedef struct target {
   int64_t first, last;
 } target;
 
-/* All pixels of a block for VL output channels: y[MH * MW]. */
-INLINE void pixels(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane, vf *y) {
-  const int rows = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW);
-  vf lines[WINOGRAD_BLOCK][WINOGRAD_SIDE];
+typedef vf block_lines[WINOGRAD_BLOCK][WINOGRAD_SIDE];
+
+/* Column k of a block's products, for VL output channels, through the transform of the rows' axis. */
+INLINE void column_out(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane, int k, block_lines lines) {
+  const int height = winograd_side(KH, S, MH), width = winograd_side(KW, S, MW);
+  vf d[WINOGRAD_SIDE], o[WINOGRAD_BLOCK];
 #pragma GCC unroll 12
-  for (int j = 0; j < width; j++, product += plane) {
-    vf d[WINOGRAD_SIDE], o[WINOGRAD_BLOCK];
+  for (int i = 0; i < height; i++) d[i] = vload(product + i * width * plane);
+  line_out(KH, S, MH, d, o);
+#pragma GCC unroll 8
+  for (int i = 0; i < MH; i++) lines[i][k] = o[i];
+}
+
+/* All columns. Of blocks that do not fit the registers, one after the other. */
+INLINE void columns_out(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane, block_lines lines) {
+  const int width = winograd_side(KW, S, MW);
+  if (MH * MW <= FEW_PIXELS)
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) d[i] = vload(product + i * width * plane);
-    line_out(KH, S, MH, d, o);
-#pragma GCC unroll 8
-    for (int i = 0; i < MH; i++) lines[i][j] = o[i];
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < MH; i++) line_out(KW, S, MW, lines[i], y + i * MW);
+    for (int k = 0; k < width; k++) column_out(KH, KW, S, MH, MW, product + k * plane, plane, k, lines);
+  else
+#pragma GCC unroll 1
+    for (int k = 0; k < width; k++, product += plane) column_out(KH, KW, S, MH, MW, product, plane, k, lines);
 }
 
 INLINE vf channels_of(const float *p, const int whole, int64_t n) { return whole ? vload(p) : vload_part(p, n); }
 
-/* Straight from registers: unit strides, columns from the panel's first on. all: whole block, whole vectors. */
+/* Where pixel 0 of some rows lies in an operand, for VL channels. */
+typedef struct pixels {
+  float *at;
+  int64_t row, column; /* strides */
+} pixels;
+
+/* Adds the residual of R rows from `row` on. Pixels outside the box have none that may be read. */
+INLINE void residual_out(const int R, const int MW, const int all, const target *t, const pixels *p, int row, int64_t lanes, vf *y) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    if (!all && (row + r < t->top || row + r >= t->bottom)) continue;
+#pragma GCC unroll 6
+    for (int i = 0; i < MW; i++)
+      if (all || (i >= t->left && i < t->right)) y[r * MW + i] += channels_of(p->at + (row + r) * p->row + i * p->column, all, lanes);
+  }
+}
+
+/* What follows the activation of R rows, and home. */
+INLINE void rows_out(const int R, const int MW, const int all, const wino *v, const target *t, const pixels *out, const pixels *late, int row, int64_t j,
+                     vf *y) {
+  const int64_t lanes = t->last - j;
+  if (v->scale) {
+    const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
+#pragma GCC unroll 32
+    for (int i = 0; i < R * MW; i++) y[i] = vfma(y[i], scale, shift);
+  }
+  if (late->at) residual_out(R, MW, all, t, late, row, lanes, y);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    if (!all && (row + r < t->top || row + r >= t->bottom)) continue;
+    float *to = out->at + (row + r) * out->row;
+#pragma GCC unroll 6
+    for (int i = 0; i < MW; i++) {
+      if (!all && (i < t->left || i >= t->right)) continue;
+      if (all)
+        vstore(to + i * out->column, y[r * MW + i]);
+      else
+        vstore_part(to + i * out->column, y[r * MW + i], lanes);
+    }
+  }
+}
+
+/* Straight from registers: unit strides, columns from the panel's first on. all: whole block, whole vectors. Rows are finished together that
+ * stay in registers; only an activation that is a call waits for all of them. */
 INLINE void block_out_direct(const int KH, const int KW, const int S, const int MH, const int MW, const int all, const wino *v, const target *t, const float *product, int64_t plane,
                              int64_t column) {
-  const int first = t->residual && !v->epilogue.residual_last, last = t->residual && v->epilogue.residual_last;
-  const int64_t out_row = v->out->strides[2], out_column = v->out->strides[3];
-  const int64_t residual_row = t->residual ? v->residual->strides[2] : 0, residual_column = t->residual ? v->residual->strides[3] : 0;
+  const int R = MH * MW <= FEW_PIXELS ? MH : 1, call = MH > R && v->epilogue.kind == EPILOGUE_CALL;
+  const aspen_arg *const from = t->residual ? v->residual : v->out;
   for (int64_t j = column; j < min64(column + ASPEN_NR, t->last); j += VL) {
     const int64_t lanes = t->last - j;
-    const float *residual = t->residual ? t->residual + j : NULL;
-    vf y[WINOGRAD_BLOCK * WINOGRAD_BLOCK];
-    pixels(KH, KW, S, MH, MW, product + (j - column), plane, y);
-    if (t->bias) {
-      const vf bias = channels_of(t->bias + j, all, lanes);
-#pragma GCC unroll 36
-      for (int i = 0; i < MH * MW; i++) y[i] += bias;
+    const pixels out = {t->out + j, v->out->strides[2], v->out->strides[3]};
+    const pixels early = {t->residual && !v->epilogue.residual_last ? (float *)t->residual + j : NULL, from->strides[2], from->strides[3]};
+    const pixels late = {t->residual && v->epilogue.residual_last ? (float *)t->residual + j : NULL, from->strides[2], from->strides[3]};
+    const vf bias = t->bias ? channels_of(t->bias + j, all, lanes) : vzero();
+    float block[WINOGRAD_BLOCK * WINOGRAD_BLOCK * VL] __attribute__((aligned(64))); /* with `call` */
+    block_lines lines;
+    columns_out(KH, KW, S, MH, MW, product + (j - column), plane, lines);
+    for (int row = 0; row < MH; row += R) {
+      vf y[FEW_PIXELS];
+#pragma GCC unroll 6
+      for (int r = 0; r < R; r++) line_out(KW, S, MW, lines[row + r], y + r * MW);
+      if (t->bias)
+#pragma GCC unroll 32
+        for (int i = 0; i < R * MW; i++) y[i] += bias;
+      if (early.at) residual_out(R, MW, all, t, &early, row, lanes, y);
+      if (call) {
+#pragma GCC unroll 16
+        for (int i = 0; i < R * MW; i++) vstore(block + (row * MW + i) * VL, y[i]);
+      } else {
+        epilogue_act(&v->epilogue, y, R * MW);
+        rows_out(R, MW, all, v, t, &out, &late, row, j, y);
+      }
     }
-    /* Pixels outside the box have no residual that may be read. */
-#define EACH_PIXEL(DO)                                                                                                             \
-  _Pragma("GCC unroll 8") for (int row = 0; row < MH; row++) {                                                                      \
-    if (!all && (row < t->top || row >= t->bottom)) continue;                                                                      \
-    _Pragma("GCC unroll 8") for (int i = 0; i < MW; i++) {                                                                         \
-      if (!all && (i < t->left || i >= t->right)) continue;                                                                        \
-      DO;                                                                                                                          \
-    }                                                                                                                              \
-  }
-    if (first) EACH_PIXEL(y[row * MW + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
-    if (MH * MW > 32) { /* in halves: an activation that is a call has room for 32 vectors */
-      epilogue_act(&v->epilogue, y, MH * MW / 2);
-      epilogue_act(&v->epilogue, y + MH * MW / 2, MH * MW / 2);
-    } else {
-      epilogue_act(&v->epilogue, y, MH * MW);
+    if (!call) continue;
+    FN(act)(v->epilogue.act, v->epilogue.a, v->epilogue.b, block, block, MH * MW * VL);
+    for (int row = 0; row < MH; row += R) {
+      vf y[FEW_PIXELS];
+#pragma GCC unroll 16
+      for (int i = 0; i < R * MW; i++) y[i] = vload(block + (row * MW + i) * VL);
+      rows_out(R, MW, all, v, t, &out, &late, row, j, y);
     }
-    if (v->scale) {
-      const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
-#pragma GCC unroll 36
-      for (int i = 0; i < MH * MW; i++) y[i] = vfma(y[i], scale, shift);
-    }
-    if (last) EACH_PIXEL(y[row * MW + i] += channels_of(residual + row * residual_row + i * residual_column, all, lanes))
-    float *out = t->out + j;
-    if (all)
-      EACH_PIXEL(vstore(out + row * out_row + i * out_column, y[row * MW + i]))
-    else
-      EACH_PIXEL(vstore_part(out + row * out_row + i * out_column, y[row * MW + i], lanes))
-#undef EACH_PIXEL
   }
 }
 
@@ -448,10 +504,14 @@ INLINE void block_out_any(const int KH, const int KW, const int S, const int MH,
   const epilogue *e = &v->epilogue;
   float block[WINOGRAD_BLOCK * WINOGRAD_BLOCK * ASPEN_NR] __attribute__((aligned(64)));
   for (int64_t j = 0; j < ASPEN_NR; j += VL) {
-    vf y[WINOGRAD_BLOCK * WINOGRAD_BLOCK];
-    pixels(KH, KW, S, MH, MW, product + j, plane, y);
-#pragma GCC unroll 36
-    for (int i = 0; i < MH * MW; i++) vstore(block + i * ASPEN_NR + j, y[i]);
+    block_lines lines;
+    columns_out(KH, KW, S, MH, MW, product + j, plane, lines);
+    for (int row = 0; row < MH; row++) {
+      vf y[WINOGRAD_BLOCK];
+      line_out(KW, S, MW, lines[row], y);
+#pragma GCC unroll 6
+      for (int i = 0; i < MW; i++) vstore(block + (row * MW + i) * ASPEN_NR + j, y[i]);
+    }
   }
   const int64_t skip = max64(t->first - column, 0), width = min64(t->last - column, ASPEN_NR) - skip;
   column += skip;
@@ -562,13 +622,13 @@ int FN(winograd)(const aspen_call *c) {
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   v.direct = v.out->strides[1] == 1 && (!v.bias || v.bias->strides[0] == 1) && (!v.residual || v.residual->strides[1] == 1);
-  const int64_t chunks = (blocks + v.chunk - 1) / v.chunk;
-  if (lay_out(&v, &s, (blocks + chunks - 1) / chunks, c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  const int64_t grains = (blocks + GRAIN - 1) / GRAIN, most = (v.chunk + GRAIN - 1) / GRAIN, chunks = (grains + most - 1) / most;
+  if (lay_out(&v, &s, min64((grains + chunks - 1) / chunks * GRAIN, blocks), c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   const int64_t panel_size = v.rows.weights * v.columns.weights * v.channels * ASPEN_NR;
   const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
-    const int64_t from = mm_cut(blocks, chunks, chunk), to = mm_cut(blocks, chunks, chunk + 1);
-    const int64_t next = chunk + 1 < chunks ? mm_cut(blocks, chunks, chunk + 2) : to;
+    const int64_t from = mm_cut(grains, chunks, chunk) * GRAIN, to = min64(mm_cut(grains, chunks, chunk + 1) * GRAIN, blocks);
+    const int64_t next = chunk + 1 < chunks ? min64(mm_cut(grains, chunks, chunk + 2) * GRAIN, blocks) : to;
     locate(&v, c, from, next, s.places);
     input_of(&v, &s, to - from);
     for (int64_t panel = first; panel < last; panel++) {
