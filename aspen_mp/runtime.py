@@ -226,7 +226,8 @@ class Runtime:
         """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more.
 
         `busy_s` is time in kernels and scheduling; `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` tell them
-        apart, in nanoseconds since the worker joined; `overhead` is scheduling's share of `busy_s`. All are wall time, but
+        apart, in nanoseconds since the worker joined; `overhead` is scheduling's share of `busy_s`. `pace`: what kernels take on its core
+        of the time that plans expect, None until that is known; workers on slower cores have higher ones. All are wall time, but
         for the end of a request: a client that is woken on the worker's own core takes it over there and then.
         """
         workers: list[dict[str, Any]] = self.status()["workers"]

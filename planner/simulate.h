@@ -21,6 +21,7 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 
 #define SIM_NONE UINT32_MAX
 #define SIM_COLUMNS 64
+#define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
 #define SIM_ROUNDING 1e-12
 
 /* As `Tiles` of simulate.py. The last tile is END. */
@@ -69,6 +70,7 @@ struct sim_core {
   double left, since;     /* work left at rate 1 at `since` */
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
+  double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
 };
 
 struct sim {
@@ -195,14 +197,17 @@ static inline void sim_look(struct sim *s, uint32_t c, double from) {
   s->at[c] = from + (from - k->idle_since > e->spin ? e->wake : e->look);
 }
 
-/* The idle core to look next: spinning ones before sleeping ones, near ones first. */
-static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double from) {
+/* Does a slow core leave what is ready to faster ones (aspen_dse_leaves)? */
+static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 + s->core[c].leaves; }
+
+/* The idle core to look next: spinning ones before sleeping ones, near ones first. `for_tiles`: for what is ready, not for a new request. */
+static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double from, int for_tiles) {
   const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
   uint32_t asleep = SIM_NONE;
   for (uint32_t k = 0; k + 1 <= s->m->cores; k++) {
     uint32_t v = k ? victim[k - 1] : c;
     const struct sim_core *x = &s->core[v];
-    if (x->item != SIM_NONE || x->looks || v == c) continue;
+    if (x->item != SIM_NONE || x->looks || v == c || (for_tiles && sim_leaves(s, v))) continue;
     if (from - x->idle_since <= s->m->engine.spin) return v;
     if (asleep == SIM_NONE) asleep = v;
   }
@@ -217,7 +222,7 @@ static inline void sim_call(struct sim *s, uint32_t c) {
     return;
   }
   while (s->looking < s->waiting && s->looking < s->idle) {
-    uint32_t v = sim_idle_near(s, c, s->now);
+    uint32_t v = sim_idle_near(s, c, s->now, 1);
     if (v == SIM_NONE) return;
     sim_look(s, v, s->now);
   }
@@ -336,8 +341,9 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   cost += sim_admit(s, c);
   uint32_t item = k->follow;
   k->follow = SIM_NONE;
-  if (item == SIM_NONE) item = sim_pop(s, c, &k->random);
-  if (item == SIM_NONE && s->r->steal && s->waiting) {
+  int leaves = item == SIM_NONE && sim_leaves(s, c);
+  if (item == SIM_NONE && !leaves) item = sim_pop(s, c, &k->random);
+  if (item == SIM_NONE && !leaves && s->r->steal && s->waiting) {
     const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
     for (uint32_t v = 0; v + 1 < s->m->cores && item == SIM_NONE; v++) item = sim_pop(s, victim[v], &k->random);
     s->o->steals[c]++;
@@ -394,6 +400,8 @@ static inline void sim_release(struct sim *s) {
 static inline void sim_begin(struct sim *s) {
   for (uint32_t c = 0; c < s->m->cores; c++) {
     s->core[c].item = s->core[c].follow = SIM_NONE;
+    for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
+      if (s->m->speed[v] > SIM_SLOWER * s->m->speed[c]) s->core[c].leaves += s->m->speed[v] / s->m->speed[c] - 1;
     s->core[c].random = s->r->seed * 2654435761u + c + 1;
     s->at[c] = INFINITY;
   }
@@ -433,7 +441,7 @@ static inline int sim_run(const struct sim_graph *g, const struct sim_machine *m
     uint32_t a = sim_arrives(&s);
     if (a != SIM_NONE && !(s.at[c] < s.arrival[a]) && !s.looking) {
       double from = s.arrival[a] > s.now ? s.arrival[a] : s.now;
-      uint32_t v = s.core[0].item == SIM_NONE && !s.core[0].looks && from - s.core[0].idle_since <= m->engine.spin ? 0 : sim_idle_near(&s, 0, from);
+      uint32_t v = s.core[0].item == SIM_NONE && !s.core[0].looks && from - s.core[0].idle_since <= m->engine.spin ? 0 : sim_idle_near(&s, 0, from, 0);
       sim_look(&s, v == SIM_NONE ? 0 : v, from);
       continue;
     }

@@ -41,7 +41,7 @@ cdef extern from "table.h" nogil:
     struct aspen_idle_counts "aspen_idle":
         uint32_t sleepers, spinners
     struct aspen_worker:
-        uint32_t pid, cpu, core_class, cache, node, state, command, parked, attached, idle
+        uint32_t pid, cpu, core_class, cache, node, state, command, pace, parked, attached, idle
         uint64_t start_time, current, heartbeat
         uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
@@ -416,6 +416,7 @@ cdef class ControlTable:
                 "opaque": aspen_stat_load(&w.opaque), "claims": aspen_stat_load(&w.claims), "ends": aspen_stat_load(&w.ends),
                 "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
                 "failed": aspen_stat_load(&w.failed), "cancelled": aspen_stat_load(&w.cancelled),
+                "pace": aspen_stat_load32(&w.pace) / 1024 or None,
             })
         return rows
 

@@ -168,7 +168,7 @@ struct aspen_worker {
   uint32_t node;       /* NUMA node */
   uint32_t state;      /* enum aspen_worker_state. Server: JOINING, DEAD, NONE; worker: RUNNING, LEAVING */
   uint32_t command;    /* enum aspen_command. Server */
-  uint32_t reserved0;
+  uint32_t pace;       /* DSE, seldom: what kernels take here of the time that plans expect, times 1024; 0: not known yet */
   uint64_t start_time; /* of /proc/<pid>/stat: with pid it names a process for good */
   uint64_t reserved1[3];
   /* line 1: the DSE, at every tile */
@@ -212,7 +212,9 @@ struct aspen_row {
   uint32_t lock; /* row + 1 of the holder, 0 free */
   uint32_t open; /* its worker runs: others may seed tiles here */
   uint64_t mask; /* bit c: column c is not empty. Set before unlocking (sequentially consistent: README, "Park") */
-  uint64_t reserved[14];
+  uint32_t waiting; /* items in all columns. Decides nothing but what a slow core leaves to others */
+  uint32_t reserved0;
+  uint64_t reserved[13];
   struct aspen_queue { uint64_t head, tail; } column[ASPEN_COLUMNS]; /* items, linked through next[tile] of their instance's arena */
 };
 

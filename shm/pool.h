@@ -89,6 +89,7 @@ static inline uint64_t aspen_row_put(struct aspen_row *row, uint64_t mask, struc
     aspen_store_guarded(aspen_link(u, aspen_load_guarded(&q->tail)), item);
     aspen_store_guarded(&q->tail, item);
   }
+  aspen_stat_add(&row->waiting, 1);
   return mask | bit;
 }
 
@@ -107,6 +108,7 @@ static inline uint64_t aspen_row_take(struct aspen_row *row, uint64_t mask, stru
     aspen_store_guarded(&q->head, after);
   else /* relaxed: clearing late makes someone look in vain, and the lock orders it for the next holder */
     aspen_store_relaxed(&row->mask, mask & ~((uint64_t)1 << column));
+  aspen_stat_add(&row->waiting, -1);
   return item;
 }
 

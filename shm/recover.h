@@ -84,6 +84,7 @@ static inline void aspen_recover_pool(struct aspen_control *c) {
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     aspen_store_relaxed(&c->row[r].lock, 0);
     aspen_store_relaxed(&c->row[r].mask, 0);
+    aspen_stat_store(&c->row[r].waiting, 0);
   }
   aspen_store_relaxed(&c->claim.lock, 0);
   for (unsigned w = 0; w < ASPEN_MAX_CLIENTS / 64; w++) aspen_store_relaxed(&c->claim.waiting[w], ~(uint64_t)0);

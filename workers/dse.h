@@ -33,6 +33,12 @@ struct aspen_dse {
   int told;               /* eventfd: written to when this DSE has parked for a recovery, so that nobody has to look for it; -1: none */
   uint64_t looked_since;  /* ticks */
   uint64_t lap;           /* ticks: up to here all time is accounted for */
+  double expected_ns;     /* of the kernels since `paced` */
+  uint64_t paced, paced_tiles; /* the worker's kernel_ticks and tiles when it last said how fast its core is */
+  double leaves;          /* ready tiles that faster cores will be done with before this one has done one; 0: it is not slow */
+  uint64_t patience;      /* ticks: how long a tile is left to them */
+  uint64_t left_since;    /* ticks: since then tiles are left to others; 0: they are not */
+  uint32_t called;        /* one of them has been woken for it */
   void *scratch;
   size_t scratch_bytes;
   uint16_t victim[ASPEN_MAX_WORKERS]; /* other rows, nearest first */
@@ -104,6 +110,51 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
   aspen_complete(&d->s, instance, generation);
   d->lap = aspen_ticks();
   aspen_stat_add(what, ((aspen_thread_ns() - before) << 32) / (d->s.control->signals.tick_ns_q32 | 1));
+}
+
+/* ------------------------------------------------------------------------------------------------ unlike cores */
+
+#define ASPEN_PACE_NS 1e6 /* of expected kernel time: so often a DSE looks how fast its core is */
+#define ASPEN_SLOWER 1.25 /* cores that differ by less are alike: estimates of tiles are no better */
+
+/* How long kernels take here beside what plans expect, and beside what they take elsewhere. No class of core has to be known: a core that is
+ * shared with others is slow, too, for as long as it is. */
+static inline void aspen_dse_pace(struct aspen_dse *d) {
+  struct aspen_control *c = d->s.control;
+  struct aspen_worker *me = aspen_me(&d->s);
+  uint64_t ticks = aspen_stat_load(&me->kernel_ticks), tiles = aspen_stat_load(&me->tiles);
+  double found = (double)aspen_dse_ns(d, ticks - d->paced) * 1024 / d->expected_ns, old = aspen_stat_load(&me->pace);
+  double pace = old > 0 ? 0.75 * old + 0.25 * found : found;
+  pace = pace < 1 ? 1 : pace > 1e9 ? 1e9 : pace;
+  aspen_stat_store(&me->pace, (uint32_t)pace);
+  d->leaves = 0;
+  for (uint32_t r = 0; r < c->signals.n_rows; r++) {
+    double other = aspen_stat_load(&c->worker[r].pace);
+    if (r != d->s.row && other > 0 && other * ASPEN_SLOWER < pace && aspen_load_relaxed(&c->row[r].open)) d->leaves += pace / other - 1;
+  }
+  d->patience = (ticks - d->paced) / (tiles > d->paced_tiles ? tiles - d->paced_tiles : 1);
+  d->paced = ticks;
+  d->paced_tiles = tiles;
+  d->expected_ns = 0;
+}
+
+/* Near the end of a layer, a tile that a slow core takes is done later than if it had waited for a faster one, and all that needs it waits.
+ * So a slow core takes one only when the faster ones have enough to do: with `waiting` ready tiles they get to the last one after
+ * waiting - 1 tiles of their time, shared by all of them. For no longer than a tile takes it here: who should take it may be held up. */
+static inline int aspen_dse_leaves(struct aspen_dse *d) {
+  struct aspen_control *c = d->s.control;
+  double waiting = 0;
+  if (!(d->leaves > 0)) return 0;
+  for (uint32_t r = 0; r < c->signals.n_rows; r++) waiting += aspen_stat_load(&c->row[r].waiting);
+  if (waiting < 1 || waiting >= 1 + d->leaves) return 0;
+  uint64_t now = aspen_ticks();
+  if (!d->left_since) {
+    d->left_since = now | 1;
+    d->called = 0;
+  } else if (now - d->left_since > d->patience) {
+    return 0;
+  }
+  return 1;
 }
 
 /* ------------------------------------------------------------------------------------------------ idling */
@@ -307,6 +358,8 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
       aspen_dse_lap(d, &me->schedule_ticks);
       error = kernel(&call);
       aspen_dse_lap(d, &me->kernel_ticks);
+      d->expected_ns += p->op[op].expected_ns;
+      if (d->expected_ns >= ASPEN_PACE_NS) aspen_dse_pace(d);
     }
     if (error) {
       aspen_stat_add(&me->faults, 1);
@@ -346,6 +399,14 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
     int r = aspen_dse_put_back(d);
     if (r) return r;
   }
+  if (aspen_dse_leaves(d)) {
+    if (!d->called && aspen_load_seq(&d->s.control->idle.sleepers)) {
+      d->called = 1; /* whoever pushed them saw this DSE looking for work and woke nobody */
+      aspen_dse_ring(d, 1);
+    }
+    return ASPEN_EMPTY;
+  }
+  d->left_since = 0;
   int r = aspen_pool_pop(own, &d->s.user, 0, item);
   for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
     struct aspen_row *row = &d->s.control->row[d->victim[k]];

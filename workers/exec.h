@@ -25,6 +25,7 @@ struct aspen_exec_op {
   aspen_kernel_fn fn; /* NULL: JOIN, END, OPAQUE */
   const int64_t *params;
   uint32_t kernel, operand, n_inputs, rank;
+  float expected_ns; /* of a tile, by the plan */
   int64_t whole[ASPEN_RANK - ASPEN_TILE_AXES]; /* length of the output's axes that tiles do not cut */
 };
 
@@ -254,6 +255,7 @@ static inline struct aspen_exec_plan *aspen_exec_plan_new(const char *base, uint
     e->params = (const int64_t *)(base + h->params) + op->param;
     e->operand = op->operand;
     e->n_inputs = op->n_inputs;
+    e->expected_ns = op->cost_ns > 0 && op->cost_ns < 1e12f ? op->cost_ns : 0; /* a plan may say anything */
     int calls = op->kernel != ASPEN_K_JOIN && op->kernel != ASPEN_K_END && op->kernel != ASPEN_K_OPAQUE;
     if (!calls) e->fn = NULL;
     else if (!e->fn) {

@@ -90,6 +90,13 @@ def build_model(folder: Path, checker: list[Path], optimise: str = "-O2") -> Pat
     return program
 
 
+def build(folder: Path, name: str) -> Path:
+    """A program of one file."""
+    program = folder / name
+    _compile("-O1", "-pthread", "-I", folder, "-o", program, folder / f"{name}.c")
+    return program
+
+
 def build_storm(folder: Path, name: str, optimise: str = "-O2") -> Path:
     """`storm` or `points`, with a crash point at every atomic operation."""
     program = folder / name

@@ -113,10 +113,16 @@ class Slow:
         e = self.m.engine
         self.looks[c] = start + (e.wake if start - self.idle[c] > e.spin else e.look)
 
-    def choose(self, c: int, start: float) -> int | None:
-        free = [v for v in self.near(c) if v in self.idle and v not in self.looks]
+    def choose(self, c: int, start: float, *, for_tiles: bool = True) -> int | None:
+        free = [v for v in self.near(c) if v in self.idle and v not in self.looks and not (for_tiles and self.leaves(v))]
         awake = [v for v in free if start - self.idle[v] <= self.m.engine.spin]
         return (awake or free or [None])[0]
+
+    def leaves(self, c: int) -> bool:
+        """A slow core takes nothing that faster ones will be done with sooner."""
+        own = self.m.cores[c].speed
+        faster = sum(core.speed / own - 1 for core in self.m.cores if core.speed > 1.25 * own) if self.rules.steal else 0.0
+        return 0 < self.waiting() < 1 + faster
 
     def call(self, c: int) -> None:
         if not self.rules.steal:
@@ -173,8 +179,10 @@ class Slow:
             for k, tile in enumerate(initial):
                 self.put((c + k // share) % self.n_cores, (request, tile))
             cost += e.claim + e.claimed * self.t.n
-        item = self.follow.pop(c, None) or self.pop(c)
-        if item is None and self.rules.steal:
+        item = self.follow.pop(c, None)
+        leaves = item is None and self.leaves(c)
+        item = item or (None if leaves else self.pop(c))
+        if item is None and self.rules.steal and not leaves:
             for v in self.near(c):
                 item = self.pop(v)
                 if item is not None:
@@ -210,7 +218,7 @@ class Slow:
             if self.arrivals and self.in_flight and len(self.idle) > len(self.looks) and not self.looks and at >= self.arrivals[0][0]:
                 start = max(self.arrivals[0][0], self.now)
                 awake = 0 in self.idle and start - self.idle[0] <= self.m.engine.spin
-                v = 0 if awake else self.choose(0, start)
+                v = 0 if awake else self.choose(0, start, for_tiles=False)
                 self.look_at(0 if v is None else v, start)
                 continue
             assert c >= 0, "stuck"

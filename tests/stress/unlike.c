@@ -1,0 +1,112 @@
+/* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (shm/README.md, "Unlike cores").
+ *
+ * exit status: 0 everything is as it should be; else a line says what is not
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dse.h"
+#include "table.h"
+
+size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) { return 0; }
+
+enum { WORKERS = 4 };
+static struct aspen_control control;
+static struct aspen_doorbell bell;
+static struct aspen_dse dse[WORKERS];
+static uint64_t next[64], *links[2] = {NULL, next};
+
+static void check(int condition, const char *what) {
+  if (condition) return;
+  printf("WRONG: %s\n", what);
+  exit(1);
+}
+
+/* Worker `w` has executed `tiles` of a millisecond altogether, which took `times` that long. */
+static void works(int w, uint32_t tiles, double times) {
+  struct aspen_worker *me = &control.worker[w];
+  me->tiles += tiles;
+  me->kernel_ticks += (uint64_t)(1e6 * times);
+  dse[w].expected_ns = 1e6;
+  aspen_dse_pace(&dse[w]);
+}
+
+static void settle(int w, double times) {
+  for (int k = 0; k < 60; k++) works(w, 10, times);
+}
+
+static void waiting(int row, uint32_t n) { control.row[row].waiting = n; }
+
+static int about(double a, double b) { return a > 0.98 * b && a < 1.02 * b; }
+
+int main(void) {
+  control.signals.n_rows = WORKERS;
+  control.signals.tick_ns_q32 = (uint64_t)1 << 32; /* a tick is a nanosecond */
+  control.signals.steal = 1;
+  for (int w = 0; w < WORKERS; w++) {
+    aspen_worker_reset(&control, (uint32_t)w, ASPEN_NONE, 0, 0, 0);
+    control.row[w].open = 1;
+    control.worker[w].state = ASPEN_WORKER_RUNNING;
+    aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, NULL, NULL, NULL, (uint64_t *const *)links);
+  }
+
+  /* Nobody has a pace yet, then one: that is no comparison. */
+  waiting(0, 1);
+  settle(0, 4.0);
+  check(about(control.worker[0].pace, 4096), "pace of one");
+  check(dse[0].leaves == 0 && !aspen_dse_leaves(&dse[0]), "slow beside nobody");
+
+  /* Alike within the quarter. */
+  settle(1, 1.0);
+  settle(2, 1.2);
+  check(dse[1].leaves == 0 && dse[2].leaves == 0, "1.2 is alike");
+
+  /* Four times as slow as one and 3.3 times as slow as another; the fourth row is closed, so its worker does not count. */
+  settle(3, 1.0);
+  control.row[3].open = 0;
+  works(0, 10, 4.0);
+  check(about(dse[0].leaves, 3.0 + (4.0 / 1.2 - 1)), "how much it leaves");
+  for (uint32_t n = 0; n < 10; n++) {
+    waiting(0, n / 2);
+    waiting(1, n - n / 2);
+    dse[0].left_since = 0;
+    check(aspen_dse_leaves(&dse[0]) == (n >= 1 && n - 1.0 < dse[0].leaves), "tiles that wait in all rows count");
+    check(!aspen_dse_leaves(&dse[1]) && !aspen_dse_leaves(&dse[2]), "fast ones leave nothing");
+  }
+
+  /* Not for ever: as long as a tile takes here, 0.4 ms. */
+  waiting(0, 1);
+  waiting(1, 0);
+  check(about((double)dse[0].patience, 4e5), "patience");
+  dse[0].left_since = 0;
+  check(aspen_dse_leaves(&dse[0]) && dse[0].left_since, "begins to leave");
+  dse[0].left_since = aspen_ticks() - dse[0].patience - 1;
+  check(!aspen_dse_leaves(&dse[0]), "has left it long enough");
+
+  /* Taking: left at first and a sleeper is woken, once; taken when patience is over. */
+  uint64_t item = ASPEN_ITEM(1, 1, 5), got = 0;
+  uint8_t column = 3;
+  waiting(0, 0);
+  check(aspen_pool_push(&control.row[0], &dse[0].s.user, &item, &column, 1, 0) == ASPEN_OK && control.row[0].waiting == 1, "counted when pushed");
+  control.idle.sleepers = 1;
+  dse[0].left_since = 0;
+  uint32_t event = bell.event;
+  check(aspen_dse_take(&dse[0], &got) == ASPEN_EMPTY && aspen_dse_take(&dse[0], &got) == ASPEN_EMPTY, "left");
+  check(bell.event == event + 1, "one sleeper is woken");
+  dse[0].left_since = aspen_ticks() - dse[0].patience - 1;
+  check(aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == item && !dse[0].left_since, "taken");
+  check(control.row[0].waiting == 0 && control.row[0].mask == 0, "counted when taken");
+
+  /* What follows is followed. */
+  check(aspen_pool_push(&control.row[1], &dse[1].s.user, &item, &column, 1, 0) == ASPEN_OK, "pushed");
+  dse[0].follow = ASPEN_ITEM(1, 1, 6);
+  check(aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == ASPEN_ITEM(1, 1, 6), "followed");
+
+  /* The other program has gone: as fast as the others again. */
+  settle(0, 1.0);
+  check(dse[0].leaves == 0 && aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == item, "no longer slow");
+  printf("fine\n");
+  return 0;
+}
