@@ -11,7 +11,8 @@ from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
 from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
-from aspen_mp.planner.options import AUTOMATIC, Planning
+from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.passes import cleanup, pipeline
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
@@ -30,7 +31,7 @@ class Options:
     winograd: bool = True
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
-    planning: Planning = AUTOMATIC
+    planning: Planning = UNSEARCHED
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ def plan_stage(
     bindings: Sequence[Mapping[str, Binding]],
     *,
     workers: int,
+    machine: Machine | None = None,
     options: Options | None = None,
     folder: str | None = None,
 ) -> StageResult:
@@ -87,7 +89,7 @@ def plan_stage(
     else:
         opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
     try:
-        plan = build_plan(graph, workers=workers, options=options.build, planning=options.planning)
+        plan = build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(

@@ -17,11 +17,13 @@ from aspen_mp.planner.explain import op_info
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.joins import Edges, finish
+from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
-from aspen_mp.planner.options import AUTOMATIC, Planning
+from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import choose_grids
+from aspen_mp.planner.search import Found, search
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
@@ -41,11 +43,14 @@ class PlanOptions:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None, planning: Planning = AUTOMATIC) -> Plan:
-    """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one).
+def build_plan(
+    graph: Graph, *, workers: int, machine: Machine | None = None, options: PlanOptions | None = None, planning: Planning = UNSEARCHED
+) -> Plan:
+    """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one), on the cores of `machine`: None
+    for ones that are alike.
 
-    Results do not depend on `workers` nor on `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot express.
-    ResourceLimitError: it needs more memory than there is.
+    Results do not depend on `workers`, `machine` nor `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot
+    express. ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
     storage = assign_storage(graph)
@@ -54,7 +59,11 @@ def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None
     if largest is not None:
         _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
     _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
-    grids = options.grids(storage, max(workers, 1)) if options.grids else choose_grids(storage, max(workers, 1), planning.tiles)
+    if options.grids:
+        found = Found(options.grids(storage, max(workers, 1)))
+    else:
+        found = _find(storage, machine or Machine.uniform(max(workers, 1), cost.rates()), planning)
+    grids = found.grids
     tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
@@ -62,7 +71,23 @@ def build_plan(graph: Graph, *, workers: int, options: PlanOptions | None = None
     parents, children = tile_graph.edges() if planning.barriers else order_recycling(tile_graph, lives, len(storage.steps))
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
-    return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, options).plan()
+    return _Writer(
+        graph, storage, grids, tile_graph, edges, activation_bytes, replace(options, metadata={**options.metadata, **_noted(found)})
+    ).plan()
+
+
+def _find(storage: Storage, machine: Machine, planning: Planning) -> Found:
+    if planning.search == "none" or planning.tiles is not None:
+        return Found(choose_grids(storage, len(machine), planning.tiles))
+    return search(storage, machine, planning.search)
+
+
+def _noted(found: Found) -> dict[str, Any]:
+    """What a plan says of how its tiles were found."""
+    if not found.simulated:
+        return {}
+    latency = {"start_ms": round(found.start_ns * 1e-6, 6), "best_ms": round(found.best_ns * 1e-6, 6)}
+    return {"search": {**latency, "steps": found.steps, "simulated": found.simulated}}
 
 
 def _within(budget: int, needed: int, what: str) -> None:

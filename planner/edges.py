@@ -129,12 +129,15 @@ class EdgeBuilder:
                 self._leaves(node)  # inner ones first
         self.sources = [self._sources(node) for node in storage.steps]
         self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
+        self.grids: list[Grid] = []
+        self.reads: list[Reads | None] = []
 
     def graph(self, grids: Sequence[Grid]) -> TileGraph:
         """The tile graph for one grid a step."""
         base = _bases(grids)
         graph = TileGraph(base)
-        found = [(k, reads) for k in range(len(grids)) if (reads := self._reads(k, grids)) is not None]
+        self._read_all(grids)
+        found = [(k, reads) for k, reads in enumerate(self.reads) if reads is not None]
         if not found:
             return graph
         all_reads = [reads for _, reads in found]
@@ -168,14 +171,21 @@ class EdgeBuilder:
                 out.add(self.step[id(source)])
         return sorted(out)
 
-    def _reads(self, k: int, grids: Sequence[Grid]) -> Reads | None:
-        if not grids[k].n:
-            return None
-        key = (k, (grids[k], *(grids[s] for s in self.sources[k])))
-        if key not in self.known:
-            found = self._read(self.storage.steps[k], *grids[k].boxes(), grids)
-            self.known[key] = _connect(found, grids) if found else None
-        return self.known[key]
+    def _read_all(self, grids: Sequence[Grid]) -> None:
+        """Brings `reads` up to date: of steps whose grid has changed since the last time, or one that they read from."""
+        fresh = len(self.grids) != len(grids)
+        changed = [fresh or new is not old for new, old in zip(grids, grids if fresh else self.grids, strict=True)]
+        if fresh:
+            self.reads = [None] * len(grids)
+        for k, grid in enumerate(grids):
+            if not (changed[k] or any(changed[s] for s in self.sources[k])):
+                continue
+            key = (k, (grid, *(grids[s] for s in self.sources[k])))
+            if key not in self.known:
+                found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
+                self.known[key] = _connect(found, grids) if found else None
+            self.reads[k] = self.known[key]
+        self.grids = list(grids)
 
     def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[_Cells]:
         """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""

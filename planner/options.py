@@ -1,23 +1,29 @@
-"""What benchmarks change in a plan, everything else equal. Light, because clients and the planner process import it."""
+"""How a model is planned, as far as that can be chosen. Light, because clients and the planner process import it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
+Effort = Literal["none", "quick", "thorough"]
+EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 
 class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a model is planned where that is not left to the planner; part of its identity and of the plan cache's keys. Results have the
     same bits whatever it says.
 
-    `tiles`: cut every layer into about so many tiles, as far as its size and its kernel's granules allow. `barriers`: operator barriers as
-    other runtimes have them: no tile of an operator starts before all tiles of the operators before it are done.
+    `search`: how long to look for the tiles that finish soonest on the workers that there are. "none": each operator's are chosen by
+    itself; "quick": seconds at most; "thorough": as long as better ones are found, from several starts. `tiles`: cut every layer into about
+    so many tiles, as far as its size and its kernel's granules allow. `barriers`: operator barriers as other runtimes have them: no tile of
+    an operator starts before all tiles of the operators before it are done; the tiles themselves are as without. With `tiles` nothing is
+    searched.
     """
 
+    search: Effort = "quick"
     tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
     barriers: bool = False
 
@@ -30,3 +36,4 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 AUTOMATIC = Planning()
+UNSEARCHED = Planning(search="none")

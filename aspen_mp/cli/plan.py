@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ def plan(
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
     winograd: sources.WinogradOption = None,
+    search: sources.SearchOption = "quick",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -63,13 +65,16 @@ def plan(
                 raise UnsupportedModelError(f"input {value.name!r} is a {value.kind}: such a model is planned stage by stage while it runs")
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
-        options = api.Options(winograd=winograd is not False)
-        result = api.plan_stage(opened, [bindings], workers=len(machine), options=options)
+        options = api.Options(winograd=winograd is not False, planning=sources.planning(search))
+        began = time.perf_counter()
+        result = api.plan_stage(opened, [bindings], workers=len(machine), machine=machine, options=options)
+        seconds = time.perf_counter() - began
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
             raise UnsupportedModelError(f"the values of {names} decide shapes: such a model is planned when it runs and they are known")
         serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
         report = _report(source.label, result, predict(result.plan, machine, serial=serial, in_flight=in_flight or chosen.models.instances))
+        report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
     if file is not None:
         from aspen_mp.planner import planfile
 
@@ -120,6 +125,15 @@ def _report(label: str, result: StageResult, prediction: Prediction) -> dict[str
     return {"model": label, **kind, **found, "inputs": inputs, "outputs": outputs, "layers": layers}
 
 
+def _planned(report: dict[str, Any]) -> str:
+    found = report["search"]
+    took = f"in {report['planning_s']:.2f} s"
+    if found is None:
+        return took
+    gain = f"{found['start_ms']:.2f} to {found['best_ms']:.2f} ms predicted"
+    return f"{took}; tiles searched: {gain}, {found['steps']} steps, {found['simulated'] / 1e6:.2f} million tiles simulated"
+
+
 def _show(report: dict[str, Any], explain: bool) -> None:
     if explain:
         rows = []
@@ -145,6 +159,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
                 f"{report['ops']} ops, {report['tiles']} tiles ({report['joins']} joins), {report['edges']} edges, depth {report['depth']}",
             ),
             ("work", f"{report['flops'] / 1e9:.3f} GFLOP"),
+            ("planned", _planned(report)),
             ("memory", ", ".join(f"{part} {mebibytes(report[part + '_bytes'])}" for part in ("weights", "arena", "plan"))),
             ("predicted", _latency(report)),
             ("throughput", f"{report['requests_per_s']:.1f} requests/s, {output.count(report['in_flight'], 'request')} at a time"),

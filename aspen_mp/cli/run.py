@@ -39,6 +39,7 @@ def run(
     output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare every output with onnxruntime's.")] = False,
     winograd: sources.WinogradOption = None,
+    search: sources.SearchOption = "quick",
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="--check fails above this error, relative to the output's largest magnitude.")
     ] = 1e-3,
@@ -55,7 +56,7 @@ def run(
     with runtime:
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
-            loaded = runtime.load(source.model, name=source.label, winograd=winograd, progress=update)
+            loaded = runtime.load(source.model, name=source.label, winograd=winograd, planning=sources.planning(search), progress=update)
         feeds = _feeds(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
             results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time

@@ -14,13 +14,30 @@ import typer
 if TYPE_CHECKING:
     import onnx
 
+    from aspen_mp.planner.options import Planning
+
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
 SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of symbolic sequence dimensions.")]
 WinogradOption = Annotated[
     bool | None, typer.Option("--winograd/--no-winograd", help="Whether convolutions may use Winograd's algorithm; default: the profile's.")
 ]
+SearchOption = Annotated[
+    str,
+    typer.Option("--search", help="How long to look for better tiles: none, quick (seconds at most) or thorough.", metavar="EFFORT"),
+]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=1x3x224x224", help="Shape of an input. Repeatable.")]
+
+
+def planning(search: str) -> Planning:
+    """What --search says."""
+    from aspen_mp.planner.options import EFFORTS, Planning
+
+    for effort in EFFORTS:
+        if effort == search:
+            return Planning(search=effort)
+    raise typer.BadParameter(f"{search!r} is none of {', '.join(EFFORTS)}", param_hint="--search")
+
 
 _BATCH = ("batch", "n", "b", "bs")
 _SEQ = ("seq", "sequence", "length", "tokens", "t", "s")

@@ -4,8 +4,9 @@
     plans/<key>.aspen      a plan, in whose metadata `Note` says how it is to be used
     weights/<id>           a weight segment; workers map the file itself, so that all runtimes of a user share its pages
 
-Keys are digests of everything that the result depends on: the model's contents, options, shapes and values bound, workers, calibration, and
-this build of the planner (`build`). A model file is known by its stamp (device, inode, size, times) as long as nothing has touched it.
+Keys are digests of everything that the result depends on: the model's contents, options, shapes and values bound, speeds of cores,
+calibration, and this build of the planner (`build`). A model file is known by its stamp (device, inode, size, times) as long as
+nothing has touched it.
 
 Files appear whole or not at all (written under a temporary name, then renamed), are never written again, and go by unlink: who has one open
 keeps it. Nothing here can make loading fail: what is damaged, foreign or of another build is removed with a warning, and
@@ -123,11 +124,11 @@ def plan_key(
     options: Sequence[Any],
     stages: Sequence[Sequence[Bind]],
     capacities: Sequence[Capacity],
-    workers: int,
+    speeds: Sequence[float],
     calibration: str,
 ) -> str:
     """The name of a plan."""
-    return _name("plan", build, digest, list(options), stages, capacities, workers, calibration)
+    return _name("plan", build, digest, list(options), stages, capacities, speeds, calibration)
 
 
 def weights_id(build: str, digest: bytes, options: Sequence[Any], places: Sequence[tuple[str, int]]) -> str:

@@ -40,7 +40,8 @@ class Inspect(protocol.Message):
 class PlanStage(protocol.Message):
     stages: list[list[Bind]]
     capacities: list[Capacity]
-    workers: int
+    speeds: list[float]
+    """Of the cores that it is for, relative to the fastest."""
     calibration: str = ""
 
 

@@ -78,7 +78,7 @@ class ModelStore:
         loop: Loop,
         table: _control.ControlTable,
         segments: SegmentStore,
-        workers: Callable[[], int],
+        speeds: Callable[[], list[float]],
         changed: Callable[[], None],
         prepare: Callable[[], None],
         cache: Cache | None,
@@ -86,8 +86,8 @@ class ModelStore:
         limits: Limits,
         reserver: Reserver,
     ) -> None:
-        """`workers()` is how many to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes before a
-        planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child."""
+        """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
+        before a planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child."""
         self._limits = limits
         self._reserver = reserver
         self._rates, self._calibration = rates
@@ -96,7 +96,7 @@ class ModelStore:
         self._loop = loop
         self._table = table
         self._segments = segments
-        self._workers = workers
+        self._speeds = speeds
         self._changed = changed
         self._models: dict[int, Model] = {}
         self._by_key: dict[tuple[Any, ...], Model] = {}
@@ -191,10 +191,10 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
-        job = PlanStage(message.stages, message.capacities, self._workers(), self._calibration)
+        job = PlanStage(message.stages, message.capacities, self._speeds(), self._calibration)
         entry = None
         if self._cache is not None and model.digest:
-            entry = recall.find(self._cache, model.digest, model.options.key, message, job.workers, job.calibration)
+            entry = recall.find(self._cache, model.digest, model.options.key, message, job.speeds, job.calibration)
         model.planning[key] = [asker]
         if entry is not None and entry.note.arena_bytes > 0:
             self._reserve_arenas(model, key, job, entry, [])

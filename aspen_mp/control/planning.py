@@ -27,6 +27,7 @@ from aspen_mp.shm.segments import Segment
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
     from aspen_mp.planner import api
+    from aspen_mp.planner.machine import Machine
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
@@ -150,6 +151,15 @@ class Subject(Protocol):
         """What weight segments are called in the plan cache, by number."""
 
 
+def _machine(speeds: Sequence[float]) -> Machine:
+    """Cores of these speeds, fastest first."""
+    from aspen_mp.planner import cost
+    from aspen_mp.planner.machine import Core, Machine, speed_classes
+
+    classes = speed_classes(speeds)
+    return Machine.of([Core(speed, classes[speed]) for speed in speeds], cost.rates())
+
+
 class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
@@ -190,7 +200,7 @@ class Planner:
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         options = api.Options(winograd=self._options.winograd, capacities=capacities, planning=self._options.planning)
-        result = api.plan_stage(model, bindings, workers=message.workers, options=options)
+        result = api.plan_stage(model, bindings, workers=len(message.speeds), machine=_machine(message.speeds), options=options)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [])

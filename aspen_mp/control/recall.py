@@ -13,9 +13,11 @@ from aspen_mp.control.jobs import Received, StagePlanned
 from aspen_mp.shm.segments import Segment
 
 
-def find(plans: Cache, digest: bytes, options: Sequence[Any], message: protocol.Plan, workers: int, calibration: str) -> cache.Entry | None:
+def find(
+    plans: Cache, digest: bytes, options: Sequence[Any], message: protocol.Plan, speeds: Sequence[float], calibration: str
+) -> cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    return plans.plan(cache.plan_key(plans.build, digest, options, message.stages, message.capacities, workers, calibration))
+    return plans.plan(cache.plan_key(plans.build, digest, options, message.stages, message.capacities, speeds, calibration))
 
 
 def stage(

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,7 +144,7 @@ class Server:
             own.mapping.keep_from_children()
         self._reserver = Reserver(self._loop)
         self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
-        self._planned_for = len(cpus)
+        self._planned_for = self._speeds(cpus)
         self._to_import = list(_PLANNER)
         self._loads = 0
         self._models = ModelStore(
@@ -200,6 +200,12 @@ class Server:
     def _choose(config: Config, taken: list[int]) -> list[int]:
         classes = config.classes or None
         return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt, taken=taken)
+
+    def _speeds(self, cpus: Sequence[int]) -> list[float]:
+        """Of these cores, fastest first, relative to the fastest; to two digits, because plans are made for them and kept."""
+        known = self._machine.by_cpu
+        found = sorted((known[cpu].speed if cpu in known else 1.0 for cpu in cpus), reverse=True)
+        return [round(speed / found[0], 2) for speed in found]
 
     def run(self) -> None:
         self._loop.run()
@@ -318,7 +324,7 @@ class Server:
             if str(error) != self._refused:  # it is tried again, but said once
                 self._refused = str(error)
                 self._journal.warning("worker-not-started", why=self._refused)
-        self._planned_for = len(self._pool) or self._planned_for
+        self._planned_for = self._speeds(self._pool.cpus()) or self._planned_for
 
     # ---- connections
 
@@ -562,7 +568,7 @@ class Server:
             self._pool.start(change, message.cores)
         elif change < 0:
             self._pool.leave(-change, message.cores)
-        self._planned_for = len(self._pool) or self._planned_for
+        self._planned_for = self._speeds(self._pool.cpus()) or self._planned_for
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""

@@ -1,0 +1,218 @@
+"""The APU: finds the tiles of every node for a machine (ASPEN, section 4.2), judged by simulation.
+
+Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
+coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`). The search starts with what
+`policy` says of each node alone and climbs: nodes that are alike move up or down their ladders together, then each by itself, as long as
+the simulated latency of the whole network falls. What a step changes in the tile graph is worked out for the node and its readers alone,
+so a step takes about as long as its simulation.
+
+Everything is deterministic: the effort is counted in simulated tiles, not in time. Results never depend on the tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner import cost, policy, tilecost
+from aspen_mp.planner.edges import EdgeBuilder, TileGraph
+from aspen_mp.planner.grids import Grid
+from aspen_mp.planner.ir import Node
+from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.options import Effort
+from aspen_mp.planner.policy import Aim
+from aspen_mp.planner.simulate import Tiles, simulate
+from aspen_mp.planner.storage import Storage
+from aspen_mp.shm.tables import LIMITS
+
+Floats = npt.NDArray[np.float64]
+DEPTHS: Final = LIMITS["depths"]
+SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_500_000, "thorough": 40_000_000}
+"""Tiles that a search may simulate, at about 1 µs each, graph included."""
+FOR_EACH_NS: Final = 0.2
+"""So many tiles for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
+TOO_SMALL_NS: Final = 100_000.0
+"""Of work: what takes no longer is not searched."""
+RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
+"""Worker-tails of a ladder, up to `FINEST` for each worker."""
+FINEST: Final = 4.0
+WORTH: Final = 0.0005
+"""What a step has to gain, of the latency. A simulation is no more exact than that, and steps that gain less only cost time."""
+JITTER: Final = 0.06
+SAMPLES: Final = 3
+"""A schedule must not be good by chance: each is simulated so many times, with tiles that take a little longer or less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`grids`: one a step. `start_ns`, `best_ns`: simulated latency with the policy's grids and with these, 0 where nothing was searched.
+    `steps`: along ladders. `simulated`: tiles."""
+
+    grids: list[Grid]
+    start_ns: float = 0.0
+    best_ns: float = 0.0
+    steps: int = 0
+    simulated: int = 0
+
+
+def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Found:
+    """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine."""
+    grids = policy.choose_grids(storage, len(machine))
+    work = sum(cost.work(node).ns for node in storage.steps)
+    if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
+        return Found(grids)
+    budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
+    found = _Search(storage, machine, budget)
+    best = found.climb(grids)
+    if effort == "thorough":
+        for end in (0, -1):  # from the coarsest tiles, and from the finest ones, as ASPEN does
+            other = found.climb([ladder[end].grid for ladder in found.ladders])
+            if other.best_ns < best.best_ns:
+                best = replace(other, start_ns=best.start_ns)
+    return replace(best, simulated=found.spent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    grid: Grid
+    ns: Floats
+    bytes: Floats
+
+
+class _Search:
+    def __init__(self, storage: Storage, machine: Machine, budget: int) -> None:
+        self.storage, self.machine, self.budget = storage, machine, budget
+        self.edges = EdgeBuilder(storage)
+        self.workers = max(1, round(machine.power))
+        self.made: dict[tuple[object, ...], _Rung] = {}
+        kinds = [self._kind(node) for node in storage.steps]
+        ladders: dict[tuple[object, ...], list[_Rung]] = {}
+        for kind, node in zip(kinds, storage.steps, strict=True):
+            if kind not in ladders:
+                ladders[kind] = self._ladder(kind, node)
+        self.kinds, self.ladders = kinds, [ladders[kind] for kind in kinds]
+        self.rungs: list[_Rung] = []
+        self.spent = 0
+
+    def climb(self, grids: Sequence[Grid]) -> Found:
+        """The best that steps from these grids lead to."""
+        steps = zip(self.kinds, self.storage.steps, grids, strict=True)
+        self.rungs = [self._rung(kind, node, grid) for kind, node, grid in steps]
+        start = best = self._latency(self.rungs)
+        taken, limit = 0, self.spent + self.budget
+        groups = self._alike()
+        while True:
+            before = best
+            for group in groups:
+                found, n = self._move(group, best, limit)
+                best, taken = found, taken + n
+            if before - best < WORTH * before or self.spent >= limit:
+                return Found([rung.grid for rung in self.rungs], start, best, taken, self.spent)
+
+    # ------------------------------------------------------------------------------------------------------------- ladders
+
+    def _kind(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes whose ladders are."""
+        shapes = tuple(None if x is None else x.shape for x in node.inputs)
+        attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name != "model"))
+        return (node.op, self.storage.refs[node.output].strides, node.output.shape, shapes, attrs)
+
+    def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
+        """Distinct grids of a node, coarse to fine."""
+        out: dict[int, _Rung] = {}
+        for tail in RUNGS:
+            if tail > FINEST * self.workers:
+                break
+            for halves in (False, True) if len(self.machine) > 1 else (False,):
+                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail / self.workers, halves))
+                rung = self._rung(kind, node, grid)
+                out.setdefault(id(rung), rung)
+        return sorted(out.values(), key=lambda rung: rung.grid.n)
+
+    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
+        key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
+        if key not in self.made:
+            self.made[key] = _Rung(grid, *tilecost.tile_costs(node, *grid.boxes()))
+        return self.made[key]
+
+    def _alike(self) -> list[list[int]]:
+        """Steps that can move together, then each alone; those that take longest first."""
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for k, kind in enumerate(self.kinds):
+            if len(self.ladders[k]) > 1:
+                kinds.setdefault(kind, []).append(k)
+        groups = sorted(kinds.values(), key=lambda group: -sum(cost.work(self.storage.steps[k]).ns for k in group))
+        return groups + [[k] for group in groups if len(group) > 1 for k in group]
+
+    # --------------------------------------------------------------------------------------------------------------- steps
+
+    def _move(self, group: Sequence[int], best: float, limit: int) -> tuple[float, int]:
+        """Moves a group along its ladder while that helps; the latency then, and how many steps it took."""
+        taken = 0
+        for by in (-1, 1, -2, 2):
+            while self.spent < limit:
+                trial = list(self.rungs)
+                for k in group:
+                    trial[k] = self._next(k, by)
+                if all(a is b for a, b in zip(trial, self.rungs, strict=True)):
+                    break
+                found = self._latency(trial)
+                if found > best * (1 - WORTH):
+                    break
+                best, self.rungs = found, trial
+                taken += 1
+        return best, taken
+
+    def _next(self, k: int, by: int) -> _Rung:
+        ladder, now = self.ladders[k], self.rungs[k]
+        at = next((i for i, rung in enumerate(ladder) if rung is now), None)
+        if at is None:  # the policy's own, which is on no rung
+            finer = [i for i, rung in enumerate(ladder) if rung.grid.n > now.grid.n]
+            at = (finer[0] if finer else len(ladder)) - (1 if by > 0 else 0)
+        return ladder[min(max(at + by, 0), len(ladder) - 1)]
+
+    def _latency(self, rungs: Sequence[_Rung]) -> float:
+        """Simulated, nanoseconds."""
+        grids = [rung.grid for rung in rungs]
+        tiles = _tiles(self.edges.graph(grids), rungs)
+        random = np.random.default_rng(1)
+        total = 0.0
+        for _ in range(SAMPLES):
+            self.spent += tiles.n
+            total += simulate(replace(tiles, ns=tiles.ns * np.exp(random.normal(0.0, JITTER, tiles.n))), self.machine).latency_ns
+        return total / SAMPLES
+
+
+def _tiles(graph: TileGraph, rungs: Sequence[_Rung]) -> Tiles:
+    """As the engine would see the graph, but for trees of JOINs and for waiting for recycled memory."""
+    parents, children = np.concatenate(graph.parents), np.concatenate(graph.children)
+    n = graph.n + 1
+    counts = np.bincount(children, minlength=n)
+    fan = np.bincount(parents, minlength=n)
+    sinks = np.flatnonzero(fan[:-1] == 0)
+    parents, children = np.concatenate([parents, sinks]), np.concatenate([children, np.full(len(sinks), n - 1)])
+    begin = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(parents, minlength=n))])
+    counts[n - 1] = len(sinks)
+    rest = np.zeros(n - graph.op_tiles)
+    ns = np.concatenate([*(rung.ns for rung in rungs), rest])
+    moved = np.concatenate([*(rung.bytes for rung in rungs), rest])
+    depth = np.zeros(n, np.uint8)
+    totals = np.array([rung.ns.sum() for rung in rungs])
+    before = np.concatenate([np.zeros(1), np.cumsum(totals)[:-1]])
+    bins = np.minimum(before / max(totals.sum(), 1.0) * DEPTHS, DEPTHS - 1).astype(np.uint8)
+    depth[: graph.op_tiles] = np.repeat(bins, [rung.grid.n for rung in rungs])
+    depth[graph.op_tiles : n - 1] = bins[graph.join_step] if graph.join_step else 0
+    depth[-1] = DEPTHS - 1
+    rank = np.zeros(n, np.int64)
+    rank[: graph.op_tiles] = np.arange(graph.op_tiles) + 1
+    rank[-1] = 0xFFFFFFFF
+    below = children[np.argsort(parents, kind="stable")]
+    return Tiles(_u32(begin), _u32(below), _u32(counts), _u32(np.flatnonzero(counts[:-1] == 0)), _u32(rank), depth, ns, moved)
+
+
+def _u32(x: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    return x.astype(np.uint32)

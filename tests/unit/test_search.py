@@ -1,0 +1,84 @@
+"""The search for tiles: never worse than what each node's own policy gives, the same every time, and cut to the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aspen_mp.bench import models
+from aspen_mp.planner import api, build, policy
+from aspen_mp.planner.ir import Graph
+from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.options import Planning
+from aspen_mp.planner.search import Found, search
+from aspen_mp.planner.simulate import of_plan, simulate
+from aspen_mp.planner.storage import Storage, assign_storage
+
+NETWORKS = {"squeezenet1_1": {"image": 128}, "bert_base": {"layers": 2, "seq": 64}}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def graph(request: pytest.FixtureRequest) -> Graph:
+    """A kernel-level graph."""
+    options = dict(NETWORKS[request.param])
+    model = models.build(request.param, **{**models.miniature(request.param), **options, **({"hidden": 256} if "seq" in options else {})})
+    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
+    kept: list[Graph] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = build.build_plan
+        patch.setattr(api, "build_plan", lambda found, **options: kept.append(found) or original(found, **options))
+        api.plan_stage(model, bindings, workers=2)
+    return kept[0]
+
+
+@pytest.fixture
+def storage(graph: Graph) -> Storage:
+    return assign_storage(graph)
+
+
+def cuts(found: Found) -> list[list[list[int]]]:
+    return [[c.tolist() for c in grid.cuts] for grid in found.grids]
+
+
+@pytest.mark.parametrize("cores", ["2", "16", "2+2@0.5"])
+def test_not_worse_and_the_same_again(storage: Storage, cores: str) -> None:
+    machine = Machine.parse(cores)
+    found = search(storage, machine)
+    assert 0 < found.best_ns <= found.start_ns
+    assert found.simulated > 0
+    assert cuts(search(storage, machine)) == cuts(found)
+
+
+def test_all_of_every_output(storage: Storage) -> None:
+    for node, grid in zip(storage.steps, search(storage, Machine.parse("4")).grids, strict=True):
+        lo, hi = grid.boxes()
+        assert int((hi - lo).prod(axis=1).sum()) == int(np.prod(node.output.shape))
+
+
+def test_one_core_and_no_effort(storage: Storage) -> None:
+    """One core waits for nobody."""
+    for cores, effort in [("1", "quick"), ("8", "none")]:
+        found = search(storage, Machine.parse(cores), effort)  # type: ignore[arg-type]
+        own = policy.choose_grids(storage, int(cores))
+        assert found.simulated == 0
+        assert cuts(found) == [[c.tolist() for c in grid.cuts] for grid in own]
+
+
+def test_more_cores_want_more_tiles(storage: Storage) -> None:
+    counts = [sum(grid.n for grid in search(storage, Machine.parse(cores)).grids) for cores in ("1", "4", "32")]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0]
+
+
+def test_thorough_finds_no_less(storage: Storage) -> None:
+    machine = Machine.parse("6")
+    assert search(storage, machine, "thorough").best_ns <= search(storage, machine).best_ns
+
+
+@pytest.mark.parametrize("cores", ["2", "8", "4+4@0.5"])
+def test_plans(graph: Graph, cores: str) -> None:
+    """Searched tiles make plans that are predicted to be no slower, joins, fan-out and recycled memory included: a per cent of chance."""
+    machine = Machine.parse(cores)
+    own = build.build_plan(graph, workers=len(machine), machine=machine)
+    searched = build.build_plan(graph, workers=len(machine), machine=machine, planning=Planning())
+    assert simulate(of_plan(searched), machine).latency_ns <= 1.01 * simulate(of_plan(own), machine).latency_ns
