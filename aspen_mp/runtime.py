@@ -8,6 +8,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from aspen_mp.config import Profile
     from aspen_mp.model import Model
     from aspen_mp.session import Session
+    from aspen_mp.tracing.trace import Trace
 
 MAX_INSTANCES = 32
 
@@ -55,6 +57,8 @@ class Runtime:
     with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has connected to a
     runtime, or has its handle by fork or pickle, gets RuntimeLost: the runtime is not his to start.
 
+    `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
+
     Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
     are first used. The runtime still ends with the process that started it.
     """
@@ -67,15 +71,24 @@ class Runtime:
         max_workers: int | None = None,
         profile: str | Path | Profile | None = None,
         name: str | None = None,
+        trace: bool | str | os.PathLike[str] = False,
         log: Literal["info", "warning", "off"] | None = None,
         retry: bool = False,
     ) -> None:
         self._server: OwnServer | None
+        self._life: Trace | None
         self._profile = config.load(profile)
         command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log)
         self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}))
         session = self._server.session()
         self._begin(Link(session.welcome.address, session, Reviver(self._server) if retry else None))
+        if trace is not False:
+            try:
+                life = self._life = self.trace("trace.json" if trace is True else trace)
+                life.start()
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def _connect(cls, name: str, timeout: float) -> Runtime:
@@ -106,6 +119,7 @@ class Runtime:
         way.on_fork(self)
         self._lock = threading.Lock()
         self._closed = False
+        self._life = None  # of all that happens up to the end
         _live.add(self)
 
     @property
@@ -238,6 +252,22 @@ class Runtime:
         self._session.sweep()
         return self._ask(lambda session: session.status())
 
+    def trace(self, path: str | os.PathLike[str] | None = None, *, records: int = 0) -> Trace:
+        """A trace of what every worker does, tile by tile, from the beginning of a ``with`` block to its end::
+
+            with runtime.trace("trace.json") as trace:
+                model.run(feeds)
+            print(trace.text())
+
+        `path`: where it is written at the end, as Chrome's trace event JSON, for ui.perfetto.dev; packed where the name ends in ".gz".
+        None: nowhere, unless `Trace.write` is called. `records`: how many each worker keeps, one a tile and one or two a gap; then the
+        oldest are overwritten, and `Trace.lost` counts those. 0: some hundred thousand. Requests of every client are in it. One trace at a
+        time: RequestError where somebody else traces the runtime.
+        """
+        from aspen_mp.tracing.trace import Trace
+
+        return Trace(self._link.session, path, records)
+
     def _ask(self, question: Callable[[Session], Answer]) -> Answer:
         """Asks again where the runtime is lost meanwhile and started again: the new one knows nothing of the question."""
         losses = 0
@@ -278,21 +308,30 @@ class Runtime:
         self.close()
 
     def close(self) -> None:
-        """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost."""
+        """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost. What may be raised, once
+        everything has been closed, is why the trace of all its life could not be written."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         _live.discard(self)
-        self._link.close()
-        if self._server is not None:
-            self._server.end()
+        try:
+            if self._life is not None:
+                self._life.stop()
+        finally:
+            self._link.close()
+            if self._server is not None:
+                self._server.end()
 
     def __enter__(self) -> Runtime:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
+        if value is None:
+            self.close()
+            return
+        with contextlib.suppress(AspenError, OSError):  # what went wrong in the block matters more
+            self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_lock"):
@@ -301,6 +340,7 @@ class Runtime:
     def forked(self) -> None:
         """What the parent started is the parent's to end; this handle connects anew when it is used."""
         self._server = None
+        self._life = None
         self._lock = threading.Lock()
 
 
@@ -406,4 +446,7 @@ _live: weakref.WeakSet[Runtime] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for runtime in list(_live):
-        runtime.close()
+        try:
+            runtime.close()
+        except Exception as error:  # of a trace's file: the others have to be closed all the same
+            sys.excepthook(type(error), error, error.__traceback__)

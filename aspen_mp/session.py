@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -145,6 +146,30 @@ class Session:
     def stop(self) -> None:
         """Ends the runtime for everybody."""
         self.control.call(protocol.Stop, protocol.Done)
+
+    # ---- tracing
+
+    def begin_trace(self, records: int) -> Segment:
+        """The segment that workers record into from now on, in rings of `records` records (0: a default)."""
+        _, fds = self.control.call(lambda number: protocol.TraceBegin(number, records), protocol.TraceReady)
+        segment = Segment.from_fd(fds[0], "trace", writable=False)
+        segment.close_fd()
+        return segment
+
+    def end_trace(self) -> dict[str, Any]:
+        """Stops recording; what the records mean, as `traces.Traces.end` describes it."""
+        _, fds = self.control.call(protocol.TraceEnd, protocol.TraceEnded)
+        about: dict[str, Any] = json.loads(_contents(fds))
+        return about
+
+    def traced_plan(self, index: int) -> bytes:
+        """The bytes of a plan segment that was there while the trace ran."""
+        _, fds = self.control.call(lambda number: protocol.TracePlan(number, index), protocol.TracedPlan)
+        return _contents(fds)
+
+    def drop_trace(self) -> None:
+        """Lets go of the trace."""
+        self.control.call(protocol.TraceDrop, protocol.Done)
 
     # ---- data segments
 
@@ -339,6 +364,21 @@ class Session:
         self.held = {}
         self.loans.abandon()
         self.control.abandon(error)
+
+
+def _contents(fds: list[int]) -> bytes:
+    """Of the one file that came; closes it."""
+    try:
+        size = os.fstat(fds[0]).st_size
+        data = b""
+        while len(data) < size:
+            part = os.pread(fds[0], size - len(data), len(data))
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        protocol.close_all(fds)
 
 
 class _NoChannel:

@@ -18,7 +18,11 @@ ERRORS: dict[str, int]
 """Names and numbers of why a request failed (`Result.error`)."""
 ERROR_NAMES: dict[int, str]
 ROLES: dict[str, int]
-"""control, doorbell, client, data, plan, weights, arena"""
+"""control, doorbell, client, data, plan, weights, arena, trace"""
+TRACE_RINGS: int
+"""Offset of a trace segment's ring headers."""
+TRACE_RECORDS: int
+"""Offset of a trace segment's records."""
 PRIORITIES: dict[str, int]
 """high 0, normal 1, low 2"""
 
@@ -30,6 +34,15 @@ def check_magic(buf: Buffer, role: str) -> None:
 
 def torn(buf: Buffer) -> bool:
     """Whether a worker has missed pages that this data segment borrows from a file, and has read zeros instead."""
+
+def clock() -> tuple[int, int]:
+    """Now: ticks, in which DSEs count time, and nanoseconds of CLOCK_MONOTONIC."""
+
+def trace_bytes(rings: int, capacity: int) -> int:
+    """Size of a trace segment with so many rings of `capacity` records each."""
+
+def trace_format(buf: Buffer, rings: int, capacity: int) -> None:
+    """Makes a new trace segment ready for DSEs. `capacity`: a power of two. ValueError for other numbers."""
 
 class Result(NamedTuple):
     """How a request ended. `error` is 0 or a number of ERRORS; `op` the plan's op that failed (-1: none); `needed` the bytes of the OBJECT
@@ -71,6 +84,10 @@ class ControlTable:
         """Takes the index away; the segment comes back from collect() when no running request uses it."""
     def add_plan(self, segment: int, weights: list[int], arenas: list[int]) -> tuple[int, int]:
         """Makes a plan known: (plan, generation), with one instance for each arena segment."""
+    def plans(self) -> list[int]:
+        """The plans that there are, also those that have been dropped and still run requests."""
+    def plan(self, plan: int) -> dict[str, Any]:
+        """generation, segment, draining (it has been dropped), instances, and how many requests they have served."""
     def drop_plan(self, plan: int) -> None:
         """Refuses new submissions (PLAN_GONE), lets running ones finish; collect() then returns its plan and arena segments, not
         its weights."""
@@ -94,13 +111,16 @@ class ControlTable:
         """Every worker leaves its loop."""
     def workers(self) -> list[dict[str, Any]]:
         """For each used row: row, pid, start_time, cpu, core_class, state, command, attached, heartbeat, idle ("busy", "looking",
-        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults,
-        failed, cancelled,
-        and how long it was in kernels, scheduling, searching and sleeping: kernel_ns, schedule_ns, search_ns, sleep_ns."""
+        "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults, failed,
+        cancelled, queued (ready tiles in its row now), and how long it was in kernels, scheduling, searching and sleeping: kernel_ns,
+        schedule_ns, search_ns, sleep_ns."""
     def all_attached(self, seq: int | None = None) -> bool:
         """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""
     def status(self) -> dict[str, Any]:
-        """epoch, attach_seq, max_workers, workers, sleepers, spinners, plans, instances (by state), clients, segments (bytes by role)."""
+        """epoch, attach_seq, max_workers, workers, sleepers, spinners, queued (ready tiles), trace (whether somebody traces), ready_rows,
+        plans, draining, instances (by state), served, clients, segments (bytes by role)."""
+    def set_trace(self, segment: int) -> None:
+        """The trace segment that DSEs record into from the next publish() on; 0: none."""
     def set_policy(self, policy: str, seed: int = 0) -> None:
         """Order of the ready queues: "fifo" (default), "lifo" or "random" (tests)."""
     def set_stealing(self, on: bool) -> None: ...

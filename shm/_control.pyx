@@ -17,6 +17,7 @@ cdef extern from *:
     #include "recover.h"
     #include "submit.h"
     #include "table.h"
+    #include "trace.h"
     struct aspen_code { const char *name; long code; };
     #define X(n, c) { #n, c },
     static const struct aspen_code aspen_error_list[] = { ASPEN_ERRORS(X) {0} };
@@ -36,7 +37,7 @@ cdef extern from "table.h" nogil:
     struct aspen_magic:
         pass
     struct aspen_signals:
-        uint32_t epoch, attach_seq, stop, n_rows, spin_ns, steal, policy, seed
+        uint32_t epoch, attach_seq, stop, n_rows, spin_ns, steal, policy, seed, trace
         uint64_t tick_ns_q32
     struct aspen_idle_counts "aspen_idle":
         uint32_t sleepers, spinners
@@ -46,9 +47,11 @@ cdef extern from "table.h" nogil:
         uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
         uint32_t lock, open
+        uint32_t waiting
         uint64_t mask
     struct aspen_plan:
         uint32_t state, generation, segment, n_weights, n_instances
+        uint32_t instance[32]
     struct aspen_instance:
         uint64_t word, served, fault
         uint32_t plan, arena, client
@@ -81,7 +84,15 @@ cdef extern from "table.h" nogil:
     struct aspen_request:
         uint32_t plan, generation, data, class_
         uint64_t offset
+    struct aspen_trace_ring:
+        uint64_t written
+    struct aspen_trace_segment:
+        uint32_t n_rings, capacity
+        aspen_trace_ring ring[256]
 
+    uint64_t aspen_trace_bytes(uint32_t, uint32_t)
+    uint64_t aspen_ticks()
+    uint64_t aspen_now_ns()
     uint32_t aspen_load_acquire(uint32_t *)
     uint64_t aspen_load_word "aspen_load_acquire"(uint64_t *)
     uint64_t aspen_stat_load(uint64_t *)
@@ -156,7 +167,9 @@ CLIENT_BYTES = sizeof(aspen_client_segment)
 DATA_FIRST = ASPEN_DATA_FIRST
 PAGE = ASPEN_PAGE
 MAX_BORROWED = ASPEN_MAX_BORROWED
-ROLES = {"control": 1, "doorbell": 2, "client": 3, "data": 4, "plan": 5, "weights": 6, "arena": 7}
+ROLES = {"control": 1, "doorbell": 2, "client": 3, "data": 4, "plan": 5, "weights": 6, "arena": 7, "trace": 8}
+TRACE_RINGS = <size_t>&(<aspen_trace_segment *>0).ring[0]
+TRACE_RECORDS = sizeof(aspen_trace_segment)
 PRIORITIES = {"high": 0, "normal": 1, "low": 2}
 _ROLE_NAMES = {number: name for name, number in ROLES.items()}
 _POLICIES = {"fifo": 0, "lifo": 1, "random": 2}
@@ -230,6 +243,24 @@ def torn(buf):
         return aspen_load_acquire(&(<aspen_data_head *>view.buf).torn) != 0
     finally:
         PyBuffer_Release(&view)
+
+
+def clock():
+    cdef uint64_t before = aspen_now_ns(), ticks = aspen_ticks(), after = aspen_now_ns()
+    return ticks, (before + after) // 2
+
+
+def trace_bytes(rings, capacity):
+    return aspen_trace_bytes(rings, capacity)
+
+
+def trace_format(buf, rings, capacity):
+    cdef _Mapped mapped = _Mapped(buf, "trace", aspen_trace_bytes(rings, capacity))
+    if not 0 < rings <= ASPEN_MAX_WORKERS or capacity < 1 or capacity & (capacity - 1):
+        raise ValueError(f"a trace of {rings} rings of {capacity} records: expected 1 to {ASPEN_MAX_WORKERS}, and a power of two")
+    cdef aspen_trace_segment *g = <aspen_trace_segment *>mapped.view.buf
+    g.n_rings = rings
+    g.capacity = capacity
 
 
 cdef class _Mapped:
@@ -337,6 +368,17 @@ cdef class ControlTable:
             raise ResourceLimitError(f"the runtime's tables are full ({ASPEN_MAX_PLANS - 1} plans, {ASPEN_MAX_INSTANCES - 1} instances): unload models")
         return plan, self.c.plan[plan].generation
 
+    def plans(self):
+        return [i for i in range(1, ASPEN_MAX_PLANS) if self.c.plan[i].state != ASPEN_PLAN_FREE]
+
+    def plan(self, plan):
+        if not 0 < plan < ASPEN_MAX_PLANS or self.c.plan[<uint32_t>plan].state == ASPEN_PLAN_FREE:
+            raise ValueError(f"plan {plan} does not exist")
+        cdef aspen_plan *p = &self.c.plan[<uint32_t>plan]
+        instances = [p.instance[i] for i in range(p.n_instances)]
+        return {"generation": p.generation, "segment": p.segment, "draining": p.state == ASPEN_PLAN_DRAINING, "instances": instances,
+                "served": sum(aspen_stat_load(&self.c.instance[<uint32_t>i].served) for i in instances)}
+
     def drop_plan(self, plan):
         if not 0 < plan < ASPEN_MAX_PLANS or self.c.plan[<uint32_t>plan].state != ASPEN_PLAN_LIVE:
             raise ValueError(f"plan {plan} does not exist")
@@ -417,6 +459,7 @@ cdef class ControlTable:
                 "wakes": aspen_stat_load(&w.wakes), "faults": aspen_stat_load(&w.faults),
                 "failed": aspen_stat_load(&w.failed), "cancelled": aspen_stat_load(&w.cancelled),
                 "pace": aspen_stat_load32(&w.pace) / 1024 or None,
+                "queued": aspen_stat_load32(&self.c.row[<uint32_t>r].waiting),
             })
         return rows
 
@@ -439,6 +482,8 @@ cdef class ControlTable:
             "epoch": self.c.signals.epoch, "attach_seq": self.c.signals.attach_seq, "max_workers": self.c.signals.n_rows,
             "workers": sum(self.c.worker[i].state not in (ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD) for i in range(self.c.signals.n_rows)),
             "sleepers": aspen_load_acquire(&self.c.idle.sleepers), "spinners": aspen_load_acquire(&self.c.idle.spinners),
+            "queued": sum(aspen_stat_load32(&self.c.row[<uint32_t>r].waiting) for r in range(self.c.signals.n_rows)),
+            "trace": self.c.signals.trace != 0,
             "ready_rows": [r for r in range(self.c.signals.n_rows) if aspen_load_word(&self.c.row[<uint32_t>r].mask)],
             "plans": sum(self.c.plan[i].state == ASPEN_PLAN_LIVE for i in range(1, ASPEN_MAX_PLANS)),
             "draining": sum(self.c.plan[i].state == ASPEN_PLAN_DRAINING for i in range(1, ASPEN_MAX_PLANS)),
@@ -446,6 +491,9 @@ cdef class ControlTable:
             "clients": sum(self.c.client[i].state == ASPEN_CLIENT_LIVE for i in range(1, ASPEN_MAX_CLIENTS)),
             "segments": segments,
         }
+
+    def set_trace(self, segment):
+        aspen_store_seq(&self.c.signals.trace, self._segment(segment, ("trace",)) if segment else 0)
 
     def set_policy(self, policy, seed=0):
         if policy not in _POLICIES:

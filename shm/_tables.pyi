@@ -8,5 +8,9 @@ TERNARY: dict[str, int]
 REDUCE: dict[str, int]
 PAD_MODES: dict[str, int]
 ROLES: dict[str, int]
+TRACE_WHATS: dict[str, int]
+TRACE_CAMES: dict[str, int]
+TRACE_SKIPPED: int
+TRACE_CUT: int
 LAYOUT_HASH: int
 LIMITS: dict[str, int]

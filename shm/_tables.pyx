@@ -18,6 +18,12 @@ cdef extern from *:
     #define F(t, n, c) ASPEN_ROW(aspen_tile, t, n, c)
     static const struct aspen_field aspen_fields_tile[] = { ASPEN_TILE_FIELDS(F) {0} };
     #undef F
+    #define F(t, n, c) ASPEN_ROW(aspen_trace_record, t, n, c)
+    static const struct aspen_field aspen_fields_record[] = { ASPEN_TRACE_RECORD_FIELDS(F) {0} };
+    #undef F
+    #define F(t, n, c) ASPEN_ROW(aspen_trace_ring, t, n, c)
+    static const struct aspen_field aspen_fields_ring[] = { ASPEN_TRACE_RING_FIELDS(F) {0} };
+    #undef F
     struct aspen_name { const char *name; long code; long a, b, c; const char *s; };
     #define X(n, c, b, s) { #n, c, b, 0, 0, s },
     static const struct aspen_name aspen_list_dtypes[] = { ASPEN_DTYPES(X) {0} };
@@ -29,6 +35,8 @@ cdef extern from *:
     static const struct aspen_name aspen_list_ternary[] = { ASPEN_TERNARY(X) {0} };
     static const struct aspen_name aspen_list_reduce[] = { ASPEN_REDUCE(X) {0} };
     static const struct aspen_name aspen_list_pad[] = { ASPEN_PAD_MODES(X) {0} };
+    static const struct aspen_name aspen_list_whats[] = { ASPEN_TRACE_WHATS(X) {0} };
+    static const struct aspen_name aspen_list_cames[] = { ASPEN_TRACE_CAMES(X) {0} };
     #undef X
     #define X(n, c, lo, hi, p) { #n, c, lo, hi, p, "" },
     static const struct aspen_name aspen_list_kernels[] = { ASPEN_KERNELS(X) {0} };
@@ -50,6 +58,8 @@ cdef extern from *:
     const aspen_field aspen_fields_op[]
     const aspen_field aspen_fields_operand[]
     const aspen_field aspen_fields_tile[]
+    const aspen_field aspen_fields_record[]
+    const aspen_field aspen_fields_ring[]
     const aspen_name aspen_list_dtypes[]
     const aspen_name aspen_list_spaces[]
     const aspen_name aspen_list_kernels[]
@@ -58,10 +68,13 @@ cdef extern from *:
     const aspen_name aspen_list_ternary[]
     const aspen_name aspen_list_reduce[]
     const aspen_name aspen_list_pad[]
+    const aspen_name aspen_list_whats[]
+    const aspen_name aspen_list_cames[]
     const unsigned long long aspen_layout_hash
     enum:
         ASPEN_MAX_WORKERS, ASPEN_COLUMNS, ASPEN_CLASSES, ASPEN_DEPTHS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_CLIENTS
         ASPEN_ROLE_CONTROL, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA
+        ASPEN_ROLE_TRACE, ASPEN_TRACE_SKIPPED, ASPEN_TRACE_CUT
         ASPEN_SLOTS, ASPEN_MAX_WEIGHTS, ASPEN_MAX_OPERANDS, ASPEN_TILE_AXES, ASPEN_RANK, ASPEN_FANOUT
 
 
@@ -93,7 +106,8 @@ cdef object _rows(const aspen_name *f):
 
 
 FIELDS = {"plan_header": _fields(aspen_fields_header), "op": _fields(aspen_fields_op),
-          "operand": _fields(aspen_fields_operand), "tile": _fields(aspen_fields_tile)}
+          "operand": _fields(aspen_fields_operand), "tile": _fields(aspen_fields_tile),
+          "trace_record": _fields(aspen_fields_record), "trace_ring": _fields(aspen_fields_ring)}
 DTYPE_ROWS = _rows(aspen_list_dtypes)
 KERNEL_ROWS = _rows(aspen_list_kernels)
 SPACES = _codes(aspen_list_spaces)
@@ -103,7 +117,11 @@ TERNARY = _codes(aspen_list_ternary)
 REDUCE = _codes(aspen_list_reduce)
 PAD_MODES = _codes(aspen_list_pad)
 ROLES = {"control": ASPEN_ROLE_CONTROL, "doorbell": ASPEN_ROLE_DOORBELL, "client": ASPEN_ROLE_CLIENT, "data": ASPEN_ROLE_DATA,
-         "plan": ASPEN_ROLE_PLAN, "weights": ASPEN_ROLE_WEIGHTS, "arena": ASPEN_ROLE_ARENA}
+         "plan": ASPEN_ROLE_PLAN, "weights": ASPEN_ROLE_WEIGHTS, "arena": ASPEN_ROLE_ARENA, "trace": ASPEN_ROLE_TRACE}
+TRACE_WHATS = _codes(aspen_list_whats)
+TRACE_CAMES = _codes(aspen_list_cames)
+TRACE_SKIPPED = int(ASPEN_TRACE_SKIPPED)
+TRACE_CUT = int(ASPEN_TRACE_CUT)
 LAYOUT_HASH = int(aspen_layout_hash)
 LIMITS = {"workers": ASPEN_MAX_WORKERS, "columns": ASPEN_COLUMNS, "classes": ASPEN_CLASSES, "depths": ASPEN_DEPTHS, "plans": ASPEN_MAX_PLANS,
           "instances": ASPEN_MAX_INSTANCES, "clients": ASPEN_MAX_CLIENTS, "slots": ASPEN_SLOTS, "weights": ASPEN_MAX_WEIGHTS,

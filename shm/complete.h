@@ -47,6 +47,7 @@ static inline void aspen_complete(struct aspen_station *s, uint32_t instance, ui
   uint32_t error = (uint32_t)fault, client = i->client, plan = i->plan, data = i->data, index = i->data_index;
   if (error == ASPEN_E_CANCELLED || error == ASPEN_E_CLIENT_GONE) aspen_stat_add(&aspen_me(s)->cancelled, 1);
   else if (error && error != ASPEN_E_NEEDS_SPACE) aspen_stat_add(&aspen_me(s)->failed, 1);
+  if (aspen_tracing(&s->trace)) aspen_note_now(&s->trace, ASPEN_TRACE_END, error, ASPEN_ITEM(generation, instance, 0)); /* before the client knows */
   struct aspen_client_segment *c = aspen_client_mapped(s, client);
   if (c)
     aspen_answer(c, i->slot, ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING), error, error ? (uint32_t)(fault >> 32) : ASPEN_NONE,

@@ -43,7 +43,8 @@ struct aspen_magic {
   uint32_t version;
 };
 enum aspen_role {
-  ASPEN_ROLE_CONTROL = 1, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA
+  ASPEN_ROLE_CONTROL = 1, ASPEN_ROLE_DOORBELL, ASPEN_ROLE_CLIENT, ASPEN_ROLE_DATA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS, ASPEN_ROLE_ARENA,
+  ASPEN_ROLE_TRACE
 };
 
 /* ------------------------------------------------------------------------------------------------ plan segment
@@ -132,7 +133,7 @@ struct aspen_signals {
   uint32_t seed;       /* server: of ASPEN_POLICY_RANDOM */
   uint64_t tick_ns_q32; /* server, at creation: nanoseconds per tick of aspen_ticks(), 32.32 fixed point */
   uint32_t roster;     /* server: ++ when a row gets another worker: DSEs work out anew which rows are near */
-  uint32_t reserved0;
+  uint32_t trace;      /* server, before the attach_seq that announces it: segment that DSEs record into, 0: none. Looked at when mapping */
   uint64_t reserved[2];
 };
 enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
@@ -356,6 +357,53 @@ struct aspen_client_segment {
   struct aspen_slot slot[ASPEN_SLOTS];
 };
 
+/* ------------------------------------------------------------------------------------------------ trace segment
+ * There while somebody traces the runtime: what each DSE did, in a ring of its own (README, "Trace"). A row's DSE alone writes the row's ring and
+ * believes nothing in it: the client that traces has it mapped as well. A DSE in a dead one's row goes on where that one stopped. Times are
+ * in ticks. */
+#define ASPEN_TRACE_RECORD_FIELDS(F)                                                                                                \
+  F(uint64_t, item, 1)  /* TILE: what was executed. START, END: the request, as an item of tile 0. Else 0 */                        \
+  F(uint64_t, begin, 1)                                                                                                             \
+  F(uint64_t, end, 1)   /* START: the slot's submitted_ns instead, CLOCK_MONOTONIC. An instant's: as `begin` */                     \
+  F(uint32_t, what, 1)  /* enum aspen_trace_what; TILE: with enum aspen_trace_came << 8, and ASPEN_TRACE_SKIPPED, _CUT */           \
+  F(uint32_t, more, 1)  /* TILE: the row it came from. START: client. END: enum aspen_error */
+#define ASPEN_TRACE_RING_FIELDS(F)                                                                                                  \
+  F(uint64_t, written, 1) /* records ever; number n lies at n % capacity. Stored (release) after the record */                      \
+  F(uint64_t, item, 1)    /* what is being executed, 0: nothing; a death leaves it behind, and the row's next DSE makes a record of it */ \
+  F(uint64_t, since, 1)   /* when that began; stored before `item` */                                                               \
+  F(uint64_t, idle, 1)    /* since when the DSE has been idle, 0: it is not */                                                      \
+  F(uint64_t, opened, 1)  /* since when the row's latest DSE records */                                                             \
+  F(uint64_t, reserved, 2) F(uint64_t, reserved1, 1)
+struct aspen_trace_record { ASPEN_TRACE_RECORD_FIELDS(ASPEN_FIELD_1) };
+struct aspen_trace_ring { ASPEN_TRACE_RING_FIELDS(ASPEN_FIELD_1) };
+struct aspen_trace_segment {
+  struct aspen_magic magic;
+  uint32_t n_rings;  /* server, at creation: a ring for each row … */
+  uint32_t capacity; /* … of so many records, a power of two */
+  uint64_t reserved[3];
+  struct aspen_trace_ring ring[ASPEN_MAX_WORKERS];
+  struct aspen_trace_record record[]; /* [n_rings][capacity] */
+};
+#define ASPEN_TRACE_WHATS(X)                                                                                                        \
+  X(TILE, 1)  /* a tile was executed, JOIN and END included */                                                                      \
+  X(IDLE, 2)  /* looked for work in vain, parked or not */                                                                          \
+  X(PARK, 3)  /* slept, as part of being idle */                                                                                    \
+  X(STOP, 4)  /* stood still for a recovery */                                                                                      \
+  X(AWAY, 9)  /* was in Python, to map what was announced or to report */                                                           \
+  X(JOIN, 5) X(LEAVE, 6)                                                                                                            \
+  X(START, 7) /* a request was claimed */                                                                                           \
+  X(END, 8)   /* a request was completed */
+#define ASPEN_TRACE_CAMES(X)                                                                                                        \
+  X(FOLLOWED, 0) /* right after a parent, without the ready pool */                                                                 \
+  X(OWN, 1)      /* from the own row */                                                                                             \
+  X(STOLEN, 2)   /* from another worker's row */
+#define ASPEN_TRACE_SKIPPED 0x10000u /* the request had failed: nothing was computed */
+#define ASPEN_TRACE_CUT 0x20000u     /* its worker died in it; by the row's next DSE, which does not know when: end = begin */
+#define X(n, c) ASPEN_TRACE_##n = c,
+enum aspen_trace_what { ASPEN_TRACE_WHATS(X) };
+enum aspen_trace_came { ASPEN_TRACE_CAMES(X) };
+#undef X
+
 /* Data and arena segments: a line of magic, then bytes. Offset 0 of a space is the first byte of the segment. */
 #define ASPEN_DATA_FIRST ASPEN_LINE
 struct aspen_data_head {
@@ -398,6 +446,8 @@ _Static_assert(sizeof(struct aspen_client) == ASPEN_LINE + 4 * ASPEN_CLIENT_DATA
 _Static_assert(sizeof(struct aspen_slot) == 2 * ASPEN_LINE + ASPEN_MESSAGE, "slot");
 _Static_assert(sizeof(struct aspen_data_head) == ASPEN_DATA_FIRST, "data head");
 _Static_assert(sizeof(struct aspen_doorbell) <= ASPEN_PAGE, "doorbell");
+_Static_assert(sizeof(struct aspen_trace_record) == 32, "trace record");
+_Static_assert(sizeof(struct aspen_trace_ring) == ASPEN_LINE, "trace ring");
 _Static_assert(ASPEN_CLASSES * ASPEN_DEPTHS <= ASPEN_COLUMNS, "a column for each class and depth");
 _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
 ASPEN_LINE_AT(aspen_control, signals);
@@ -418,5 +468,7 @@ ASPEN_LINE_AT(aspen_client_segment, completions);
 ASPEN_LINE_AT(aspen_client_segment, pending);
 ASPEN_LINE_AT(aspen_client_segment, slot);
 ASPEN_LINE_AT(aspen_slot, error);
+ASPEN_LINE_AT(aspen_trace_segment, ring);
+ASPEN_LINE_AT(aspen_trace_segment, record);
 
 #endif

@@ -8,6 +8,7 @@
 #include "atomics.h"
 #include "layout.h"
 #include "pool.h"
+#include "trace.h"
 
 struct aspen_mapping {
   char *base; /* NULL: not mapped */
@@ -43,6 +44,7 @@ struct aspen_station {
   /* changed by the loop */
   struct aspen_seed { uint32_t instance, next, n, share; } seed; /* a started request whose first tiles are not all in the pool yet */
   uint32_t drained;                             /* something dropped may be free now: its user is gone, or did not come to be */
+  struct aspen_recorder trace;                  /* opened and closed between two runs of the loop */
 };
 
 static inline struct aspen_worker *aspen_me(const struct aspen_station *s) { return &s->control->worker[s->row]; }

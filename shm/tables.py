@@ -44,6 +44,8 @@ PLAN_HEADER = _dtype("plan_header")
 OP = _dtype("op")
 OPERAND = _dtype("operand")
 TILE = _dtype("tile")
+TRACE_RECORD = _dtype("trace_record")
+TRACE_RING = _dtype("trace_ring")
 
 KERNELS: dict[str, Kernel] = {name: Kernel(name, code, lo, hi, params) for name, code, lo, hi, params, _ in _tables.KERNEL_ROWS}
 KERNEL_BY_CODE: dict[int, Kernel] = {k.code: k for k in KERNELS.values()}

@@ -13,7 +13,7 @@ from aspen_mp.shm._control import ROLES, check_magic
 cdef extern from "dse.h" nogil:
     enum:
         ASPEN_MAX_SEGMENTS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_WORKERS, ASPEN_MAX_WEIGHTS, ASPEN_RANK, ASPEN_N_ISA, ASPEN_LINE
-        ASPEN_SEGMENT_LIVE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_ROLE_ARENA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS
+        ASPEN_SEGMENT_LIVE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_ROLE_TRACE, ASPEN_ROLE_ARENA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS
         ASPEN_REASON_OPAQUE, ASPEN_REASON_ATTACH, ASPEN_REASON_DRAINED, ASPEN_REASON_LEAVE, ASPEN_REASON_STOP
         ASPEN_SPACE_ARENA, ASPEN_SPACE_REQUEST, ASPEN_SPACE_PLAN, ASPEN_SPACE_WEIGHTS, ASPEN_DT_NONE, ASPEN_DT_OBJECT, ASPEN_K_OPAQUE
         ASPEN_E_OPAQUE_FAILED, ASPEN_E_BAD_ARGUMENT, ASPEN_WORKER_RUNNING
@@ -27,7 +27,7 @@ cdef extern from "dse.h" nogil:
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
     struct aspen_signals:
-        uint32_t epoch, attach_seq, n_rows
+        uint32_t epoch, attach_seq, n_rows, trace
     struct aspen_worker:
         uint32_t state
         uint64_t opaque
@@ -88,9 +88,12 @@ cdef extern from "dse.h" nogil:
         aspen_arg *args
     struct aspen_bases:
         char *at[11]
+    struct aspen_recorder:
+        void *ring
     struct aspen_station:
         aspen_control *control
         uint32_t row
+        aspen_recorder trace
     struct aspen_dse:
         int told
         aspen_station s
@@ -113,6 +116,7 @@ cdef extern from "dse.h" nogil:
     void aspen_dse_join(aspen_dse *)
     int aspen_dse_run(aspen_dse *)
     int aspen_dse_complete_opaque(aspen_dse *, uint64_t, uint32_t, uint64_t, const char *, uint32_t)
+    int aspen_recorder_open(aspen_recorder *, char *, uint64_t, uint32_t)
     uint32_t aspen_load_acquire(uint32_t *)
     uint64_t ASPEN_ITEM_TILE(uint64_t)
     uint64_t ASPEN_ITEM_INSTANCE(uint64_t)
@@ -120,7 +124,7 @@ cdef extern from "dse.h" nogil:
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **, size_t, size_t)
 
-_WRITABLE = ("arena", "data", "client")
+_WRITABLE = ("arena", "data", "client", "trace")
 
 
 cdef int _isa(name) except -1:
@@ -311,6 +315,8 @@ cdef class Engine:
         if b is None:
             return
         self._forget(<uint32_t>segment)
+        if self.segment[<uint32_t>segment].role == ASPEN_ROLE_TRACE:
+            self.d.s.trace.ring = NULL
         self.segment[<uint32_t>segment].base = NULL
         b.release()
 
@@ -361,6 +367,7 @@ cdef class Engine:
                 self._drop_plan(k)
             if live and self.plan[k] == NULL and p.segment in self._buffers:
                 self._prepare(k)
+        self._trace(aspen_load_acquire(&self.c.signals.trace))
         aspen_dse_attached(self.d, seq)
 
     cdef bint _whole(self, const aspen_plan *p):
@@ -370,6 +377,13 @@ cdef class Engine:
             if self.instance[p.instance[i]] == NULL:
                 return False
         return True
+    cdef void _trace(self, uint32_t segment):
+        """Begins or ends recording. A segment that is not mapped yet is announced by a later number."""
+        cdef bint there = 0 < segment < ASPEN_MAX_SEGMENTS and self.segment[segment].role == ASPEN_ROLE_TRACE
+        if not there or self.segment[segment].base == NULL:
+            self.d.s.trace.ring = NULL
+        elif self.d.s.trace.ring == NULL:
+            aspen_recorder_open(&self.d.s.trace, self.segment[segment].base, self.segment[segment].bytes, self.d.s.row)
 
     cdef _prepare(self, uint32_t k):
         """Makes a plan and its instances ready. Its segments were all sent before it was announced."""

@@ -184,6 +184,7 @@ static inline void aspen_dse_look(struct aspen_dse *d) {
   d->looking = 1;
   aspen_dse_lap(d, &aspen_me(&d->s)->schedule_ticks);
   d->looked_since = d->lap;
+  if (aspen_tracing(&d->s.trace)) aspen_note_idle(&d->s.trace, d->lap);
   aspen_dse_idle(d, 1);
   aspen_add_seq(&d->s.control->idle.spinners, 1);
   if (aspen_stat_load(&d->s.control->signals.roster) != d->roster) aspen_dse_sort_victims(d);
@@ -199,6 +200,7 @@ static inline void aspen_dse_found(struct aspen_dse *d) {
   struct aspen_idle *idle = &d->s.control->idle;
   d->looking = 0;
   aspen_dse_lap(d, &aspen_me(&d->s)->search_ticks);
+  if (aspen_tracing(&d->s.trace)) aspen_note_idle_end(&d->s.trace, d->lap);
   aspen_dse_idle(d, 0);
   if (aspen_sub_seq(&idle->spinners, 1) == 1 && aspen_load_seq(&idle->sleepers) && aspen_dse_work(d)) aspen_dse_ring(d, 2);
 }
@@ -221,8 +223,10 @@ static inline void aspen_dse_rest(struct aspen_dse *d) {
     aspen_dse_idle(d, 2);
     aspen_stat_add(&aspen_me(&d->s)->parks, 1);
     aspen_dse_lap(d, &aspen_me(&d->s)->search_ticks);
+    uint64_t asleep = d->lap;
     aspen_park_commit(d->s.bell, event);
     aspen_dse_lap(d, &aspen_me(&d->s)->sleep_ticks);
+    if (aspen_tracing(&d->s.trace)) aspen_note(&d->s.trace, ASPEN_TRACE_PARK, 0, 0, asleep, d->lap);
     aspen_dse_idle(d, 1);
   } else {
     uint32_t turns = 63; /* somebody holds the lock of what we saw: let it run */
@@ -241,11 +245,14 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
   d->held.n = 0;
   d->s.seed.instance = 0;
   d->looking = 0; /* aspen_epoch_end resets the counts of spinners and sleepers */
+  uint64_t stopped = aspen_ticks();
+  if (aspen_tracing(&d->s.trace)) aspen_note_idle_end(&d->s.trace, stopped);
   for (;;) {
     uint32_t epoch = aspen_load_acquire(&g->epoch);
     if (!(epoch & 1)) {
       d->s.user.epoch = epoch;
       d->lap = aspen_ticks();
+      if (aspen_tracing(&d->s.trace)) aspen_note(&d->s.trace, ASPEN_TRACE_STOP, 0, 0, stopped, d->lap);
       return;
     }
     aspen_store_release(&aspen_me(&d->s)->parked, epoch);
@@ -292,6 +299,15 @@ static inline int aspen_dse_put_back(struct aspen_dse *d) {
     return ASPEN_ATTACH;
   }
   return aspen_dse_push(d, &one);
+}
+
+/* A tile's record, which comes before its flag and count-downs: who has seen a request's answer finds all of its tiles recorded. A tile whose
+ * worker dies between the two is executed again, and recorded again. `begin` 0: nothing was called. */
+static inline void aspen_dse_note(struct aspen_dse *d, uint64_t item, uint64_t begin, uint32_t flags) {
+  struct aspen_recorder *t = &d->s.trace;
+  uint64_t end = begin ? d->lap : aspen_ticks();
+  aspen_note(t, ASPEN_TRACE_TILE | t->came << 8 | flags, t->from, item, begin ? begin : end, end);
+  if (begin) aspen_note_in_hand(t, 0, 0);
 }
 
 /* A tile has been executed (or was a no-op): mark it with its request's generation (I2), then count its children down (I1), choose what follows.
@@ -343,9 +359,12 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   struct aspen_worker *me = aspen_me(&d->s);
   ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, item);
+  uint64_t began = 0;
+  uint32_t skipped = ASPEN_TRACE_SKIPPED;
   if (!aspen_load_relaxed(&i->fault)) {
     const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
     uint32_t op = p->view.tiles[tile].op;
+    skipped = 0;
     if (p->op[op].kernel == ASPEN_K_OPAQUE) {
       d->opaque = item;
       return ASPEN_BUSY;
@@ -356,6 +375,8 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
     if (kernel) {
       aspen_exec_ahead(e, tile);
       aspen_dse_lap(d, &me->schedule_ticks);
+      began = d->lap;
+      if (aspen_tracing(&d->s.trace)) aspen_note_in_hand(&d->s.trace, item, began);
       error = kernel(&call);
       aspen_dse_lap(d, &me->kernel_ticks);
       d->expected_ns += p->op[op].expected_ns;
@@ -366,6 +387,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
       aspen_fail(&d->s, id, (uint32_t)error, op, 0, NULL, 0);
     }
   }
+  if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, skipped);
   return aspen_dse_finish(d, item);
 }
 
@@ -373,8 +395,10 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
 static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, uint32_t error, uint64_t needed, const char *message,
                                             uint32_t message_bytes) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
+  uint64_t began = d->lap;
   d->opaque = 0;
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
+  if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
   if (error) {
     aspen_stat_add(&aspen_me(&d->s)->faults, 1);
@@ -383,6 +407,11 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   int r = aspen_dse_finish(d, item);
   aspen_dse_lap(d, &aspen_me(&d->s)->schedule_ticks);
   return r;
+}
+
+static inline void aspen_dse_note_taken(struct aspen_dse *d, uint32_t came, uint32_t from) {
+  d->s.trace.came = came;
+  d->s.trace.from = from;
 }
 
 /* The tile to run next: what follows, else the own row's best, else another row's. A tile to follow gives way to a higher priority class. */
@@ -394,6 +423,7 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
     if (!mask || aspen_column_class((unsigned)__builtin_ctzll(mask)) >= class_) {
       *item = d->follow;
       d->follow = 0;
+      if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_FOLLOWED, d->s.row);
       return ASPEN_OK;
     }
     int r = aspen_dse_put_back(d);
@@ -408,12 +438,16 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   }
   d->left_since = 0;
   int r = aspen_pool_pop(own, &d->s.user, 0, item);
+  if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_OWN, d->s.row);
   for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
     struct aspen_row *row = &d->s.control->row[d->victim[k]];
     if (!aspen_load_relaxed(&row->mask) || !aspen_dse_may_take(d, row)) continue;
     r = aspen_pool_pop(row, &d->s.user, 1, item);
     if (r == ASPEN_BUSY) r = ASPEN_EMPTY;
-    if (r == ASPEN_OK) aspen_stat_add(&aspen_me(&d->s)->steals, 1);
+    if (r == ASPEN_OK) {
+      aspen_stat_add(&aspen_me(&d->s)->steals, 1);
+      if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_STOLEN, d->victim[k]);
+    }
   }
   return r;
 }
@@ -436,12 +470,15 @@ static inline void aspen_dse_join(struct aspen_dse *d) {
   do {
     if (aspen_load_seq(&d->s.control->signals.epoch) != d->s.user.epoch) aspen_dse_epoch(d);
   } while (aspen_dse_open(d, 1)); /* the lock's holder died: recovery comes */
+  if (aspen_tracing(&d->s.trace)) aspen_note_now(&d->s.trace, ASPEN_TRACE_JOIN, 0, 0);
 }
 
 /* The row closes. Tiles left in it are anybody's: see aspen_dse_may_take(). */
 static inline int aspen_dse_leave(struct aspen_dse *d) {
   aspen_store_release(&aspen_me(&d->s)->state, ASPEN_WORKER_LEAVING);
-  return aspen_dse_open(d, 0);
+  int r = aspen_dse_open(d, 0);
+  if (r == ASPEN_OK && aspen_tracing(&d->s.trace)) aspen_note_now(&d->s.trace, ASPEN_TRACE_LEAVE, 0, 0);
+  return r;
 }
 
 /* Every way out of the loop. A wake-up that this DSE consumed is handed on, because it will not look any more. */
@@ -449,6 +486,11 @@ static inline enum aspen_reason aspen_dse_exit(struct aspen_dse *d, enum aspen_r
   struct aspen_idle *idle = &d->s.control->idle;
   aspen_dse_put_back(d); /* ATTACH: stays in `held` and is pushed when the loop is entered again */
   aspen_dse_lap(d, d->looking ? &aspen_me(&d->s)->search_ticks : &aspen_me(&d->s)->schedule_ticks);
+  if (aspen_tracing(&d->s.trace)) {
+    aspen_note_idle_end(&d->s.trace, d->lap);
+    if (reason == ASPEN_REASON_OPAQUE) aspen_note_in_hand(&d->s.trace, d->opaque, d->lap);
+    else d->s.trace.away = d->lap;
+  }
   if (d->looking) {
     d->looking = 0;
     aspen_sub_seq(&idle->spinners, 1);
@@ -486,6 +528,7 @@ static inline int aspen_dse_admit(struct aspen_dse *d) {
 static inline enum aspen_reason aspen_dse_run(struct aspen_dse *d) {
   struct aspen_worker *me = aspen_me(&d->s);
   d->lap = aspen_ticks();
+  if (aspen_tracing(&d->s.trace)) aspen_note_back(&d->s.trace, d->lap);
   for (;;) {
     uint64_t item = 0;
     ASPEN_FOR_RECOVERY

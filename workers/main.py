@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOCKET_FD = 3
 OOM_SCORE = 800
-_WRITABLE = {"control", "doorbell", "client", "data", "arena"}
+_WRITABLE = {"control", "doorbell", "client", "data", "arena", "trace"}
 _ROLE_NAMES = {number: name for name, number in _control.ROLES.items()}
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import doctor, figures, launch, manage, metrics, plan, run, top
+from aspen_mp.cli import doctor, figures, launch, manage, metrics, plan, run, top, trace
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -39,6 +39,7 @@ app.command("plan")(plan.plan)
 app.command("status")(manage.status)
 app.command("top")(top.top)
 app.command("metrics")(metrics.metrics)
+app.command("trace")(trace.trace)
 app.command("add")(manage.add)
 app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)

@@ -57,7 +57,7 @@ def run(
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
             loaded = runtime.load(source.model, name=source.label, winograd=winograd, planning=sources.planning(search), progress=update)
-        feeds = _feeds(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
+        feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
             results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
         ready = time.perf_counter() - began
@@ -88,7 +88,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _feeds(
+def feeds_for(
     source: sources.Source,
     model: Model,
     options: Sequence[str] | None,
@@ -98,6 +98,7 @@ def _feeds(
     seq: int | None,
     seed: int | None,
 ) -> dict[str, Any]:
+    """The inputs of a request: those that were given as files, random ones for the rest where there is a `seed`."""
     names = [i.name for i in model.inputs]
     files = sources.pairs(options, "--input", lone=names[0] if len(names) == 1 else None)
     for hint, given in (("--input", files), ("--shape", shapes)):

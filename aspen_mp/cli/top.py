@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
-import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aspen_mp.cli import output
+from aspen_mp.cli.interrupt import Pause
 from aspen_mp.cli.launch import NameOption
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ def top(
 
     import aspen_mp
 
-    with aspen_mp.connect(name) as runtime, _Pause() as pause:
+    with aspen_mp.connect(name) as runtime, Pause() as pause:
         before, look = runtime.status(), 0
         began = time.monotonic()
         with Live(console=output.out, auto_refresh=False, transient=False) if not as_json else _Lines() as screen:
@@ -49,24 +47,6 @@ def top(
                 else:
                     screen.update(_screen(found), refresh=True)
                 before, look = now, look + 1
-
-
-class _Pause:
-    """Waits until the time is over or Ctrl-C comes."""
-
-    def __enter__(self) -> _Pause:
-        self._read, self._write = socket.socketpair()
-        self._write.setblocking(False)
-        self._handler = signal.signal(signal.SIGINT, lambda *_: self._write.send(b"!"))
-        return self
-
-    def wait(self, seconds: float) -> bool:
-        return not select.select([self._read], [], [], seconds)[0]
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._handler)
-        self._read.close()
-        self._write.close()
 
 
 class _Lines:
@@ -92,7 +72,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         busy = passed["kernel_ns"] + passed["schedule_ns"]
         workers.append(
             {
-                **{key: worker.get(key) for key in ("id", "pid", "cpu", "shared", "core_class", "process", "idle", "current")},
+                **{key: worker.get(key) for key in ("id", "pid", "cpu", "shared", "core_class", "process", "idle", "current", "queued")},
                 "busy": min(1.0, busy / 1e9 / seconds),
                 "overhead": passed["schedule_ns"] / busy if busy else 0.0,
                 "tiles_per_s": passed["tiles"] / seconds,
@@ -107,6 +87,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         "requests_per_s": (scheduler["served"] - before["scheduler"]["served"]) / seconds,
         "requests_running": scheduler["instances"]["running"],
         "ready_rows": scheduler["ready_rows"],
+        "queued": scheduler["queued"],
         "clients": len(now["clients"]),
         "models": [model["name"] for model in now["models"]],
         "machine": now["machine"],
@@ -147,7 +128,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     table.add_column("", min_width=20)
     for column in ("overhead", "tiles/s", "steals/s"):
         table.add_column(column, justify="right")
-    table.add_column("ready")
+    table.add_column("queued", justify="right")
     table.add_column("request:tile", justify="right")
     for worker in found["workers"]:
         cpu = f"{worker['cpu']}{'*' * worker['shared']}"
@@ -156,7 +137,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
         table.add_row(
             *(str(worker["id"]), cpu, worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
             *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
-            *("yes" if worker["id"] in found["ready_rows"] else "", at),
+            *(str(worker["queued"] or ""), at),
         )
     lines = []
     for event in found["events"]:

@@ -183,6 +183,8 @@ class ControlClient:
                 self._send(protocol.Unload(number, message.model))
             elif isinstance(message, protocol.DataReady):
                 self._send(protocol.DropData(number, message.index))
+            elif isinstance(message, protocol.TraceReady):
+                self._send(protocol.TraceDrop(number))
 
     def _send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
         """With the lock held: frames of several threads must not mix."""

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -23,6 +24,11 @@ class Journal:
         self._runtime = runtime or "private"
         self._level = level
         self._latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._listeners: list[Callable[[str, dict[str, Any]], None]] = []
+
+    def listen(self, told: Callable[[str, dict[str, Any]], None]) -> None:
+        """`told(event, facts)` is called with each event from now on."""
+        self._listeners.append(told)
 
     def info(self, event: str, **facts: Any) -> None:
         """Something that was asked for, or is of no consequence."""
@@ -39,6 +45,8 @@ class Journal:
     def _note(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> None:
         now = time.time()
         self._latest.append({"time": now, "level": level, "event": event, **facts})
+        for told in self._listeners:
+            told(event, facts)
         if self._level == "off" or (level == "info" and self._level == "warning"):
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"

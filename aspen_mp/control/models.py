@@ -85,9 +85,12 @@ class ModelStore:
         rates: tuple[Rates, str],
         limits: Limits,
         reserver: Reserver,
+        added: Callable[[int, str], None],
     ) -> None:
         """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
-        before a planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child."""
+        before a planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child. `added(plan, model)`
+        comes before a plan is announced."""
+        self._added = added
         self._limits = limits
         self._reserver = reserver
         self._rates, self._calibration = rates
@@ -327,6 +330,7 @@ class ModelStore:
         finally:
             if plan_segment is not None:
                 plan_segment.close()
+        self._added(number, model.name)
         model.weight_segments = weight_segments
         model.weights.update({key: (segment, offset) for key, segment, offset in result.packed})
         model.digest = result.digest or model.digest
@@ -363,6 +367,13 @@ class ModelStore:
                     op, opaque, seconds = planning.tile_estimate(fd, tile)
                     return Estimate(planning.op_name(fd, op), opaque, seconds)
         return Estimate("a tile of a model that was unloaded", True, 0.0)
+
+    def name_of(self, plan: int) -> str:
+        """The model that a plan belongs to; empty where it has been unloaded."""
+        for model in self._models.values():
+            if any(stage.answer.plan == plan for stage in model.stages.values()):
+                return model.name
+        return ""
 
     def op_name(self, plan: int, op: int, client: int) -> str:
         """ "node name (op type)" of an op of a plan of a model that the client has loaded."""

@@ -144,6 +144,14 @@ class WorkerPool:
             found.append({**row, **about, **times})
         return found
 
+    def present(self) -> list[dict[str, Any]]:
+        """One dict a worker process: worker (its row), pid, cpu, core_class."""
+        return [{**worker.facts(), "core_class": worker.core_class} for worker in self._rows.values()]
+
+    def class_of(self, row: int) -> str:
+        """The core class of a row's worker; empty where there is none."""
+        return self._rows[row].core_class if row in self._rows else ""
+
     def cpus(self) -> list[int]:
         """Where workers are to be: those that stay, and those that are going to be started."""
         return [place.cpu for place in (*(worker.place for worker in self._staying()), *self._queued, *self._vacant)]

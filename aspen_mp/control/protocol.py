@@ -26,7 +26,7 @@ from aspen_mp.planner.options import Planning
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 5
+VERSION: Final = 6
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -159,6 +159,32 @@ class Status(Message):
     id: Count
 
 
+class TraceBegin(Message):
+    """Record what every worker does, in rings of `records` records (0: a default); answered by `TraceReady`. One trace at a time."""
+
+    id: Count
+    records: Count = 0
+
+
+class TraceEnd(Message):
+    """Stop recording; answered by `TraceEnded`. What the trace knows of plans is kept until `TraceDrop`."""
+
+    id: Count
+
+
+class TracePlan(Message):
+    """Ask for a plan that was there while the trace ran, by its number among them; answered by `TracedPlan`."""
+
+    id: Count
+    index: Count
+
+
+class TraceDrop(Message):
+    """End the trace for good; answered by `Done`."""
+
+    id: Count
+
+
 class Stop(Message):
     id: Count
 
@@ -248,13 +274,50 @@ class DataReady(Message):
     nbytes: int
 
 
+class TraceReady(Message):
+    """The trace's segment, which workers write from now on; its descriptor comes along."""
+
+    id: int
+    nbytes: int
+
+
+class TraceEnded(Message):
+    """How many plans there are to ask for; a descriptor of a description (JSON, see `traces.Traces.end`) comes along."""
+
+    id: int
+    plans: int
+
+
+class TracedPlan(Message):
+    """A copy of a plan segment; its descriptor comes along."""
+
+    id: int
+
+
 class StatusReply(Message):
     id: int
     json: bytes
 
 
-ToServer = Hello | Load | Adopt | Plan | Unload | Data | Borrow | DropData | Explain | Resize | Status | Stop
-ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply
+ToServer = (
+    Hello
+    | Load
+    | Adopt
+    | Plan
+    | Unload
+    | Data
+    | Borrow
+    | DropData
+    | Explain
+    | Resize
+    | Status
+    | TraceBegin
+    | TraceEnd
+    | TracePlan
+    | TraceDrop
+    | Stop
+)
+ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply | TraceReady | TraceEnded | TracedPlan
 """Every request of a client has an `id`; `Hello` alone has none."""
 
 _encoder = msgspec.msgpack.Encoder()

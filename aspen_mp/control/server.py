@@ -37,6 +37,7 @@ from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import Borrowed, Held, SegmentStore, check_pieces
 from aspen_mp.control.spawn import SOCKET_FD
+from aspen_mp.control.traces import Traces
 from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
@@ -144,6 +145,14 @@ class Server:
             own.mapping.keep_from_children()
         self._reserver = Reserver(self._loop)
         self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
+        self._traces = Traces(
+            *(config.name, self._table, self._segments, self._max_workers, self._journal),
+            reserve=self._reserver.reserve,
+            publish=self._pool.publish,
+            workers=self._pool.present,
+            class_of=self._pool.class_of,
+            model_of=self._model_of,
+        )
         self._planned_for = self._speeds(cpus)
         self._to_import = list(_PLANNER)
         self._loads = 0
@@ -152,6 +161,7 @@ class Server:
             *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
+            self._traces.plan_added,
         )
         self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._clients: dict[Connection, Client] = {}
@@ -218,6 +228,7 @@ class Server:
         self._leases.close()
         self._models.close()
         self._reserver.close()
+        self._traces.close()
         for connection in list(self._connections):
             connection.close()
         for listener in self._listeners:
@@ -269,6 +280,9 @@ class Server:
         for connection in list(self._connections):
             connection.refuse(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
         self._loop.stop()
+
+    def _model_of(self, plan: int) -> str:
+        return self._models.name_of(plan)
 
     def _collect(self) -> None:
         """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""
@@ -377,6 +391,7 @@ class Server:
         if client is not None:
             self._table.drop_client(client.number)
             self._models.client_gone(client.number)
+            self._traces.client_gone(client.number)
             self._collect()
         if connection is self._starter:
             self._loop.stop()
@@ -449,6 +464,19 @@ class Server:
                 send(protocol.Done(message.id, len(self._pool)))
             case protocol.Status():
                 send(protocol.StatusReply(message.id, json.dumps(self.status()).encode()))
+            case protocol.TraceBegin():
+                self._trace(client, message)
+            case protocol.TraceEnd():
+                plans, fd = self._traces.end(client.number)
+                fds.append(fd)  # closed with those that came
+                send(protocol.TraceEnded(message.id, plans), (fd,))
+            case protocol.TracePlan():
+                fd = self._traces.plan(client.number, message.index)
+                fds.append(fd)
+                send(protocol.TracedPlan(message.id), (fd,))
+            case protocol.TraceDrop():
+                self._traces.drop(client.number)
+                send(protocol.Done(message.id))
             case protocol.Stop():
                 send(protocol.Done(message.id))
                 self._loop.stop()
@@ -506,6 +534,17 @@ class Server:
     def _import_all(self) -> None:
         while self._to_import:
             importlib.import_module(self._to_import.pop(0))
+
+    def _trace(self, client: Client, message: protocol.TraceBegin) -> None:
+        connection = client.connection
+
+        def ready(segment: Segment | AspenError) -> None:
+            if isinstance(segment, AspenError):
+                connection.fail(message.id, segment)
+            else:
+                connection.send(protocol.TraceReady(message.id, segment.nbytes), (segment.fd,))
+
+        self._traces.begin(client.number, connection.pid, message.records, ready)
 
     def _data(self, client: Client, request: int, nbytes: int, borrowed: tuple[Borrowed, ...] = ()) -> None:
         """A segment for a client's inputs and outputs. Takes over the descriptors of `borrowed`."""

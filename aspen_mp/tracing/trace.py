@@ -1,0 +1,110 @@
+"""`Runtime.trace`: from its beginning to its end, every worker records what it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aspen_mp.shm.errors import AspenError, RequestError
+from aspen_mp.shm.segments import Segment
+
+if TYPE_CHECKING:
+    from aspen_mp.session import Session
+    from aspen_mp.tracing.recording import Recording
+
+
+class Trace:
+    """A trace of a runtime, as a context manager; made by `Runtime.trace`.
+
+    After its end: `recording` (tables, see `aspen_mp.tracing.recording`), `summary()`, `text()`, `write(path)`, `plot(path)`. Every tile of
+    a request that was submitted after the beginning and answered before the end is in it, whichever client it is of, unless a worker's
+    ring was too small: `lost` says how many records were overwritten.
+    """
+
+    def __init__(self, session: Callable[[], Session], path: str | os.PathLike[str] | None, records: int) -> None:
+        self._connect = session
+        self._records = records
+        self._session: Session | None = None
+        self._segment: Segment | None = None
+        self._recording: Recording | None = None
+        self.path = None if path is None else Path(path)
+
+    def __enter__(self) -> Trace:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if value is None:
+            self.stop()
+            return
+        with suppress(AspenError, OSError):  # what went wrong in the block matters more
+            self.stop()
+
+    def start(self) -> None:
+        """Begins. RequestError if it has begun, or if somebody else traces the runtime; ResourceLimitError where memory lacks."""
+        if self._session is not None:
+            raise RequestError("this trace has begun already: make another one")
+        if self.path is not None and not self.path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"no such folder: {self.path.absolute().parent}")
+        session = self._connect()
+        self._segment = session.begin_trace(self._records)
+        self._session = session
+
+    def stop(self) -> None:
+        """Ends, and writes the file if there is to be one. RuntimeLost where the runtime has gone: it alone knew what tiles are called."""
+        from aspen_mp.tracing import recording
+
+        session, segment, self._segment = self._session, self._segment, None
+        if session is None or segment is None:
+            return
+        try:
+            about = session.end_trace()
+            self._recording = recording.read(segment.buf, about, session.traced_plan)
+        finally:
+            segment.close()
+            with suppress(AspenError):
+                session.drop_trace()
+        if self.path is not None:
+            self.write(self.path)
+
+    @property
+    def recording(self) -> Recording:
+        """RequestError before the end."""
+        if self._recording is None:
+            raise RequestError("the trace has not ended yet")
+        return self._recording
+
+    @property
+    def lost(self) -> int:
+        """Records that were overwritten because a ring was full."""
+        return sum(self.recording.lost.values())
+
+    def write(self, path: str | os.PathLike[str]) -> int:
+        """Writes Chrome's trace event JSON, for ui.perfetto.dev or chrome://tracing; packed where the name ends in ".gz". Returns how many
+        events."""
+        from aspen_mp.tracing import chrome
+
+        return chrome.write(self.recording, path)
+
+    def plot(self, path: str | os.PathLike[str], *, begin: float | None = None, end: float | None = None) -> None:
+        """Draws the timeline: a row a worker, tiles coloured by kind of op, stolen ones marked; PNG, SVG or PDF as the name ends. `begin`,
+        `end`: seconds since the trace began; None: what there are tiles in. AspenError where matplotlib is missing."""
+        from aspen_mp.tracing import plot
+
+        plot.draw(self.recording, path, begin=begin, end=end)
+
+    def summary(self) -> dict[str, Any]:
+        """Workers' shares of time, kinds of ops, requests and the longest gaps, as plain numbers and strings; see `tracing.summary`."""
+        from aspen_mp.tracing import summary
+
+        return summary.of(self.recording)
+
+    def text(self) -> str:
+        """The summary for people."""
+        from aspen_mp.tracing import summary
+
+        return summary.text(self.summary())
