@@ -8,6 +8,9 @@ from typing_extensions import Buffer
 CONTROL_BYTES: int
 DOORBELL_BYTES: int
 CLIENT_BYTES: int
+CLIENT_PENDING: int
+"""Offset in a client segment of a bit for each of its `SLOTS` slots: submitted and not started yet."""
+SLOTS: int
 DATA_FIRST: int
 """First free byte of a data, weight or arena segment (its magic lies before it)."""
 PAGE: int

@@ -80,6 +80,7 @@ cdef extern from "table.h" nogil:
         char message[256]
     struct aspen_client_segment:
         uint32_t client, closed, completions, waiters
+        uint64_t pending[4]
         aspen_slot slot[256]
     struct aspen_request:
         uint32_t plan, generation, data, class_
@@ -164,6 +165,8 @@ cdef extern from "submit.h" nogil:
 CONTROL_BYTES = sizeof(aspen_control)
 DOORBELL_BYTES = 4096
 CLIENT_BYTES = sizeof(aspen_client_segment)
+CLIENT_PENDING = <size_t>&(<aspen_client_segment *>0).pending[0]
+SLOTS = ASPEN_SLOTS
 DATA_FIRST = ASPEN_DATA_FIRST
 PAGE = ASPEN_PAGE
 MAX_BORROWED = ASPEN_MAX_BORROWED
@@ -285,6 +288,7 @@ cdef class ControlTable:
     cdef aspen_control *c
     cdef aspen_doorbell *bell
     cdef set _dying_plans, _dying_clients, _dying_data
+    cdef object _served  # by plans that are no more
 
     def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100):
         if not 1 <= max_workers <= ASPEN_MAX_WORKERS:
@@ -294,6 +298,7 @@ cdef class ControlTable:
         self.c = <aspen_control *>self._control_buf.view.buf
         self.bell = <aspen_doorbell *>self._bell_buf.view.buf
         self._dying_plans, self._dying_clients, self._dying_data = set(), set(), set()
+        self._served = 0
         if create:
             aspen_table_create(self.c, max_workers, spin_us * 1000)
 
@@ -393,6 +398,8 @@ cdef class ControlTable:
             n = aspen_collect_plan(self.c, plan, out)
             if n:
                 self._dying_plans.discard(plan)
+                self._served += sum(aspen_stat_load(&self.c.instance[self.c.plan[<uint32_t>plan].instance[k]].served)
+                                    for k in range(self.c.plan[<uint32_t>plan].n_instances))
                 gone.extend([out[i] for i in range(n)])
         for client in sorted(self._dying_clients):
             n = aspen_collect_client(self.c, client, out)
@@ -469,7 +476,7 @@ cdef class ControlTable:
     def status(self):
         cdef uint32_t i
         instances = dict.fromkeys(_INSTANCE_STATES[1:], 0)
-        served = 0
+        served = self._served
         for i in range(1, ASPEN_MAX_INSTANCES):
             state = aspen_load_word(&self.c.instance[i].word) & 0xffffffff
             if state:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.api import StageResult
     from aspen_mp.planner.explain import Prediction
     from aspen_mp.planner.machine import Machine
+    from aspen_mp.planner.plan import Plan
 
 CoresOption = Annotated[
     str | None,
@@ -39,6 +40,11 @@ def plan(
         int | None, typer.Option("--in-flight", min=1, max=64, help="Requests at a time for the predicted throughput; default: instances.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="One row for each op: kernel, tiles, cost; opaque ones marked.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="With --explain: run the tiles one by one here, and show what each op takes beside the prediction."),
+    ] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often --measure runs every tile.")] = 10,
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
@@ -80,10 +86,13 @@ def plan(
 
         planfile.save(result.plan, file)
         report["file"] = str(file)
+    if measure:
+        with output.progress(f"measuring {source.label}", quiet=as_json):
+            report["measured"] = _measure(result.plan, source, report["layers"], rounds, batch=batch, seq=seq)
     if as_json:
         output.emit_json(report)
     else:
-        _show(report, explain)
+        _show(report, explain or measure)
 
 
 def _machine(cores: str | None, profile: Profile) -> Machine:
@@ -134,6 +143,43 @@ def _planned(report: dict[str, Any]) -> str:
     return f"{took}; tiles searched: {gain}, {found['steps']} steps, {found['simulated'] / 1e6:.2f} million tiles simulated"
 
 
+def _measure(
+    plan: Plan, source: sources.Source, layers: list[dict[str, Any]], rounds: int, *, batch: int | None, seq: int | None
+) -> dict[str, Any]:
+    """Times every op on random inputs: adds `measured_ms` (median), `measured_min_ms`, `gflops` and `gbytes_per_s` to the layers' rows."""
+    from aspen_mp.measure import profile
+
+    found = profile(plan, _inputs(plan, source, batch, seq), rounds=rounds)
+    for row, op in zip(layers, found.ops, strict=True):
+        ns = max(op.median_ns, 1.0)
+        row |= {"measured_ms": op.median_ns * 1e-6, "measured_min_ms": op.min_ns * 1e-6}
+        row |= {"gflops": row["flops"] / ns, "gbytes_per_s": row["bytes"] / ns}
+    return {"one_core_ms": found.median_ns * 1e-6, "min_ms": found.min_ns * 1e-6, "rounds": rounds}
+
+
+def _inputs(plan: Plan, source: sources.Source, batch: int | None, seq: int | None) -> dict[str, Any]:
+    import numpy as np
+
+    from aspen_mp.shm import values
+
+    made: dict[str, Any] = {}
+    if source.zoo:
+        from aspen_mp.bench import models
+
+        made = models.inputs(source.proto(), batch=batch or 1, seq=seq or 128)
+    limits = sources.index_limits(source.proto())
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for info in plan.inputs:
+        known = made.get(info.name)
+        if known is not None and known.shape == tuple(info.shape):
+            feeds[info.name] = known
+        else:
+            dtype = values.dtype_by_name(info.dtype)
+            feeds[info.name] = sources.random_array(info.name, dtype, tuple(info.shape), limits.get(info.name), rng)
+    return feeds
+
+
 def _show(report: dict[str, Any], explain: bool) -> None:
     if explain:
         rows = []
@@ -141,8 +187,14 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             note = f"opaque: {row['why']}" if row["opaque"] else ""
             tile = sources.describe(row["tile_shape"])
             work = f"{row['flops'] / 1e6:.2f}"
-            rows.append([row["name"], row["op"], row["kernel"], row["tiles"], tile, work, f"{row['predicted_ms']:.3f}", note])
-        output.table("", ["node", "op", "kernel", "tiles", "largest tile", "MFLOP", "ms", "note"], rows, right=(3, 5, 6))
+            moved = f"{row['bytes'] / 1e6:.2f}"
+            times = [f"{row['predicted_ms']:.3f}"]
+            if "measured_ms" in row:
+                times += [f"{row['measured_ms']:.3f}", f"{row['gflops']:.1f}"]
+            rows.append([row["name"], row["op"], row["kernel"], row["tiles"], tile, work, moved, *times, note])
+        measured = ["measured", "GFLOP/s"] if "measured" in report else []
+        columns = ["node", "op", "kernel", "tiles", "largest tile", "MFLOP", "MB", "predicted ms" if measured else "ms", *measured, "note"]
+        output.table("", columns, rows, right=(3, 5, 6, 7, *(8 + k for k in range(len(measured)))))
         output.out.print()
     inputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["inputs"])
     outputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["outputs"])
@@ -164,6 +216,7 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             ("predicted", _latency(report)),
             ("throughput", f"{report['requests_per_s']:.1f} requests/s, {output.count(report['in_flight'], 'request')} at a time"),
             *([("parallel", _parallel(report))] if report["cores"] > 1 else []),
+            *([("measured", _measured_line(report["measured"]))] if "measured" in report else []),
             ("bound", f"{report['longest_path_ms']:.2f} ms: the longest path, however many cores"),
             (
                 "opaque",
@@ -184,4 +237,10 @@ def _latency(report: dict[str, Any]) -> str:
 def _parallel(report: dict[str, Any]) -> str:
     return (
         f"{report['speedup']:.2f} times as fast as one core, of {report['power']:.3g}; parallel fraction {report['parallel_fraction']:.4f}"
+    )
+
+
+def _measured_line(measured: dict[str, Any]) -> str:
+    return (
+        f"{measured['one_core_ms']:.2f} ms on one core, tile after tile; least {measured['min_ms']:.2f} ms of {measured['rounds']} rounds"
     )

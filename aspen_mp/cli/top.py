@@ -72,7 +72,10 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         busy = passed["kernel_ns"] + passed["schedule_ns"]
         workers.append(
             {
-                **{key: worker.get(key) for key in ("id", "pid", "cpu", "shared", "core_class", "process", "idle", "current", "queued")},
+                **{
+                    key: worker.get(key)
+                    for key in ("id", "pid", "cpu", "shared", "core_class", "process", "idle", "current", "model", "op", "queued")
+                },
                 "busy": min(1.0, busy / 1e9 / seconds),
                 "overhead": passed["schedule_ns"] / busy if busy else 0.0,
                 "tiles_per_s": passed["tiles"] / seconds,
@@ -86,6 +89,7 @@ def changes(before: dict[str, Any], now: dict[str, Any], seconds: float) -> dict
         "workers": workers,
         "requests_per_s": (scheduler["served"] - before["scheduler"]["served"]) / seconds,
         "requests_running": scheduler["instances"]["running"],
+        "requests_waiting": scheduler["waiting"],
         "ready_rows": scheduler["ready_rows"],
         "queued": scheduler["queued"],
         "clients": len(now["clients"]),
@@ -116,7 +120,7 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     where = f"CPUs {found['machine']['cpus']}" + (" (* shared)" if any(w["shared"] for w in found["workers"]) else "")
     head = (
         f"{about['name'] or 'private'} (process {about['pid']}): {state}, {found['requests_per_s']:.1f} requests/s, "
-        f"{found['requests_running']} running, {output.count(found['clients'], 'client')}; {where}; "
+        f"{found['requests_running']} running, {found['requests_waiting']} waiting, {output.count(found['clients'], 'client')}; {where}; "
         f"models: {', '.join(found['models']) or 'none'}{_losses(found['recovery'])}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -129,15 +133,18 @@ def _screen(found: dict[str, Any]) -> RenderableType:
     for column in ("overhead", "tiles/s", "steals/s"):
         table.add_column(column, justify="right")
     table.add_column("queued", justify="right")
-    table.add_column("request:tile", justify="right")
+    table.add_column("tile [request:tile]", no_wrap=True)
     for worker in found["workers"]:
         cpu = f"{worker['cpu']}{'*' * worker['shared']}"
         bar = "█" * round(20 * worker["busy"])
-        at = "{}:{}".format(*worker["current"]) if worker["current"] else worker["idle"] or ""
+        at = worker["idle"] or ""
+        if worker["current"]:
+            request, tile = worker["current"]
+            at = f"{worker['op'] or '?'} [{request}:{tile}]"
         table.add_row(
             *(str(worker["id"]), cpu, worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
             *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
-            *(str(worker["queued"] or ""), at),
+            *(str(worker["queued"] or ""), Text(at)),
         )
     lines = []
     for event in found["events"]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control import planning, protocol, recall
+from aspen_mp.control import naming, planning, protocol, recall
 from aspen_mp.control.cache import Cache, Entry, WeightFile
 from aspen_mp.control.hangs import Estimate
 from aspen_mp.control.jobs import Inspect as InspectJob
@@ -368,6 +368,14 @@ class ModelStore:
                     return Estimate(planning.op_name(fd, op), opaque, seconds)
         return Estimate("a tile of a model that was unloaded", True, 0.0)
 
+    def tile_name(self, plan: int, tile: int) -> tuple[str, str]:
+        """The model and the op that a tile belongs to; empty where the plan has been dropped."""
+        for model in self._models.values():
+            for stage in model.stages.values():
+                if stage.answer.plan == plan:
+                    return model.name, naming.op_of(self._segments[stage.segments[0]].fd, tile)
+        return "", ""
+
     def name_of(self, plan: int) -> str:
         """The model that a plan belongs to; empty where it has been unloaded."""
         for model in self._models.values():
@@ -459,6 +467,7 @@ class ModelStore:
                     "dynamic": stage.answer.dynamic,
                     "cached": stage.cached,
                     "instances": len(stage.segments) - 1,
+                    "served": self._table.plan(stage.answer.plan)["served"],
                     "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
                     "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),
                 }

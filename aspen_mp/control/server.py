@@ -650,13 +650,14 @@ class Server:
                 "requests": dict(self._recovery.totals),
                 "latest": self._recovery.outages.latest(),
             },
-            "workers": self._pool.describe(),
+            "workers": [{**worker, **self._at(worker.get("current"))} for worker in self._pool.describe()],
             "models": self._models.describe(),
             "clients": [
                 {
                     "client": client.number,
                     "pid": client.connection.pid,
                     "since": client.since,
+                    "waiting": self._waiting(client),
                     "data_bytes": sum(self._segments[segment].own_bytes for segment in client.data.values()),
                     "borrowed_bytes": sum(
                         self._segments[segment].nbytes - self._segments[segment].own_bytes for segment in client.data.values()
@@ -666,8 +667,18 @@ class Server:
             ],
             "memory": memory,
             "events": self._journal.latest(),
-            "scheduler": self._table.status(),
+            "scheduler": {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())},
         }
+
+    def _at(self, current: tuple[int, int] | None) -> dict[str, str]:
+        """What a worker executes: `model` and `op`, empty where that is nothing."""
+        model, op = self._models.tile_name(self._table.instance(current[0])["plan"], current[1]) if current else ("", "")
+        return {"model": model, "op": op}
+
+    def _waiting(self, client: Client) -> int:
+        """Requests that a client has submitted and no worker has started."""
+        data = os.pread(self._segments[client.segment].fd, _control.SLOTS // 8, _control.CLIENT_PENDING)
+        return int.from_bytes(data, "little").bit_count()
 
 
 def _sealed(role: str, nbytes: int) -> Segment:

@@ -61,7 +61,7 @@ def test_version_and_help() -> None:
 
     assert ok("--version").strip() == f"aspen-mp {aspen_mp.__version__}"
     text = ok("--help")
-    for command in ("launch", "run", "plan", "status", "top", "add", "remove", "scale", "stop", "doctor", "bench"):
+    for command in ("launch", "run", "plan", "status", "top", "add", "remove", "scale", "stop", "doctor", "bench", "trace"):
         assert command in text
     assert "--check" in ok("run", "--help")
 
@@ -155,6 +155,33 @@ def test_bench_prediction(tmp_path: Path) -> None:
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ms"] / row["median_ms"] - 1)
         assert min(row["kernel_ms"], row["predicted_kernel_ms"], row["schedule_ms"], row["predicted_schedule_ms"]) > 0
+
+
+def test_plan_measured(model: Path) -> None:
+    report = as_json("plan", model, "--batch", 8, "--cores", 2, "--measure", "--rounds", 2)
+    assert all(row["measured_ms"] >= row["measured_min_ms"] for row in report["layers"])
+    assert [row["name"] for row in report["layers"] if row["opaque"]] == ["determinant"]
+    assert next(row["measured_ms"] for row in report["layers"] if row["opaque"]) > 0
+    assert report["measured"]["one_core_ms"] >= report["measured"]["min_ms"] > 0
+    text = ok("plan", "zoo:squeezenet1_1", "--measure", "--rounds", 1)
+    assert "GFLOP/s" in text
+    assert "tile after tile" in text
+
+
+def test_trace(model: Path, tmp_path: Path) -> None:
+    """Of a model on a runtime of its own: file, picture, summary."""
+    file, picture = tmp_path / "trace.json", tmp_path / "trace.png"
+    report = as_json("trace", model, "--batch", 8, "--workers", 2, "--repeat", 3, "--concurrency", 2, "-o", file, "--png", picture)
+    assert report["requests"]["complete"] == 3
+    assert report["requests"]["models"] == {"small.onnx": 3}
+    assert {"Det", "MatMul"} <= {op["op"].split(" ")[0] for op in report["ops"]}
+    events = json.loads(file.read_text())["traceEvents"]
+    assert len(events) == report["events_written"]
+    assert sum(event["ph"] == "X" and event["cat"].startswith("tile") for event in events) == sum(w["tiles"] for w in report["workers"])
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "median" in ok("trace", model, "--batch", 8, "--workers", 1, "--repeat", 1)
+    assert cli("trace", "--workers", 2).returncode == 2
+    assert cli("trace", model, "-o", tmp_path / "no" / "such.json").returncode == 1
 
 
 def test_bench_elastic(tmp_path: Path) -> None:
@@ -256,6 +283,10 @@ def test_life_of_a_detached_runtime(model: Path) -> None:
     assert len(as_json("scale", 3, "--name", "one")) == 3
     assert len(as_json("remove", 2, "--name", "one")) == 1
     assert as_json("run", model, "--random", "--name", "one")["workers"] == 1
+    trace = as_json("trace", "--name", "one", "--seconds", 0.1)
+    assert trace["runtime"] == "one"
+    assert [worker["worker"] for worker in trace["workers"]] == [0]
+    assert as_json("trace", model, "--name", "one", "--batch", 2, "--repeat", 1)["requests"]["complete"] == 1
     text = ok("status", "--name", "one")
     assert "Workers" in text
     assert "small.onnx" in text
