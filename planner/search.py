@@ -189,7 +189,8 @@ class _Search:
 
 def _tiles(graph: TileGraph, rungs: Sequence[_Rung]) -> Tiles:
     """As the engine would see the graph, but for trees of JOINs and for waiting for recycled memory."""
-    parents, children = np.concatenate(graph.parents), np.concatenate(graph.children)
+    none = np.zeros(0, np.int64)  # a network of one op has no edges
+    parents, children = np.concatenate([none, *graph.parents]), np.concatenate([none, *graph.children])
     n = graph.n + 1
     counts = np.bincount(children, minlength=n)
     fan = np.bincount(parents, minlength=n)
