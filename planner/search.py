@@ -3,10 +3,10 @@
 Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
 coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`). The search starts with what
 `policy` says of each node alone and climbs: nodes that are alike move up or down their ladders together, then each by itself, as long as
-the simulated latency of the whole network falls. What a step changes in the tile graph is worked out for the node and its readers alone,
-so a step takes about as long as its simulation.
+the simulated latency of the whole network falls; then it climbs again from an end of the ladders, and the better of the two counts. What a
+step changes in the tile graph is worked out for the node and its readers alone, so a step takes about as long as its simulation.
 
-Everything is deterministic: the effort is counted in simulated tiles, not in time. Results never depend on the tiles.
+Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ from aspen_mp.shm.tables import LIMITS
 
 Floats = npt.NDArray[np.float64]
 DEPTHS: Final = LIMITS["depths"]
-SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_500_000, "thorough": 40_000_000}
-"""Tiles that a search may simulate, at about 1 µs each, graph included."""
+SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_200_000, "thorough": 20_000_000}
+"""Tiles that may be simulated from each start, at about 1 µs each."""
+NODE: Final = 400
+"""As many tiles as the edges of a node to those that it reads take."""
+FEW: Final = 4.0
+"""On fewer cores than this the coarsest tiles are the better second start, on more the finest."""
 FOR_EACH_NS: Final = 0.2
 """So many tiles for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
@@ -42,15 +46,16 @@ RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0,
 FINEST: Final = 4.0
 WORTH: Final = 0.0005
 """What a step has to gain, of the latency. A simulation is no more exact than that, and steps that gain less only cost time."""
-JITTER: Final = 0.06
+JITTER: Final = 0.2
 SAMPLES: Final = 3
-"""A schedule must not be good by chance: each is simulated so many times, with tiles that take a little longer or less."""
+"""A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
+real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """`grids`: one a step. `start_ns`, `best_ns`: simulated latency with the policy's grids and with these, 0 where nothing was searched.
-    `steps`: along ladders. `simulated`: tiles."""
+    `steps`: along ladders. `simulated`: tiles, and what else it took in tiles."""
 
     grids: list[Grid]
     start_ns: float = 0.0
@@ -68,11 +73,11 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
     found = _Search(storage, machine, budget)
     best = found.climb(grids)
-    if effort == "thorough":
-        for end in (0, -1):  # from the coarsest tiles, and from the finest ones, as ASPEN does
-            other = found.climb([ladder[end].grid for ladder in found.ladders])
-            if other.best_ns < best.best_ns:
-                best = replace(other, start_ns=best.start_ns)
+    few = machine.power < FEW
+    for end in (0, -1) if effort == "thorough" else (0,) if few else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
+        other = found.climb([ladder[end].grid for ladder in found.ladders])
+        if other.best_ns < best.best_ns:
+            best = replace(other, start_ns=best.start_ns)
     return replace(best, simulated=found.spent)
 
 
@@ -178,7 +183,9 @@ class _Search:
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""
         grids = [rung.grid for rung in rungs]
+        known = len(self.edges.known)
         tiles = _tiles(self.edges.graph(grids), rungs)
+        self.spent += NODE * (len(self.edges.known) - known + 1)
         random = np.random.default_rng(1)
         total = 0.0
         for _ in range(SAMPLES):
