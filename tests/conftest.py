@@ -13,8 +13,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import psutil
 import pytest
 
 from aspen_mp.control import rundir
@@ -38,19 +38,11 @@ def _segments() -> set[str]:
 
 
 def _descendants() -> set[int]:
-    """Every process below this one, zombies included."""
-    found: set[int] = set()
-    more = [os.getpid()]
-    while more:
-        pid = more.pop()
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-            children = [int(child) for thread in threads for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
-        except OSError:
-            continue
-        more += [child for child in children if child not in found]
-        found.update(children)
-    return found
+    """Every process below this one, zombies included.
+
+    By the parents that processes name: the kernel's own list of a thread's children may leave out a living one while another ends.
+    """
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def _run_files() -> set[str]:

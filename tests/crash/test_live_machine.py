@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import aspen_mp
@@ -131,9 +132,9 @@ def test_a_real_cpuset_changes() -> None:
         with aspen_mp.Runtime() as runtime:
             model = chain(runtime)
             expected = model.run(feeds())["y"].tobytes()
-            children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
-            for pid in (str(runtime.pid), *children):
-                (box / "cgroup.procs").write_text(pid)
+            planner = psutil.Process(runtime.pid)
+            for process in (planner, *planner.children()):
+                (box / "cgroup.procs").write_text(str(process.pid))
             wait_until(lambda: cpus(runtime) == CPUS[:2], "two workers")
             for chosen in (CPUS[1:2], CPUS[:2]):
                 futures = [model.submit(feeds()) for _ in range(20)]

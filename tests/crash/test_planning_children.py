@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from onnx import TensorProto, helper
 
@@ -48,12 +49,10 @@ def runtime_with(folder: Path, models: str) -> Iterator[tuple[aspen_mp.Runtime, 
 def planning(runtime: aspen_mp.Runtime) -> list[int]:
     """Planning children that live."""
     found = []
-    for pid in Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split():
-        try:
-            if Path(f"/proc/{pid}/comm").read_text() == "aspen-plan\n":
-                found.append(int(pid))
-        except OSError:
-            continue
+    for child in psutil.Process(runtime.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "aspen-plan":
+                found.append(child.pid)
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 
 import aspen_mp
@@ -163,11 +164,7 @@ def test_planner_process_is_killed_while_loading():
 
 
 def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
-    return [
-        int(p)
-        for p in Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
-        if Path(f"/proc/{p}/comm").read_text() == "aspen-plan\n"
-    ]
+    return [child.pid for child in psutil.Process(runtime.pid).children() if child.name() == "aspen-plan"]
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGKILL, ResourceLimitError), (signal.SIGSEGV, PlanError)])

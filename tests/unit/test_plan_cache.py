@@ -161,7 +161,7 @@ def test_keys_tell_everything_apart() -> None:
         "options": ("f32", True),
         "stages": [[Bind("x", "float32", [1, 2], None)]],
         "capacities": [],
-        "workers": 2,
+        "speeds": [1.0, 1.0],
         "calibration": "",
     }
     others = {
@@ -170,7 +170,7 @@ def test_keys_tell_everything_apart() -> None:
         "options": ("f32", False),
         "stages": [[Bind("x", "float32", [1, 2], b"value")]],
         "capacities": [Capacity("y", 8)],
-        "workers": 3,
+        "speeds": [1.0, 0.5],
         "calibration": "c",
     }
     keys = {cache.plan_key(**base)} | {cache.plan_key(**{**base, name: value}) for name, value in others.items()}
