@@ -10,6 +10,7 @@ from aspen_mp.planner.frontends.tensors import is_plain, numpy_dtype
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, Builder, NoKernel, axis_of, ints, scalar
 from aspen_mp.planner.lower.registry import RULES, rule
+from aspen_mp.planner.lower.signs import Sign, sign_of
 
 _FLOATS = "fV"  # numpy kinds of float dtypes (bfloat16 is a V)
 
@@ -229,7 +230,7 @@ def _pow(b: Builder, node: Node) -> Tensor:
         return b.unary("SQUARE", x)
     if exponent in {1.0, -1.0} and is_float(x) and len(y.shape) <= len(x.shape):
         return x if exponent > 0 else b.unary("RECIPROCAL", x)
-    if exponent in {0.5, -0.5} and is_float(x) and len(y.shape) <= len(x.shape):
+    if exponent in {0.5, -0.5} and is_float(x) and len(y.shape) <= len(x.shape) and sign_of(x) is Sign.PLUS:
         root = b.unary("SQRT", x)
         return root if exponent > 0 else b.unary("RECIPROCAL", root)
     if x.dtype != y.dtype:

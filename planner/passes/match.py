@@ -28,6 +28,8 @@ FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float16), _BFLOAT16})
 _ROUNDED = 2.0**-11
 """Relative error of a constant that an exporter has written with four digits, or rounded to half precision."""
 _ROUNDED_TO_BFLOAT16 = 2.0**-8
+_MULTIPLIED = 2.0**-22
+"""Relative error of a product of constants each of which is rounded to f32."""
 _MOST = 16
 """Products that are taken apart for one set of factors, and the highest power of a factor."""
 _T = TypeVar("_T")
@@ -42,7 +44,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A constant of one element: of this value (`near`: give or take the rounding of a constant), or any."""
+    """A constant of one element: of this value, or any. `near`: give or take the rounding of a constant, where every float format rounds
+    the value: another number beside 1 or 0.5 is what somebody meant."""
 
     value: float | None = None
     name: str = ""
@@ -189,8 +192,10 @@ class Matcher:
 
     def _number(self, value: float, pattern: Number, found: Match) -> Match | None:
         want = pattern.value
-        if want is not None and value != want and not (pattern.near and abs(value - want) <= self._tolerance * abs(want)):
-            return None
+        if want is not None and value != want:
+            tolerance = self._tolerance if float(_BFLOAT16.type(want)) != want else _MULTIPLIED
+            if not pattern.near or not abs(value - want) <= tolerance * abs(want):
+                return None
         if not pattern.name:
             return found
         if found.numbers.get(pattern.name, value) != value:

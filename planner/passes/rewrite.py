@@ -139,10 +139,5 @@ def scalar_of(tensor: Tensor | None) -> float | None:
     return float(tensor.value().reshape(()))
 
 
-def close(value: float | None, want: float) -> bool:
-    """Whether an exporter's constant is this number, give or take the rounding of half precision."""
-    return value is not None and abs(value - want) <= 2.0**-11 * abs(want)
-
-
 def no_act(node: Node) -> bool:
     return bool(node.attrs.get("act", NO_ACT) == NO_ACT)

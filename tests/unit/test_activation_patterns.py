@@ -203,6 +203,11 @@ def test_becomes_an_epilogue() -> None:
 NEAR_MISSES: dict[str, Write] = {
     "another divisor": lambda n, x: ASSOCIATIONS["(x (1 + c)) / 2"](n, x, n("Erf", n("Div", x, n.number(1.3)))),
     "another offset": lambda n, x: n("Mul", n("Mul", x, n("Add", erf(n, x), n.number(1.01))), n.number(0.5)),
+    "an offset that is nearly 1": lambda n, x: n("Mul", n("Mul", x, n("Add", erf(n, x), n.number(1.0004))), n.number(0.5)),
+    "a factor that is nearly a half": lambda n, x: n("Mul", n("Mul", x, one_plus(n, erf(n, x))), n.number(0.4999)),
+    "hard swish with nearly 3": lambda n, x: n(
+        "Div", n("Mul", x, n("Clip", n("Add", x, n.number(3.001)), n.number(0), n.number(6))), n.number(6)
+    ),
     "another half": lambda n, x: n("Mul", n("Mul", x, one_plus(n, erf(n, x))), n.number(0.49)),
     "another argument": lambda n, x: n("Mul", n("Mul", "z", one_plus(n, erf(n, x))), n.number(0.5)),
     "tanh with another cubic": lambda n, x: ASSOCIATIONS["x ((1 + c) / 2)"](
@@ -227,6 +232,12 @@ def test_near_miss(name: str) -> None:
     net = Net(x=(4, 50), z=(4, 50))
     nodes = check(net, NEAR_MISSES[name](net, "x"), "z", scale=3.0, tolerance=3e-5, reference=True)
     assert not set(functions(nodes)) & WRONG
+
+
+def test_steeper_sigmoid() -> None:
+    net = Net(x=(4, 50))
+    y = net("Div", net.number(1), net("Add", net.number(1), net("Exp", net("Mul", "x", net.number(-1.0004)))))
+    assert "SIGMOID" not in functions(check(net, y, reference=True))
 
 
 @pytest.mark.parametrize("name", SEVERAL)

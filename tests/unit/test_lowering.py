@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api
+from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.lower.builder import Builder
+from aspen_mp.planner.lower.signs import Sign, sign_of
 
 ELSEWHERE = {
     r"bernoulli": "random",
@@ -205,3 +208,46 @@ def test_quantisation(dtype: Any) -> None:
     again = run_model(api.load(back), {"q": got}, counts=counts)[0]
     assert not difference(again, ReferenceEvaluator(back).run(None, {"q": got})[0], 1e-6, 1e-6)
     assert "OPAQUE" not in counts
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_powers_of_a_half_are_no_roots(exponent: float) -> None:
+    """Of -0 and -∞ the power is +0 and +∞, or the other way round."""
+    x = np.array([-0.0, 0.0, -np.inf, np.inf, 4.0, -4.0, np.nan, 0.25] * 3, np.float32)
+    model = single("Pow", {"x": x, "y": np.float32(exponent)}, constants=("y",))
+    (got,) = run_model(api.load(model), {"x": x})
+    want = [0.0, 0.0, np.inf, np.inf, 2.0, np.nan, np.nan, 0.5] if exponent > 0 else [np.inf, np.inf, 0.0, 0.0, 0.5, np.nan, np.nan, 2.0]
+    assert not difference(got, np.array(want * 3, np.float32), 1e-6, 0)
+    assert not np.signbit(got[~np.isnan(got)]).any()
+
+
+X = Tensor("x", (3, 4), np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "sign"),
+    [
+        (lambda b: X, Sign.ANY),
+        (lambda b: b.unary("SQUARE", X), Sign.PLUS),
+        (lambda b: b.binary("MUL", X, X), Sign.PLUS),
+        (lambda b: b.binary("MUL", X, b.unary("ABS", X)), Sign.ANY),
+        (lambda b: b.unary("RELU", X), Sign.NOT_BELOW),
+        (lambda b: b.binary("ADD", b.unary("RELU", X), b.constant(np.float32(1e-5))), Sign.PLUS),
+        (lambda b: b.binary("ADD", X, b.constant(np.float32(1e-5))), Sign.ANY),
+        (lambda b: b.binary("MUL", b.unary("RELU", X), b.constant(np.float32(2))), Sign.NOT_BELOW),
+        (lambda b: b.binary("MUL", b.unary("SQUARE", X), b.constant(np.float32(-2))), Sign.ANY),
+        (lambda b: b.binary("MAX", X, b.constant(np.float32(0))), Sign.NOT_BELOW),
+        (lambda b: b.binary("MAX", X, b.constant(np.float32(-1))), Sign.ANY),
+        (lambda b: b.binary("DIV", b.unary("SQUARE", X), b.unary("RELU", X)), Sign.ANY),
+        (lambda b: b.binary("DIV", b.unary("RELU", X), b.unary("EXP", X)), Sign.NOT_BELOW),
+        (lambda b: b.unary("SQRT", X), Sign.NOT_BELOW),
+        (lambda b: b.unary("RECIPROCAL", b.unary("RELU", X)), Sign.ANY),
+        (lambda b: b.reduce("MEAN", b.unary("SQUARE", X), [1]), Sign.PLUS),
+        (lambda b: b.reduce("MAX", b.unary("SQUARE", X), [1]), Sign.ANY),
+        (lambda b: b.reshape(b.unary("SQUARE", X), (4, 3)), Sign.PLUS),
+        (lambda b: b.constant(np.float32([0.0, -0.0])), Sign.NOT_BELOW),
+        (lambda b: b.constant(np.int64([1, 2])), Sign.ANY),
+    ],
+)
+def test_signs(make: Callable[[Builder], Tensor], sign: Sign) -> None:
+    assert sign_of(make(Builder())) is sign

@@ -226,6 +226,21 @@ def test_keras_group_norm() -> None:
     assert len(node.inputs) == 3
 
 
+def test_scale_of_a_square() -> None:
+    """Channels first, as many of them as there are tokens: a scale for each element changes its axes with x, although its shape stays."""
+    net = Net(x=(B, D, D))
+    _, centred, variance = moments(net, "x", (1,))
+    y = affine(net, net("Div", centred, net("Sqrt", plus_eps(net, variance))), 1, D, D)
+    assert len(only(check(net, y, reference=True)).inputs) == 3
+
+
+def test_scale_of_a_square_before_the_root() -> None:
+    net = Net(x=(B, D, D))
+    _, centred, variance = moments(net, "x", (1,))
+    y = net("Mul", net("Mul", net.weight(1, D, D), centred), net("Reciprocal", net("Sqrt", plus_eps(net, variance))))
+    assert len(only(check(net, y, reference=True)).inputs) == 2
+
+
 def test_adaptive_scale_and_shift() -> None:
     """Diffusion transformers: scale and shift are computed."""
     net = Net(x=(B, S, D), scale=(B, 1, D), shift=(B, 1, D))
@@ -347,6 +362,16 @@ def test_eps_outside_the_root() -> None:
     net = Net(x=(B, S, D))
     _, centred, variance = moments(net, "x")
     assert modes(check(net, net("Div", centred, plus_eps(net, net("Sqrt", variance))), reference=True)) == []
+
+
+def test_unbiased_variance_of_many() -> None:
+    """Of 4096 elements the two variances differ by less than a constant in half precision may."""
+    n = 4096
+    net = Net(x=(2, n), opset=13)
+    _, centred, _ = moments(net, "x")
+    total = net("ReduceSum", net("Mul", centred, centred), net.constant([-1]))
+    y = net("Div", centred, net("Sqrt", plus_eps(net, net("Div", total, net.number(n - 1)))))
+    assert modes(check(net, y, reference=True)) == []
 
 
 def test_sum_by_another_number() -> None:
