@@ -184,8 +184,9 @@ HEADINGS = [
     "kernels, predicted",
     "kernels",
     "scheduling, predicted",
+    "scheduling",
+    "foreign",
 ]
-HEADINGS += ["scheduling"]
 
 
 def cells(row: Row) -> list[str]:

@@ -32,8 +32,8 @@ _GROUP = re.compile(r"(\d+)([PEL]?)(?:@(\d+(?:\.\d+)?|\.\d+))?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """`speed`: of kernels and scheduling, 1.0 is the calibrated core. `class_`: 0 the fastest class; thieves go to their own class first,
-    of it to those that share their last-level `cache`, then to those of their NUMA `node`."""
+    """`speed`: of kernels and scheduling, 1.0 is the calibrated core. `class_`: 0 the fastest class. Thieves go first to cores of their own
+    NUMA `node`, class and last-level `cache`, then to the others of their node, then to the rest; among equals to the next rows first."""
 
     speed: float = 1.0
     class_: int = 0
@@ -131,7 +131,7 @@ class Machine:
                 groups.append([1, core.speed])
         if len(groups) == 1 and groups[0][1] == 1:
             return str(len(self.cores))
-        return "+".join(f"{int(n)}@{speed:.3g}" for n, speed in groups)
+        return "+".join(f"{int(n)}@{_digits(speed)}" for n, speed in groups)
 
     def victims(self) -> npt.NDArray[np.uint16]:
         """[cores, cores - 1]: the other rows in the order in which each core steals from them, as `aspen_distance` sorts them."""
@@ -150,6 +150,11 @@ class Machine:
         """Those of the engine for requests of such inputs and outputs, in the order of simulate.h."""
         *rest, submit, end, copied = astuple(self.engine)
         return (*rest, submit + copied * input_bytes, end + copied * output_bytes)
+
+
+def _digits(speed: float) -> str:
+    """Three of them where they are needed, never with an exponent: 0.0125, 0.5, 2.25, 1000."""
+    return f"{speed:.{max(2 - math.floor(math.log10(speed)), 0)}f}".rstrip("0").rstrip(".") if speed < 100 else f"{speed:.0f}"
 
 
 def speed_classes(speeds: Sequence[float]) -> dict[float, int]:

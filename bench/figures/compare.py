@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_on
                     )
                 )
     if own:
-        own_median = sorted(own)[len(own) // 2]
-        result.entries.insert(0, Entry(reference.label, reference.engine, len(reference.cores), own_median, least, 1.0, 1.0, own, own))
+        result.entries.insert(
+            0, Entry(reference.label, reference.engine, len(reference.cores), statistics.median(own), least, 1.0, 1.0, own, own)
+        )
     return result

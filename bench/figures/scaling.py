@@ -18,6 +18,7 @@ from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
+from aspen_mp.planner.simulate import parallel_fraction
 
 
 @dataclass(slots=True)
@@ -71,9 +72,9 @@ def _p_e(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def parallel_fraction(speedup: float, cores: int) -> float | None:
-    """By Karp and Flatt (1990), as 1 minus their serial fraction; None on one core."""
-    return None if cores == 1 else 1 - (1 / speedup - 1 / cores) / (1 - 1 / cores)
+def _fraction(speedup: float, cores: int) -> float | None:
+    """Parallel fraction; None on one core."""
+    return None if cores == 1 else parallel_fraction(speedup, 1.0, cores)
 
 
 def measure(
@@ -114,7 +115,7 @@ def of_comparison(found: Comparison) -> Result:
 
 def _point(engine: str, cores: int, ms: float, min_ms: float, serial_ms: float, serial_min_ms: float, *, simulated: bool = False) -> Point:
     speedup, by_min = serial_ms / ms, serial_min_ms / min_ms
-    fractions = parallel_fraction(speedup, cores), parallel_fraction(by_min, cores)
+    fractions = _fraction(speedup, cores), _fraction(by_min, cores)
     return Point(engine, cores, ms, min_ms, speedup, fractions[0], by_min, fractions[1], simulated)
 
 

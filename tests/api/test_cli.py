@@ -15,6 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from aspen_mp.bench import prediction
+
 WATCHDOG_S = 120
 
 
@@ -152,6 +154,7 @@ def test_bench_prediction(tmp_path: Path) -> None:
     report = as_json("bench", "prediction", "squeezenet1_1", "--rounds", 2, "--seconds", 0, "-o", file)
     assert report == json.loads(file.read_text())
     assert "squeezenet1_1" in report["verdict"]
+    assert len(prediction.cells(prediction.Row(**{k: v for k, v in report["rows"][0].items() if k != "error"}))) == len(prediction.HEADINGS)
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ms"] / row["median_ms"] - 1)
         assert min(row["kernel_ms"], row["predicted_kernel_ms"], row["schedule_ms"], row["predicted_schedule_ms"]) > 0

@@ -91,11 +91,21 @@ def entry(label: str, engine: str, cores: int, ratio: float, ratio_min: float) -
     return Entry(label, engine, cores, 100 * ratio, 90 * ratio_min, ratio, ratio_min)
 
 
-def test_parallel_fraction() -> None:
-    assert scaling.parallel_fraction(1.0, 1) is None
-    assert scaling.parallel_fraction(2.0, 2) == pytest.approx(1.0)
-    assert scaling.parallel_fraction(1.0, 4) == pytest.approx(0.0)
-    assert scaling.parallel_fraction(1 / (0.1 + 0.9 / 16), 16) == pytest.approx(0.9)
+def test_parallel_fractions_are_those_of_the_planner() -> None:
+    entries = [entry("a on 1", OURS, 1, 1.0, 1.0), entry("a on 2", OURS, 2, 0.5, 0.5), entry("a on 4", OURS, 4, 1.0, 0.1 + 0.9 / 4)]
+    points = scaling.of_comparison(Comparison("x", None, entries)).points
+    assert [p.p_e for p in points] == [None, pytest.approx(1.0), pytest.approx(0.0)]
+    assert [p.p_e_min for p in points] == [None, pytest.approx(1.0), pytest.approx(0.9)]
+
+
+def test_the_middle_of_an_even_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drifting(Played):
+        def rounds(self, plan: Plan, what: str = "", beside: object = None) -> Rounds:
+            return Rounds([{v.label: Turn([seconds]) for v in self.variants} for seconds in (0.01, 0.02)], 0, 0, {})
+
+    monkeypatch.setattr(compare, "Seats", Drifting)
+    found = compare.compare(Case("tcn"), [Variant("1", OURS, [0])], Plan(rounds=2), print)
+    assert found["1"].median_ms == pytest.approx(15)
 
 
 def test_the_best_serial_run_counts_whoever_has_it() -> None:

@@ -436,7 +436,7 @@ def test_machines_from_text() -> None:
     assert [c.class_ for c in Machine.parse("1@1+1@0.95+1@.5").cores] == [0, 0, 1]
     assert Machine.parse("4e", speeds={"P": 1.0, "E": 0.7}).power == pytest.approx(2.8)
     assert Machine.parse("1p@2").power == 2
-    for machine in ("64", "2@1+2@0.5", "1@0.25"):
+    for machine in ("64", "2@1+2@0.5", "1@0.25", "2@1000+1@999+1@100+1@10+1@0.001", "3@1.25+1@0.0125"):
         assert Machine.parse(machine).describe() == machine
     for text in ("", "P", "0", "8X", "8+", "1@0", "1@-1", "9999", "1.5", "2@1@2", "512+513"):
         with pytest.raises(ValueError, match=r"."):
