@@ -70,7 +70,7 @@ class Session:
             self.control.close()
             raise RuntimeLost("the runtime's answer lacks its descriptors")
         self._own = Segment.from_fd(fds[0], "client", writable=True)
-        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True)
+        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
         self._own.close_fd()
         self._doorbell.close_fd()
         self.channel = _control.ClientChannel(self._own.mapping, self._doorbell.mapping)

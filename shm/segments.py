@@ -24,8 +24,11 @@ from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["Segment", "format_bytes", "memory_available", "reserve_for", "shm_free"]
+__all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "reserve_for", "shm_free"]
 
+CLIENTS_WRITE = frozenset({"doorbell", "client", "data", "trace"})
+"""Roles of the segments that clients have mapped too. For workers nothing in them is true, their first line included (I11): how long they
+are the kernel and the control table say. Nor is it in the doorbell page for other clients."""
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
 
@@ -158,8 +161,10 @@ class Segment:
         return cls._stamped(fd, role, nbytes, memfd=True)
 
     @classmethod
-    def from_fd(cls, fd: int, role: str, *, writable: bool) -> Segment:
-        """Maps a segment received as a descriptor, which it owns from now on. ProtocolError unless magic, role, layout and size fit."""
+    def from_fd(cls, fd: int, role: str, *, writable: bool, check: bool = True) -> Segment:
+        """Maps a segment received as a descriptor, which it owns from now on. ProtocolError unless magic, role, layout and size fit.
+
+        `check` False: the first line is not looked at, because others who may not be believed can write there (`CLIENTS_WRITE`)."""
         try:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode) or st.st_size < mmap.PAGESIZE:
@@ -172,7 +177,8 @@ class Segment:
             os.close(fd)
             raise
         try:
-            _control.check_magic(segment.buf, role)
+            if check:
+                _control.check_magic(segment.buf, role)
         except ProtocolError:
             segment.close()
             raise
@@ -246,10 +252,11 @@ def _create_memfd(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ())
 
 
 def reserve_for(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
-    """Reserves the memory of a memfd, but for `holes`, and seals its size. 0, or the number of the error."""
+    """Reserves the memory of a memfd, but for `holes`, and seals its size, and that nobody seals more: a client could make the page that
+    all write to read-only for the next worker. 0, or the number of the error."""
     try:
         reserve(fd, nbytes, holes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as e:
         return e.errno or errno.ENOMEM
     return 0

@@ -8,7 +8,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from aspen_mp.shm.errors import PlanError, ProtocolError
-from aspen_mp.shm._control import ROLES, check_magic
+from aspen_mp.shm._control import DOORBELL_BYTES, ROLES, check_magic
+from aspen_mp.shm.segments import CLIENTS_WRITE
 
 cdef extern from "dse.h" nogil:
     enum:
@@ -245,9 +246,10 @@ cdef class Engine:
 
     def __init__(self, control, doorbell, row, isa=None, told=-1):
         check_magic(control, "control")
-        check_magic(doorbell, "doorbell")
         self._control_buf = _Buffer(control, True)
         self._bell_buf = _Buffer(doorbell, True)
+        if self._bell_buf.view.len < DOORBELL_BYTES:
+            raise ProtocolError(f"a doorbell page of {self._bell_buf.view.len} bytes, not {DOORBELL_BYTES}")
         self.c = <aspen_control *>self._control_buf.view.buf
         if not 0 <= row < self.c.signals.n_rows:
             raise ValueError(f"row {row} is not in 0 … {self.c.signals.n_rows - 1}")
@@ -298,7 +300,8 @@ cdef class Engine:
         cdef _Buffer b
         if not 0 < segment < ASPEN_MAX_SEGMENTS:
             raise ValueError(f"segment {segment} is not in 1 … {ASPEN_MAX_SEGMENTS - 1}")
-        check_magic(buf, role)
+        if role not in CLIENTS_WRITE:
+            check_magic(buf, role)
         if s in self._buffers:
             self.unmap(s)
         b = _Buffer(buf, role in _WRITABLE)

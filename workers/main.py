@@ -12,7 +12,7 @@ import socket
 import sys
 
 from aspen_mp.shm import _control
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import CLIENTS_WRITE, Segment
 from aspen_mp.workers import _dse, process, wire
 
 TYPE_CHECKING = False  # typing's costs as much to import as the rest of this file
@@ -41,7 +41,7 @@ class Worker:
         if cpu >= 0:
             os.sched_setaffinity(0, {cpu})
         self._control = Segment.from_fd(fds[0], "control", writable=True)
-        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True)
+        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
         self._control.close_fd()
         self._doorbell.close_fd()
         self._engine = _dse.Engine(self._control.mapping, self._doorbell.mapping, row, isa.decode() or None, fds[2])
@@ -67,7 +67,7 @@ class Worker:
             kind, a, role, where, text, fds = wire.receive(self._sock)
             if kind == wire.ATTACH and len(fds) == 1:
                 name = _ROLE_NAMES[role]
-                segment = Segment.from_fd(fds[0], name, writable=name in _WRITABLE)
+                segment = Segment.from_fd(fds[0], name, writable=name in _WRITABLE, check=name not in CLIENTS_WRITE)
                 segment.close_fd()
                 self._segments[a] = segment
                 self._engine.map(a, name, segment.mapping)

@@ -88,6 +88,11 @@ class SegmentStore:
         """Pieces of clients' files that workers have mapped."""
         return sum(len(held.borrowed) for held in self._held.values())
 
+    @property
+    def borrowing_bytes(self) -> int:
+        """Bytes that workers have mapped of the segments in which such pieces lie, which their memory does not limit."""
+        return sum(held.nbytes for held in self._held.values() if held.borrowed)
+
 
 def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
     """Refuses what workers could not map, or could have to wait for. RequestError says why. Whether the files stay as long as they are is

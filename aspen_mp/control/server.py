@@ -41,7 +41,7 @@ from aspen_mp.control.traces import Traces
 from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import Segment, format_bytes
 from aspen_mp.workers import process, topology
 
 _PLANNER = (
@@ -56,6 +56,9 @@ LOOK_S = 1.0
 `topology`)."""
 ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
+MOST_BORROWING_BYTES = 1 << 44
+"""What data segments with clients' memory in them may take together. Other segments are as long as memory is; these are as long as a sparse
+file, which costs nothing, and each worker maps them all: an eighth of its address space (47 bits) leaves room for everything else."""
 IMPORT_S = 0.2
 """A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
@@ -163,6 +166,7 @@ class Server:
             self._reserver,
             self._traces.plan_added,
         )
+        self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
         self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._clients: dict[Connection, Client] = {}
         self._greeted: list[Connection] = []  # that wait for the first workers
@@ -552,6 +556,9 @@ class Server:
 
         def ready(created: Segment | AspenError) -> None:
             pieces = list(borrowed)  # whose descriptors are still ours
+            if borrowed:
+                self._coming_pieces -= len(borrowed)
+                self._coming_bytes -= nbytes
             try:
                 if isinstance(created, AspenError):
                     connection.fail(request, created)
@@ -562,6 +569,9 @@ class Server:
             finally:
                 protocol.close_all([piece.fd for piece in pieces])
 
+        if borrowed:
+            self._coming_pieces += len(borrowed)
+            self._coming_bytes += nbytes
         if nbytes:
             self._reserver.reserve("data", nbytes, ready, [(piece.at, piece.at + piece.nbytes) for piece in borrowed])
         else:
@@ -585,8 +595,14 @@ class Server:
     def _borrow(self, client: Client, message: protocol.Borrow, fds: list[int]) -> None:
         if len(fds) != len(message.pieces):
             raise ProtocolError(f"{len(message.pieces)} pieces and {len(fds)} descriptors")
-        if self._segments.pieces + len(fds) > _control.MAX_BORROWED:
+        if self._segments.pieces + self._coming_pieces + len(fds) > _control.MAX_BORROWED:
             raise ResourceLimitError(f"workers have {_control.MAX_BORROWED} pieces of clients' memory mapped already")
+        mapped = self._segments.borrowing_bytes + self._coming_bytes
+        if message.nbytes > MOST_BORROWING_BYTES - mapped:
+            raise ResourceLimitError(
+                f"{format_bytes(message.nbytes)} to be mapped with clients' memory in it: {format_bytes(mapped)} are already, of "
+                f"{format_bytes(MOST_BORROWING_BYTES)} at most"
+            )
         pieces = tuple(Borrowed(piece.at, piece.offset, piece.nbytes, fd) for piece, fd in zip(message.pieces, fds, strict=True))
         check_pieces(pieces, message.nbytes)
         fds.clear()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -15,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_models
+from guests import Guest
 
 import aspen_mp
+from aspen_mp.control import protocol
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 NAME = "scribbled"
@@ -65,3 +69,40 @@ def test_a_good_client_beside_one_that_scribbles(runtime: aspen_mp.Runtime, seed
         assert time.monotonic() < deadline, f"seed {seed}: {status['memory']}, {memory} before"
         time.sleep(0.01)
     assert chain.run(x)["y"].tobytes() == expected[0]
+
+
+def test_first_lines_are_written_over(runtime: aspen_mp.Runtime) -> None:
+    """Of all that a client has mapped: workers and clients that come later do not rely on them."""
+    model = runtime.load(small_models.mlp())
+    x = {"x": np.ones((4, 16), np.float32)}
+    expected = model.run(x)["y"].tobytes()
+    with Guest(NAME) as guest:
+        assert isinstance(guest.ask("Data", 1, 1 << 16), protocol.DataReady)
+        assert isinstance(guest.ask("TraceBegin", 2, 1 << 10), protocol.TraceReady)
+        assert len(guest.fds) == 4
+        for fd in guest.fds:
+            with mmap.mmap(fd, os.fstat(fd).st_size) as memory:
+                memory[:32] = b"\xff" * 32
+        pids = {worker["pid"] for worker in runtime.workers}
+        runtime.scale(4)
+        deadline = time.monotonic() + WATCHDOG_S
+        while sum(worker["process"] == "running" for worker in runtime.workers) < 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert model.run(x)["y"].tobytes() == expected
+        with aspen_mp.connect(NAME) as other:
+            assert other.load(small_models.mlp()).run(x)["y"].tobytes() == expected
+        assert isinstance(guest.ask("TraceDrop", 3), protocol.Done)
+    status = runtime.status()
+    assert len(status["workers"]) == 4
+    assert pids < {worker["pid"] for worker in status["workers"]}
+    assert status["recovery"]["worker_deaths"] == 0, status["events"]
+
+
+def test_nobody_seals_what_all_write_to(runtime: aspen_mp.Runtime) -> None:
+    """No worker and no client could map the doorbell page any more."""
+    future_write = 0x10
+    with Guest(NAME) as guest:
+        assert isinstance(guest.ask("Data", 1, 1 << 16), protocol.DataReady)
+        for fd in guest.fds:
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, future_write)

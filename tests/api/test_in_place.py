@@ -7,11 +7,13 @@ import itertools
 import mmap
 import os
 import pickle
+import signal
 import tempfile
 import threading
 import time
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
 
 import guests
 import numpy as np
@@ -20,7 +22,8 @@ import small_models
 
 from aspen_mp import borrow
 from aspen_mp.control import protocol
-from aspen_mp.errors import RequestError
+from aspen_mp.control.server import Server
+from aspen_mp.errors import RequestError, ResourceLimitError
 from aspen_mp.shm import _control
 
 WATCHDOG_S = 60.0
@@ -246,8 +249,6 @@ def test_buffers_need_a_plan_that_shapes_decide(runtime):
 
 
 def test_buffers_outlive_the_runtime_that_was_lost():
-    import signal
-
     import aspen_mp
 
     with aspen_mp.Runtime(workers=1, retry=True) as runtime:
@@ -473,6 +474,77 @@ def test_threads_share_loans(mlp):
 
 
 # ---- clients that do not keep to the rules
+
+
+def test_outputs_on_borrowed_pages(runtime):
+    """A slot's offset puts a plan's outputs on pages that workers have mapped read-only: no worker dies, and the segment is marked."""
+    model = runtime.load(small_models.mlp("n", width=16))
+    expected = model.run({"x": rows(9)})["y"].tobytes()
+    pids = {worker["pid"] for worker in runtime.workers}
+    with guests.Guest(runtime._link.address) as guest:
+        loaded = guest.ask("Adopt", 1, model._tree._model_id)
+        assert isinstance(loaded, protocol.Loaded)
+        planned = guest.ask("Plan", 2, loaded.model, [[["x", "float32", [ROWS, 16], None]]], [])
+        assert isinstance(planned, protocol.Planned)
+        nbytes = -(-planned.region // PAGE) * PAGE
+        memory = os.memfd_create("guest")
+        os.ftruncate(memory, nbytes)
+        known = len(guest.fds)
+        ready = guest.ask("Borrow", 3, PAGE + nbytes, [[PAGE, 0, nbytes]], fds=[memory])
+        assert isinstance(ready, protocol.DataReady)
+        own, bell, data = (mmap.mmap(fd, os.fstat(fd).st_size) for fd in (*guest.fds[:2], guest.fds[known]))
+        channel = _control.ClientChannel(own, bell)
+        for k in range(3):
+            ticket = channel.submit(planned.plan, planned.generation, ready.index, PAGE)
+            assert channel.wait(ticket, WATCHDOG_S) is not None
+            channel.release(ticket)
+            assert _control.torn(data)
+            assert os.pread(memory, nbytes, 0) == bytes(nbytes), "workers wrote to a client's file"
+            assert model.run({"x": rows(9)})["y"].tobytes() == expected, k
+        del channel
+        os.close(memory)
+    assert {worker["pid"] for worker in runtime.workers} == pids
+    assert runtime.status()["recovery"]["worker_deaths"] == 0
+
+
+def test_signals_still_end_a_worker_that_borrows(runtime):
+    """A fault that somebody else sends is no fault of the borrowed pages, and is not swallowed."""
+    model = runtime.load(small_models.mlp("n", width=16))
+    with Shared(rows(10)) as shared:
+        for k, number in enumerate((signal.SIGBUS, signal.SIGSEGV), 1):
+            expected = model.run({"x": shared}, timeout=WATCHDOG_S)["y"].tobytes()
+            os.kill(runtime.workers[0]["pid"], number)
+            assert until(lambda k=k: runtime.status()["recovery"]["worker_deaths"] == k)
+            assert model.run({"x": shared}, timeout=WATCHDOG_S)["y"].tobytes() == expected
+
+
+def test_address_space_is_not_endless(shared_runtime):
+    """What segments with borrowed pages may take together, those on their way included."""
+    nbytes, own = 3 << 42, 20 << 20
+    memory = os.memfd_create("sparse")
+    os.ftruncate(memory, nbytes)
+    piece = [PAGE, 0, nbytes - own]
+    with guests.Guest(shared_runtime._link.address) as guest:
+        failed = guest.ask("Borrow", 1, 2 * nbytes, [piece], fds=[memory])
+        assert (failed.id, failed.error) == (1, "ResourceLimitError"), failed
+        guest.send(guests.packed(["Borrow", 2, nbytes, [piece]], 1), [memory])  # a process reserves for it
+        guest.send(guests.packed(["Borrow", 3, nbytes, [piece]], 1), [memory])
+        answers = {answer.id: answer for answer in (guest.answer(), guest.answer())}
+        assert isinstance(answers[2], protocol.DataReady), answers
+        assert answers[3].error == "ResourceLimitError", answers
+        assert "16.0 TiB" in answers[3].text
+        assert isinstance(guest.ask("DropData", 4, answers[2].index), protocol.Done)
+        again = guest.ask("Borrow", 5, nbytes, [piece], fds=[memory])
+        assert isinstance(again, protocol.DataReady), again
+    os.close(memory)
+
+
+def test_pieces_that_are_on_their_way_count():
+    server = SimpleNamespace(
+        _segments=SimpleNamespace(pieces=2, borrowing_bytes=0), _coming_pieces=_control.MAX_BORROWED - 2, _coming_bytes=0
+    )
+    with pytest.raises(ResourceLimitError, match="mapped already"):
+        Server._borrow(server, None, protocol.Borrow(1, 2 * PAGE, [protocol.Piece(PAGE, 0, PAGE)]), [0])
 
 
 def test_pieces_that_are_refused(shared_runtime):
