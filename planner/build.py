@@ -63,7 +63,7 @@ def build_plan(
         found = Found(options.grids(storage, max(workers, 1)))
     else:
         found = _find(storage, machine or Machine.uniform(max(workers, 1), cost.rates()), planning)
-    grids = found.grids
+    grids = found.grids  # with barriers the same as without, and what was predicted is not of this plan: see `Planning`
     tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
@@ -72,7 +72,13 @@ def build_plan(
     origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
     edges = finish(parents, children, tile_graph.op_tiles, origin)
     return _Writer(
-        graph, storage, grids, tile_graph, edges, activation_bytes, replace(options, metadata={**options.metadata, **_noted(found)})
+        graph,
+        storage,
+        grids,
+        tile_graph,
+        edges,
+        activation_bytes,
+        replace(options, metadata={**options.metadata, **({} if planning.barriers else _noted(found))}),
     ).plan()
 
 

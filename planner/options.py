@@ -19,8 +19,9 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `search`: how long to look for the tiles that finish soonest on the workers that there are. "none": each operator's are chosen by
     itself; "quick": seconds at most; "thorough": as long as better ones are found, from several starts. `tiles`: cut every layer into about
     so many tiles, as far as its size and its kernel's granules allow. `barriers`: operator barriers as other runtimes have them: no tile of
-    an operator starts before all tiles of the operators before it are done; the tiles themselves are as without. With `tiles` nothing is
-    searched.
+    an operator starts before all tiles of the operators before it are done. The tiles are those of the same planning without barriers,
+    searched for without them, so that two such plans differ by the barriers alone; the plan with barriers says nothing of the search, whose
+    predictions are of the other. With `tiles` nothing is searched.
     """
 
     search: Effort = "quick"

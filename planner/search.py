@@ -34,6 +34,8 @@ Floats = npt.NDArray[np.float64]
 DEPTHS: Final = LIMITS["depths"]
 SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_200_000, "thorough": 20_000_000}
 """Tiles that may be simulated from each start, at about 1 µs each."""
+AT_ONCE: Final = 64
+"""Cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, a tile counts more."""
 NODE: Final = 400
 """As many tiles as the edges of a node to those that it reads take."""
 FEW: Final = 4.0
@@ -122,10 +124,10 @@ class _Search:
     # ------------------------------------------------------------------------------------------------------------- ladders
 
     def _kind(self, node: Node) -> tuple[object, ...]:
-        """Equal for nodes whose ladders are."""
-        shapes = tuple(None if x is None else x.shape for x in node.inputs)
+        """Equal for nodes whose ladders are: constants come from memory, and a tile's bytes are its elements' dtypes'."""
+        inputs = tuple(None if x is None else (x.shape, x.dtype, x.is_const) for x in node.inputs)
         attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name != "model"))
-        return (node.op, self.storage.refs[node.output].strides, node.output.shape, shapes, attrs)
+        return (node.op, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
         """Distinct grids of a node, coarse to fine."""
@@ -190,7 +192,7 @@ class _Search:
         random = np.random.default_rng(1)
         total = 0.0
         for _ in range(SAMPLES):
-            self.spent += tiles.n
+            self.spent += tiles.n * (1 + len(self.machine) // AT_ONCE)
             total += simulate(replace(tiles, ns=tiles.ns * np.exp(random.normal(0.0, JITTER, tiles.n))), self.machine).latency_ns
         return total / SAMPLES
 

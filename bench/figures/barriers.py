@@ -28,7 +28,7 @@ def verdict(result: Comparison) -> str:
         return f"{result.case}: nothing was measured"
     barred = result[BARRED]
     text = f"{(barred.ratio - 1) * 100:+.1f}% by medians, {(barred.ratio_min - 1) * 100:+.1f}% by minima"
-    return f"{result.case}, {barred.cores} workers: operator barriers change the time by {text} ({barred.median_ms:.2f} ms)"
+    return f"{result.case}, {barred.cores} workers, the same tiles: operator barriers change the time by {text} ({barred.median_ms:.2f} ms)"
 
 
 def plot(results: Sequence[Comparison], file: Path) -> None:

@@ -58,8 +58,13 @@ def test_barriers(graph, tiles: int | None) -> None:
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_only_edges_differ(graph) -> None:
-    free, barred = (build_plan(graph(GraphBuilder()), workers=4, planning=Planning(barriers=b)) for b in (False, True))
+@pytest.mark.parametrize("search", ["none", "quick"])
+def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aspen_mp.planner.search.TOO_SMALL_NS", 0.0)
+    plannings = [Planning(search=search, barriers=b) for b in (False, True)]
+    free, barred = (build_plan(graph(GraphBuilder()), workers=4, planning=planning) for planning in plannings)
+    assert ("search" in free.metadata) is (search != "none")
+    assert "search" not in barred.metadata, "its predictions are of the plan without barriers"
     assert [row.tiles for row in free.info] == [row.tiles for row in barred.info]
     assert free.activation_bytes == barred.activation_bytes
     n = sum(row.tiles for row in free.info)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from plan_tools import GraphBuilder
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, build, policy
+from aspen_mp.planner import api, build, policy, tilecost
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
-from aspen_mp.planner.search import Found, search
+from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.search import NODE, Found, _Search, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -68,6 +70,38 @@ def test_more_cores_want_more_tiles(storage: Storage) -> None:
     counts = [sum(grid.n for grid in search(storage, Machine.parse(cores)).grids) for cores in ("1", "4", "32")]
     assert counts == sorted(counts)
     assert counts[-1] > counts[0]
+
+
+def test_alike_is_what_costs_the_same() -> None:
+    """Sums that differ in where an operand comes from, and in what its elements are."""
+    b = GraphBuilder()
+    x, y = b.input(512, 512), b.input(512, 512)
+    sums = [b.binary(x, y), b.binary(x, b.const(512, 512, weight=True)), b.binary(y, x)]
+    halves = [b.node("CAST", [t], t.shape, np.float16, saturate=True) for t in (x, y)]
+    sums.append(b.node("BINARY", halves, (512, 512), np.float16, opcode="ADD", act=NO_ACT))
+    sums.append(b.node("BINARY", halves, (512, 512), np.float32, opcode="ADD", act=NO_ACT))
+    storage = assign_storage(b.graph(*sums))
+    found = _Search(storage, Machine.uniform(4), 0)
+    for node, ladder in zip(storage.steps, found.ladders, strict=True):
+        for rung in ladder:
+            ns, moved = tilecost.tile_costs(node, *rung.grid.boxes())
+            np.testing.assert_array_equal(ns, rung.ns)
+            np.testing.assert_array_equal(moved, rung.bytes)
+    kinds = [kind for kind, node in zip(found.kinds, storage.steps, strict=True) if node.op == "BINARY"]
+    assert [kinds.index(kind) for kind in kinds] == [0, 1, 0, 3, 4]
+
+
+def test_tiles_on_large_machines_count_more(storage: Storage) -> None:
+    spent = []
+    for cores in (63, 64, 192):
+        found = _Search(storage, Machine.uniform(cores), 0)
+        rungs = [ladder[0] for ladder in found.ladders]
+        found._latency(rungs)
+        nodes = found.spent
+        found._latency(rungs)
+        spent.append(found.spent - nodes - NODE)
+    assert spent[0] > 0
+    assert [n / spent[0] for n in spent] == pytest.approx([1, 2, 4], rel=0.2), "ladders differ a little"
 
 
 def test_thorough_finds_no_less(storage: Storage) -> None:
