@@ -1,7 +1,8 @@
 """Does the planner predict what happens? `aspen-mp bench prediction`: the simulated latency of networks beside the measured one.
 
-The plan is the one that the runtime makes itself; it is simulated on the cores that its workers have. Beside the latencies stand where they
-come from: the time in kernels and in scheduling that the workers count themselves, each a request and summed over workers.
+The plan is the one that the runtime makes, tiles searched (`plans.py`); it is simulated on the cores that its workers have. Beside the
+latencies stand where they come from: the time in kernels and in scheduling that the workers count themselves, each a request and summed
+over workers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import aspen_mp
-from aspen_mp import __version__, config
 from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.peers.seat import busy_seconds
-from aspen_mp.planner import api, cost, rates
+from aspen_mp.bench.plans import calibrated, machine_of, planned
+from aspen_mp.planner import cost
 from aspen_mp.planner.machine import Core, Machine
 from aspen_mp.planner.simulate import Outcome, of_plan, simulate
 from aspen_mp.workers import topology
@@ -108,24 +109,18 @@ def _turns(runtime: aspen_mp.Runtime, request: Callable[[], Any], turns: int, re
 
 def measure(case: Case, model: ModelProto, workers: int, rounds: int, seconds: float) -> Row:
     """Predicts and measures one network, built already: `rounds` turns of requests one at a time, each at least `seconds` long."""
-    folder = config.cache_folder(config.load(None))
-    cost.use(rates.load(folder, __version__)[0])  # as the runtime does
-    try:
-        feeds = models.inputs(model)
-        bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-        plan = api.plan_stage(model, bindings, workers=workers).plan
-        if plan is None:
-            raise ValueError(f"{case.label} is planned in stages, with values that are known at run time")
+    feeds = models.inputs(model)
+    with calibrated():
         with aspen_mp.Runtime(workers=workers) as runtime:
             loaded = runtime.load(model)
             for _ in range(WARM_UP):
                 loaded.run(feeds)
-            there = topology.read().by_cpu
-            cores = [there[worker["cpu"]] for worker in runtime.workers]
+            cpus = [worker["cpu"] for worker in runtime.workers]
+            plan = planned(model, feeds, machine_of(cpus))
             turns = _turns(runtime, lambda: loaded.run(feeds), rounds, LEAST_REQUESTS, seconds)
-        out = predict(of_plan(plan), Machine.of([Core(c.speed, c.rank, c.l3, c.node) for c in cores], cost.rates()))
-    finally:
-        cost.use(rates.BUILT_IN)
+        there = topology.read().by_cpu
+        cores = [Core(c.speed, c.rank, c.l3, c.node) for c in (there[cpu] for cpu in cpus)]
+        out = predict(of_plan(plan), Machine.of(cores, cost.rates()))
 
     taken = [ms for turn in turns for ms in turn.latencies]
     return Row(

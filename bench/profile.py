@@ -1,7 +1,8 @@
 """`python -m aspen_mp.bench.profile NETWORK`: where the time of a network goes, op by op.
 
-Plans a network of the zoo and runs its tiles one by one in this process, in the order in which a single worker would take them, with the
-real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is scheduling, idling and submission.
+Plans a network of the zoo as a runtime does (`plans.py`) and runs its tiles one by one in this process, in the order in which a single
+worker would take them, with the real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is
+scheduling, idling and submission.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from aspen_mp.bench import models
+from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.measure import Profile, profile
-from aspen_mp.planner import api
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.profile", description=__doc__)
     parser.add_argument("network", help=f"of the zoo: {', '.join(models.names(extra=True))}")
-    parser.add_argument("--workers", type=int, default=1, help="tiles are sized for so many (default: 1)")
+    parser.add_argument("--workers", type=int, default=1, help="tiles are those of a runtime with so many (default: 1)")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seq", type=int, default=128, help="tokens, for networks that read text")
     parser.add_argument("--rounds", type=int, default=20)
@@ -29,11 +30,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     model = models.build(args.network, batch=args.batch, seq=args.seq)
     feeds = models.inputs(model)
-    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    stage = api.plan_stage(model, bindings, workers=args.workers)
-    if stage.plan is None:
-        parser.error(f"{args.network} needs values of {stage.needs} before it can be planned")
-    show(profile(stage.plan, feeds, rounds=args.rounds), args.top, Console(width=180))
+    with calibrated():
+        try:
+            plan = planned(model, feeds, machine_of(cpus_for(args.workers)))
+        except ValueError as error:
+            parser.error(str(error))
+    show(profile(plan, feeds, rounds=args.rounds), args.top, Console(width=180))
     return 0
 
 

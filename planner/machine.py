@@ -90,6 +90,12 @@ class Machine:
         return cls(tuple(cores), max(rates.together, CORE_SHARE * len(cores)))
 
     @classmethod
+    def of_speeds(cls, speeds: Sequence[float], rates: Rates = BUILT_IN) -> Machine:
+        """Cores of these speeds, in this order, that share a cache."""
+        classes = speed_classes(speeds)
+        return cls.of([Core(speed, classes[speed]) for speed in speeds], rates)
+
+    @classmethod
     def parse(cls, text: str, rates: Rates = BUILT_IN, speeds: Mapping[str, float] = SPEEDS) -> Machine:
         """``64``, ``8P+8E``, ``2@1.0+2@0.5``. `speeds`: of the letters P, E and L. ValueError says what is wrong.
 
@@ -106,8 +112,7 @@ class Machine:
             found += [float(speed) if speed else speeds[letter.upper() or "P"]] * int(count)
         if not all(0.001 <= speed <= 1000 for speed in found):
             raise ValueError(f"{text!r}: speeds are from 0.001 to 1000")
-        classes = speed_classes(found)
-        return cls.of([Core(speed, classes[speed]) for speed in found], rates)
+        return cls.of_speeds(found, rates)
 
     def __len__(self) -> int:
         return len(self.cores)

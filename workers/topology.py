@@ -127,6 +127,13 @@ class Topology:
         order.sort(key=lambda cpu: cpu in others)
         return [order[i % len(order)] for i in range(workers)]
 
+    def speeds(self, cpus: Iterable[int]) -> list[float]:
+        """Of the cores of these CPUs, fastest first, relative to the fastest; to two digits, because plans are made for them and kept. One
+        that is not known counts as of speed 1."""
+        known = self.by_cpu
+        found = sorted((known[cpu].speed if cpu in known else 1.0 for cpu in cpus), reverse=True)
+        return [round(speed / found[0], 2) for speed in found]
+
     def placement(self) -> list[int]:
         """All usable CPUs, best first: fastest class, cores that share caches and memory side by side, second threads of a core last."""
         first: dict[tuple[int, ...], int] = {}

@@ -60,7 +60,7 @@ def plan(
 
     chosen = config.load(profile)
     cost.use(rates.load(config.cache_folder(chosen), __version__)[0])  # as a runtime would
-    machine = _machine(cores, chosen)
+    machine, planned = _machines(cores, chosen)
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
     with output.progress(f"planning {source.label}", quiet=as_json):
@@ -73,7 +73,7 @@ def plan(
             bindings[value.name] = api.Binding(value.dtype, dims)
         options = api.Options(winograd=winograd is not False, planning=sources.planning(search))
         began = time.perf_counter()
-        result = api.plan_stage(opened, [bindings], workers=len(machine), machine=machine, options=options)
+        result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
         seconds = time.perf_counter() - began
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
@@ -95,8 +95,9 @@ def plan(
         _show(report, explain or measure)
 
 
-def _machine(cores: str | None, profile: Profile) -> Machine:
-    """That of --cores, or the cores that a runtime of this profile leases here."""
+def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:
+    """The one to predict for and the one to plan for: that of --cores, or the cores that a runtime of this profile leases here, and what it
+    knows of them when it plans."""
     from aspen_mp.planner import cost
     from aspen_mp.planner.machine import Core, Machine
 
@@ -104,14 +105,17 @@ def _machine(cores: str | None, profile: Profile) -> Machine:
     workers = profile.workers
     if cores is not None:
         try:
-            return Machine.parse(cores, rates, {"P": 1.0, "E": workers.efficiency_speed, "L": workers.low_power_speed})
+            machine = Machine.parse(cores, rates, {"P": 1.0, "E": workers.efficiency_speed, "L": workers.low_power_speed})
+            return machine, machine
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--cores") from None
     there = topology.read()
     count = None if workers.count == "auto" else workers.count
     cpus = there.select(count, None if workers.cores == "auto" else workers.cores, classes=workers.classes, smt=workers.smt)
     leased = [there.by_cpu[cpu] for cpu in cpus]
-    return Machine.of([Core(core.speed, core.rank, core.l3, core.node) for core in leased], rates)
+    return Machine.of([Core(core.speed, core.rank, core.l3, core.node) for core in leased], rates), Machine.of_speeds(
+        there.speeds(cpus), rates
+    )
 
 
 def _report(label: str, result: StageResult, prediction: Prediction) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from aspen_mp.shm.segments import Segment
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
     from aspen_mp.planner import api
-    from aspen_mp.planner.machine import Machine
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
@@ -151,15 +150,6 @@ class Subject(Protocol):
         """What weight segments are called in the plan cache, by number."""
 
 
-def _machine(speeds: Sequence[float]) -> Machine:
-    """Cores of these speeds, fastest first."""
-    from aspen_mp.planner import cost
-    from aspen_mp.planner.machine import Core, Machine, speed_classes
-
-    classes = speed_classes(speeds)
-    return Machine.of([Core(speed, classes[speed]) for speed in speeds], cost.rates())
-
-
 class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
@@ -194,13 +184,15 @@ class Planner:
         return self._plan(self._opened, message, side)
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
-        from aspen_mp.planner import api
+        from aspen_mp.planner import api, cost
+        from aspen_mp.planner.machine import Machine
 
         side.progress("planning", 0, 1)
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         options = api.Options(winograd=self._options.winograd, capacities=capacities, planning=self._options.planning)
-        result = api.plan_stage(model, bindings, workers=len(message.speeds), machine=_machine(message.speeds), options=options)
+        machine = Machine.of_speeds(message.speeds, cost.rates())
+        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [])

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -156,7 +156,7 @@ class Server:
             class_of=self._pool.class_of,
             model_of=self._model_of,
         )
-        self._planned_for = self._speeds(cpus)
+        self._planned_for = self._machine.speeds(cpus)
         self._to_import = list(_PLANNER)
         self._loads = 0
         self._models = ModelStore(
@@ -214,12 +214,6 @@ class Server:
     def _choose(config: Config, taken: list[int]) -> list[int]:
         classes = config.classes or None
         return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt, taken=taken)
-
-    def _speeds(self, cpus: Sequence[int]) -> list[float]:
-        """Of these cores, fastest first, relative to the fastest; to two digits, because plans are made for them and kept."""
-        known = self._machine.by_cpu
-        found = sorted((known[cpu].speed if cpu in known else 1.0 for cpu in cpus), reverse=True)
-        return [round(speed / found[0], 2) for speed in found]
 
     def run(self) -> None:
         self._loop.run()
@@ -342,7 +336,7 @@ class Server:
             if str(error) != self._refused:  # it is tried again, but said once
                 self._refused = str(error)
                 self._journal.warning("worker-not-started", why=self._refused)
-        self._planned_for = self._speeds(self._pool.cpus()) or self._planned_for
+        self._planned_for = self._machine.speeds(self._pool.cpus()) or self._planned_for
 
     # ---- connections
 
@@ -623,7 +617,7 @@ class Server:
             self._pool.start(change, message.cores)
         elif change < 0:
             self._pool.leave(-change, message.cores)
-        self._planned_for = self._speeds(self._pool.cpus()) or self._planned_for
+        self._planned_for = self._machine.speeds(self._pool.cpus()) or self._planned_for
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""

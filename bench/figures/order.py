@@ -23,7 +23,7 @@ def measure(case: Case, cores: Sequence[int], plan: Plan, say: Say) -> Compariso
     """A network on these cores. `Comparison.simulated`: milliseconds by order, by simulation."""
     result = compare(case, [Variant(order, OURS, cores, {"order": order}) for order in ORDERS], plan, say)
     say(f"{case.label}: simulating")
-    result.simulated = Network(case).orders(len(cores))
+    result.simulated = Network(case).orders(cores)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What the simulator says of a network, for machines and orders that cannot be measured here."""
+"""What the simulator says of a network, for machines and orders that cannot be measured here; plans and rates are a runtime's."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case
 
 if TYPE_CHECKING:
+    from aspen_mp.planner.machine import Machine
     from aspen_mp.planner.plan import Plan
 
 
 @dataclass(slots=True)
 class Network:
-    """A network of the zoo, opened once, planned as often as is asked for."""
+    """A network of the zoo, planned as often as is asked for."""
 
     case: Case
 
-    def plan(self, workers: int) -> Plan:
-        """The plan for so many workers, with built-in rates unless this process uses others."""
-        from aspen_mp.planner.api import Binding, plan_stage
+    def plan(self, machine: Machine) -> Plan:
+        """The plan that a runtime makes for such cores, with the rates that this process uses."""
+        from aspen_mp.bench.plans import planned
 
         model = models.build(self.case.network, batch=self.case.batch, seq=self.case.seq, **self.case.options)
-        bindings = [{name: Binding(value.dtype, value.shape, None) for name, value in models.inputs(model).items()}]
-        plan = plan_stage(model.SerializeToString(), bindings, workers=workers).plan
-        if plan is None:
-            raise ValueError(f"{self.case.label} is planned stage by stage while it runs")
-        return plan
+        return planned(model, models.inputs(model), machine)
 
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
         """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
+        from aspen_mp.bench.plans import calibrated
         from aspen_mp.planner import cost
         from aspen_mp.planner.machine import Machine
         from aspen_mp.planner.simulate import of_plan, simulate
 
-        return {n: simulate(of_plan(self.plan(n)), Machine.uniform(n, cost.rates())).latency_ns / 1e6 for n in counts}
+        found = {}
+        with calibrated():
+            for n in counts:
+                machine = Machine.uniform(n, cost.rates())
+                found[n] = simulate(of_plan(self.plan(machine)), machine).latency_ns / 1e6
+        return found
 
-    def orders(self, cores: int) -> dict[str, float]:
-        """Milliseconds of a request on so many cores with each order of the pool."""
-        from aspen_mp.planner import cost
-        from aspen_mp.planner.machine import Machine
+    def orders(self, cpus: Sequence[int]) -> dict[str, float]:
+        """Milliseconds of a request on these CPUs with each order of the pool."""
+        from aspen_mp.bench.plans import calibrated, machine_of
         from aspen_mp.planner.simulate import ORDERS, Rules, of_plan, simulate
 
-        tiles, machine = of_plan(self.plan(cores)), Machine.uniform(cores, cost.rates())
+        with calibrated():
+            machine = machine_of(cpus)
+            tiles = of_plan(self.plan(machine))
         return {order: simulate(tiles, machine, rules=Rules(order=order)).latency_ns / 1e6 for order in ORDERS}  # type: ignore[arg-type]

@@ -1,0 +1,48 @@
+"""The plan that a runtime makes here, made in this process: what predictions, simulations and profiles are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from aspen_mp import __version__, config
+from aspen_mp.planner import api, cost, rates
+from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.options import AUTOMATIC
+from aspen_mp.workers import topology
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from aspen_mp.planner.plan import Plan
+
+
+@contextmanager
+def calibrated() -> Iterator[None]:
+    """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
+    cost.use(rates.load(config.cache_folder(config.load(None)), __version__)[0])
+    try:
+        yield
+    finally:
+        cost.use(rates.BUILT_IN)
+
+
+def cpus_for(workers: int) -> list[int]:
+    """Those that a runtime of so many workers takes where no other is."""
+    return topology.read().select(workers)
+
+
+def machine_of(cpus: Sequence[int]) -> Machine:
+    """What a runtime with workers on these CPUs plans for."""
+    return Machine.of_speeds(topology.read().speeds(cpus), cost.rates())
+
+
+def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine) -> Plan:
+    """The plan for inputs such as these arrays, tiles searched. ValueError: it takes values that are known at run time."""
+    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
+    options = api.Options(planning=AUTOMATIC)
+    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
+    if plan is None:
+        raise ValueError(f"{model.graph.name} is planned in stages, with values that are known at run time")
+    return plan

@@ -1,0 +1,64 @@
+"""What benchmarks predict, simulate and profile is the plan that a runtime runs, tile by tile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_cache import entries, wait_for
+
+import aspen_mp
+from aspen_mp.bench import models, prediction, profile
+from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.peers.cases import Case, parse
+from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
+from aspen_mp.measure import Profile
+from aspen_mp.planner import planfile
+from aspen_mp.planner.plan import Plan
+
+NETWORK = "squeezenet1_1"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The plan that a runtime has made for two workers, from its cache."""
+    cache = tmp_path_factory.mktemp("plans")
+    model = models.build(NETWORK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASPEN_MP_CACHE", str(cache))
+        with aspen_mp.Runtime(workers=2) as runtime:
+            runtime.load(model).run(models.inputs(model))
+        wait_for(lambda: entries(cache, "plans"))
+        return planfile.load(entries(cache, "plans")[0].read_bytes())
+
+
+@pytest.fixture(autouse=True)
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path))
+
+
+def same(plan: Plan, runs: Plan) -> bool:
+    return plan.tiles.tobytes() == runs.tiles.tobytes() and plan.children.tobytes() == runs.children.tobytes()
+
+
+def test_planned(runs: Plan) -> None:
+    model = models.build(NETWORK)
+    with calibrated():
+        assert same(planned(model, models.inputs(model), machine_of(cpus_for(2))), runs)
+
+
+def test_simulated(runs: Plan) -> None:
+    assert same(Network(parse(NETWORK)).plan(machine_of(cpus_for(2))), runs)
+
+
+def test_profiled(runs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Plan] = []
+    monkeypatch.setattr(profile, "profile", lambda plan, feeds, rounds: found.append(plan) or Profile([], 0.0, 0.0, 0))
+    monkeypatch.setattr(profile, "show", lambda *_: None)
+    assert profile.main([NETWORK, "--workers", "2"]) == 0
+    assert same(found[0], runs)
+
+
+def test_predicted(runs: Plan) -> None:
+    model = models.build(NETWORK)
+    assert prediction.measure(Case(NETWORK), model, 2, rounds=1, seconds=0).tiles == runs.n_tiles
