@@ -23,6 +23,7 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 #define SIM_COLUMNS 64
 #define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
 #define SIM_ROUNDING 1e-12
+#define SIM_NEVER (-1.0)
 
 /* As `Tiles` of simulate.py. The last tile is END. */
 struct sim_graph {
@@ -71,6 +72,8 @@ struct sim_core {
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
+  double patience;  /* how long it leaves tiles to them: as long as one takes it on average. A DSE counts those of its last millisecond */
+  double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
 };
 
 struct sim {
@@ -87,7 +90,7 @@ struct sim {
   uint32_t *request;            /* [in_flight] */
   double *submitted, *arrival;  /* [requests], [in_flight]: times at which the next ones are seen, a ring */
   uint32_t n_arrivals, first_arrival, n_submitted, n_done, *free_instance, n_free;
-  uint32_t waiting, looking, idle, contended;
+  uint32_t waiting, looking, idle, contended, slow;
   uint64_t n_line;
   double now;
 };
@@ -188,17 +191,35 @@ static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t *random) {
 
 /* ------------------------------------------------------------------------------------------------ idle cores */
 
+/* An idle core sleeps when it has looked for work in vain for long enough. One that leaves tiles sees some. */
+static inline int sim_asleep(const struct sim *s, uint32_t c, double at) {
+  return at - s->core[c].idle_since > s->m->engine.spin && s->core[c].left_since == SIM_NEVER;
+}
+
 /* An idle core will look: soon if it still spins, later if it has gone to sleep. */
 static inline void sim_look(struct sim *s, uint32_t c, double from) {
   struct sim_core *k = &s->core[c];
   const struct sim_engine *e = &s->m->engine;
   k->looks = 1;
   s->looking++;
-  s->at[c] = from + (from - k->idle_since > e->spin ? e->wake : e->look);
+  s->at[c] = from + (sim_asleep(s, c, from) ? e->wake : e->look);
 }
 
 /* Does a slow core leave what is ready to faster ones (aspen_dse_leaves)? */
 static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 + s->core[c].leaves; }
+
+/* Idle slow cores begin to leave what is ready, as long as they are awake, or have nothing to leave any more. One that leaves tiles does not go
+ * to sleep, and takes one when its patience is at an end. */
+static inline void sim_leave(struct sim *s) {
+  for (uint32_t c = 0; c < s->m->cores; c++) {
+    struct sim_core *k = &s->core[c];
+    if (k->item != SIM_NONE || !(k->leaves > 0)) continue;
+    int leaves = sim_leaves(s, c);
+    if (leaves && (k->left_since != SIM_NEVER || k->looks || sim_asleep(s, c, s->now))) continue;
+    k->left_since = leaves ? s->now : SIM_NEVER;
+    if (!k->looks) s->at[c] = leaves ? s->now + k->patience : INFINITY;
+  }
+}
 
 /* The idle core to look next: spinning ones before sleeping ones, near ones first. `for_tiles`: for what is ready, not for a new request. */
 static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double from, int for_tiles) {
@@ -208,7 +229,7 @@ static inline uint32_t sim_idle_near(const struct sim *s, uint32_t c, double fro
     uint32_t v = k ? victim[k - 1] : c;
     const struct sim_core *x = &s->core[v];
     if (x->item != SIM_NONE || x->looks || v == c || (for_tiles && sim_leaves(s, v))) continue;
-    if (from - x->idle_since <= s->m->engine.spin) return v;
+    if (!sim_asleep(s, v, from)) return v;
     if (asleep == SIM_NONE) asleep = v;
   }
   return asleep;
@@ -341,7 +362,7 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   cost += sim_admit(s, c);
   uint32_t item = k->follow;
   k->follow = SIM_NONE;
-  int leaves = item == SIM_NONE && sim_leaves(s, c);
+  int leaves = item == SIM_NONE && sim_leaves(s, c) && (k->left_since == SIM_NEVER || s->now < k->left_since + k->patience);
   if (item == SIM_NONE && !leaves) item = sim_pop(s, c, &k->random);
   if (item == SIM_NONE && !leaves && s->r->steal && s->waiting) {
     const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
@@ -352,9 +373,11 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   if (item == SIM_NONE) {
     s->idle++;
     k->idle_since = s->now;
-    s->at[c] = INFINITY;
+    if (leaves && k->left_since == SIM_NEVER) k->left_since = s->now;
+    s->at[c] = leaves ? k->left_since + k->patience : INFINITY;
     return;
   }
+  k->left_since = SIM_NEVER;
   uint32_t tile = sim_tile(s, item);
   double speed = s->m->speed[c], ns = s->g->ns[tile];
   cost += ns > 0 ? e->tile : e->join;
@@ -398,11 +421,16 @@ static inline void sim_release(struct sim *s) {
 }
 
 static inline void sim_begin(struct sim *s) {
+  double total = 0;
+  for (uint32_t t = 0; t < s->g->n; t++) total += s->g->ns[t];
   for (uint32_t c = 0; c < s->m->cores; c++) {
     s->core[c].item = s->core[c].follow = SIM_NONE;
     for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
       if (s->m->speed[v] > SIM_SLOWER * s->m->speed[c]) s->core[c].leaves += s->m->speed[v] / s->m->speed[c] - 1;
     s->core[c].random = s->r->seed * 2654435761u + c + 1;
+    s->core[c].patience = total / s->g->n / s->m->speed[c];
+    s->core[c].left_since = SIM_NEVER;
+    if (s->core[c].leaves > 0) s->slow = 1;
     s->at[c] = INFINITY;
   }
   s->idle = s->m->cores;
@@ -441,7 +469,7 @@ static inline int sim_run(const struct sim_graph *g, const struct sim_machine *m
     uint32_t a = sim_arrives(&s);
     if (a != SIM_NONE && !(s.at[c] < s.arrival[a]) && !s.looking) {
       double from = s.arrival[a] > s.now ? s.arrival[a] : s.now;
-      uint32_t v = s.core[0].item == SIM_NONE && !s.core[0].looks && from - s.core[0].idle_since <= m->engine.spin ? 0 : sim_idle_near(&s, 0, from, 0);
+      uint32_t v = s.core[0].item == SIM_NONE && !s.core[0].looks && !sim_asleep(&s, 0, from) ? 0 : sim_idle_near(&s, 0, from, 0);
       sim_look(&s, v == SIM_NONE ? 0 : v, from);
       continue;
     }
@@ -455,11 +483,12 @@ static inline int sim_run(const struct sim_graph *g, const struct sim_machine *m
     if (s.core[c].item != SIM_NONE) {
       cost = sim_finish(&s, c);
     } else {
+      if (s.core[c].looks) s.looking--; /* else its patience is at an end */
       s.core[c].looks = 0;
-      s.looking--;
       s.idle--;
     }
     sim_step(&s, c, cost);
+    if (s.slow) sim_leave(&s);
     if (s.idle && s.waiting) sim_call(&s, c);
     sim_share(&s);
   }

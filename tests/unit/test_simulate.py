@@ -60,6 +60,8 @@ class Slow:
         self.running: dict[int, dict[str, Any]] = {}
         self.idle = dict.fromkeys(range(self.n_cores), 0.0)
         self.looks: dict[int, float] = {}
+        self.left: dict[int, float] = {}
+        self.tile_ns = sum(tiles.ns.tolist()) / tiles.n
         self.follow: dict[int, tuple[int, int]] = {}
         self.missing: dict[int, list[int]] = {}
         self.to_submit, self.in_flight = requests, in_flight
@@ -109,13 +111,16 @@ class Slow:
             return best
         return self.rows[c][min(full)].popleft()
 
+    def asleep(self, c: int, at: float) -> bool:
+        return at - self.idle[c] > self.m.engine.spin and c not in self.left
+
     def look_at(self, c: int, start: float) -> None:
         e = self.m.engine
-        self.looks[c] = start + (e.wake if start - self.idle[c] > e.spin else e.look)
+        self.looks[c] = start + (e.wake if self.asleep(c, start) else e.look)
 
     def choose(self, c: int, start: float, *, for_tiles: bool = True) -> int | None:
         free = [v for v in self.near(c) if v in self.idle and v not in self.looks and not (for_tiles and self.leaves(v))]
-        awake = [v for v in free if start - self.idle[v] <= self.m.engine.spin]
+        awake = [v for v in free if not self.asleep(v, start)]
         return (awake or free or [None])[0]
 
     def leaves(self, c: int) -> bool:
@@ -123,6 +128,18 @@ class Slow:
         own = self.m.cores[c].speed
         faster = sum(core.speed / own - 1 for core in self.m.cores if core.speed > 1.25 * own) if self.rules.steal else 0.0
         return 0 < self.waiting() < 1 + faster
+
+    def patience(self, c: int) -> float:
+        """Until when: no longer than a tile takes it."""
+        return self.left[c] + self.tile_ns / self.m.cores[c].speed
+
+    def leave(self) -> None:
+        """Slow cores that are awake begin to leave tiles when there are some, and forget about it when there are none, or enough."""
+        for c in self.idle:
+            if not self.leaves(c):
+                self.left.pop(c, None)
+            elif c not in self.looks and not self.asleep(c, self.now):
+                self.left.setdefault(c, self.now)
 
     def call(self, c: int) -> None:
         if not self.rules.steal:
@@ -180,7 +197,7 @@ class Slow:
                 self.put((c + k // share) % self.n_cores, (request, tile))
             cost += e.claim + e.claimed * self.t.n
         item = self.follow.pop(c, None)
-        leaves = item is None and self.leaves(c)
+        leaves = item is None and self.leaves(c) and not (c in self.left and self.now >= self.patience(c))
         item = item or (None if leaves else self.pop(c))
         if item is None and self.rules.steal and not leaves:
             for v in self.near(c):
@@ -191,7 +208,10 @@ class Slow:
                     break
         if item is None:
             self.idle[c] = self.now
+            if leaves:
+                self.left.setdefault(c, self.now)
             return
+        self.left.pop(c, None)
         ns = float(self.t.ns[item[1]])
         cost += e.tile if ns else e.join
         whole = (cost + ns) / self.m.cores[c].speed
@@ -213,11 +233,12 @@ class Slow:
             rates = self.rates()
             events = [(self.now + run["left"] / rates[c], c) for c, run in self.running.items()]
             events += [(at, c) for c, at in self.looks.items()]
+            events += [(self.patience(c), c) for c in self.left if c not in self.looks]
             first = min(events, default=(float("inf"), -1))[0]
             at, c = min((e for e in events if e[0] <= first * (1 + 1e-12)), key=lambda e: e[1], default=(first, -1))
             if self.arrivals and self.in_flight and len(self.idle) > len(self.looks) and not self.looks and at >= self.arrivals[0][0]:
                 start = max(self.arrivals[0][0], self.now)
-                awake = 0 in self.idle and start - self.idle[0] <= self.m.engine.spin
+                awake = 0 in self.idle and not self.asleep(0, start)
                 v = 0 if awake else self.choose(0, start, for_tiles=False)
                 self.look_at(0 if v is None else v, start)
                 continue
@@ -229,8 +250,10 @@ class Slow:
             if c in self.running:
                 cost = self.finish(c)
             else:
-                del self.looks[c], self.idle[c]
+                del self.idle[c]
+                self.looks.pop(c, None)
             self.step(c, cost)
+            self.leave()
             if self.idle and self.waiting():
                 self.call(c)
 
@@ -363,6 +386,23 @@ def test_inputs_and_outputs_are_copied() -> None:
     copied = Tiles(**{**arrays, "input_bytes": 80.0, "output_bytes": 16.0})
     machine = Machine((Core(),), engine=ODD)
     assert simulate(copied, machine).latency_ns == simulate(plain, machine).latency_ns + 12
+
+
+def test_slow_cores_are_patient_for_as_long_as_a_tile() -> None:
+    """A core of half the speed leaves the last tiles to the fast one. When that is still at a long one, it takes what it has left."""
+    engine = Engine(**{**dict.fromkeys(Engine.__dataclass_fields__, 0), "spin": 1e9})
+    machine = Machine((Core(), Core(0.5, 1)), engine=engine)
+
+    def starts(ns: list[float]) -> list[tuple[int, float]]:
+        line = simulate(graph([[] for _ in ns], ns), machine, timeline=True).timeline
+        assert line is not None
+        order = np.argsort(line.tile)
+        return list(zip(line.core[order].tolist(), line.start[order].tolist(), strict=True))[: len(ns)]
+
+    assert starts([10.0, 10.0]) == [(0, 0), (0, 10)], "done at 20 as if both had worked"
+    # Tiles take the slow core 2 * 102 / 3 = 68 on average, END being the third.
+    assert starts([100.0, 2.0]) == [(0, 0), (1, 68)]
+    assert starts([60.0, 42.0]) == [(0, 0), (0, 60)]
 
 
 def test_nothing_to_do() -> None:
