@@ -107,9 +107,16 @@ def _find(at: int) -> File | None:
     wanted = (*(int(part, 16) for part in device.split(":")), int(inode))
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            about = os.stat(int(entry))
-            if (os.major(about.st_dev), os.minor(about.st_dev), about.st_ino) == wanted and is_memory(int(entry)):
-                return File(begin, end, int(offset, 16), fcntl.fcntl(int(entry), fcntl.F_DUPFD_CLOEXEC, 3))
+            # Another thread may close that number, or open something else under it, at any time: what counts is what we have got.
+            fd = fcntl.fcntl(int(entry), fcntl.F_DUPFD_CLOEXEC, 3)
+            try:
+                about = os.fstat(fd)
+                if (os.major(about.st_dev), os.minor(about.st_dev), about.st_ino) == wanted and is_memory(fd):
+                    file, fd = File(begin, end, int(offset, 16), fd), -1
+                    return file
+            finally:
+                if fd >= 0:
+                    os.close(fd)
     return None
 
 
@@ -148,7 +155,11 @@ class Loan:
 
     @property
     def torn(self) -> bool:
-        return _control.torn(self.segment.buf)
+        """Whether a worker has found that a file has no such pages any more. Of a loan that has been closed nobody knows."""
+        try:
+            return _control.torn(self.segment.buf)
+        except ValueError:
+            return False
 
 
 class Loans:
@@ -214,6 +225,7 @@ class Loans:
         with self._lock:
             if self._closed:
                 return
+            loan.dead |= loan.torn  # whatever became of the request, and whether anybody looked at its answer
             if not loan.dead:
                 self._idle.setdefault(loan.key, []).append(loan)
                 return

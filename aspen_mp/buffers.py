@@ -20,7 +20,7 @@ class InputBuffers(Mapping[str, npt.NDArray[Any]]):
     request while the first runs, or to another model, they are copied like any other array.
 
     `outputs`: {output name: array}, the outputs of the last request from these buffers where workers have written them, valid until the
-    next one. With ``run(buffers, outputs=[])`` nothing is copied at all.
+    next one. An input given from elsewhere is copied into its buffer. With ``run(buffers, outputs=[])`` nothing is copied at all.
 
     Arrays made by forked children are seen here: processes may fill buffers that they have inherited. The memory goes back when `close` (or
     the end of a ``with`` block) and the last of the arrays have let go of it; buffers that a forked child has inherited are kept until the

@@ -8,6 +8,7 @@ worker begin anew with the worker that takes a dead one's place, as `rate` expec
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from aspen_mp.runtime import Runtime
 
 ANSWER_S = 5.0
+"""How long a scrape waits for a runtime: less than Prometheus waits for the scrape."""
 _ACTIVITIES = ("kernel", "schedule", "search", "sleep")
 
 
@@ -121,7 +123,7 @@ def _labelled(
 
 class RuntimeCollector:
     """Asks the runtime `name` at each scrape; connects when it has to, so that it may end and come again. ``aspen_mp_up`` says whether it
-    answered."""
+    answered within `ANSWER_S`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -135,15 +137,32 @@ class RuntimeCollector:
             yield from families(status)
 
     def _status(self) -> dict[str, Any] | None:
-        with self._lock:
-            for _ in range(2):  # a connection that has gone is noticed by using it
+        until = time.monotonic() + ANSWER_S
+        if not self._lock.acquire(timeout=ANSWER_S):
+            return None  # another scrape waits for an answer already
+        try:
+            while True:
+                known = self._runtime is not None
                 try:
-                    if self._runtime is None:
-                        self._runtime = aspen_mp.connect(self._name, timeout=ANSWER_S)
-                    return self._runtime.status()
+                    return self._ask(until)
                 except AspenError:
                     self._forget()
-            return None
+                if not known or time.monotonic() >= until:  # a connection that has gone is noticed by using it
+                    return None
+        finally:
+            self._lock.release()
+
+    def _ask(self, until: float) -> dict[str, Any]:
+        """The status. RuntimeLost where it does not come in time: a call has no end of its own, so the connection is given up."""
+        if self._runtime is None:
+            self._runtime = aspen_mp.connect(self._name, timeout=max(until - time.monotonic(), 0.1))
+        hang_up = threading.Timer(max(until - time.monotonic(), 0.1), self._runtime.close)
+        hang_up.daemon = True
+        hang_up.start()
+        try:
+            return self._runtime.status()
+        finally:
+            hang_up.cancel()
 
     def _forget(self) -> None:
         runtime, self._runtime = self._runtime, None
@@ -151,8 +170,11 @@ class RuntimeCollector:
             runtime.close()
 
     def close(self) -> None:
-        with self._lock:
-            self._forget()
+        if self._lock.acquire(timeout=ANSWER_S):  # else whoever has it ends with the process
+            try:
+                self._forget()
+            finally:
+                self._lock.release()
 
 
 class Endpoint:

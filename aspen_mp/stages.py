@@ -413,9 +413,9 @@ class Stage:
         if result is None:
             raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
         try:
+            self._check_loan(region)
             if result.error:
                 self._raise(result, region)
-            self._check_loan(region)
             return self._collect(region, names)
         finally:
             self._end(region)
@@ -438,11 +438,11 @@ class Stage:
         def done(outcome: _control.Result | AspenError) -> None:
             try:
                 if not future.cancelled():
+                    self._check_loan(region)
                     if isinstance(outcome, AspenError):
                         raise outcome
                     if outcome.error:
                         self._raise(outcome, region)
-                    self._check_loan(region)
                     _set_result(future, self._collect(region, names))
             except Stale:
                 try:
@@ -469,6 +469,8 @@ class Stage:
             raise
 
     def _check_loan(self, region: Region) -> None:
+        """Before anything else is made of an answer: what it says may come from the zeros that were read, and whoever begins the request
+        anew would read the missing pages himself."""
         if region.loan is not None and region.loan.torn:
             region.loan.dead = True
             raise RequestError(f"model {self._model!r}: the shared memory of an input was cut short while the request read it")

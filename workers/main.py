@@ -76,7 +76,8 @@ class Worker:
                 os.close(fds[0])
             elif kind == wire.DETACH:
                 self._engine.unmap(a)
-                self._segments.pop(a).close()
+                if a in self._segments:  # else it could not be sent to this worker, and nobody has it
+                    self._segments.pop(a).close()
                 if self._cache is not None:
                     self._cache.clear()  # numbers of instances are used again
             elif kind == wire.SYNC and _reached(a, seq):

@@ -20,6 +20,8 @@ from aspen_mp.cli.launch import NameOption
 from aspen_mp.errors import AspenError
 
 DEFAULT = "127.0.0.1:9464"
+END_S = 5.0
+"""How long the process that serves may take to end when it is told to; then it is killed."""
 
 
 @output.command
@@ -107,6 +109,10 @@ def beside(name: str, listen: str | None) -> Iterator[str]:
         yield json.loads(said)["url"]
     finally:
         child.terminate()
-        child.wait()
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
         if child.stdout is not None:
             child.stdout.close()

@@ -48,16 +48,24 @@ class Connection:
             loop.watch(self._pidfd, PRIORITY_CLIENT, self.close)
 
     def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
-        """Queues a message; descriptors are duplicated, so the caller may close its own at once."""
-        if getattr(message, "id", 0) and not isinstance(message, protocol.Progress):
-            self.unanswered -= 1
+        """Queues a message; descriptors are duplicated, so the caller may close its own at once; OSError where that
+        fails, and nothing is sent."""
         if self.closed or self._closing:
             return
         try:
             frame = protocol.encode(message, len(fds))
         except ProtocolError as error:
             frame, fds = protocol.encode(protocol.Failed(getattr(message, "id", 0), "ProtocolError", str(error))), ()
-        self._out.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        copies: list[int] = []
+        try:
+            for fd in fds:
+                copies.append(os.dup(fd))  # noqa: PERF401
+        except OSError:
+            protocol.close_all(copies)
+            raise
+        if getattr(message, "id", 0) and not isinstance(message, protocol.Progress):
+            self.unanswered -= 1
+        self._out.append((memoryview(frame), copies))
         self._backlog += len(frame)
         self._flush()
         if self._backlog > MAX_BACKLOG:

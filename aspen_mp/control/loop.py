@@ -5,6 +5,7 @@ Ready descriptors are served in order of their priority, so what a worker report
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import os
@@ -23,6 +24,9 @@ PRIORITY_SIGNAL: Final = 0
 PRIORITY_WORKER: Final = 1
 PRIORITY_JOB: Final = 2
 PRIORITY_CLIENT: Final = 3
+SCARCE_S: Final = 0.1
+"""How soon it is tried again to get a descriptor that there was none of."""
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(order=True, slots=True)
@@ -120,8 +124,15 @@ class Loop:
                 action()
 
     def reap(self, pid: int, then: Callable[[int], object] | None = None) -> None:
-        """Collects the exit status of a child that is about to end, without waiting for it here; `then(status)` follows."""
-        pidfd = os.pidfd_open(pid)
+        """Collects the exit status of a child that is about to end, without waiting for it here; `then(status)` follows. Where there is no
+        descriptor to watch the child by, that is tried again: its status is kept until somebody asks."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in _SCARCE:
+                raise
+            self.later(SCARCE_S, lambda: self.reap(pid, then))
+            return
         self._reaping[pidfd] = pid
 
         def gone() -> None:

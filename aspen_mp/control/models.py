@@ -244,10 +244,7 @@ class ModelStore:
             if all(file.id in names for file in entry.note.weights) or model.child.renew():
                 found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
         except (AspenError, OSError) as error:
-            known = (
-                error if isinstance(error, AspenError) else ResourceLimitError(f"the planner process lacks descriptors or memory: {error}")
-            )
-            self._not_planned(model, key, known)
+            self._not_planned(model, key, _known(error))
             return
         finally:
             for arena in arenas:
@@ -264,8 +261,8 @@ class ModelStore:
         assert isinstance(result, StagePlanned)
         try:
             stage = self._publish(model, result, received, plan)
-        except AspenError as error:
-            self._not_planned(model, key, error)
+        except (AspenError, OSError) as error:
+            self._not_planned(model, key, _known(error))
             return
         model.stages[key] = stage
         for asker in model.planning.pop(key, []):
@@ -487,6 +484,11 @@ class ModelStore:
                 }
             )
         return result
+
+
+def _known(error: AspenError | OSError) -> AspenError:
+    """What is told of an error: that the planner process has too little of something is nobody's own fault."""
+    return error if isinstance(error, AspenError) else ResourceLimitError(f"the planner process lacks descriptors or memory: {error}")
 
 
 def _about(model: Model, error: AspenError) -> AspenError:

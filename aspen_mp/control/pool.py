@@ -23,7 +23,7 @@ from aspen_mp.control.reaping import REAP_S, ended, status_of
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import RequestError, ResourceLimitError
+from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.workers import topology, wire
 
 BOOT_S = 30.0
@@ -238,6 +238,15 @@ class WorkerPool:
             self._queued.clear()  # nobody would ever start them, and they must not count
             raise
 
+    def _start_waiting(self) -> None:
+        """A row has become free. What goes wrong is nobody's request, so there is nobody to tell."""
+        if not self._queued:
+            return
+        try:
+            self._start_queued(topology.read())
+        except (AspenError, OSError) as error:
+            self._journal.warning("worker-not-started", why=str(error))
+
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
             place = Place(machine.choose(1, None, [*self.cpus(), *self._leases.others()])[0], place.home)
@@ -247,7 +256,15 @@ class WorkerPool:
         since = time.monotonic()
         pid, ours = self._nursery.start()
         ours.setblocking(False)
-        worker = self._rows[row] = Worker(row, pid, os.pidfd_open(pid), ours, place, core.core_class, since=since)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            ours.close()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            status_of(pid)
+            raise
+        worker = self._rows[row] = Worker(row, pid, pidfd, ours, place, core.core_class, since=since)
         if not self._leases.hold(cpu):
             self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
         self._table.worker_started(row, pid, _start_time(pid))
@@ -363,8 +380,7 @@ class WorkerPool:
         if asked:
             self._journal.info("worker-left", **worker.facts())
             self._on_left()
-            if self._queued:
-                self._start_queued(topology.read())
+            self._start_waiting()
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             if worker.state != "leaving":
@@ -514,7 +530,7 @@ class WorkerPool:
         self._forget(worker)
         self._table.worker_gone(worker.row)
         self._journal.info("worker-reaped", **worker.facts())
-        self._start_queued(topology.read())
+        self._start_waiting()
 
 
 def _is_stopped(worker: Worker) -> bool:

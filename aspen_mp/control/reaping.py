@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 
 REAP_S = 1.0
 """A process that was killed and has not ended after so long is left alone."""
@@ -24,11 +25,13 @@ _zombies: list[int] = []
 
 
 def status_of(pid: int) -> int:
-    """The wait status of a child that has ended. 0 where somebody else has to reap it first: it is reaped when the next one is."""
+    """The wait status of a child that has ended. Where somebody else has to reap it first nobody knows how it ended, so the worst is said,
+    that it died of a fault of its own; it is reaped when the next one is."""
     for other in list(_zombies):
         if os.waitpid(other, os.WNOHANG)[0]:
             _zombies.remove(other)
     found, status = os.waitpid(pid, os.WNOHANG)
-    if not found:
-        _zombies.append(pid)
-    return status
+    if found:
+        return status
+    _zombies.append(pid)
+    return signal.SIGABRT

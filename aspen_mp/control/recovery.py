@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aspen_mp.control.journal import Journal
-from aspen_mp.control.loop import Loop
+from aspen_mp.control.loop import Loop, Timer
 from aspen_mp.control.outages import Outages
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
@@ -103,7 +103,8 @@ class Recovery:
     replaced: int = 0
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
-    _timed: bool = False
+    _timer: Timer | None = None
+    _lacking: str = ""
     _restart: bool = False
     closed: bool = False
 
@@ -163,17 +164,18 @@ class Recovery:
         if late:
             self._look_in(left if left > 0 else AGAIN_S)
         elif not self._replace_lost():
-            self.loop.later(MEMORY_S, self.look)
+            self._look_in(MEMORY_S)
         else:
             self._rebuild()
 
     def _look_in(self, seconds: float) -> None:
-        if not self._timed:
-            self._timed = True
-            self.loop.later(seconds, self._look_again)
+        """Instead of whenever it was to be looked before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.later(seconds, self._look_again)
 
     def _look_again(self) -> None:
-        self._timed = False
+        self._timer = None
         self.look()
 
     def _replace_lost(self) -> bool:
@@ -184,10 +186,13 @@ class Recovery:
                 try:
                     self.replace(instance)
                 except (AspenError, OSError) as error:
-                    self.journal.warning("arena-not-replaced", why=str(error))
+                    if str(error) != self._lacking:  # it is tried again and again, but said once
+                        self._lacking = str(error)
+                        self.journal.warning("arena-not-replaced", why=self._lacking)
                     return False
                 self.replaced += 1
             self._lost.discard((instance, generation))
+        self._lacking = ""
         return True
 
     def _rebuild(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.reaping import status_of
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.segments import Segment, reserve_for
 from aspen_mp.workers import process
@@ -78,7 +79,15 @@ class Reserver:
                 then(segment)
             self._next()
 
-        self._loop.reap(pid, ended)
+        try:
+            self._loop.reap(pid, ended)
+        except OSError:  # nobody would hear of its end: it gives its place back, and what it has reserved
+            self._pids.discard(pid)
+            os.close(fd)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            status_of(pid)
+            raise
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -64,7 +64,11 @@ class SegmentStore:
             _close(fd, borrowed)
             raise
         held = self._held[segment] = Held(segment, role, nbytes, fd, owner, borrowed)
-        self._attach(held)
+        try:
+            self._attach(held)
+        except BaseException:
+            self.drop(segment)
+            raise
         return segment
 
     def drop(self, segment: int) -> None:

@@ -540,7 +540,14 @@ class Server:
             if isinstance(segment, AspenError):
                 connection.fail(message.id, segment)
             else:
+                self._guarded(connection, message.id, partial(tell, segment))
+
+        def tell(segment: Segment) -> None:
+            try:
                 connection.send(protocol.TraceReady(message.id, segment.nbytes), (segment.fd,))
+            except BaseException:
+                self._traces.drop(client.number)  # nobody would ever end it
+                raise
 
         self._traces.begin(client.number, connection.pid, message.records, ready)
 

@@ -116,6 +116,8 @@ class Traces:
                         self._record(client, pid, capacity, segment)
                 except AspenError as error:
                     then(error)
+                except OSError as error:
+                    then(ResourceLimitError(f"the planner process lacks descriptors or memory for a trace: {error.strerror}"))
                 else:
                     then(segment)
 
@@ -124,10 +126,17 @@ class Traces:
     def _record(self, client: int, pid: int, capacity: int, segment: Segment) -> None:
         _control.trace_format(segment.mapping, self._rows, capacity)
         number = self._segments.add("trace", segment.nbytes, os.dup(segment.fd), f"process {pid}")
+        trace = Trace(client, number, capacity, _control.clock(), time.time(), list(self._workers()))
+        try:
+            for plan in self._table.plans():
+                self._add(trace, plan, self._model_of(plan), 0)
+        except BaseException:
+            _let_go(trace)
+            self._segments.drop(number)
+            self._publish()
+            raise
+        self._trace = trace
         self._table.set_trace(number)
-        trace = self._trace = Trace(client, number, capacity, _control.clock(), time.time(), list(self._workers()))
-        for plan in self._table.plans():
-            self._add(trace, plan, self._model_of(plan), 0)
         self._publish()
 
     def end(self, client: int) -> tuple[int, int]:
@@ -172,17 +181,20 @@ class Traces:
             return
         if trace.ended is None:
             self._stop(trace)
-        for plan in trace.plans:
-            os.close(plan.fd)
+        _let_go(trace)
         self._trace = None
 
     # ---- what happens meanwhile
 
     def plan_added(self, number: int, model: str) -> None:
-        """A plan of a model is about to be announced."""
+        """A plan of a model is about to be announced. Where there is no descriptor left to keep it by, its tiles have no names: that is no
+        reason not to announce it."""
         trace = self._trace
         if trace is not None and trace.ended is None:
-            self._add(trace, number, model, _control.clock()[0])
+            try:
+                self._add(trace, number, model, _control.clock()[0])
+            except OSError:
+                trace.forgotten += 1
 
     def _happened(self, event: str, facts: dict[str, Any]) -> None:
         trace = self._trace
@@ -213,9 +225,14 @@ class Traces:
 
     def close(self) -> None:
         if self._trace is not None:
-            for plan in self._trace.plans:
-                os.close(plan.fd)
+            _let_go(self._trace)
             self._trace = None
+
+
+def _let_go(trace: Trace) -> None:
+    for plan in trace.plans:
+        os.close(plan.fd)
+    trace.plans.clear()
 
 
 def _written(data: bytes) -> int:

@@ -150,7 +150,7 @@ def ended_by(recording: Recording, gap: Array) -> str:
     at = first + int(np.searchsorted(recording.tiles["begin"][first:last], gap["end"]))
     worker = recording.workers[int(gap["worker"])]
     if at >= last:
-        return {"left": "it left", "died": "it died"}.get(worker.end, "nothing came")
+        return {"left": "it left", "died": "it died", "abandoned": "it was abandoned"}.get(worker.end, "nothing came")
     tile = recording.tiles[at]
     how = CAMES.get(int(tile["came"]), "?")
     if tile["plan"] < 0:

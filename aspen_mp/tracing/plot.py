@@ -144,7 +144,7 @@ def _draw_events(axes: Axes, recording: Recording, shown: list[int], first: floa
             continue
         if worker in place:
             row = place[worker]
-            axes.plot([x, x], [row - 0.42, row + 0.42], color="red" if what == "died" else "black", linewidth=1)
+            axes.plot([x, x], [row - 0.42, row + 0.42], color="red" if what in ("died", "abandoned") else "black", linewidth=1)
             axes.annotate(what, (x, row - 0.42), fontsize=6, ha="left", va="bottom")
         elif what == "recovered":
             axes.axvline(x, color="red", linewidth=0.6, linestyle=":")

@@ -47,7 +47,8 @@ GAP: Final = np.dtype([("worker", np.int32), ("begin", np.int64), ("end", np.int
 @dataclass(slots=True)
 class Worker:
     """A worker process: `row` is its place in the ready pool, which another one may take after it. `joined`, `left`: ns, None where it was
-    there before the trace, or after it. `since`: when it began to record, ns. `end`: "left" or "died", and `why`."""
+    there before the trace, or after it. `since`: when it began to record, ns. `end`: "left", "died" or
+    "abandoned" (killed, and it does not end), and `why`."""
 
     row: int
     pid: int
@@ -221,7 +222,7 @@ def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[Worker], list[t
             by_pid[pid] = len(workers)
             workers.append(Worker(event["worker"], pid, event["cpu"], event["core_class"], joined=at))
         k = by_pid.get(pid, -1) if "worker" in event else -1
-        if what in ("worker-left", "worker-died"):
+        if what in ("worker-left", "worker-died", "worker-abandoned"):
             worker = workers[k]
             worker.left, worker.end, worker.why = at, what.removeprefix("worker-"), str(event.get("why", ""))
         elif what != "worker-joined":

@@ -11,12 +11,14 @@ import signal
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.shared_memory import SharedMemory
 from types import SimpleNamespace
 
 import guests
 import numpy as np
+import onnx
 import pytest
 import small_models
 
@@ -25,6 +27,7 @@ from aspen_mp.control import protocol
 from aspen_mp.control.server import Server
 from aspen_mp.errors import RequestError, ResourceLimitError
 from aspen_mp.shm import _control
+from aspen_mp.shm.segments import Segment
 
 WATCHDOG_S = 60.0
 ROWS = 1 << 15
@@ -438,6 +441,67 @@ def test_memory_that_is_cut_short_while_it_is_read(runtime):
     thread.join(WATCHDOG_S)
     assert not wrong
     assert runtime.status()["recovery"]["worker_deaths"] == 0
+
+
+def test_what_missing_memory_leads_to_is_not_told_as_an_error_of_the_model(runtime):
+    """Zeros are read in place of missing pages, and divided by."""
+    n = 1 << 18
+    value = onnx.helper.make_tensor_value_info
+    nodes = [onnx.helper.make_node("Div", ["i", "j"], ["k"])]
+    values = [value(name, onnx.TensorProto.INT64, [n]) for name in "ijk"]
+    graph = onnx.helper.make_graph(nodes, "divide", values[:2], values[2:])
+    model = runtime.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9))
+    i, j = np.full(n, 7), np.full(n, 2)
+    with Shared(j) as shared:
+        assert (model.run({"i": i, "j": shared})["k"] == 3).all()
+        shared[-1] = 0
+        with pytest.raises(RequestError, match="division by zero"):
+            model.run({"i": i, "j": shared})
+        shared[-1] = 2
+        fd = os.open(f"/proc/self/fd/{borrow.place(shared)[0].fd}", os.O_RDWR)
+        for use in ("run", "submit"):
+            runtime.scale(0)
+            if use == "run":
+                with ThreadPoolExecutor(1) as pool:
+                    future = pool.submit(model.run, {"i": i, "j": shared})
+                    assert until(lambda: runtime.status()["scheduler"]["waiting"])
+                    os.ftruncate(fd, PAGE)
+                    runtime.scale(2)
+            else:
+                future = model.submit({"i": i, "j": shared}, copy=False)
+                os.ftruncate(fd, PAGE)
+                runtime.scale(2)
+            with pytest.raises(RequestError, match="cut short"):
+                future.result(WATCHDOG_S)
+            os.ftruncate(fd, shared.nbytes)
+            shared[...] = 2
+            assert (model.run({"i": i, "j": shared})["k"] == 3).all()
+        os.close(fd)
+
+
+def test_a_torn_loan_is_not_used_again():
+    """Whoever gives it back: also a request whose answer nobody looked at."""
+    segment = Segment.create("data", 2 * PAGE, memfd=True)
+    dropped = []
+    loans = borrow.Loans(lambda nbytes, pieces, fds: (3, segment), dropped.append)
+    loan = loans.take(1, PAGE, [])
+    loans.give(loan)
+    assert loans.take(1, PAGE, []) is loan
+    segment.buf[32] = 1  # as a worker marks it
+    assert loan.torn
+    loans.give(loan)
+    assert until(lambda: dropped == [3])
+    assert not loan.torn  # closed: nobody knows any more
+
+
+def test_a_descriptor_that_is_another_file_s_by_now(mlp, monkeypatch):
+    """A number in /proc/self/fd may be closed and given away before it is duplicated."""
+    with Shared(rows(11)) as shared:
+        other = os.memfd_create("other")
+        monkeypatch.setattr(borrow.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
+        assert borrow.place(shared) is None
+        monkeypatch.undo()
+        os.close(other)
 
 
 def test_forked_children_have_loans_of_their_own(mlp):

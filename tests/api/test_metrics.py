@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import small_models
 from prometheus_client.parser import text_string_to_metric_families
 
 import aspen_mp
 from aspen_mp import metrics
+from aspen_mp.cli import metrics as cli
 from aspen_mp.errors import RequestError
 
 WATCHDOG_S = 60.0
@@ -106,6 +109,40 @@ def test_the_runtime_may_end_and_come_again():
             metrics.Endpoint("test-metrics-again", port=endpoint.port)
     finally:
         endpoint.close()
+
+
+def test_a_planner_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrapes say so in time, several at once too; when it answers again, so do they."""
+    with aspen_mp.Runtime(workers=1, name="test-metrics-stuck") as runtime:
+        endpoint = metrics.Endpoint("test-metrics-stuck")
+        url = f"http://127.0.0.1:{endpoint.port}/metrics"
+        try:
+            assert total(fetch(url), "aspen_mp_up") == 1
+            monkeypatch.setattr(metrics, "ANSWER_S", 0.3)
+            os.kill(runtime.pid, signal.SIGSTOP)
+            with ThreadPoolExecutor(3) as pool:
+                assert list(pool.map(fetch, [url] * 3)) == [{("aspen_mp_up", ()): 0.0}] * 3
+            os.kill(runtime.pid, signal.SIGCONT)
+            monkeypatch.undo()
+            assert total(fetch(url), "aspen_mp_up") == 1
+            os.kill(runtime.pid, signal.SIGSTOP)
+            monkeypatch.setattr(metrics, "ANSWER_S", 0.3)
+            with ThreadPoolExecutor(1) as pool:
+                scrape = pool.submit(endpoint._collector._status)
+                endpoint.close()
+                assert scrape.result(WATCHDOG_S) is None
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+            endpoint.close()
+
+
+def test_a_serving_process_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed: whoever launched the runtime does not wait for it."""
+    monkeypatch.setattr(cli, "END_S", 0.2)
+    with cli.beside("nobody", "0") as url:
+        assert fetch(url) == {("aspen_mp_up", ()): 0.0}
+        (child,) = psutil.Process().children()
+        child.suspend()
 
 
 def command(*arguments: str) -> subprocess.Popen[str]:

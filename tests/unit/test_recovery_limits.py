@@ -13,14 +13,26 @@ from aspen_mp.control.recovery import MEMORY_S, MOST_BOOTS, MOST_DELAY_S, MOST_F
 from aspen_mp.shm.errors import ResourceLimitError
 
 
+class Waiting(tuple[float, Callable[[], object]]):
+    """How much later, and what is to be done then."""
+
+    loop: Loop
+
+    def cancel(self) -> None:
+        self.loop.waiting = [other for other in self.loop.waiting if other is not self]
+
+
 class Loop:
-    """Notes what is to be done later, and how much later."""
+    """Notes what is to be done later."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[float, Callable[[], object]]] = []
+        self.waiting: list[Waiting] = []
 
-    def later(self, seconds: float, action: Callable[[], object]) -> None:
-        self.waiting.append((seconds, action))
+    def later(self, seconds: float, action: Callable[[], object]) -> Waiting:
+        timer = Waiting((seconds, action))
+        timer.loop = self
+        self.waiting.append(timer)
+        return timer
 
 
 class Table:
@@ -175,6 +187,11 @@ def test_one_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     recovery.died(Death(1, 1001, 0, "killed; it does not end", signal.SIGKILL, (1, 5, 7), True, late=True, abandoned=True))
     assert not table.said
     assert recovery.going_on
+    for _ in range(5):  # whatever happens meanwhile makes it look at once, but not more often
+        recovery.look()
+        loop.waiting.pop()[1]()
+    assert len(loop.waiting) == 1
+    assert [event["event"] for event in recovery.journal.latest()].count("arena-not-replaced") == 1
     table.memory = True
     delay, again = loop.waiting.pop()
     assert delay == MEMORY_S
