@@ -34,7 +34,7 @@ struct aspen_dse {
   uint64_t looked_since;  /* ticks */
   uint64_t lap;           /* ticks: up to here all time is accounted for */
   double expected_ns;     /* of the kernels since `paced` */
-  uint64_t paced, paced_tiles; /* the worker's kernel_ticks and tiles when it last said how fast its core is */
+  uint64_t paced, paced_tiles; /* the worker's kernel_ticks and tiles when it last said how fast its core is, and those of opaque tiles since */
   double leaves;          /* ready tiles that faster cores will be done with before this one has done one; 0: it is not slow */
   uint64_t patience;      /* ticks: how long a tile is left to them */
   uint64_t left_since;    /* ticks: since then tiles are left to others; 0: they are not */
@@ -140,11 +140,12 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
 
 /* Near the end of a layer, a tile that a slow core takes is done later than if it had waited for a faster one, and all that needs it waits.
  * So a slow core takes one only when the faster ones have enough to do: with `waiting` ready tiles they get to the last one after
- * waiting - 1 tiles of their time, shared by all of them. For no longer than a tile takes it here: who should take it may be held up. */
+ * waiting - 1 tiles of their time, shared by all of them. For no longer than a tile takes it here: who should take it may be held up.
+ * Without stealing nobody else would take it. */
 static inline int aspen_dse_leaves(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   double waiting = 0;
-  if (!(d->leaves > 0)) return 0;
+  if (!(d->leaves > 0) || !aspen_stat_load(&c->signals.steal)) return 0;
   for (uint32_t r = 0; r < c->signals.n_rows; r++) waiting += aspen_stat_load(&c->row[r].waiting);
   if (waiting < 1 || waiting >= 1 + d->leaves) return 0;
   uint64_t now = aspen_ticks();
@@ -398,6 +399,8 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   uint64_t began = d->lap;
   d->opaque = 0;
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
+  d->paced += d->lap - began; /* nobody expects anything of Python: its time says nothing about the core */
+  d->paced_tiles++;
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
   if (error) {

@@ -17,6 +17,11 @@ static struct aspen_control control;
 static struct aspen_doorbell bell;
 static struct aspen_dse dse[WORKERS];
 static uint64_t next[64], *links[2] = {NULL, next};
+/* Instance 1: two tiles without children, the second of which is not END either. */
+static uint32_t missing[2], executed[2];
+static struct aspen_tile tiles[2];
+static struct aspen_plan_view plan = {.tiles = tiles, .n_tiles = 2, .end_tile = 2};
+static struct aspen_instance_view instance = {.plan = &plan, .missing = missing, .executed = executed, .generation = 1}, *instances[2] = {NULL, &instance};
 
 static void check(int condition, const char *what) {
   if (condition) return;
@@ -49,7 +54,7 @@ int main(void) {
     aspen_worker_reset(&control, (uint32_t)w, ASPEN_NONE, 0, 0, 0);
     control.row[w].open = 1;
     control.worker[w].state = ASPEN_WORKER_RUNNING;
-    aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, NULL, NULL, NULL, (uint64_t *const *)links);
+    aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, NULL, NULL, instances, (uint64_t *const *)links);
   }
 
   /* Nobody has a pace yet, then one: that is no comparison. */
@@ -75,6 +80,26 @@ int main(void) {
     check(aspen_dse_leaves(&dse[0]) == (n >= 1 && n - 1.0 < dse[0].leaves), "tiles that wait in all rows count");
     check(!aspen_dse_leaves(&dse[1]) && !aspen_dse_leaves(&dse[2]), "fast ones leave nothing");
   }
+
+  /* Where nobody steals, nobody else would take them. */
+  waiting(0, 1);
+  waiting(1, 0);
+  dse[0].left_since = 0;
+  control.signals.steal = 0;
+  check(!aspen_dse_leaves(&dse[0]), "leaves nothing without stealing");
+  control.signals.steal = 1;
+  check(aspen_dse_leaves(&dse[0]), "leaves it with stealing");
+
+  /* A second of Python between kernels is not the core's. */
+  for (int k = 0; k < 4; k++) {
+    dse[2].opaque = ASPEN_ITEM(1, 1, k % 2);
+    dse[2].lap = aspen_ticks() - 1000000000u;
+    aspen_dse_complete_opaque(&dse[2], dse[2].opaque, 0, 0, NULL, 0);
+    check(control.worker[2].kernel_ticks >= (k + 1) * 1000000000ull, "opaque tiles count as busy");
+    works(2, 10, 1.2);
+    check(about(control.worker[2].pace, 1.2 * 1024) && about((double)dse[2].patience, 1.2e5), "pace beside opaque tiles");
+  }
+  check(executed[0] == 1 && executed[1] == 1 && control.worker[2].opaque == 4, "opaque tiles were finished");
 
   /* Not for ever: as long as a tile takes here, 0.4 ms. */
   waiting(0, 1);
