@@ -397,6 +397,7 @@ def server_config(
         "leases": leases.folder(),
         "patience_s": profile.models.patience_s,
         "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
+        "replan": profile.models.replan,
         "log": log or profile.log,
     }
 

@@ -117,6 +117,8 @@ class ControlTable:
         "parked"), current ((instance, tile) or None), tiles, steals, pushes, follows, parks, opaque, claims, ends, wakes, faults, failed,
         cancelled, queued (ready tiles in its row now), and how long it was in kernels, scheduling, searching and sleeping: kernel_ns,
         schedule_ns, search_ns, sleep_ns."""
+    def paces(self) -> list[tuple[int, int, int | None, int, int]]:
+        """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
     def all_attached(self, seq: int | None = None) -> bool:
         """Whether every running worker has mapped what publish() number `seq` (default: the last) announced."""
     def status(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ cdef extern from "table.h" nogil:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
         ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
-        ASPEN_WORKER_NONE, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+        ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
     struct aspen_magic:
         pass
     struct aspen_signals:
@@ -43,7 +43,7 @@ cdef extern from "table.h" nogil:
         uint32_t sleepers, spinners
     struct aspen_worker:
         uint32_t pid, cpu, core_class, cache, node, state, command, pace, parked, attached, idle
-        uint64_t start_time, current, heartbeat
+        uint64_t start_time, current, heartbeat, paced_ns, expected_ns
         uint64_t tiles, steals, pushes, kernel_ticks, schedule_ticks, search_ticks, sleep_ticks, parks, opaque, claims, ends, wakes, follows, faults, failed, cancelled
     struct aspen_row:
         uint32_t lock, open
@@ -470,6 +470,17 @@ cdef class ControlTable:
                 "queued": aspen_stat_load32(&self.c.row[<uint32_t>r].waiting),
             })
         return rows
+
+    def paces(self):
+        """Of each worker that runs: row, pid, CPU (None: not pinned), and nanoseconds in kernels, and what plans expect of them, so far."""
+        cdef aspen_worker *w
+        found = []
+        for r in range(self.c.signals.n_rows):
+            w = &self.c.worker[<uint32_t>r]
+            if aspen_load_acquire(&w.state) == ASPEN_WORKER_RUNNING:
+                cpu = None if w.cpu == <uint32_t>ASPEN_NONE else w.cpu
+                found.append((r, w.pid, cpu, aspen_stat_load(&w.paced_ns), aspen_stat_load(&w.expected_ns)))
+        return found
 
     def all_attached(self, seq=None):
         return bool(aspen_all_attached(self.c, self.c.signals.attach_seq if seq is None else seq))

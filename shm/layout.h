@@ -171,7 +171,9 @@ struct aspen_worker {
   uint32_t command;    /* enum aspen_command. Server */
   uint32_t pace;       /* DSE, seldom: what kernels take here of the time that plans expect, times 1024; 0: not known yet */
   uint64_t start_time; /* of /proc/<pid>/stat: with pid it names a process for good */
-  uint64_t reserved1[3];
+  uint64_t paced_ns;   /* DSE, with `pace`: time in kernels, so far */
+  uint64_t expected_ns; /* DSE, with `pace`: what plans expect of the same kernels */
+  uint64_t reserved1[1];
   /* line 1: the DSE, at every tile */
   uint64_t current;    /* DSE: item (see below) before its kernel starts, 0 between tiles. Read by recovery: which tile killed its worker */
   uint64_t heartbeat;  /* DSE: ++ every turn of its loop */

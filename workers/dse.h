@@ -123,10 +123,13 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   struct aspen_worker *me = aspen_me(&d->s);
   uint64_t ticks = aspen_stat_load(&me->kernel_ticks), tiles = aspen_stat_load(&me->tiles);
-  double found = (double)aspen_dse_ns(d, ticks - d->paced) * 1024 / d->expected_ns, old = aspen_stat_load(&me->pace);
+  uint64_t spent = aspen_dse_ns(d, ticks - d->paced);
+  double found = (double)spent * 1024 / d->expected_ns, old = aspen_stat_load(&me->pace);
   double pace = old > 0 ? 0.75 * old + 0.25 * found : found;
   pace = pace < 1 ? 1 : pace > 1e9 ? 1e9 : pace;
   aspen_stat_store(&me->pace, (uint32_t)pace);
+  aspen_stat_add(&me->paced_ns, spent);
+  aspen_stat_add(&me->expected_ns, (uint64_t)d->expected_ns);
   d->leaves = 0;
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     double other = aspen_stat_load(&c->worker[r].pace);

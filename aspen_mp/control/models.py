@@ -6,7 +6,9 @@ says where each packed weight is, so that plans for other shapes reuse them. A p
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +21,11 @@ from aspen_mp.control.cache import Cache, Entry, WeightFile
 from aspen_mp.control.hangs import Estimate
 from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
+from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
+from aspen_mp.control.speeds import alike
 from aspen_mp.planner.rates import Rates
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
@@ -31,6 +35,10 @@ MAX_PLANS = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
 MAX_PLAN_BYTES = 4 << 30
 """The same for what the plans of a model and their arenas take together."""
+REPLAN_S = 20.0
+"""A plan is not made again sooner after the last time: that costs about a second of a core, which requests want."""
+
+_Shapes = tuple[list[list[protocol.Bind]], list[protocol.Capacity]]
 
 
 @dataclass(slots=True)
@@ -45,11 +53,17 @@ class Asker:
 
 @dataclass(slots=True)
 class Stage:
-    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache."""
+    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache.
+
+    `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried. `served`: requests,
+    when it was last looked at."""
 
     answer: protocol.Planned
     segments: list[int]
     cached: bool = False
+    speeds: list[float] = field(default_factory=list)
+    tried_at: float = -math.inf
+    served: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -86,11 +100,13 @@ class ModelStore:
         limits: Limits,
         reserver: Reserver,
         added: Callable[[int, str], None],
+        journal: Journal,
     ) -> None:
         """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
         before a planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child. `added(plan, model)`
         comes before a plan is announced."""
         self._added = added
+        self._journal = journal
         self._limits = limits
         self._reserver = reserver
         self._rates, self._calibration = rates
@@ -194,11 +210,21 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
-        job = PlanStage(message.stages, message.capacities, self._speeds(), self._calibration)
+        self._plan(model, key, message.stages, message.capacities, [asker])
+
+    def _plan(
+        self,
+        model: Model,
+        key: bytes,
+        stages: list[list[protocol.Bind]],
+        capacities: list[protocol.Capacity],
+        askers: list[Asker],
+    ) -> None:
+        job = PlanStage(stages, capacities, self._speeds(), self._calibration)
         entry = None
         if self._cache is not None and model.digest:
-            entry = recall.find(self._cache, model.digest, model.options.key, message, job.speeds, job.calibration)
-        model.planning[key] = [asker]
+            entry = recall.find(self._cache, model.digest, model.options.key, job)
+        model.planning[key] = askers
         if entry is not None and entry.note.arena_bytes > 0:
             self._reserve_arenas(model, key, job, entry, [])
         else:
@@ -209,7 +235,7 @@ class ModelStore:
         model.child.submit(
             Job(
                 job,
-                lambda result, segments: self._planned(model, key, result, segments),
+                lambda result, segments: self._planned(model, key, job, result, segments),
                 lambda error: self._not_planned(model, key, error),
                 lambda progress: _report(askers, progress),
             )
@@ -253,10 +279,16 @@ class ModelStore:
             self._plan_anew(model, key, job)
             return
         result, received, plan = found
-        self._planned(model, key, result, received, plan)
+        self._planned(model, key, job, result, received, plan)
 
     def _planned(
-        self, model: Model, key: bytes, result: Inspected | StagePlanned, received: list[Received], plan: Segment | None = None
+        self,
+        model: Model,
+        key: bytes,
+        job: PlanStage,
+        result: Inspected | StagePlanned,
+        received: list[Received],
+        plan: Segment | None = None,
     ) -> None:
         assert isinstance(result, StagePlanned)
         try:
@@ -264,6 +296,11 @@ class ModelStore:
         except (AspenError, OSError) as error:
             self._not_planned(model, key, _known(error))
             return
+        stage.speeds = job.speeds
+        if key in model.stages:  # requests for the one before that come now are answered that it has gone, and their clients ask again
+            stage.tried_at = time.monotonic()
+            self._drop_stage(model, key)
+            self._journal.info("replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds))
         model.stages[key] = stage
         for asker in model.planning.pop(key, []):
             asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
@@ -273,7 +310,29 @@ class ModelStore:
     def _plan_bytes(self, model: Model) -> int:
         return sum(self._segments[segment].nbytes for stage in model.stages.values() for segment in stage.segments)
 
+    def refresh(self) -> None:
+        """Has a plan made again that is in use, but was made for other cores than there are. One at a time: requests want the cores."""
+        if any(model.planning for model in self._models.values()):
+            return
+        speeds, now = self._speeds(), time.monotonic()
+        outdated = []
+        for model in self._models.values():
+            for key, stage in model.stages.items():
+                if not stage.answer.plan or stage.answer.dynamic or model.options.planning.tiles is not None:
+                    continue  # there are no tiles to choose
+                served = self._table.plan(stage.answer.plan)["served"]
+                if served > stage.served and not alike(stage.speeds, speeds) and now - stage.tried_at >= REPLAN_S:
+                    outdated.append((served - stage.served, model, key))
+                stage.served = served
+        if outdated:
+            _, model, key = max(outdated, key=lambda item: item[0])
+            model.stages[key].tried_at = now
+            stages, capacities = msgspec.msgpack.decode(key, type=_Shapes)
+            self._plan(model, key, stages, capacities, [])
+
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
+        if key in model.stages:
+            self._journal.warning("not-replanned", model=model.name, why=str(error))
         for asker in model.planning.pop(key, []):
             asker.fail(_about(model, error))
 

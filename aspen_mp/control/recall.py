@@ -9,15 +9,13 @@ from typing import Any
 
 from aspen_mp.control import cache, protocol
 from aspen_mp.control.cache import Cache, WeightFile
-from aspen_mp.control.jobs import Received, StagePlanned
+from aspen_mp.control.jobs import PlanStage, Received, StagePlanned
 from aspen_mp.shm.segments import Segment
 
 
-def find(
-    plans: Cache, digest: bytes, options: Sequence[Any], message: protocol.Plan, speeds: Sequence[float], calibration: str
-) -> cache.Entry | None:
+def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    return plans.plan(cache.plan_key(plans.build, digest, options, message.stages, message.capacities, speeds, calibration))
+    return plans.plan(cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.calibration))
 
 
 def stage(

@@ -37,6 +37,7 @@ from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import Borrowed, Held, SegmentStore, check_pieces
 from aspen_mp.control.spawn import SOCKET_FD
+from aspen_mp.control.speeds import CoreSpeeds, alike
 from aspen_mp.control.traces import Traces
 from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
@@ -54,6 +55,8 @@ _PLANNER = (
 LOOK_S = 1.0
 """How often the planner process looks at its workers' heartbeats and at what the machine lets it use: nothing tells of a change (see
 `topology`)."""
+STEADY = 3
+"""Looks at which the cores were the same before plans are made for them."""
 ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 MOST_BORROWING_BYTES = 1 << 44
@@ -81,6 +84,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leases: str = ""
     patience_s: float = 120.0
     planning_bytes: int = 0
+    replan: bool = True
     restarts: int = 0
     log: Level = "warning"
 
@@ -156,7 +160,9 @@ class Server:
             class_of=self._pool.class_of,
             model_of=self._model_of,
         )
-        self._planned_for = self._machine.speeds(cpus)
+        self._core_speeds = CoreSpeeds()
+        self._planned_for = self._core_speeds.of(cpus, self._nominal())
+        self._steady = 0
         self._to_import = list(_PLANNER)
         self._loads = 0
         self._models = ModelStore(
@@ -165,6 +171,7 @@ class Server:
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,
+            self._journal,
         )
         self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
         self._connections: dict[Connection, None] = {}  # in the order in which they came
@@ -214,6 +221,21 @@ class Server:
     def _choose(config: Config, taken: list[int]) -> list[int]:
         classes = config.classes or None
         return topology.read().select(config.workers, config.cores, classes=classes, smt=config.smt, taken=taken)
+
+    def _speeds(self) -> list[float]:
+        """Of the cores to plan for."""
+        return self._core_speeds.of(self._pool.cpus(), self._nominal()) or self._planned_for
+
+    def _nominal(self) -> dict[int, float]:
+        return {core.cpu: core.speed for core in self._machine.cores}
+
+    def _replan(self) -> None:
+        """Plans are to suit the cores that there are now, as fast as they are now. What differs for a moment is not worth it."""
+        self._core_speeds.look(self._table.paces(), self._nominal())
+        before, self._planned_for = self._planned_for, self._speeds()
+        self._steady = self._steady + 1 if alike(before, self._planned_for) else 0
+        if self._steady >= STEADY and self._config.replan and not self._recovery.going_on:
+            self._models.refresh()
 
     def run(self) -> None:
         self._loop.run()
@@ -296,6 +318,7 @@ class Server:
         """Does a worker hang, has the machine changed under us, or another runtime given up a core that we want?"""
         self._loop.later(LOOK_S, self._look)
         self._hangs.look(LOOK_S)
+        self._replan()
         limits = self._limits.read()
         if limits != self._seen:
             self._machine_changed(limits)
@@ -336,7 +359,7 @@ class Server:
             if str(error) != self._refused:  # it is tried again, but said once
                 self._refused = str(error)
                 self._journal.warning("worker-not-started", why=self._refused)
-        self._planned_for = self._machine.speeds(self._pool.cpus()) or self._planned_for
+        self._planned_for = self._speeds()
 
     # ---- connections
 
@@ -624,7 +647,7 @@ class Server:
             self._pool.start(change, message.cores)
         elif change < 0:
             self._pool.leave(-change, message.cores)
-        self._planned_for = self._machine.speeds(self._pool.cpus()) or self._planned_for
+        self._planned_for = self._speeds()
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""

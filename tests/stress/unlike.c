@@ -61,6 +61,7 @@ int main(void) {
   waiting(0, 1);
   settle(0, 4.0);
   check(about(control.worker[0].pace, 4096), "pace of one");
+  check(about((double)control.worker[0].paced_ns, 240e6) && about((double)control.worker[0].expected_ns, 60e6), "the time that it took, in sum");
   check(dse[0].leaves == 0 && !aspen_dse_leaves(&dse[0]), "slow beside nobody");
 
   /* Alike within the quarter. */

@@ -1,0 +1,94 @@
+"""How fast cores are found to be, from what their workers count."""
+
+from __future__ import annotations
+
+import pytest
+
+from aspen_mp.control.speeds import ENOUGH_NS, LOOKS, CoreSpeeds, alike
+
+SECOND = 10**9
+
+
+class Workers:
+    """Workers on CPUs of given speeds, busy all the time; looked at once a second."""
+
+    def __init__(self, gives: dict[int, float], nominal: dict[int, float] | None = None) -> None:
+        self.gives, self.nominal = gives, nominal or {}
+        self.spent = dict.fromkeys(gives, 0)
+        self.expected = dict.fromkeys(gives, 0)
+        self.speeds = CoreSpeeds()
+
+    def look(self, n: int = 1, busy: float = 1.0) -> list[float]:
+        for _ in range(n):
+            for cpu, speed in self.gives.items():
+                self.spent[cpu] += int(busy * SECOND)
+                self.expected[cpu] += int(busy * speed * SECOND)
+            counts = [(row, 100 + cpu, cpu, self.spent[cpu], self.expected[cpu]) for row, cpu in enumerate(self.gives)]
+            self.speeds.look(counts, self.nominal)
+        return self.speeds.of(list(self.gives), self.nominal)
+
+
+def test_alike_cores() -> None:
+    """Plans' expectations are wrong by some factor, and cores vary a little."""
+    assert Workers({0: 1.3, 1: 1.4, 2: 1.2}).look(20) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("gives", "found"), [(0.5, 0.5), (0.47, 0.5), (0.25, 0.25), (0.7, 0.71), (0.06, 0.06)])
+def test_a_slow_core(gives: float, found: float) -> None:
+    workers = Workers({4: 1.1 * gives, 7: 1.1})
+    assert workers.look(LOOKS) == [1, 1]
+    assert workers.look(1) == [1, found]
+    assert workers.speeds.of([4], {}) == [1]
+    assert workers.speeds.of([7, 4, 5], {}) == [1, 1, found]
+    assert workers.speeds.of([], {}) == []
+
+
+def test_what_passes_is_not_taken_up() -> None:
+    workers = Workers({0: 1.0, 1: 1.0})
+    workers.look(LOOKS)
+    for _ in range(5):
+        workers.gives[1] = 0.4
+        assert workers.look(1) == [1, 1]
+        workers.gives[1] = 1.0
+        assert workers.look(LOOKS) == [1, 1]
+
+
+def test_it_becomes_fast_again_and_keeps_its_speed_without_work() -> None:
+    workers = Workers({0: 1.0, 1: 0.25})
+    assert workers.look(10) == [1, 0.25]
+    assert workers.look(10, busy=0.0) == [1, 0.25]
+    workers.gives[1] = 0.28  # within what estimates are good for
+    assert workers.look(20) == [1, 0.25]
+    workers.gives[1] = 1.0
+    assert workers.look(3 * LOOKS) == [1, 1]
+
+
+def test_what_the_machine_says_holds_while_it_is_about_right() -> None:
+    nominal = {0: 1.0, 1: 1.0, 8: 0.6, 9: 0.6}
+    assert Workers({0: 2.0, 1: 2.0, 8: 1.1, 9: 1.3}, nominal).look(20) == [1, 1, 0.6, 0.6]
+    assert Workers({0: 2.0, 1: 2.0, 8: 0.6, 9: 1.2}, nominal).look(20) == [1, 1, 0.6, 0.3]
+    assert Workers({0: 2.0, 1: 1.0, 8: 1.2, 9: 1.2}, nominal).look(20) == [1, 0.6, 0.6, 0.5]
+
+
+def test_too_little_work_says_nothing() -> None:
+    workers = Workers({0: 1.0, 1: 0.25})
+    assert workers.look(20, busy=ENOUGH_NS / SECOND / LOOKS) == [1, 1]
+    alone = Workers({0: 0.25})
+    assert alone.look(20) == [1]
+
+
+def test_another_worker_in_a_row_begins_anew() -> None:
+    speeds = CoreSpeeds()
+    for second in range(1, 20):
+        pid = 100 + second // LOOKS
+        counts = [(0, 99, 0, second * SECOND, second * SECOND), (1, pid, 1, second % LOOKS * 4 * SECOND, second % LOOKS * SECOND)]
+        speeds.look(counts, {})
+    assert speeds.of([0, 1], {}) == [1, 0.25]
+    speeds.look([(0, 99, None, 0, 0)], {})
+
+
+def test_plans_for_alike_speeds() -> None:
+    assert alike([1, 0.5], [1, 0.45])
+    assert not alike([1, 0.5], [1, 0.35])
+    assert not alike([1], [1, 1])
+    assert alike([], [])
