@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from aspen_mp.shm.errors import ResourceLimitError
 
@@ -127,11 +128,11 @@ class Topology:
         order.sort(key=lambda cpu: cpu in others)
         return [order[i % len(order)] for i in range(workers)]
 
-    def speeds(self, cpus: Iterable[int]) -> list[float]:
+    def speeds(self, cpus: Iterable[int], gives: Mapping[int, float] = MappingProxyType({})) -> list[float]:
         """Of the cores of these CPUs, fastest first, relative to the fastest; to two digits, because plans are made for them and kept. One
-        that is not known counts as of speed 1."""
+        that is not known counts as of speed 1. `gives`: what share of its speed a CPU gives, where it is not all."""
         known = self.by_cpu
-        found = sorted((known[cpu].speed if cpu in known else 1.0 for cpu in cpus), reverse=True)
+        found = sorted(((known[cpu].speed if cpu in known else 1.0) * gives.get(cpu, 1.0) for cpu in cpus), reverse=True)
         return [round(speed / found[0], 2) for speed in found]
 
     def placement(self) -> list[int]:

@@ -72,6 +72,7 @@ def hetero(
     networks: Networks = None,
     speeds: Annotated[str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Of the slowed core, as shares of its own.")] = "1,0.5,0.25",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Two CPUs or more; the last is slowed.")] = None,
+    settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 20.0,
     method: Annotated[str | None, typer.Option("--method", help="fifo, quota or nice; default: the best that is allowed.")] = None,
     engines: Engines = None,
     rounds: RoundsOption = 5,
@@ -104,7 +105,7 @@ def hetero(
             results.append(
                 bench.measure(
                     *(case, chosen, cpus[:-1], cpus[-1:], wanted, _plan(rounds, seconds, runs)),
-                    *(method, lambda text: update(text, 0, 0)),
+                    *(method, settle, lambda text: update(text, 0, 0)),
                 )
             )
             results[-1].absent = absent

@@ -161,7 +161,7 @@ class Server:
             model_of=self._model_of,
         )
         self._core_speeds = CoreSpeeds()
-        self._planned_for = self._core_speeds.of(cpus, self._nominal())
+        self._planned_for = self._machine.speeds(cpus)
         self._steady = 0
         self._to_import = list(_PLANNER)
         self._loads = 0
@@ -224,14 +224,11 @@ class Server:
 
     def _speeds(self) -> list[float]:
         """Of the cores to plan for."""
-        return self._core_speeds.of(self._pool.cpus(), self._nominal()) or self._planned_for
-
-    def _nominal(self) -> dict[int, float]:
-        return {core.cpu: core.speed for core in self._machine.cores}
+        return self._machine.speeds(self._pool.cpus(), self._core_speeds.gives) or self._planned_for
 
     def _replan(self) -> None:
         """Plans are to suit the cores that there are now, as fast as they are now. What differs for a moment is not worth it."""
-        self._core_speeds.look(self._table.paces(), self._nominal())
+        self._core_speeds.look(self._table.paces(), {core.cpu: core.speed for core in self._machine.cores})
         before, self._planned_for = self._planned_for, self._speeds()
         self._steady = self._steady + 1 if alike(before, self._planned_for) else 0
         if self._steady >= STEADY and self._config.replan and not self._recovery.going_on:

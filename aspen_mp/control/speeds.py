@@ -27,11 +27,12 @@ LEAST: Final = 2.0**-6
 
 
 class CoreSpeeds:
-    """Asked now and then, at equal intervals."""
+    """Asked now and then, at equal intervals. `gives`: by CPU, what share of its nominal speed it gives beside the others, where that is
+    known."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, int], deque[tuple[int, int]]] = {}
-        self._measured: dict[int, float] = {}
+        self.gives: dict[int, float] = {}
         self._others: dict[int, int] = {}
 
     def look(self, counts: Iterable[Count], nominal: Mapping[int, float]) -> None:
@@ -49,18 +50,13 @@ class CoreSpeeds:
         top = max(found.values())
         for cpu, gives in found.items():
             share = max(gives / top, LEAST)
-            if _alike(share, self._measured.get(cpu, 1.0)):
+            if _alike(share, self.gives.get(cpu, 1.0)):
                 self._others.pop(cpu, None)
                 continue
             self._others[cpu] = self._others.get(cpu, 0) + 1
             if self._others[cpu] >= LOOKS:
                 del self._others[cpu]
-                self._measured[cpu] = 1.0 if _alike(share, 1.0) else 2 ** (round(math.log2(share) * STEPS) / STEPS)
-
-    def of(self, cpus: Sequence[int], nominal: Mapping[int, float]) -> list[float]:
-        """The speeds of these cores, fastest first, relative to the fastest; to two digits."""
-        found = sorted((nominal.get(cpu, 1.0) * self._measured.get(cpu, 1.0) for cpu in cpus), reverse=True)
-        return [round(speed / found[0], 2) for speed in found]
+                self.gives[cpu] = 1.0 if _alike(share, 1.0) else 2 ** (round(math.log2(share) * STEPS) / STEPS)
 
 
 def alike(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -81,19 +81,26 @@ def measure(
     speeds: Sequence[float],
     plan: Plan,
     method: Method | None,
+    settle: float,
     say: Say,
 ) -> Result:
-    """Measures a network. Engines follow one another; for each, the three sets of cores take turns, at each speed in its turn."""
+    """Measures a network. `settle`: how many seconds all cores are busy with requests before they are measured at another speed: ours makes
+    its plan again for the cores as they are, which takes it some seconds to notice and about one to do. Engines follow one
+    another; for each, the three sets of cores take turns, at each speed in its turn."""
     result = Result(case.label, list(fast), list(slow), method or "auto")
     for engine in engines:
         cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
         with Seats(case, [Variant(f"{engine}, {label}", engine, cpus) for label, cpus in cores.items()], say) as seats:
+            before = 1.0
             for speed in speeds:
                 with ExitStack() as stack:
                     loads: list[SlowCore] = []
                     if speed < 1:
                         loads = [stack.enter_context(slow_core(cpu, speed, method, say=say)) for cpu in slow]
                         result.method = loads[0].method
+                    if settle and speed != before:
+                        seats.settle(f"{engine}, {BOTH}", settle, f"slow cores at {speed:g}")
+                    before = speed
                     took = _Taken(loads)
                     rounds = seats.rounds(plan, f"slow cores at {speed:g}", lambda: sum(load.load_seconds() for load in loads))  # noqa: B023
                     result.failed.update(rounds.failed)

@@ -122,6 +122,16 @@ class Seats:
         """Of each engine: its version and how it was set."""
         return {seat.engine: f"{seat.info['version']}: {seat.info['settings']}" for seat in self._seats}
 
+    def settle(self, label: str, seconds: float, what: str) -> None:
+        """Requests to one of the variants, if it is there, which are not measured."""
+        for seat in self._seats:
+            if seat.label == label and label not in self.failed:
+                self._say(f"{self.case.label}: {seconds:g} s for {label} to settle, {what}")
+                try:
+                    seat.turn(seconds, 1)
+                except SeatError as error:
+                    self.failed[label] = str(error)
+
     def rounds(self, plan: Plan, what: str = "", beside: Callable[[], float] = float) -> Rounds:
         """Measures all; `what` says so to people. `beside`: CPU time so far of what loads the cores on purpose."""
 

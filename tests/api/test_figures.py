@@ -75,7 +75,7 @@ def test_hetero(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="two CPUs"):
             figure(tmp_path, "hetero", TINY)
         return
-    found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5")
+    found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5", "--settle", "0.1")
     full, half = found["points"]
     assert (full["wanted"], half["wanted"]) == (1, 0.5)
     assert not full["left"]

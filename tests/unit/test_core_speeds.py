@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from aspen_mp.control.speeds import ENOUGH_NS, LOOKS, CoreSpeeds, alike
+from aspen_mp.workers.topology import Core, Topology
 
 SECOND = 10**9
 
@@ -25,7 +28,11 @@ class Workers:
                 self.expected[cpu] += int(busy * speed * SECOND)
             counts = [(row, 100 + cpu, cpu, self.spent[cpu], self.expected[cpu]) for row, cpu in enumerate(self.gives)]
             self.speeds.look(counts, self.nominal)
-        return self.speeds.of(list(self.gives), self.nominal)
+        return self.of(self.gives)
+
+    def of(self, cpus: Iterable[int]) -> list[float]:
+        cores = tuple(Core(cpu, 0, 0, (cpu,), cpu, 0, 0, "uniform", self.nominal.get(cpu, 1.0)) for cpu in self.gives)
+        return Topology(cores, None, len(cores)).speeds(cpus, self.speeds.gives)
 
 
 def test_alike_cores() -> None:
@@ -38,9 +45,9 @@ def test_a_slow_core(gives: float, found: float) -> None:
     workers = Workers({4: 1.1 * gives, 7: 1.1})
     assert workers.look(LOOKS) == [1, 1]
     assert workers.look(1) == [1, found]
-    assert workers.speeds.of([4], {}) == [1]
-    assert workers.speeds.of([7, 4, 5], {}) == [1, 1, found]
-    assert workers.speeds.of([], {}) == []
+    assert workers.of([4]) == [1]
+    assert workers.of([7, 4, 5]) == [1, 1, found]
+    assert workers.of([]) == []
 
 
 def test_what_passes_is_not_taken_up() -> None:
@@ -83,7 +90,7 @@ def test_another_worker_in_a_row_begins_anew() -> None:
         pid = 100 + second // LOOKS
         counts = [(0, 99, 0, second * SECOND, second * SECOND), (1, pid, 1, second % LOOKS * 4 * SECOND, second % LOOKS * SECOND)]
         speeds.look(counts, {})
-    assert speeds.of([0, 1], {}) == [1, 0.25]
+    assert speeds.gives == {1: 0.25}
     speeds.look([(0, 99, None, 0, 0)], {})
 
 
