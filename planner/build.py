@@ -23,6 +23,7 @@ from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import choose_grids
+from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, search
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
@@ -78,6 +79,7 @@ def build_plan(
         tile_graph,
         edges,
         activation_bytes,
+        found.critical,
         replace(options, metadata={**options.metadata, **({} if planning.barriers else _noted(found))}),
     ).plan()
 
@@ -93,7 +95,8 @@ def _noted(found: Found) -> dict[str, Any]:
     if not found.simulated:
         return {}
     latency = {"start_ms": round(found.start_ns * 1e-6, 6), "best_ms": round(found.best_ns * 1e-6, 6)}
-    return {"search": {**latency, "steps": found.steps, "simulated": found.simulated}}
+    order = "critical path" if found.critical else "layers"
+    return {"search": {**latency, "steps": found.steps, "simulated": found.simulated, "order": order}}
 
 
 def _within(budget: int, needed: int, what: str) -> None:
@@ -110,10 +113,11 @@ class _Writer:
         tile_graph: TileGraph,
         edges: Edges,
         activation_bytes: int,
+        critical: bool,
         options: PlanOptions,
     ) -> None:
         self.graph, self.storage, self.grids, self.tile_graph, self.edges = graph, storage, grids, tile_graph, edges
-        self.activation_bytes, self.options = activation_bytes, options
+        self.activation_bytes, self.critical, self.options = activation_bytes, critical, options
         self.consts = bytearray()
         self.blobs = bytearray(b"\0")  # offset 0: nothing
         self.weights: list[WeightItem] = []
@@ -253,7 +257,7 @@ class _Writer:
         tiles["lo"], tiles["hi"] = 0, 1
         tiles["op"] = len(self.storage.steps)  # JOIN
         tiles["op"][-1] = len(self.storage.steps) + 1
-        depth = _depths(step_ns)
+        depth, rank_of = depths_and_ranks(self._order(step_ns), step_ns, np.diff(base))
         for k, grid in enumerate(self.grids):
             if not grid.n:
                 continue
@@ -265,11 +269,22 @@ class _Writer:
             tiles["depth"][rows] = depth[k]
         tiles["children"] = edges.child_begin[:-1]
         tiles["n_children"] = np.diff(edges.child_begin)
-        tiles["rank"][:op_tiles] = np.arange(op_tiles) + 1
+        tiles["rank"][:op_tiles] = rank_of
         if op_tiles:
             tiles["depth"][op_tiles:] = tiles["depth"][edges.origin]
         tiles["depth"][-1], tiles["rank"][-1] = DEPTHS - 1, LAST_RANK
         return tiles
+
+    def _order(self, step_ns: list[float]) -> npt.NDArray[np.int64]:
+        """In which the steps' tiles should go."""
+        edges, base, n = self.edges, self.tile_graph.base, len(step_ns)
+        if not self.critical or not n:
+            return np.arange(n)
+        step = np.repeat(np.arange(n), np.diff(base))
+        step = np.concatenate([step, step[edges.origin]]) if len(step) else np.zeros(edges.n, np.int64)
+        parents = np.repeat(np.arange(edges.n), np.diff(edges.child_begin))
+        work = edges.children < edges.n - 1  # all but END
+        return critical_first(step_ns, step[parents[work]], step[edges.children[work]])
 
     def _costs(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Nanoseconds and bytes of each tile; joins and the end take none."""
@@ -277,16 +292,6 @@ class _Writer:
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
         return ns, moved
-
-
-def _depths(step_ns: list[float]) -> list[int]:
-    """Depth bin of each step: bins hold about the same predicted time and never decrease."""
-    total = sum(step_ns) or 1.0
-    out, before = [], 0.0
-    for ns in step_ns:
-        out.append(min(int(before / total * DEPTHS), DEPTHS - 1))
-        before += ns
-    return out
 
 
 _LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}

@@ -4,8 +4,9 @@ Each node has a *ladder* of grids, from the finest tiles that fill the kernels, 
 coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`). The search starts with what
 `policy` says of each node alone and climbs: nodes that are alike move up or down their ladders together, then each by itself, as long as
 the simulated latency of the whole network falls. Then it climbs again from an end of the ladders: "quick" from the coarsest tiles on few
-cores and from the finest on many, "thorough" from both. What comes out best counts. What a step changes in the tile graph is worked
-out for the node and its readers alone, so a step takes about as long as its simulation.
+cores and from the finest on many, "thorough" from both. What comes out best counts. Where the network has branches, the search goes on from
+there with the critical path first (`priority.py`), if that gains anything. What a step changes in the tile graph is worked out for the node
+and its readers alone, so a step takes about as long as its simulation.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
 """
@@ -26,12 +27,11 @@ from aspen_mp.planner.ir import Node
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Effort
 from aspen_mp.planner.policy import Aim
+from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
 from aspen_mp.planner.simulate import Tiles, simulate
 from aspen_mp.planner.storage import Storage
-from aspen_mp.shm.tables import LIMITS
 
 Floats = npt.NDArray[np.float64]
-DEPTHS: Final = LIMITS["depths"]
 SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_200_000, "thorough": 20_000_000}
 """Tiles that may be simulated from each start, at about 1 µs each."""
 AT_ONCE: Final = 64
@@ -49,6 +49,8 @@ RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0,
 FINEST: Final = 4.0
 WORTH: Final = 0.0005
 """What a step has to gain, of the latency. A simulation is no more exact than that, and steps that gain less only cost time."""
+WORTH_ORDER: Final = 0.01
+"""What going by the critical path has to gain with the same tiles. Most networks are chains, where the orders differ by chance alone."""
 JITTER: Final = 0.2
 SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
@@ -58,9 +60,11 @@ real tiles vary (caches, interrupts), the search finds tiles so coarse that work
 @dataclass(frozen=True, slots=True)
 class Found:
     """`grids`: one a step. `start_ns`, `best_ns`: simulated latency with the policy's grids and with these, 0 where nothing was searched.
-    `steps`: along ladders. `simulated`: tiles, and what else it took in tiles."""
+    `steps`: along ladders. `simulated`: tiles, and what else it took in tiles. `critical`: whether steps with much work behind them go
+    first (`priority.py`), rather than those of earlier layers."""
 
     grids: list[Grid]
+    critical: bool = False
     start_ns: float = 0.0
     best_ns: float = 0.0
     steps: int = 0
@@ -81,6 +85,8 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
         other = found.climb([ladder[end].grid for ladder in found.ladders])
         if other.best_ns < best.best_ns:
             best = replace(other, start_ns=best.start_ns)
+    if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
+        best = replace(found.climb(best.grids, critical=True), start_ns=best.start_ns)
     return replace(best, simulated=found.spent)
 
 
@@ -103,14 +109,27 @@ class _Search:
             if kind not in ladders:
                 ladders[kind] = self._ladder(kind, node)
         self.kinds, self.ladders = kinds, [ladders[kind] for kind in kinds]
+        self.layers = np.arange(len(kinds))
+        self.critical = self._critical()
+        self.order = self.layers
         self.rungs: list[_Rung] = []
         self.spent = 0
 
-    def climb(self, grids: Sequence[Grid]) -> Found:
-        """The best that steps from these grids lead to."""
+    def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
+        """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
+        self.order = self.critical if critical else self.layers
         steps = zip(self.kinds, self.storage.steps, grids, strict=True)
         self.rungs = [self._rung(kind, node, grid) for kind, node, grid in steps]
-        start = best = self._latency(self.rungs)
+        return self._latency(self.rungs)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it makes a difference which step goes first."""
+        return bool((self.critical != self.layers).any())
+
+    def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
+        """The best that steps from these grids lead to."""
+        start = best = self.latency(grids, critical=critical)
         taken, limit = 0, self.spent + self.budget
         groups = self._alike()
         while True:
@@ -119,7 +138,13 @@ class _Search:
                 found, n = self._move(group, best, limit)
                 best, taken = found, taken + n
             if before - best < WORTH * before or self.spent >= limit:
-                return Found([rung.grid for rung in self.rungs], start, best, taken, self.spent)
+                return Found([rung.grid for rung in self.rungs], critical, start, best, taken, self.spent)
+
+    def _critical(self) -> npt.NDArray[np.int64]:
+        """The order of the steps by critical path, as good as it can be known before they are cut."""
+        pairs = [(source, k) for k, sources in enumerate(self.edges.sources) for source in sources]
+        parents, children = np.array(pairs, np.int64).reshape(-1, 2).T
+        return critical_first([cost.work(node).ns for node in self.storage.steps], parents, children)
 
     # ------------------------------------------------------------------------------------------------------------- ladders
 
@@ -187,7 +212,7 @@ class _Search:
         """Simulated, nanoseconds."""
         grids = [rung.grid for rung in rungs]
         known = len(self.edges.known)
-        tiles = _tiles(self.edges.graph(grids), rungs)
+        tiles = _tiles(self.edges.graph(grids), rungs, self.order)
         self.spent += NODE * (len(self.edges.known) - known + 1)
         random = np.random.default_rng(1)
         total = 0.0
@@ -197,7 +222,7 @@ class _Search:
         return total / SAMPLES
 
 
-def _tiles(graph: TileGraph, rungs: Sequence[_Rung]) -> Tiles:
+def _tiles(graph: TileGraph, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:
     """As the engine would see the graph, but for trees of JOINs and for waiting for recycled memory."""
     none = np.zeros(0, np.int64)  # a network of one op has no edges
     parents, children = np.concatenate([none, *graph.parents]), np.concatenate([none, *graph.children])
@@ -212,14 +237,12 @@ def _tiles(graph: TileGraph, rungs: Sequence[_Rung]) -> Tiles:
     ns = np.concatenate([*(rung.ns for rung in rungs), rest])
     moved = np.concatenate([*(rung.bytes for rung in rungs), rest])
     depth = np.zeros(n, np.uint8)
-    totals = np.array([rung.ns.sum() for rung in rungs])
-    before = np.concatenate([np.zeros(1), np.cumsum(totals)[:-1]])
-    bins = np.minimum(before / max(totals.sum(), 1.0) * DEPTHS, DEPTHS - 1).astype(np.uint8)
+    bins, ranks = depths_and_ranks(order, [float(rung.ns.sum()) for rung in rungs], [rung.grid.n for rung in rungs])
     depth[: graph.op_tiles] = np.repeat(bins, [rung.grid.n for rung in rungs])
     depth[graph.op_tiles : n - 1] = bins[graph.join_step] if graph.join_step else 0
     depth[-1] = DEPTHS - 1
     rank = np.zeros(n, np.int64)
-    rank[: graph.op_tiles] = np.arange(graph.op_tiles) + 1
+    rank[: graph.op_tiles] = ranks
     rank[-1] = 0xFFFFFFFF
     below = children[np.argsort(parents, kind="stable")]
     return Tiles(_u32(begin), _u32(below), _u32(counts), _u32(np.flatnonzero(counts[:-1] == 0)), _u32(rank), depth, ns, moved)

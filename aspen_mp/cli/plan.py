@@ -144,7 +144,8 @@ def _planned(report: dict[str, Any]) -> str:
     if found is None:
         return took
     gain = f"{found['start_ms']:.2f} to {found['best_ms']:.2f} ms predicted"
-    return f"{took}; tiles searched: {gain}, {found['steps']} steps, {found['simulated'] / 1e6:.2f} million tiles simulated"
+    first = "; critical path first" if found["order"] == "critical path" else ""
+    return f"{took}; tiles searched: {gain}, {found['steps']} steps, {found['simulated'] / 1e6:.2f} million tiles simulated{first}"
 
 
 def _measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aspen_mp.bench import models
@@ -43,10 +43,14 @@ class Network:
 
     def orders(self, cpus: Sequence[int]) -> dict[str, float]:
         """Milliseconds of a request on these CPUs with each order of the pool."""
+        import numpy as np
+
         from aspen_mp.bench.plans import calibrated, machine_of
         from aspen_mp.planner.simulate import ORDERS, Rules, of_plan, simulate
 
         with calibrated():
             machine = machine_of(cpus)
             tiles = of_plan(self.plan(machine))
-        return {order: simulate(tiles, machine, rules=Rules(order=order)).latency_ns / 1e6 for order in ORDERS}  # type: ignore[arg-type]
+        layers = replace(tiles, rank=np.where(tiles.rank > 0, np.arange(tiles.n) + 1, 0))
+        given = {order: layers if order == "layer" else tiles for order in ORDERS}
+        return {order: simulate(graph, machine, rules=Rules(order=order)).latency_ns / 1e6 for order, graph in given.items()}  # type: ignore[arg-type]
