@@ -28,6 +28,8 @@ from aspen_mp.workers import topology, wire
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""
+AGAIN_S = 1.0
+"""How soon it is tried again to start a worker that could not be started when a row became free."""
 STOPPED_S = 1.0
 """A worker that has been stopped (SIGSTOP) for so long is ended: what it holds is needed."""
 
@@ -101,6 +103,8 @@ class WorkerPool:
         self._rows: dict[int, Worker] = {}
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
+        self._again: Timer | None = None
+        self._refused = ""
         self.seq = 0
         self.respawned = 0
         self.hangs = 0
@@ -239,13 +243,23 @@ class WorkerPool:
             raise
 
     def _start_waiting(self) -> None:
-        """A row has become free. What goes wrong is nobody's request, so there is nobody to tell."""
-        if not self._queued:
+        """A row has become free, or it is time to try again. What goes wrong is said once, and tried again: nobody's call has failed."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        waiting, before = list(self._queued), len(self._rows)
+        if not waiting:
             return
         try:
             self._start_queued(topology.read())
         except (AspenError, OSError) as error:
-            self._journal.warning("worker-not-started", why=str(error))
+            self._queued.extend(waiting[len(self._rows) - before :])
+            self._again = self._loop.later(AGAIN_S, self._start_waiting)
+            if str(error) != self._refused:
+                self._refused = str(error)
+                self._journal.warning("worker-not-started", why=self._refused)
+        else:
+            self._refused = ""
 
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile

@@ -470,10 +470,7 @@ class Server:
             case protocol.Borrow():
                 self._borrow(client, message, fds)
             case protocol.DropData():
-                if client.data.pop(message.index, None) is None:
-                    raise RequestError(f"data segment {message.index} does not exist")
-                self._table.drop_data(client.number, message.index)
-                self._collect()
+                self._drop_data(client, message.index)
                 send(protocol.Done(message.id))
             case protocol.Explain():
                 send(protocol.Done(message.id, text=self._models.op_name(message.plan, message.op, client.number)))
@@ -611,7 +608,17 @@ class Server:
             raise
         client.data[index] = segment
         self._pool.publish()
-        client.connection.send(protocol.DataReady(request, index, created.nbytes), (created.fd,))
+        try:
+            client.connection.send(protocol.DataReady(request, index, created.nbytes), (created.fd,))
+        except OSError:
+            self._drop_data(client, index)  # which nobody has heard of
+            raise
+
+    def _drop_data(self, client: Client, index: int) -> None:
+        if client.data.pop(index, None) is None:
+            raise RequestError(f"data segment {index} does not exist")
+        self._table.drop_data(client.number, index)
+        self._collect()
 
     def _borrow(self, client: Client, message: protocol.Borrow, fds: list[int]) -> None:
         if len(fds) != len(message.pieces):

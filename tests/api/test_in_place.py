@@ -461,6 +461,7 @@ def test_what_missing_memory_leads_to_is_not_told_as_an_error_of_the_model(runti
         fd = os.open(f"/proc/self/fd/{borrow.place(shared)[0].fd}", os.O_RDWR)
         for use in ("run", "submit"):
             runtime.scale(0)
+            assert until(lambda: not runtime.workers)  # one that is about to leave may still take a request
             if use == "run":
                 with ThreadPoolExecutor(1) as pool:
                     future = pool.submit(model.run, {"i": i, "j": shared})

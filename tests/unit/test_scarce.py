@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -122,16 +123,38 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
     reserver.close()
 
 
-def test_a_worker_that_cannot_be_started() -> None:
-    """When a row has become free: it is said, and the planner process lives."""
+class Pool(WorkerPool):
+    """One that starts workers until `fails`, all of whom live on."""
+
+    def __init__(self, loop: Loop, journal: Journal) -> None:
+        self._loop, self._journal, self._max = loop, journal, 9
+        self._rows, self._queued, self._again, self._refused = {}, deque("abc"), None, ""  # type: ignore[arg-type]
+        self.fails: Exception | None = FULL
+
+    def _start_at(self, row: int, place: Any, machine: object) -> None:
+        if place == "b" and self.fails is not None:
+            raise self.fails
+        self._rows[row] = place
+
+
+def test_a_worker_that_cannot_be_started(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a row has become free: it is said once, and tried again until it can be."""
+    monkeypatch.setattr("aspen_mp.control.pool.AGAIN_S", 0.01)
     journal = Journal("test", "off")
-    for error in (FULL, ResourceLimitError("no core")):
-
-        def fail(machine: object, error: Exception = error) -> None:
-            raise error
-
-        WorkerPool._start_waiting(SimpleNamespace(_queued=[1], _start_queued=fail, _journal=journal))  # type: ignore[arg-type]
-    assert [event["event"] for event in journal.latest()] == ["worker-not-started"] * 2
+    pool = Pool(loop, journal)
+    pool._start_waiting()
+    assert list(pool._rows.values()) == ["a"]
+    assert list(pool._queued) == ["b", "c"]
+    pool._start_waiting()
+    loop.later(0.05, loop.stop)
+    loop.run()
+    assert list(pool._queued) == ["b", "c"]
+    assert [event["event"] for event in journal.latest()] == ["worker-not-started"]
+    pool.fails = None
+    run_until(loop, pool._rows, 3)  # type: ignore[arg-type]
+    assert list(pool._rows.values()) == ["a", "b", "c"]
+    assert not pool._queued
+    assert pool._again is None
 
 
 def test_a_worker_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +226,20 @@ def test_a_message_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         Connection.send(stub, protocol.TraceReady(1, 2), (0, 0))  # type: ignore[arg-type]
     assert (stub.unanswered, stub._out) == (1, [])
     assert descriptors() == before
+
+
+def test_a_data_segment_that_its_client_never_hears_of() -> None:
+    dropped: list[object] = []
+    table = SimpleNamespace(add_data=lambda number, segment: 3, drop_data=lambda *which: dropped.append(which))
+    nothing: Any = lambda *_: None  # noqa: E731
+    segments = SimpleNamespace(add=lambda role, nbytes, fd, owner, own: os.close(fd) or 9)
+    server = SimpleNamespace(_table=table, _segments=segments, _pool=SimpleNamespace(publish=nothing), _collect=nothing)
+    server._drop_data = partial(Server._drop_data, server)  # type: ignore[arg-type]
+    client: Any = SimpleNamespace(connection=SimpleNamespace(pid=1, send=full), number=5, data={})
+    with pytest.raises(OSError, match="open files"):
+        Server._add_data(server, client, 8, SimpleNamespace(fd=0, nbytes=4096), [])  # type: ignore[arg-type]
+    assert dropped == [(5, 3)]
+    assert not client.data
 
 
 # ---- traces
