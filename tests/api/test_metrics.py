@@ -141,7 +141,7 @@ def test_a_serving_process_that_does_not_end(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cli, "END_S", 0.2)
     with cli.beside("nobody", "0") as url:
         assert fetch(url) == {("aspen_mp_up", ()): 0.0}
-        (child,) = psutil.Process().children()
+        (child,) = (child for child in psutil.Process().children() if "--ready-fd" in child.cmdline())
         child.suspend()
 
 
