@@ -24,7 +24,7 @@ from aspen_mp.planner import cost, policy, tilecost
 from aspen_mp.planner.edges import EdgeBuilder, TileGraph
 from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import Node
-from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.machine import Machine, speed_classes
 from aspen_mp.planner.options import Effort
 from aspen_mp.planner.policy import Aim
 from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
@@ -38,8 +38,10 @@ AT_ONCE: Final = 64
 """Cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, a tile counts more."""
 NODE: Final = 400
 """As many tiles as the edges of a node to those that it reads take."""
+STARTS: Final = 1.5
+"""A quick search does not start anew when it has spent the effort of so many."""
 FEW: Final = 4.0
-"""On fewer cores than this the coarsest tiles are the better second start, on more the finest."""
+"""On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
 FOR_EACH_NS: Final = 0.2
 """So many tiles for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
@@ -80,8 +82,10 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
     found = _Search(storage, machine, budget)
     best = found.climb(grids)
-    few = machine.power < FEW
-    for end in (0, -1) if effort == "thorough" else (0,) if few else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
+    both = effort == "thorough" or len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
+    for end in (0, -1) if both else (0,) if machine.power < FEW else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
+        if effort == "quick" and found.spent > STARTS * budget:
+            break
         other = found.climb([ladder[end].grid for ladder in found.ladders])
         if other.best_ns < best.best_ns:
             best = replace(other, start_ns=best.start_ns)

@@ -22,6 +22,7 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 #define SIM_NONE UINT32_MAX
 #define SIM_COLUMNS 64
 #define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
+#define SIM_PATIENCE 4 /* ASPEN_PATIENCE */
 #define SIM_ROUNDING 1e-12
 #define SIM_NEVER (-1.0)
 
@@ -72,7 +73,7 @@ struct sim_core {
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
-  double patience;  /* how long it leaves tiles to them: as long as one takes it on average. A DSE counts those of its last millisecond */
+  double patience;  /* how long it leaves tiles to them: as long as some take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
 };
 
@@ -428,7 +429,7 @@ static inline void sim_begin(struct sim *s) {
     for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
       if (s->m->speed[v] > SIM_SLOWER * s->m->speed[c]) s->core[c].leaves += s->m->speed[v] / s->m->speed[c] - 1;
     s->core[c].random = s->r->seed * 2654435761u + c + 1;
-    s->core[c].patience = total / s->g->n / s->m->speed[c];
+    s->core[c].patience = SIM_PATIENCE * total / s->g->n / s->m->speed[c];
     s->core[c].left_since = SIM_NEVER;
     if (s->core[c].leaves > 0) s->slow = 1;
     s->at[c] = INFINITY;

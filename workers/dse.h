@@ -116,6 +116,7 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
 
 #define ASPEN_PACE_NS 1e6 /* of expected kernel time: so often a DSE looks how fast its core is */
 #define ASPEN_SLOWER 1.25 /* cores that differ by less are alike: estimates of tiles are no better */
+#define ASPEN_PATIENCE 4 /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
 
 /* How long kernels take here beside what plans expect, and beside what they take elsewhere. No class of core has to be known: a core that is
  * shared with others is slow, too, for as long as it is. */
@@ -135,7 +136,7 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
     double other = aspen_stat_load(&c->worker[r].pace);
     if (r != d->s.row && other > 0 && other * ASPEN_SLOWER < pace && aspen_load_relaxed(&c->row[r].open)) d->leaves += pace / other - 1;
   }
-  d->patience = (ticks - d->paced) / (tiles > d->paced_tiles ? tiles - d->paced_tiles : 1);
+  d->patience = ASPEN_PATIENCE * (ticks - d->paced) / (tiles > d->paced_tiles ? tiles - d->paced_tiles : 1);
   d->paced = ticks;
   d->paced_tiles = tiles;
   d->expected_ns = 0;

@@ -98,14 +98,14 @@ int main(void) {
     aspen_dse_complete_opaque(&dse[2], dse[2].opaque, 0, 0, NULL, 0);
     check(control.worker[2].kernel_ticks >= (k + 1) * 1000000000ull, "opaque tiles count as busy");
     works(2, 10, 1.2);
-    check(about(control.worker[2].pace, 1.2 * 1024) && about((double)dse[2].patience, 1.2e5), "pace beside opaque tiles");
+    check(about(control.worker[2].pace, 1.2 * 1024) && about((double)dse[2].patience, 4.8e5), "pace beside opaque tiles");
   }
   check(executed[0] == 1 && executed[1] == 1 && control.worker[2].opaque == 4, "opaque tiles were finished");
 
-  /* Not for ever: as long as a tile takes here, 0.4 ms. */
+  /* Not for ever: as long as four tiles take here, 1.6 ms. */
   waiting(0, 1);
   waiting(1, 0);
-  check(about((double)dse[0].patience, 4e5), "patience");
+  check(about((double)dse[0].patience, 16e5), "patience");
   dse[0].left_since = 0;
   check(aspen_dse_leaves(&dse[0]) && dse[0].left_since, "begins to leave");
   dse[0].left_since = aspen_ticks() - dse[0].patience - 1;

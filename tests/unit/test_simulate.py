@@ -130,8 +130,8 @@ class Slow:
         return 0 < self.waiting() < 1 + faster
 
     def patience(self, c: int) -> float:
-        """Until when: no longer than a tile takes it."""
-        return self.left[c] + self.tile_ns / self.m.cores[c].speed
+        """Until when: no longer than four tiles take it."""
+        return self.left[c] + 4 * self.tile_ns / self.m.cores[c].speed
 
     def leave(self) -> None:
         """Slow cores that are awake begin to leave tiles when there are some, and forget about it when there are none, or enough."""
@@ -388,21 +388,22 @@ def test_inputs_and_outputs_are_copied() -> None:
     assert simulate(copied, machine).latency_ns == simulate(plain, machine).latency_ns + 12
 
 
-def test_slow_cores_are_patient_for_as_long_as_a_tile() -> None:
+def test_slow_cores_are_patient_for_a_while() -> None:
     """A core of half the speed leaves the last tiles to the fast one. When that is still at a long one, it takes what it has left."""
     engine = Engine(**{**dict.fromkeys(Engine.__dataclass_fields__, 0), "spin": 1e9})
     machine = Machine((Core(), Core(0.5, 1)), engine=engine)
 
-    def starts(ns: list[float]) -> list[tuple[int, float]]:
-        line = simulate(graph([[] for _ in ns], ns), machine, timeline=True).timeline
+    def starts(ns: list[float], after: int = 0) -> list[tuple[int, float]]:
+        """`after`: tiles that need the first one and take no time."""
+        line = simulate(graph([[] for _ in ns] + [[0]] * after, ns + [0.0] * after), machine, timeline=True).timeline
         assert line is not None
         order = np.argsort(line.tile)
         return list(zip(line.core[order].tolist(), line.start[order].tolist(), strict=True))[: len(ns)]
 
     assert starts([10.0, 10.0]) == [(0, 0), (0, 10)], "done at 20 as if both had worked"
-    # Tiles take the slow core 2 * 102 / 3 = 68 on average, END being the third.
-    assert starts([100.0, 2.0]) == [(0, 0), (1, 68)]
-    assert starts([60.0, 42.0]) == [(0, 0), (0, 60)]
+    # Four tiles take the slow core 4 * 2 * 99 / 33 = 24 on average, END being the last.
+    assert starts([97.0, 2.0], 30) == [(0, 0), (1, 24)]
+    assert starts([20.0, 79.0], 30) == [(0, 0), (0, 20)]
 
 
 def test_nothing_to_do() -> None:
