@@ -273,6 +273,10 @@ def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> i
 
 
 def _no_space(role: str, nbytes: int, e: OSError) -> ResourceLimitError:
+    if e.errno in {errno.EMFILE, errno.ENFILE}:
+        return ResourceLimitError(
+            f"no descriptor for the {role} segment of {format_bytes(nbytes)} ({e.strerror}): close some, or raise the limit (ulimit -n)"
+        )
     try:
         s = os.statvfs(_SHM_DIR)
         have = f"{_SHM_DIR} has {format_bytes(s.f_bavail * s.f_frsize)} free of {format_bytes(s.f_blocks * s.f_frsize)}"

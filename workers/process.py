@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from contextlib import suppress
+from itertools import pairwise
 
 from aspen_mp.workers._process import set_death_signal, set_name
 
@@ -23,8 +25,6 @@ _limit = 0
 
 def limit_memory(nbytes: int) -> None:
     """From now on this process can have `nbytes` more of private memory: an allocation beyond fails (in Python: MemoryError)."""
-    import resource
-
     global _limit  # noqa: PLW0603
     _limit = nbytes
     with suppress(OSError, ValueError):
@@ -54,7 +54,14 @@ def one_thread() -> None:
 def keep_only(fds: set[int]) -> None:
     """In a forked child: closes every descriptor but these and the standard ones. A copy of somebody's socket would hide from the other
     end that its owner hung up; a copy of a lock would hold it."""
-    for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
+    try:
+        there = [int(entry) for entry in os.listdir("/proc/self/fd")]
+    except OSError:  # not one descriptor more can be had, not even for this list
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for low, high in pairwise([*sorted({2, *fds}), most]):
+            os.closerange(low + 1, high)
+        return
+    for fd in there:
         if fd > 2 and fd not in fds:
             with suppress(OSError):
                 os.close(fd)

@@ -1,7 +1,8 @@
 """Which cores this process may use, how fast each is, what it shares with the others, and where workers go.
 
 Everything is read from `/proc` and `/sys` (no dependency, no numpy), below a `root` that tests replace by a made-up tree. A file that is
-missing or odd costs precision, never an error: the core then counts as an ordinary one that shares its caches with its package.
+missing or odd costs precision, never an error: the core then counts as an ordinary one that shares its caches with its package. One that
+cannot be opened because there are no descriptors or memory is an OSError: it does not say that there is no limit.
 
 How many cores may be used is the least of: CPUs of the affinity mask, CPUs of the cpuset, physical cores among those, and the CPU quota of
 the process's cgroup and of every cgroup above it. Which ones are used follows from core class (performance before efficiency
@@ -24,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.shm.scarcity import OPENING
 
 # A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker:
 # the kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of a tile that others wait for.
@@ -252,7 +254,9 @@ def default_workers() -> int:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
+    except OSError as error:
+        if error.errno in OPENING:
+            raise
         return ""
 
 
@@ -307,7 +311,9 @@ def _cores(base: Path, cpus: Sequence[int], everywhere: Sequence[int]) -> tuple[
 def _entries(folder: Path, prefix: str) -> list[Path]:
     try:
         return sorted(p for p in folder.iterdir() if p.name.startswith(prefix) and p.name[len(prefix) :].isdigit())
-    except OSError:
+    except OSError as error:
+        if error.errno in OPENING:
+            raise
         return []
 
 

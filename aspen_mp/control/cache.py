@@ -30,6 +30,7 @@ from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, PlanError
+from aspen_mp.shm.scarcity import is_scarce
 
 SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
@@ -237,7 +238,8 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._discard(name, error.strerror or str(error))
+            if not is_scarce(error):  # else the file is as good as ever
+                self._discard(name, error.strerror or str(error))
             return None
         self._discard(name, f"{info.st_size} bytes, mode {info.st_mode:#o}")
         return None

@@ -6,11 +6,11 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from aspen_mp.control import protocol
-from aspen_mp.control.loop import PRIORITY_CLIENT, Loop, Timer
+from aspen_mp.control.loop import PRIORITY_CLIENT, SCARCE_S, Loop, Timer
 from aspen_mp.shm.errors import AspenError, ProtocolError
+from aspen_mp.shm.scarcity import is_scarce
 
 MAX_BACKLOG = 16 << 20  # bytes that a client may leave unread before it is dropped
 MAX_UNANSWERED = 256  # requests of a client that may wait for their answers: each may hold a frame's worth of memory
@@ -42,10 +42,21 @@ class Connection:
         loop.watch(sock.fileno(), PRIORITY_CLIENT, self._readable)
         self._deadline: Timer | None = loop.later(protocol.HANDSHAKE_S, self._late)
         self._pidfd = -1
-        # A forked child of the client may keep the socket open after the client itself is gone, so its process is watched too.
-        with suppress(OSError):
-            self._pidfd = os.pidfd_open(self.pid)
-            loop.watch(self._pidfd, PRIORITY_CLIENT, self.close)
+        self._watch_process()
+
+    def _watch_process(self) -> None:
+        """A forked child of the client may keep the socket open after the client itself is gone, so its process is watched too."""
+        if self.closed:
+            return
+        try:
+            if self._pidfd < 0:
+                self._pidfd = os.pidfd_open(self.pid)
+            self._loop.watch(self._pidfd, PRIORITY_CLIENT, self.close)
+        except ProcessLookupError:
+            self._loop.later(0, self.close)
+        except OSError as error:
+            if is_scarce(error):
+                self._loop.later(SCARCE_S, self._watch_process)
 
     def send(self, message: protocol.Message, fds: tuple[int, ...] = ()) -> None:
         """Queues a message; descriptors are duplicated, so the caller may close its own at once; OSError where that

@@ -24,6 +24,7 @@ from aspen_mp.control.cache import WeightFile
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
+from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import format_bytes, memory_available
 from aspen_mp.workers import process
 
@@ -182,9 +183,8 @@ class PlannerChild:
             if self._sock is None:
                 self._start()
             self._out = memoryview(protocol.encode(self._current.message, limit=MAX_FRAME))
-        except OSError as error:
-            full = error.errno in protocol.FULL
-            self._died(f"could not start: {error.strerror}", ResourceLimitError if full else PlanError)
+        except (OSError, MemoryError, ImportError) as error:
+            self._died(f"could not start: {reason(error)}", ResourceLimitError if is_scarce(error) else PlanError)
             return
         self._heard()
         self._send()
@@ -202,7 +202,7 @@ class PlannerChild:
             self._died("")  # it ended before it read the job: how, its status says
             return
         except OSError as error:
-            self._died(str(error))
+            self._died(reason(error), ResourceLimitError if is_scarce(error) else PlanError)
             return
         self._loop.watch_writable(self._sock.fileno(), None)
 
@@ -212,7 +212,12 @@ class PlannerChild:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid == 0:
             ours.close()
             _child(parent, theirs, self._keep, self._name, self._serve, self._limits)
@@ -232,8 +237,9 @@ class PlannerChild:
             self._heard()
         except ConnectionError:
             self._died("")
-        except (AspenError, OSError) as error:
-            self._died(str(error))
+        except (AspenError, OSError, MemoryError) as error:
+            lacking = isinstance(error, ResourceLimitError) or is_scarce(error)
+            self._died(reason(error), ResourceLimitError if lacking else PlanError)
 
     def _heard(self) -> None:
         """The child has been given a job, or has said something: its time begins anew."""

@@ -13,6 +13,8 @@ import stat
 from collections import Counter
 from contextlib import suppress
 
+from aspen_mp.shm.scarcity import OPENING
+
 FOLDER = "/tmp/aspen-mp-cores"
 """One for all users: they share the cores."""
 
@@ -29,6 +31,7 @@ class Leases:
         self._folder = _open(where) if where else -1
         self._held: dict[int, int] = {}
         self._shared: set[int] = set()
+        self._lacking: set[int] = set()  # CPUs whose locks there was no descriptor for
         self._uses: Counter[int] = Counter()
 
     def hold(self, cpu: int) -> bool:
@@ -42,13 +45,20 @@ class Leases:
         return sorted(self._shared)
 
     def retry(self) -> list[int]:
-        """Tries again for the cores that are shared; returns those that others have given up since."""
+        """Tries again for the cores that are shared, or whose locks could not be opened; returns those that others have given up since."""
+        for cpu in list(self._lacking):
+            self._take(cpu)
         return [cpu for cpu in self.shared if self._take(cpu)]
 
     def _take(self, cpu: int) -> bool:
         if cpu in self._held:
             return True
-        fd = self._lock(cpu)
+        try:
+            fd = self._lock(cpu)
+        except OSError:
+            self._lacking.add(cpu)
+            return cpu not in self._shared
+        self._lacking.discard(cpu)
         if fd is None:
             self._shared.add(cpu)
             return False
@@ -63,15 +73,16 @@ class Leases:
         if self._uses[cpu] <= 0:
             del self._uses[cpu]
             self._shared.discard(cpu)
+            self._lacking.discard(cpu)
             if cpu in self._held:
                 os.close(self._held.pop(cpu))
 
     def others(self) -> list[int]:
-        """CPUs on which other runtimes have workers."""
+        """CPUs on which other runtimes have workers. OSError where descriptors are lacking to find out."""
         if self._folder < 0:
             return []
         found = []
-        with suppress(OSError):
+        try:
             for entry in os.listdir(self._folder):
                 if entry.isdigit() and int(entry) not in self._held:
                     # A shared lock: two who look at once do not see each other.
@@ -80,6 +91,9 @@ class Leases:
                         found.append(int(entry))
                     elif fd >= 0:
                         os.close(fd)
+        except OSError as error:
+            if error.errno in OPENING:
+                raise
         return sorted(found)
 
     def close(self) -> None:
@@ -87,18 +101,22 @@ class Leases:
             os.close(fd)
         self._held.clear()
         self._shared.clear()
+        self._lacking.clear()
         self._uses.clear()
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
 
     def _lock(self, cpu: int, kind: int = fcntl.LOCK_EX) -> int | None:
-        """The locked file of a core; None where somebody else holds it, -1 where there is no such file to be had."""
+        """The locked file of a core; None where somebody else holds it, -1 where there is no such file to be had. OSError where only a
+        descriptor is lacking."""
         if self._folder < 0:
             return -1
         try:
             fd = os.open(str(cpu), os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o644, dir_fd=self._folder)
-        except OSError:
+        except OSError as error:
+            if error.errno in OPENING:
+                raise
             return -1
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)

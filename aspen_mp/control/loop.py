@@ -1,11 +1,11 @@
 """The planner process's event loop: descriptors, timers and signals on one thread.
 
 Ready descriptors are served in order of their priority, so what a worker reported is known before a client's question about it is read.
+What fails because there are no descriptors, memory or processes for now ends nothing: see `Loop.run`.
 """
 
 from __future__ import annotations
 
-import errno
 import heapq
 import itertools
 import os
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aspen_mp.control.reaping import REAP_S, ended, status_of
+from aspen_mp.shm.scarcity import is_scarce
 
 PRIORITY_SIGNAL: Final = 0
 PRIORITY_WORKER: Final = 1
@@ -26,7 +27,6 @@ PRIORITY_JOB: Final = 2
 PRIORITY_CLIENT: Final = 3
 SCARCE_S: Final = 0.1
 """How soon it is tried again to get a descriptor that there was none of."""
-_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(order=True, slots=True)
@@ -57,6 +57,7 @@ class Loop:
         self._signals: dict[int, Callable[[], object]] = {}
         self._running = False
         self._reaping: dict[int, int] = {}
+        self.on_scarce: Callable[[BaseException], object] = lambda error: None
         self.watch(self._wake.fileno(), PRIORITY_SIGNAL, self._drain_signals)
 
     def watch(self, fd: int, priority: int, on_read: Callable[[], object]) -> None:
@@ -93,6 +94,8 @@ class Loop:
             self._signals.get(number, lambda: None)()
 
     def run(self) -> None:
+        """Until `stop`. Who is called sees to it that nothing is lost where something is scarce. As a last resort such an error ends
+        nothing here either: `on_scarce(error)` is told, and the descriptor is left alone for `SCARCE_S`: it would be ready at once."""
         self._running = True
         while self._running:
             events = self._selector.select(self._timeout())
@@ -102,10 +105,30 @@ class Loop:
                 # An earlier callback of this round may have unregistered this descriptor, or closed it and registered a new one.
                 watch: _Watch = key.data
                 if mask & selectors.EVENT_WRITE and self._data(key.fd) is watch and watch.on_write is not None:
-                    watch.on_write()
+                    self._call(watch.on_write, key.fd)
                 if mask & selectors.EVENT_READ and self._data(key.fd) is watch:
-                    watch.on_read()
+                    self._call(watch.on_read, key.fd)
             self._run_timers()
+
+    def _call(self, action: Callable[[], object], fd: int = -1) -> None:
+        try:
+            action()
+        except (OSError, MemoryError, ImportError) as error:
+            if not is_scarce(error):
+                raise
+            self.on_scarce(error)
+            if fd >= 0 and fd in self:
+                self._rest(fd)
+
+    def _rest(self, fd: int) -> None:
+        watch: _Watch = self._selector.get_key(fd).data
+        self._selector.modify(fd, 0, watch)
+
+        def again() -> None:
+            if self._data(fd) is watch:
+                self._selector.modify(fd, selectors.EVENT_READ | (selectors.EVENT_WRITE if watch.on_write else 0), watch)
+
+        self.later(SCARCE_S, again)
 
     def _data(self, fd: int) -> _Watch | None:
         key = self._selector.get_map().get(fd)
@@ -121,7 +144,7 @@ class Loop:
         while self._timers and self._timers[0].due <= now:
             action = heapq.heappop(self._timers).action
             if action is not None:
-                action()
+                self._call(action)
 
     def reap(self, pid: int, then: Callable[[int], object] | None = None) -> None:
         """Collects the exit status of a child that is about to end, without waiting for it here; `then(status)` follows. Where there is no
@@ -129,7 +152,7 @@ class Loop:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            if error.errno not in _SCARCE:
+            if not is_scarce(error):
                 raise
             self.later(SCARCE_S, lambda: self.reap(pid, then))
             return

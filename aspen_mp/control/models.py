@@ -29,6 +29,7 @@ from aspen_mp.control.speeds import alike
 from aspen_mp.planner.rates import Rates
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
+from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment
 
 MAX_PLANS = 256
@@ -269,7 +270,7 @@ class ModelStore:
             # A child that is busy is about to give numbers to weight segments too.
             if all(file.id in names for file in entry.note.weights) or model.child.renew():
                 found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
-        except (AspenError, OSError) as error:
+        except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
         finally:
@@ -293,7 +294,7 @@ class ModelStore:
         assert isinstance(result, StagePlanned)
         try:
             stage = self._publish(model, result, received, plan)
-        except (AspenError, OSError) as error:
+        except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
         stage.speeds = job.speeds
@@ -399,7 +400,7 @@ class ModelStore:
         for model in self._models.values():
             for stage in model.stages.values():
                 if stage.answer.plan == plan:
-                    return planning.op_of_tile(self._segments[stage.segments[0]].fd, tile)
+                    return naming.op_of_tile(self._segments[stage.segments[0]].fd, tile)
         return 0
 
     def replace_arena(self, instance: int) -> None:
@@ -419,9 +420,7 @@ class ModelStore:
         for model in self._models.values():
             for stage in model.stages.values():
                 if stage.answer.plan == plan:
-                    fd = self._segments[stage.segments[0]].fd
-                    op, opaque, seconds = planning.tile_estimate(fd, tile)
-                    return Estimate(planning.op_name(fd, op), opaque, seconds)
+                    return Estimate(*naming.tile_estimate(self._segments[stage.segments[0]].fd, tile))
         return Estimate("a tile of a model that was unloaded", True, 0.0)
 
     def tile_name(self, plan: int, tile: int) -> tuple[str, str]:
@@ -446,8 +445,7 @@ class ModelStore:
                 continue
             for stage in model.stages.values():
                 if stage.answer.plan == plan:
-                    held = self._segments[stage.segments[0]]
-                    return planning.op_name(held.fd, op)
+                    return naming.op_name(self._segments[stage.segments[0]].fd, op) or f"op {op}"
         return f"op {op}"
 
     # ---- unloading
@@ -545,9 +543,11 @@ class ModelStore:
         return result
 
 
-def _known(error: AspenError | OSError) -> AspenError:
+def _known(error: AspenError | OSError | MemoryError) -> AspenError:
     """What is told of an error: that the planner process has too little of something is nobody's own fault."""
-    return error if isinstance(error, AspenError) else ResourceLimitError(f"the planner process lacks descriptors or memory: {error}")
+    return (
+        error if isinstance(error, AspenError) else ResourceLimitError(f"the planner process lacks descriptors or memory: {reason(error)}")
+    )
 
 
 def _about(model: Model, error: AspenError) -> AspenError:

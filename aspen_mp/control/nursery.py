@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from aspen_mp.control.reaping import REAP_S, ended, status_of
 from aspen_mp.control.spawn import spawn, start_worker
+from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.workers import process, wire
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ ANSWER_S: Final = 2.0
 """A zygote that has not forked after so long is stuck (stopped, perhaps) and is ended."""
 MOST_DEATHS: Final = 3
 """Zygotes in a row that die without having forked a worker: then there is none any more."""
+AGAIN_S: Final = 1.0
+"""How soon it is tried again to start one where descriptors, memory or processes were lacking."""
 
 
 class Nursery:
@@ -49,18 +52,19 @@ class Nursery:
     def fork_zygote(self) -> None:
         """Forks it from this process, which has one thread and has imported little; where that fails there is none."""
         parent = os.getpid()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = os.fork()
-        except OSError:
-            ours.close()
-            return
-        finally:
-            if os.getpid() == parent:
-                theirs.close()
-        if pid == 0:
-            _be_zygote(parent, theirs)
-        self._take(pid, ours)
+        with suppress(OSError):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                if os.getpid() == parent:
+                    theirs.close()
+            if pid == 0:
+                _be_zygote(parent, theirs)
+            self._take(pid, ours)
 
     def _spawn_zygote(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -68,19 +72,40 @@ class Nursery:
             pid = spawn("aspen_mp.workers.zygote", [str(os.getpid())], theirs)
         except OSError:
             ours.close()
-            return
+            raise
         finally:
             theirs.close()
         self._take(pid, ours)
 
     def _take(self, pid: int, sock: socket.socket) -> None:
+        """OSError, and the process is ended, where its end could not be watched."""
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            sock.close()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            status_of(pid)
+            raise
         self._pid, self._sock, self._ready = pid, sock, False
-        self._pidfd = os.pidfd_open(pid)
 
     def watch(self, loop: Loop, journal: Journal) -> None:
         """From now on a zygote that dies is replaced."""
         self._loop, self._journal = loop, journal
         self._watch()
+
+    def _renew(self) -> None:
+        """Another zygote. Where one cannot be started for now that is tried again; until then workers are started as programs."""
+        if self._sock is not None or self._loop is None:
+            return
+        try:
+            self._spawn_zygote()
+            self._watch()
+        except OSError as error:
+            if self._sock is not None:
+                self._end()
+            if is_scarce(error):
+                self._loop.later(AGAIN_S, self._renew)
 
     def _watch(self) -> None:
         if self._loop is not None and self._sock is not None:
@@ -95,8 +120,7 @@ class Nursery:
         if self._journal is not None:
             self._journal.warning("zygote-died", pid=status[0], status=status[1])
         if self._deaths < MOST_DEATHS:
-            self._spawn_zygote()
-            self._watch()
+            self._renew()
 
     def _end(self) -> tuple[int, int]:
         """Ends the zygote and reaps it: (pid, exit code)."""

@@ -6,7 +6,6 @@ mix two versions of its weights.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import socket
@@ -332,50 +331,3 @@ def checked_plan(received: Received, result: StagePlanned, weights: list[int], a
     segment = Segment.create("plan", nbytes)
     segment.buf[:nbytes] = data
     return segment
-
-
-SLOW_NS = 20.0
-"""An element in the slowest kernel on a slow machine."""
-
-
-def op_of_tile(fd: int, tile: int) -> int:
-    """The op that a tile belongs to, read from a plan segment."""
-    import numpy as np
-
-    from aspen_mp.shm.tables import PLAN_HEADER, TILE
-
-    header = np.frombuffer(os.pread(fd, PLAN_HEADER.itemsize, 0), PLAN_HEADER)[0]
-    return int(np.frombuffer(os.pread(fd, TILE.itemsize, int(header["tiles"]) + tile * TILE.itemsize), TILE)[0]["op"])
-
-
-def tile_estimate(fd: int, tile: int) -> tuple[int, bool, float]:
-    """The op that a tile belongs to, whether Python executes it, and how long it may well take, in seconds.
-
-    That is the plan's estimate, and no less than `SLOW_NS` an element of the op's largest operand: estimates are made for sizing tiles, and
-    err widely for what no network has.
-    """
-    import numpy as np
-
-    from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER
-
-    op = op_of_tile(fd, tile)
-    header = np.frombuffer(os.pread(fd, PLAN_HEADER.itemsize, 0), PLAN_HEADER)[0]
-    row = np.frombuffer(os.pread(fd, OP.itemsize, int(header["ops"]) + op * OP.itemsize), OP)[0]
-    n = int(row["n_outputs"]) + int(row["n_inputs"])
-    data = os.pread(fd, n * OPERAND.itemsize, int(header["operands"]) + int(row["operand"]) * OPERAND.itemsize)
-    operands = np.frombuffer(data, OPERAND)
-    elements = max((math.prod(map(int, x["dims"][: x["rank"]])) for x in operands), default=0)
-    return op, int(row["kernel"]) == KERNELS["OPAQUE"].code, max(float(row["cost_ns"]), SLOW_NS * elements) / 1e9
-
-
-def op_name(fd: int, op: int) -> str:
-    """ "node name (op type)" of an op, read from a plan segment."""
-    import numpy as np
-
-    from aspen_mp.shm.tables import OP, PLAN_HEADER
-
-    header = np.frombuffer(os.pread(fd, PLAN_HEADER.itemsize, 0), PLAN_HEADER)[0]
-    if not 0 <= op < header["n_ops"]:
-        return f"op {op}"
-    row = np.frombuffer(os.pread(fd, OP.itemsize, int(header["ops"]) + op * OP.itemsize), OP)[0]
-    return os.pread(fd, int(row["name_bytes"]), int(header["blobs"]) + int(row["name"])).decode("utf-8", "replace")

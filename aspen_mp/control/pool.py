@@ -16,7 +16,7 @@ from typing import Any
 from aspen_mp.control.hangs import Watched
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.leases import Leases
-from aspen_mp.control.loop import PRIORITY_WORKER, Loop, Timer
+from aspen_mp.control.loop import PRIORITY_WORKER, SCARCE_S, Loop, Timer
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.places import Place, arrange, surplus
 from aspen_mp.control.reaping import REAP_S, ended, status_of
@@ -24,12 +24,13 @@ from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
+from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.workers import topology, wire
 
 BOOT_S = 30.0
 """A worker that is not ready after this long is killed and counted as a boot failure."""
 AGAIN_S = 1.0
-"""How soon it is tried again to start a worker that could not be started when a row became free."""
+"""How soon it is tried again to start a worker that could not be started, where no call of a client fails because of it."""
 STOPPED_S = 1.0
 """A worker that has been stopped (SIGSTOP) for so long is ended: what it holds is needed."""
 
@@ -173,7 +174,8 @@ class WorkerPool:
 
     def start(self, n: int, cores: list[int] | None = None, *, chosen: bool = True) -> None:
         """Starts `n` workers, on `cores` where given; those for which leaving ones have no row free yet, as soon as one is.
-        `chosen`: the user has named these cores. ResourceLimitError if there is no room or a core may not be used."""
+        `chosen`: the user has named these cores. ResourceLimitError if there is no room or a core may not be used, OSError where a process
+        cannot be started: those that have been started by then stay, the others are given up."""
         if len(self) + n > self._max:
             raise ResourceLimitError(
                 f"{n} more workers do not fit: {len(self)} of max_workers={self._max} are taken; "
@@ -181,8 +183,13 @@ class WorkerPool:
             )
         machine = topology.read()
         cpus = machine.choose(n, cores or None, [*self.cpus(), *self._leases.others()])
-        self._queued += [Place(cpu, cpu if cores and chosen else None) for cpu in cpus]
-        self._start_queued(machine)
+        new = [Place(cpu, cpu if cores and chosen else None) for cpu in cpus]
+        self._queued += new
+        try:
+            self._start_queued(machine)
+        except BaseException:
+            self._give_up(new)
+            raise
 
     def settle(self, machine: topology.Topology, preferred: list[int], n: int) -> None:
         """The machine has changed, or a core has become free: as many workers as `n`, each where `places.arrange` puts it. A worker that
@@ -208,7 +215,7 @@ class WorkerPool:
                 self._journal.info("worker-moves", **worker.facts(), to=place.cpu)
                 self._queued.append(place)
         self._queued += found[len(kept) :]
-        self._start_queued(machine)
+        self._start_waiting(machine)
 
     def claim_shared(self) -> None:
         """Takes the leases of cores that another runtime had a worker on as well, and has no longer."""
@@ -216,11 +223,19 @@ class WorkerPool:
             self._journal.info("core-unshared", cpu=cpu)
 
     def refill(self) -> None:
-        """Starts a worker for each that has died. Raises what starting one raises; those not started are then given up."""
+        """Starts a worker for each that has died. Where descriptors, memory or processes are lacking for that, it is tried again and again.
+        Raises what else starting one raises; those not started are then given up."""
         self.respawned += len(self._vacant)
-        self._queued += self._vacant
+        new = list(self._vacant)
+        self._queued += new
         self._vacant.clear()
-        self._start_queued(topology.read())
+        try:
+            self._start_queued(topology.read())
+        except Exception as error:
+            if not is_scarce(error):
+                self._give_up(new)
+                raise
+            self._start_later(error)
 
     @property
     def lacking(self) -> int:
@@ -234,32 +249,38 @@ class WorkerPool:
         return n
 
     def _start_queued(self, machine: topology.Topology) -> None:
-        try:
-            for row in range(self._max):
-                if self._queued and row not in self._rows:
-                    self._start_at(row, self._queued.popleft(), machine)
-        except BaseException:
-            self._queued.clear()  # nobody would ever start them, and they must not count
-            raise
+        for row in range(self._max):
+            if self._queued and row not in self._rows:
+                self._start_at(row, self._queued[0], machine)
+                self._queued.popleft()
 
-    def _start_waiting(self) -> None:
-        """A row has become free, or it is time to try again. What goes wrong is said once, and tried again: nobody's call has failed."""
+    def _give_up(self, places: Iterable[Place]) -> None:
+        """Those of these that wait for a worker are to have none: nobody would ever start it, and it must not count."""
+        unwanted = {id(place) for place in places}
+        self._queued = deque(place for place in self._queued if id(place) not in unwanted)
+
+    def _start_waiting(self, machine: topology.Topology | None = None) -> None:
+        """A row has become free, workers are to be elsewhere, or it is time to try again. What goes wrong is said once, and tried again:
+        nobody's call has failed."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        waiting, before = list(self._queued), len(self._rows)
-        if not waiting:
+        if not self._queued:
             return
         try:
-            self._start_queued(topology.read())
-        except (AspenError, OSError) as error:
-            self._queued.extend(waiting[len(self._rows) - before :])
-            self._again = self._loop.later(AGAIN_S, self._start_waiting)
-            if str(error) != self._refused:
-                self._refused = str(error)
-                self._journal.warning("worker-not-started", why=self._refused)
+            self._start_queued(topology.read() if machine is None else machine)
+        except (AspenError, OSError, MemoryError) as error:
+            self._start_later(error)
         else:
             self._refused = ""
+
+    def _start_later(self, error: BaseException) -> None:
+        if self._again is None:
+            self._again = self._loop.later(AGAIN_S, self._start_waiting)
+        why = reason(error)
+        if why != self._refused:
+            self._refused = why
+            self._journal.warning("worker-not-started", why=why)
 
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
@@ -279,16 +300,24 @@ class WorkerPool:
             status_of(pid)
             raise
         worker = self._rows[row] = Worker(row, pid, pidfd, ours, place, core.core_class, since=since)
-        if not self._leases.hold(cpu):
+        shared = not self._leases.hold(cpu)
+        try:
+            self._table.worker_started(row, pid, _start_time(pid))
+            worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
+            self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
+            self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
+            self._send(worker, wire.SETUP, row, cpu, fds=self._fds)
+            for held in self._segments():
+                self._send_segment(worker, held)
+            self._send(worker, wire.SYNC, self.seq)
+        except BaseException:  # it would wait for ever for what it has not been sent
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._forget(worker)
+            self._table.worker_gone(row)
+            raise
+        if shared:
             self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
-        self._table.worker_started(row, pid, _start_time(pid))
-        worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
-        self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
-        self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
-        self._send(worker, wire.SETUP, row, cpu, fds=self._fds)
-        for held in self._segments():
-            self._send_segment(worker, held)
-        self._send(worker, wire.SYNC, self.seq)
 
     # ---- segments
 
@@ -315,18 +344,36 @@ class WorkerPool:
         return [worker for worker in self._rows.values() if worker.state != "abandoned"]
 
     def _send(self, worker: Worker, kind: int, a: int = 0, b: int = 0, c: int = 0, text: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Sends now, or queues where the worker is busy in an opaque tile and its socket is full."""
+        """Sends now, or queues where the worker is busy in an opaque tile and its socket is full, or the kernel has no room for it. OSError
+        where it can be neither sent nor queued."""
+        later = False
         if not worker.out:
             try:
                 wire.send(worker.sock, kind, a, b, c, text, fds)
                 return
             except BlockingIOError:
+                pass
+            except OSError as error:
+                if not is_scarce(error):
+                    return  # it is dead; its pidfd says so next
+                later = True
+        copies: list[int] = []
+        try:
+            for fd in fds:
+                copies.append(os.dup(fd))  # noqa: PERF401
+            if later:
+                self._loop.later(SCARCE_S, lambda: self._flush(worker))
+            elif not worker.out:
                 self._loop.watch_writable(worker.sock.fileno(), lambda: self._flush(worker))
-            except OSError:
-                return  # it is dead; its pidfd says so next
-        worker.out.append((kind, a, b, c, text, tuple(os.dup(fd) for fd in fds)))
+        except BaseException:
+            _close_all(copies)
+            raise
+        worker.out.append((kind, a, b, c, text, tuple(copies)))
 
     def _flush(self, worker: Worker) -> None:
+        if not worker.out:
+            return  # it has gone meanwhile
+        socket = worker.sock.fileno()
         try:
             while worker.out:
                 kind, a, b, c, text, fds = worker.out[0]
@@ -334,10 +381,15 @@ class WorkerPool:
                 _close_all(fds)
                 worker.out.popleft()
         except BlockingIOError:
+            self._loop.watch_writable(socket, lambda: self._flush(worker))
             return
-        except OSError:
-            self._drop_queue(worker)
-        self._loop.watch_writable(worker.sock.fileno(), None)
+        except OSError as error:
+            if is_scarce(error):
+                self._loop.later(SCARCE_S, lambda: self._flush(worker))
+            else:
+                self._drop_queue(worker)
+        if socket in self._loop:  # not so where it hears nothing any more
+            self._loop.watch_writable(socket, None)
 
     def _drop_queue(self, worker: Worker) -> None:
         for *_, fds in worker.out:

@@ -12,7 +12,6 @@ any number of `Progress` messages. Answers may come in any order.
 from __future__ import annotations
 
 import array
-import errno
 import os
 import socket
 import struct
@@ -30,8 +29,6 @@ VERSION: Final = 6
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
-FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
-"""What the system says when descriptors or memory have run out."""
 AUTOMATIC: Final = -2
 _HEADER: Final = struct.Struct("<IHH")
 _MARK: Final = 0x4D41

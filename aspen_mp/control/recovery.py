@@ -22,6 +22,7 @@ from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping
 from aspen_mp.shm.errors import AspenError
+from aspen_mp.shm.scarcity import reason
 
 PARK_S: Final = 2.0
 """How long a worker may take to finish the tile in hand; then it is ended as well. Kernels take milliseconds, opaque tiles maybe longer."""
@@ -104,7 +105,7 @@ class Recovery:
     _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
     _since: float | None = None
     _timer: Timer | None = None
-    _lacking: str = ""
+    _lacking: tuple[str, str] = ("", "")
     _restart: bool = False
     closed: bool = False
 
@@ -163,10 +164,10 @@ class Recovery:
             self.kill(doomed)
         if late:
             self._look_in(left if left > 0 else AGAIN_S)
-        elif not self._replace_lost():
+        elif not self._replace_lost() or (buffers := self._mapped()) is None:
             self._look_in(MEMORY_S)
         else:
-            self._rebuild()
+            self._rebuild(buffers)
 
     def _look_in(self, seconds: float) -> None:
         """Instead of whenever it was to be looked before."""
@@ -185,22 +186,38 @@ class Recovery:
             if self.table.instance(instance)["generation"] == generation:
                 try:
                     self.replace(instance)
-                except (AspenError, OSError) as error:
-                    if str(error) != self._lacking:  # it is tried again and again, but said once
-                        self._lacking = str(error)
-                        self.journal.warning("arena-not-replaced", why=self._lacking)
+                except (AspenError, OSError, MemoryError) as error:
+                    self._lacks("arena-not-replaced", error)
                     return False
                 self.replaced += 1
             self._lost.discard((instance, generation))
-        self._lacking = ""
         return True
 
-    def _rebuild(self) -> None:
+    def _lacks(self, event: str, error: BaseException) -> None:
+        """It is tried again and again, but said once."""
+        why = reason(error)
+        if (event, why) != self._lacking:
+            self._lacking = event, why
+            self.journal.warning(event, why=why)
+
+    def _mapped(self) -> dict[int, Mapping] | None:
+        """What is to be rebuilt, mapped, by segment. None: there is no memory for that (address space, mappings), so the world has to stand
+        still."""
+        buffers: dict[int, Mapping] = {}
+        try:
+            for segment in self.table.recovery_segments(restart=self._restart):
+                held = self.segments[segment]
+                buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
+        except (OSError, MemoryError) as error:
+            for mapping in buffers.values():
+                mapping.close()
+            self._lacks("recovery-waits", error)
+            return None
+        self._lacking = "", ""
+        return buffers
+
+    def _rebuild(self, buffers: dict[int, Mapping]) -> None:
         assert self._since is not None
-        buffers = {}
-        for segment in self.table.recovery_segments(restart=self._restart):
-            held = self.segments[segment]
-            buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
         for instance, generation, op in self._poisoned:  # now that the world stands still, the instance cannot become another request's
             self.table.fail(instance, generation, _control.ERRORS["POISON"], op)
         self._poisoned.clear()

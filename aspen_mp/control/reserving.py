@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.reaping import status_of
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
+from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment, reserve_for
 from aspen_mp.workers import process
 
@@ -52,8 +53,8 @@ class Reserver:
                 self._begin(role, nbytes, then, holes)
             except AspenError as error:
                 then(error)
-            except OSError as error:
-                then(ResourceLimitError(f"no process could be started to reserve memory: {error.strerror}"))
+            except (OSError, MemoryError) as error:
+                then(ResourceLimitError(f"no process could be started to reserve memory: {reason(error)}"))
 
     def _begin(self, role: str, nbytes: int, then: Then, holes: Holes) -> None:
         fd, nbytes = Segment.create_elsewhere(role, nbytes, holes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import resource
 import signal
@@ -42,6 +43,7 @@ from aspen_mp.control.traces import Traces
 from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment, format_bytes
 from aspen_mp.workers import process, topology
 
@@ -59,6 +61,12 @@ STEADY = 3
 """Looks at which the cores were the same before plans are made for them."""
 ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
+SCARCE_SAID_S = 10.0
+"""That something is scarce is said again when it has not been for so long."""
+IMPORT_FDS = 32
+IMPORT_BYTES = 256 << 20
+"""Descriptors and address space that there are to be before anything is imported: a library of which a part has been loaded when they run
+out may be of no use ever after."""
 MOST_BORROWING_BYTES = 1 << 44
 """What data segments with clients' memory in them may take together. Other segments are as long as memory is; these are as long as a sparse
 file, which costs nothing, and each worker maps them all: an eighth of its address space (47 bits) leaves room for everything else."""
@@ -106,6 +114,8 @@ class Server:
         self._config = config
         self._loop = Loop()
         self._journal = Journal(config.name, config.log)
+        self._loop.on_scarce = self._scarce
+        self._scarce_at: dict[str, float] = {}
         self._started = time.time()
         self._claim = rundir.Claim(config.name) if config.name else None
         self._leases = Leases(config.leases)
@@ -315,7 +325,15 @@ class Server:
         """Does a worker hang, has the machine changed under us, or another runtime given up a core that we want?"""
         self._loop.later(LOOK_S, self._look)
         self._hangs.look(LOOK_S)
-        self._replan()
+        try:
+            self._replan()
+            self._look_at_machine()
+        except (OSError, MemoryError, ImportError) as error:
+            if not is_scarce(error):
+                raise
+            self._scarce(error)  # the next look finds what there is to be found
+
+    def _look_at_machine(self) -> None:
         limits = self._limits.read()
         if limits != self._seen:
             self._machine_changed(limits)
@@ -328,10 +346,10 @@ class Server:
             self._settle(n)
 
     def _machine_changed(self, limits: topology.Limits) -> None:
-        before, self._seen = self._seen, limits
-        self._machine = topology.read()
+        machine, others = topology.read(), self._leases.others()
+        before, self._seen, self._machine = self._seen, limits, machine
         workers, self._changes = len(self._pool), self._changes + 1
-        self._settle(self._automatic(self._leases.others()) if self._follows else workers)
+        self._settle(self._automatic(others) if self._follows else workers)
         facts: dict[str, Any] = {"cpus": topology.format_cpus(limits.cpus), "were": topology.format_cpus(before.cpus)}
         if limits.quota != before.quota:
             facts |= {"quota": limits.quota or "none", "was": before.quota or "none"}
@@ -353,8 +371,8 @@ class Server:
         try:
             self._pool.settle(self._machine, self._preferred(), n)
         except (AspenError, OSError) as error:
-            if str(error) != self._refused:  # it is tried again, but said once
-                self._refused = str(error)
+            if reason(error) != self._refused:  # it is tried again, but said once
+                self._refused = reason(error)
                 self._journal.warning("worker-not-started", why=self._refused)
         self._planned_for = self._speeds()
 
@@ -364,7 +382,7 @@ class Server:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            if error.errno in protocol.FULL:
+            if is_scarce(error) and not isinstance(error, BlockingIOError):
                 self._rest(listener)
             return
         try:
@@ -441,8 +459,8 @@ class Server:
         except AspenError as error:
             answer(error)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in protocol.FULL:
-                answer(ResourceLimitError(f"the planner process has no more descriptors or memory: {error.strerror}"))
+            if is_scarce(error):
+                answer(ResourceLimitError(f"the planner process has no more descriptors or memory: {reason(error)}"))
                 return
             sys.excepthook(type(error), error, error.__traceback__)
             answer(AspenError(f"internal error of the planner process: {type(error).__name__}: {error}"))
@@ -543,12 +561,30 @@ class Server:
         has loaded nothing, in pieces, so that whatever happens meanwhile is seen to; else when the first model comes that is not in the
         plan cache. Where all are, it never is."""
         if self._to_import and not self._loads:
-            importlib.import_module(self._to_import.pop(0))
-            self._loop.later(0, self._import_next)
+            try:
+                self._import_one()
+            except (OSError, MemoryError) as error:
+                self._scarce(error)
+                self._loop.later(LOOK_S, self._import_next)
+            else:
+                self._loop.later(0, self._import_next)
 
     def _import_all(self) -> None:
         while self._to_import:
-            importlib.import_module(self._to_import.pop(0))
+            self._import_one()
+
+    def _import_one(self) -> None:
+        """OSError where there is too little to import anything."""
+        _have_room()
+        importlib.import_module(self._to_import[0])
+        del self._to_import[0]
+
+    def _scarce(self, error: BaseException) -> None:
+        """Something could not be done now, and is done later."""
+        why, now = reason(error), time.monotonic()
+        if now - self._scarce_at.get(why, -SCARCE_SAID_S) >= SCARCE_SAID_S:
+            self._journal.warning("planner-lacks", why=why)
+        self._scarce_at = {why: now}
 
     def _trace(self, client: Client, message: protocol.TraceBegin) -> None:
         connection = client.connection
@@ -638,8 +674,9 @@ class Server:
 
     def _resize(self, message: protocol.Resize) -> None:
         if message.total == protocol.AUTOMATIC:
+            n = self._automatic(self._leases.others())
             self._follows = True
-            self._settle(self._automatic(self._leases.others()))
+            self._settle(n)
             return
         change = message.total - len(self._pool) if message.total >= 0 else message.add - message.remove
         if message.cores and abs(change) != len(message.cores):
@@ -725,6 +762,16 @@ class Server:
         return int.from_bytes(data, "little").bit_count()
 
 
+def _have_room() -> None:
+    fds: list[int] = []
+    try:
+        for _ in range(IMPORT_FDS):
+            fds.append(os.dup(0))  # noqa: PERF401
+        mmap.mmap(-1, IMPORT_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    finally:
+        protocol.close_all(fds)
+
+
 def _sealed(role: str, nbytes: int) -> Segment:
     """A segment that clients get hold of: a sealed memfd, which they cannot shrink under the workers' feet."""
     return Segment.create(role, nbytes, memfd=True)
@@ -742,9 +789,12 @@ def main(argv: list[str], nursery: Nursery) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         server = Server(msgspec.json.decode(argv[0], type=Config), sock, nursery)
-    except AspenError as error:
+    except (AspenError, OSError, MemoryError) as error:
+        if not isinstance(error, AspenError) and not is_scarce(error):
+            raise
+        name = type(error).__name__ if isinstance(error, AspenError) else ResourceLimitError.__name__
         with suppress(OSError):
-            sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))
+            sock.sendall(protocol.encode(protocol.Failed(0, name, reason(error))))
         sys.exit(1)
     status = 1
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import aspen_mp
 
@@ -37,3 +40,28 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"watchdog: {what}"
         time.sleep(0.005)
+
+
+def own_cgroup(controller: str, pid: int | str = "self") -> Path:
+    """A process's cgroup of version 1."""
+    lines = (line.split(":") for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+    own = next((line for line in lines if controller in line[1].split(",")), None)
+    return Path("/sys/fs/cgroup") / (own[1] if own else "") / (own[2].lstrip("/") if own else "")
+
+
+@contextlib.contextmanager
+def cgroup(controller: str) -> Iterator[Path]:
+    """A cgroup of our own, where this machine lets us make one."""
+    folder = own_cgroup(controller) / f"aspen-test-{os.getpid()}"
+    made = None
+    with contextlib.suppress(OSError):
+        folder.mkdir()
+        made = folder
+    try:
+        if made is None or not any(made.glob(f"{controller}.*")):
+            pytest.skip(f"no cgroup with {controller} can be made here")
+        yield made
+    finally:
+        if made is not None:
+            wait_until(lambda: not (made / "cgroup.procs").read_text(), "the cgroup to be empty")
+            made.rmdir()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,7 +12,7 @@ import pytest
 import aspen_mp
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
-from process_tools import WATCHDOG_S, chain, feeds, wait_until
+from process_tools import WATCHDOG_S, cgroup, chain, feeds, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
 several = pytest.mark.skipif(len(CPUS) < 2, reason="takes two CPUs")
@@ -97,29 +95,6 @@ def test_cpuset_and_quota_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         wait_until(lambda: len(cpus(runtime)) == 1, "the quota to count again")
         assert model.run(feeds())["y"].tobytes() == expected
         assert [e["workers"] for e in changes(runtime)] == [2, 1, 2]
-
-
-@contextlib.contextmanager
-def cgroup(controller: str) -> Iterator[Path]:
-    """A cgroup of our own, where this machine lets us make one."""
-    own = next(
-        (line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines() if controller in line.split(":")[1].split(",")),
-        None,
-    )
-    base = Path("/sys/fs/cgroup") / (own[1] if own else "") / (own[2].lstrip("/") if own else "")
-    folder = base / f"aspen-test-{os.getpid()}"
-    made = None
-    with contextlib.suppress(OSError):
-        folder.mkdir()
-        made = folder
-    try:
-        if made is None or not any(made.glob(f"{controller}.*")):
-            pytest.skip(f"no cgroup with {controller} can be made here")
-        yield made
-    finally:
-        if made is not None:
-            wait_until(lambda: not (made / "cgroup.procs").read_text(), "the cgroup to be empty")
-            made.rmdir()
 
 
 @several
