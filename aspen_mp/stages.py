@@ -500,7 +500,9 @@ class Stage:
         name = _control.ERROR_NAMES.get(result.error, f"error {result.error}")
         text = result.message or _REASONS.get(name, name.lower().replace("_", " "))
         if result.op >= 0 and not result.message:
-            done, _ = self._session.control.call(lambda number: protocol.Explain(number, self._plan, result.op), protocol.Done)
+            done, _ = self._session.control.call(
+                lambda number: protocol.Explain(number, self._plan, self._generation, result.op), protocol.Done
+            )
             text = f"{done.text}: {text}"
         kind = PoisonTile if result.error == _ERRORS["POISON"] else RequestError
         raise kind(f"model {self._model!r}: {text}")

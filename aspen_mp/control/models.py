@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control import naming, planning, protocol, recall
+from aspen_mp.control import planning, protocol, recall
 from aspen_mp.control.cache import Cache, Entry, WeightFile
-from aspen_mp.control.hangs import Estimate
 from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.plans import Plans
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.speeds import alike
@@ -119,6 +119,7 @@ class ModelStore:
         self._speeds = speeds
         self._changed = changed
         self._models: dict[int, Model] = {}
+        self.plans = Plans(loop, segments)
         self._by_key: dict[tuple[Any, ...], Model] = {}
         self._next = 1
         self._leaving_weights: dict[int, list[int]] = {}
@@ -387,6 +388,7 @@ class ModelStore:
         finally:
             if plan_segment is not None:
                 plan_segment.close()
+        self.plans.add(number, generation, model, plan)
         self._added(number, model.name)
         model.weight_segments = weight_segments
         model.weights.update({key: (segment, offset) for key, segment, offset in result.packed})
@@ -394,14 +396,6 @@ class ModelStore:
         model.files.update(result.files)
         self._changed()
         return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas], cached)
-
-    def op_of_tile(self, plan: int, tile: int) -> int:
-        """The op that a tile of a plan belongs to."""
-        for model in self._models.values():
-            for stage in model.stages.values():
-                if stage.answer.plan == plan:
-                    return naming.op_of_tile(self._segments[stage.segments[0]].fd, tile)
-        return 0
 
     def replace_arena(self, instance: int) -> None:
         """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
@@ -414,39 +408,6 @@ class ModelStore:
         for model in self._models.values():
             for stage in model.stages.values():
                 stage.segments = [new if segment == old else segment for segment in stage.segments]
-
-    def estimate(self, plan: int, tile: int) -> Estimate:
-        """What the plan says of a tile. Of a plan that is being dropped nothing is known any more: it may take any time."""
-        for model in self._models.values():
-            for stage in model.stages.values():
-                if stage.answer.plan == plan:
-                    return Estimate(*naming.tile_estimate(self._segments[stage.segments[0]].fd, tile))
-        return Estimate("a tile of a model that was unloaded", True, 0.0)
-
-    def tile_name(self, plan: int, tile: int) -> tuple[str, str]:
-        """The model and the op that a tile belongs to; empty where the plan has been dropped."""
-        for model in self._models.values():
-            for stage in model.stages.values():
-                if stage.answer.plan == plan:
-                    return model.name, naming.op_of(self._segments[stage.segments[0]].fd, tile)
-        return "", ""
-
-    def name_of(self, plan: int) -> str:
-        """The model that a plan belongs to; empty where it has been unloaded."""
-        for model in self._models.values():
-            if any(stage.answer.plan == plan for stage in model.stages.values()):
-                return model.name
-        return ""
-
-    def op_name(self, plan: int, op: int, client: int) -> str:
-        """ "node name (op type)" of an op of a plan of a model that the client has loaded."""
-        for model in self._models.values():
-            if client not in model.users:
-                continue
-            for stage in model.stages.values():
-                if stage.answer.plan == plan:
-                    return naming.op_name(self._segments[stage.segments[0]].fd, op) or f"op {op}"
-        return f"op {op}"
 
     # ---- unloading
 
@@ -484,7 +445,8 @@ class ModelStore:
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
         model.child.close()
-        waits_for = {stage.segments[0] for stage in model.stages.values() if stage.segments}
+        # Those of plans that have been replaced or dropped too: requests may still run on them.
+        waits_for = self.plans.segments_of(model)
         self._weights_after(model.weight_segments, waits_for)
         for key in list(model.stages):
             self._drop_stage(model, key)
@@ -507,6 +469,7 @@ class ModelStore:
                 self._segments.drop(weight)
 
     def close(self) -> None:
+        self.plans.close()
         for model in list(self._models.values()):
             model.child.close()
             model.source.close()

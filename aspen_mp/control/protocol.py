@@ -25,7 +25,7 @@ from aspen_mp.planner.options import Planning
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 6
+VERSION: Final = 7
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -138,6 +138,7 @@ class Explain(Message):
 
     id: Count
     plan: Count
+    generation: Count
     op: Count
 
 

@@ -198,7 +198,7 @@ class Server:
             abandon=self._pool.abandon,
             alive=lambda: self._pool.processes,
             running=lambda: self._pool.running,
-            op_of=lambda instance, tile: self._models.op_of_tile(self._table.instance(instance)["plan"], tile),
+            op_of=lambda instance, tile: self._models.plans.op_of_tile(self._table.instance(instance)["plan"], tile),
             after=self._collect,
             give_up=self._no_workers,
             journal=self._journal,
@@ -207,7 +207,7 @@ class Server:
             self._loop,
             self._table,
             workers=lambda: () if self._recovery.going_on else self._pool.watched(),
-            estimate=lambda instance, tile: self._models.estimate(self._table.instance(instance)["plan"], tile),
+            estimate=lambda instance, tile: self._models.plans.estimate(self._table.instance(instance)["plan"], tile),
             blamed=self._recovery.hangs,
             hung=self._pool.hung,
         )
@@ -309,14 +309,15 @@ class Server:
         self._loop.stop()
 
     def _model_of(self, plan: int) -> str:
-        return self._models.name_of(plan)
+        return self._models.plans.name_of(plan)
 
     def _collect(self) -> None:
         """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""
-        gone = self._table.collect()
+        gone = set(self._table.collect())
+        self._models.plans.collected(gone)
         for segment in gone:
             self._segments.forget(segment)
-        self._models.collected(set(gone))
+        self._models.collected(gone)
         self._pool.publish()
 
     # ---- the machine
@@ -491,7 +492,9 @@ class Server:
                 self._drop_data(client, message.index)
                 send(protocol.Done(message.id))
             case protocol.Explain():
-                send(protocol.Done(message.id, text=self._models.op_name(message.plan, message.op, client.number)))
+                send(
+                    protocol.Done(message.id, text=self._models.plans.op_name(message.plan, message.generation, message.op, client.number))
+                )
             case protocol.Resize():
                 self._resize(message)
                 send(protocol.Done(message.id, len(self._pool)))
@@ -753,7 +756,7 @@ class Server:
 
     def _at(self, current: tuple[int, int] | None) -> dict[str, str]:
         """What a worker executes: `model` and `op`, empty where that is nothing."""
-        model, op = self._models.tile_name(self._table.instance(current[0])["plan"], current[1]) if current else ("", "")
+        model, op = self._models.plans.tile_name(self._table.instance(current[0])["plan"], current[1]) if current else ("", "")
         return {"model": model, "op": op}
 
     def _waiting(self, client: Client) -> int:

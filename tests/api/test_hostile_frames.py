@@ -280,7 +280,7 @@ MESSAGES: dict[str, list[Any]] = {
     "Unload": [4, 99],
     "Data": [5, 4096],
     "DropData": [6, 77],
-    "Explain": [7, 1, 0],
+    "Explain": [7, 1, 1, 0],
     "Resize": [8, 0, 0, -1, []],
     "Status": [9],
 }
@@ -390,9 +390,13 @@ def test_others_things(town: aspen_mp.Runtime) -> None:
             assert isinstance(answer, protocol.Failed)
             assert answer.error == "RequestError"
             assert "not loaded" in answer.text or "does not exist" in answer.text
-        assert guest.ask("Explain", 2, plan, 0).text == "op 0"
+        assert {guest.ask("Explain", 2, plan, generation, 0).text for generation in range(1, 10)} == {"op 0"}
         assert isinstance(guest.ask("Adopt", 3, model), protocol.Loaded)  # to use a model together is what a runtime is for
-        assert guest.ask("Explain", 4, plan, 0).text != "op 0"
+        planned = guest.ask("Plan", 4, model, MESSAGES["Plan"][2], [])
+        assert planned.plan == plan
+        assert planned.generation < 10
+        assert guest.ask("Explain", 5, plan, planned.generation, 0).text != "op 0"
+        assert guest.ask("Explain", 6, plan, planned.generation + 1, 0).text == "op 0"
 
 
 def test_answers_that_nobody_reads(town: aspen_mp.Runtime, good: Callable[[], None]) -> None:

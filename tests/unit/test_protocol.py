@@ -45,7 +45,7 @@ MESSAGES = [
     protocol.Unload(9, 1),
     protocol.Data(10, 1 << 40),
     protocol.DropData(11, 3),
-    protocol.Explain(12, 4, 5),
+    protocol.Explain(12, 4, 1, 5),
     protocol.Resize(13, 1, 0, -1, [3]),
     protocol.Status(14),
     protocol.Stop(15),
