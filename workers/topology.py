@@ -135,7 +135,7 @@ class Topology:
         that is not known counts as of speed 1. `gives`: what share of its speed a CPU gives, where it is not all."""
         known = self.by_cpu
         found = sorted(((known[cpu].speed if cpu in known else 1.0) * gives.get(cpu, 1.0) for cpu in cpus), reverse=True)
-        return [round(speed / found[0], 2) for speed in found]
+        return [max(round(speed / found[0], 2), 0.01) for speed in found]
 
     def placement(self) -> list[int]:
         """All usable CPUs, best first: fastest class, cores that share caches and memory side by side, second threads of a core last."""

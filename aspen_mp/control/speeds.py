@@ -18,12 +18,48 @@ Count = tuple[int, int, int | None, int, int]
 ALIKE: Final = 1.25
 """Speeds that differ by less are the same: estimates of tiles are no better than that."""
 LOOKS: Final = 4
-"""A speed is taken over so many looks, and counts once it was another one for so many."""
+"""A speed is taken over so many looks at least. Who has not worked for so many is not compared with others."""
 ENOUGH_NS: Final = 50e6
-"""Of expected kernel time between them: less says nothing."""
+"""Of expected kernel time in them, or over as many more looks as that takes: less says nothing."""
 STEPS: Final = 4
 """Speeds in each halving. Plans are made for them and kept, so they are few."""
 LEAST: Final = 2.0**-6
+MOST_LOOKS: Final = 64
+"""About as many are kept of a worker that has little to do."""
+LONE: Final = 8
+"""One in so many workers may be faster than the others without making all of them slow: it may as well be an odd measurement, and is worth
+little anyway."""
+
+
+class _Window:
+    """Of a worker: its latest looks with work between them, as (number of the look, spent, expected)."""
+
+    def __init__(self) -> None:
+        self.looks: deque[tuple[int, int, int]] = deque()
+
+    def add(self, look: int, spent: int, expected: int) -> None:
+        looks = self.looks
+        if looks and looks[-1][1:] == (spent, expected):
+            return
+        if len(looks) > 1 and looks[-1][2] - looks[-2][2] < ENOUGH_NS / MOST_LOOKS:
+            looks.pop()
+        looks.append((look, spent, expected))
+        while len(looks) > LOOKS + 1 and expected - looks[1][2] >= ENOUGH_NS:
+            looks.popleft()
+
+    @property
+    def begin(self) -> int:
+        return self.looks[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.looks[-1][0]
+
+    def speed(self) -> float | None:
+        """Expected by measured time; None where there was not enough work."""
+        (_, spent, expected), (_, spent_now, expected_now) = self.looks[0], self.looks[-1]
+        enough = expected_now - expected >= ENOUGH_NS and spent_now > spent
+        return (expected_now - expected) / (spent_now - spent) if enough else None
 
 
 class CoreSpeeds:
@@ -31,30 +67,31 @@ class CoreSpeeds:
     known."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], deque[tuple[int, int]]] = {}
+        self._windows: dict[tuple[int, int], _Window] = {}
         self.gives: dict[int, float] = {}
-        self._others: dict[int, int] = {}
+        self._others: dict[int, int] = {}  # by CPU: at which look it was found to be of another speed than it is taken for
+        self._look = 0
 
     def look(self, counts: Iterable[Count], nominal: Mapping[int, float]) -> None:
         """Counts of the workers that run, and the speed of each core by what the machine says."""
-        found: dict[int, float] = {}
-        present: dict[tuple[int, int], deque[tuple[int, int]]] = {}
+        self._look += 1
+        present: dict[tuple[int, int], _Window] = {}
+        found: dict[int, tuple[_Window, float]] = {}
         for row, pid, cpu, spent, expected in counts:
-            seen = present[row, pid] = self._counts.get((row, pid)) or deque(maxlen=LOOKS + 1)
-            seen.append((spent, expected))
-            if cpu is not None and seen[-1][1] - seen[0][1] >= ENOUGH_NS and seen[-1][0] > seen[0][0]:
-                found[cpu] = (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0]) / nominal.get(cpu, 1.0)
-        self._counts = present
+            window = present[row, pid] = self._windows.get((row, pid)) or _Window()
+            window.add(self._look, spent, expected)
+            speed = window.speed()
+            if cpu is not None and speed is not None and window.end > self._look - LOOKS:
+                found[cpu] = window, speed / nominal.get(cpu, 1.0)
+        self._windows = present
         if len(found) < 2:
             return  # speeds are relative
-        top = max(found.values())
-        for cpu, gives in found.items():
-            share = max(gives / top, LEAST)
+        full = sorted((gives for _, gives in found.values()), reverse=True)[(len(found) - 1) // LONE]
+        for cpu, (window, gives) in found.items():
+            share = min(max(gives / full, LEAST), 1.0)
             if _alike(share, self.gives.get(cpu, 1.0)):
                 self._others.pop(cpu, None)
-                continue
-            self._others[cpu] = self._others.get(cpu, 0) + 1
-            if self._others[cpu] >= LOOKS:
+            elif window.begin >= self._others.setdefault(cpu, window.end):  # whatever was noticed then goes on: no single pause does
                 del self._others[cpu]
                 self.gives[cpu] = 1.0 if _alike(share, 1.0) else 2 ** (round(math.log2(share) * STEPS) / STEPS)
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from aspen_mp.control.speeds import ENOUGH_NS, LOOKS, CoreSpeeds, alike
+from aspen_mp.control.speeds import ENOUGH_NS, LEAST, LONE, LOOKS, MOST_LOOKS, CoreSpeeds, alike
+from aspen_mp.planner import rates
+from aspen_mp.planner.machine import Machine
 from aspen_mp.workers.topology import Core, Topology
 
 SECOND = 10**9
@@ -43,7 +45,7 @@ def test_alike_cores() -> None:
 @pytest.mark.parametrize(("gives", "found"), [(0.5, 0.5), (0.47, 0.5), (0.25, 0.25), (0.7, 0.71), (0.06, 0.06)])
 def test_a_slow_core(gives: float, found: float) -> None:
     workers = Workers({4: 1.1 * gives, 7: 1.1})
-    assert workers.look(LOOKS) == [1, 1]
+    assert workers.look(LOOKS + 1) == [1, 1]
     assert workers.look(1) == [1, found]
     assert workers.of([4]) == [1]
     assert workers.of([7, 4, 5]) == [1, 1, found]
@@ -58,6 +60,60 @@ def test_what_passes_is_not_taken_up() -> None:
         assert workers.look(1) == [1, 1]
         workers.gives[1] = 1.0
         assert workers.look(LOOKS) == [1, 1]
+
+
+@pytest.mark.parametrize("seconds", [2, 3, 5, 60])
+def test_one_pause_is_not_a_slow_core(seconds: int) -> None:
+    """A worker whose CPU is taken away in the middle of a kernel: that one took long, whether there is much to do or little."""
+    for busy in (1.0, 0.01):
+        workers = Workers({0: 1.0, 1: 1.0})
+        workers.look(3 * LOOKS, busy)
+        workers.spent[1] += seconds * SECOND
+        for _ in range(10 * LOOKS):
+            assert workers.look(1, busy) == [1, 1]
+
+
+@pytest.mark.parametrize("busy", [0.012, 0.001, 0.0002])
+def test_little_work_says_it_later(busy: float) -> None:
+    """A core that was slow under load and is not any more: the less there is to do, the longer it takes to tell."""
+    workers = Workers({0: 1.0, 1: 0.25})
+    assert workers.look(20) == [1, 0.25]
+    workers.gives[1] = 1.0
+    assert workers.look(int(3 * ENOUGH_NS / SECOND / busy) + 3 * LOOKS, busy) == [1, 1]
+    assert workers.speeds.gives == {1: 1.0}
+    assert all(len(window.looks) <= MOST_LOOKS + 3 for window in workers.speeds._windows.values())
+    workers.gives[1] = 0.25
+    assert workers.look(20) == [1, 0.25]
+
+
+def test_who_is_idle_is_not_compared() -> None:
+    """What it gave some time ago, when all were faster, says nothing."""
+    workers = Workers({0: 1.0, 1: 1.0})
+    workers.look(20)
+    workers.gives[0] = 0.5
+    workers.nominal = {}
+    for _ in range(20):
+        workers.spent[1] -= SECOND
+        workers.expected[1] -= SECOND
+        assert workers.look(1) == [1, 1]
+
+
+def test_a_lone_fast_one_does_not_make_many_slow() -> None:
+    assert Workers({**dict.fromkeys(range(64), 1.0), 64: 1.3}).look(20) == [1] * 65
+    assert Workers({**dict.fromkeys(range(LONE), 1.0), LONE: 1.3}).look(20) == [1] * (LONE + 1)
+    # Two fast ones among as many as laptops have are worth it, and so is one of few.
+    assert Workers({0: 2.0, 1: 2.0, **dict.fromkeys(range(2, 10), 1.0)}).look(20) == [1, 1, *[0.5] * 8]
+    assert Workers({0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0}).look(20) == [1, 0.5, 0.5, 0.5]
+
+
+def test_no_core_has_speed_0() -> None:
+    """Of a little core that gives next to nothing: a machine with such a core can be planned for."""
+    workers = Workers({0: 1.0, 1: 0.002}, {0: 1.0, 1: 0.25})
+    found = workers.look(20, busy=10.0)
+    assert workers.speeds.gives == {1: LEAST}
+    assert found == [1, 0.01]
+    assert alike(found, found)
+    assert len(Machine.of_speeds(found, rates.BUILT_IN)) == 2
 
 
 def test_it_becomes_fast_again_and_keeps_its_speed_without_work() -> None:
@@ -79,7 +135,7 @@ def test_what_the_machine_says_holds_while_it_is_about_right() -> None:
 
 def test_too_little_work_says_nothing() -> None:
     workers = Workers({0: 1.0, 1: 0.25})
-    assert workers.look(20, busy=ENOUGH_NS / SECOND / LOOKS) == [1, 1]
+    assert workers.look(20, busy=ENOUGH_NS / SECOND / 20) == [1, 1]
     alone = Workers({0: 0.25})
     assert alone.look(20) == [1]
 
