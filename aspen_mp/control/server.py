@@ -239,10 +239,16 @@ class Server:
     def _replan(self) -> None:
         """Plans are to suit the cores that there are now, as fast as they are now. What differs for a moment is not worth it."""
         self._core_speeds.look(self._table.paces(), {core.cpu: core.speed for core in self._machine.cores})
-        before, self._planned_for = self._planned_for, self._speeds()
-        self._steady = self._steady + 1 if alike(before, self._planned_for) else 0
-        if self._steady >= STEADY and self._config.replan and not self._recovery.going_on:
+        self._plan_for_now()
+        self._steady += 1
+        if self._steady > STEADY and self._config.replan and not self._recovery.going_on:
             self._models.refresh()
+
+    def _plan_for_now(self) -> None:
+        """Plans that are made from now on are for the cores that there are now."""
+        before, self._planned_for = self._planned_for, self._speeds()
+        if not alike(before, self._planned_for):
+            self._steady = 0
 
     def run(self) -> None:
         self._loop.run()
@@ -375,7 +381,7 @@ class Server:
             if reason(error) != self._refused:  # it is tried again, but said once
                 self._refused = reason(error)
                 self._journal.warning("worker-not-started", why=self._refused)
-        self._planned_for = self._speeds()
+        self._plan_for_now()
 
     # ---- connections
 
@@ -691,7 +697,7 @@ class Server:
             self._pool.start(change, message.cores)
         elif change < 0:
             self._pool.leave(-change, message.cores)
-        self._planned_for = self._speeds()
+        self._plan_for_now()
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""
