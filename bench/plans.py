@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 @contextmanager
 def calibrated() -> Iterator[None]:
     """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
+    before = cost.rates()
     cost.use(rates.load(config.cache_folder(config.load(None)), __version__)[0])
     try:
         yield
     finally:
-        cost.use(rates.BUILT_IN)
+        cost.use(before)
 
 
 def cpus_for(workers: int) -> list[int]:

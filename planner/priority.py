@@ -38,9 +38,9 @@ def depths_and_ranks(order: Ints, step_ns: Sequence[float] | Floats, counts: Seq
     """Of each step its depth bin: bins hold about the same work and never decrease along the order. Of each tile its rank, from 1 on, tiles
     counted step by step: `counts` of each."""
     ns, n = np.asarray(step_ns, np.float64)[order], np.asarray(counts, np.int64)
-    before = np.cumsum(ns) - ns
+    before = np.concatenate([[0.0], np.cumsum(ns)])[: len(ns)]  # not cumsum(ns) - ns: rounded, that may decrease
     depth = np.zeros(len(order), np.uint8)
-    depth[order] = np.minimum(np.maximum(before, 0.0) / (float(ns.sum()) or 1.0) * DEPTHS, DEPTHS - 1).astype(np.uint8)
+    depth[order] = np.minimum(before / (float(ns.sum()) or 1.0) * DEPTHS, DEPTHS - 1).astype(np.uint8)
     first = np.zeros(len(order), np.int64)
     first[order] = np.cumsum(n[order]) - n[order]
     base = np.cumsum(n) - n

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from test_cache import entries, wait_for
 
 import aspen_mp
@@ -13,7 +14,7 @@ from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.measure import Profile
-from aspen_mp.planner import planfile
+from aspen_mp.planner import cost, planfile
 from aspen_mp.planner.plan import Plan
 
 NETWORK = "squeezenet1_1"
@@ -45,6 +46,19 @@ def test_planned(runs: Plan) -> None:
     model = models.build(NETWORK)
     with calibrated():
         assert same(planned(model, models.inputs(model), machine_of(cpus_for(2))), runs)
+
+
+def test_calibrated_for_a_while() -> None:
+    """Then the planner counts as it did before, whatever that was."""
+    before = cost.rates()
+    other = replace(before, matrix=2 * before.matrix)
+    cost.use(other)
+    try:
+        with calibrated():
+            assert cost.rates() == before
+        assert cost.rates() == other
+    finally:
+        cost.use(before)
 
 
 def test_simulated(runs: Plan) -> None:

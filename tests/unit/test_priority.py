@@ -40,7 +40,7 @@ def test_critical_first() -> None:
 @given(st.integers(0, 1 << 20), st.integers(1, 40))
 def test_no_edge_leads_against_the_order(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
-    ns = rng.integers(0, 3, n).astype(float)
+    ns = rng.integers(0, 3, n) * rng.choice([1.0, 1e3, 1e9], n) * (rng.random(n) if seed % 2 else 1.0)
     parents = rng.integers(0, n, 2 * n)
     children = np.minimum(parents + rng.integers(0, 5, 2 * n), n - 1)
     found = critical_first(ns, parents, children)
@@ -54,6 +54,15 @@ def test_no_edge_leads_against_the_order(seed: int, n: int) -> None:
     step = np.repeat(np.arange(n), counts)
     assert sorted(rank.tolist()) == list(range(1, len(step) + 1))
     assert (np.diff(place[step[np.argsort(rank)]]) >= 0).all(), "step after step"
+
+
+def test_depths_never_decrease() -> None:
+    """Whatever sums are rounded to where a bin begins: steps of no work come there between others."""
+    for x in np.random.default_rng(5).random(50):
+        ns = np.tile([x, 0.0], DEPTHS)
+        depth, _ = depths_and_ranks(np.arange(len(ns)), ns, np.ones(len(ns), np.int64))
+        assert (np.diff(depth.astype(int)) >= 0).all()
+    assert depths_and_ranks(np.arange(0), [], [])[0].shape == (0,)
 
 
 def branches(b: GraphBuilder) -> Graph:
