@@ -41,8 +41,13 @@
 #endif
 #define GRAIN_MOST 6 /* the largest GRAIN of any ISA: scratch is the same for all */
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
-#define WIDE 2          /* vectors of columns in the micro-kernel */
-#define FEW_PIXELS (VL == 16 ? 25 : 16) /* in a block: they stay in registers until all are finished; others are finished row by row */
+#define WIDE 2          /* vectors of columns in the micro-kernel … */
+#if VL == 8
+#define WIDER 4         /* … or so many, and half as many rows: fewer loads, and input that is read once, … */
+#define WIDER_TERMS 128 /* … as long as a product's weights for all of them stay in L1 */
+#endif
+#define FEW_PIXELS (VL == 16 ? 25 : 9)  /* stay in registers until all are finished: blocks of more are finished by some rows at a time */
+#define FEW_LINES (VL == 16 ? 40 : 12)  /* vectors between the axes of the output's transform: so many mostly find registers */
 #if VL == 8
 #define IN_ORDER __asm__ volatile("" ::: "memory") /* the loads of a term stay behind those of the one before: there is no register for them */
 #else
@@ -324,6 +329,46 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
     for (int j = 0; j < V; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
 }
 
+#if VL == 8
+/* The same with WIDER vectors: the rows' values are in registers, and the weights go by. */
+INLINE void multiply_wider(const int R, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
+  const char *weights = h->weights, *const *lines = h->lines;
+  const int weights_pace = h->weights_pace, lines_pace = h->lines_pace;
+  vf sum[MOST_ROWS / 2][WIDER];
+#pragma GCC unroll 3
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDER; j++) sum[r][j] = vzero();
+#define TERM                                                                                                                       \
+  do {                                                                                                                             \
+    vf x[MOST_ROWS / 2];                                                                                                           \
+    _Pragma("GCC unroll 3") for (int r = 0; r < R; r++) x[r] = vset1(a[r * row + k]);                                              \
+    _Pragma("GCC unroll 4") for (int j = 0; j < WIDER; j++) {                                                                      \
+      const vf w = vload(b + j * VL);                                                                                              \
+      _Pragma("GCC unroll 3") for (int r = 0; r < R; r++) VFMA_IN(sum[r][j], w, x[r]);                                             \
+    }                                                                                                                              \
+    b += ASPEN_NR;                                                                                                                 \
+    k++;                                                                                                                           \
+    IN_ORDER;                                                                                                                      \
+  } while (0)
+  int64_t k = 0;
+  while (k + 4 <= k_end) {
+    for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
+    for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
+    TERM;
+    TERM;
+    TERM;
+    TERM;
+  }
+  while (k < k_end) TERM;
+#undef TERM
+#pragma GCC unroll 3
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDER; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
+}
+#endif
+
 typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *, const ahead *);
 #define MULTIPLY_V(R, V)                                                                                                           \
   static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) { \
@@ -342,6 +387,15 @@ static multiply_fn *const by_rows[MOST_ROWS][WIDE] = {
 #endif
 };
 
+#if VL == 8
+#define WIDE_MULTIPLY(R)                                                                                                           \
+  static void multiply_wider_##R(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) {              \
+    multiply_wider(R, a, row, b, k, to, h);                                                                                        \
+  }
+WIDE_MULTIPLY(1) WIDE_MULTIPLY(2) WIDE_MULTIPLY(3)
+static multiply_fn *const by_rows_wider[] = {multiply_wider_1, multiply_wider_2, multiply_wider_3};
+#endif
+
 /* Which of a panel's weights product `i` takes: those of a plain product stand once. */
 static int64_t weights_of(const wino *v, int i) {
   return min64(i / v->columns.n, v->rows.weights - 1) * v->columns.weights + min64(i % v->columns.n, v->columns.weights - 1);
@@ -350,8 +404,14 @@ static int64_t weights_of(const wino *v, int i) {
 /* All products of `blocks` blocks with the first `columns` columns of a panel. While the weights of one product are used, those of the next
  * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
-  const int64_t pieces = (blocks + MOST_ROWS - 1) / MOST_ROWS, size = v->channels * ASPEN_NR;
-  const int64_t passes = pieces * ((columns + WIDE * VL - 1) / (WIDE * VL)), calls = v->planes * passes, steps = max64(v->channels / 4, 1);
+#if VL == 8
+  const int wider = v->channels <= WIDER_TERMS && columns > (WIDER - 1) * VL;
+  const int64_t most_rows = wider ? MOST_ROWS / 2 : MOST_ROWS, width = wider ? WIDER * VL : WIDE * VL;
+#else
+  const int64_t most_rows = MOST_ROWS, width = WIDE * VL;
+#endif
+  const int64_t pieces = (blocks + most_rows - 1) / most_rows, size = v->channels * ASPEN_NR;
+  const int64_t passes = pieces * ((columns + width - 1) / width), calls = v->planes * passes, steps = max64(v->channels / 4, 1);
   const float *input = s->input;
   float *product = s->product;
   ahead h = {.weights_pace = (int)((size / 16 + passes * steps - 1) / (passes * steps)),
@@ -361,11 +421,15 @@ static void products(const wino *v, const workspace *s, const float *panel, int6
   for (int i = 0; i < v->planes; i++, input += s->input_plane, product += s->product_plane) {
     const float *weights = panel + weights_of(v, i) * size;
     h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size : panel + v->rows.weights * v->columns.weights * size);
-    for (int64_t at = 0; at < columns; at += WIDE * VL) /* outside: so many weights at a time stay in L1 */
+    for (int64_t at = 0; at < columns; at += width) /* outside: so many weights at a time stay in L1 */
       for (int64_t piece = 0; piece < pieces; piece++, h.weights += h.weights_pace * steps * 64) {
         const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
         h.lines = s->lines + call++ * n_lines / calls;
-        by_rows[rows - 1][columns - at > VL](input + first * v->row, v->row, weights + at, v->channels, product + first * ASPEN_NR + at, &h);
+        multiply_fn *f = by_rows[rows - 1][columns - at > VL];
+#if VL == 8
+        if (wider) f = by_rows_wider[rows - 1];
+#endif
+        f(input + first * v->row, v->row, weights + at, v->channels, product + first * ASPEN_NR + at, &h);
       }
   }
 }
@@ -397,7 +461,7 @@ INLINE void column_out(const int KH, const int KW, const int S, const int MH, co
 /* All columns. Of blocks that do not fit the registers, one after the other. */
 INLINE void columns_out(const int KH, const int KW, const int S, const int MH, const int MW, const float *product, int64_t plane, block_lines lines) {
   const int width = winograd_side(KW, S, MW);
-  if (MH * MW <= FEW_PIXELS)
+  if (MH * width <= FEW_LINES)
 #pragma GCC unroll 12
     for (int k = 0; k < width; k++) column_out(KH, KW, S, MH, MW, product + k * plane, plane, k, lines);
   else
@@ -449,11 +513,43 @@ INLINE void rows_out(const int R, const int MW, const int all, const wino *v, co
   }
 }
 
+/* Rows of a block that are finished at once: they stay in registers. (A plain expression, or loops over them are not unrolled in time.) */
+#if VL == 16
+#define ROWS_OUT(MH, MW) ((MH) * (MW) <= FEW_PIXELS ? (MH) : 1)
+#else
+#define ROWS_OUT(MH, MW)                                                                                                           \
+  ((MH) * (MW) <= FEW_PIXELS ? (MH) : (MH) % 3 == 0 && 3 * (MW) <= FEW_PIXELS ? 3 : (MH) % 2 == 0 && 2 * (MW) <= FEW_PIXELS ? 2 : 1)
+#endif
+
+/* The same as below for a whole block, some rows at a time, with nothing behind the sums but the bias and an activation that is known when
+ * compiled: with narrow vectors, asking at each row what is to be done costs as much as doing it. */
+INLINE void plain_rows(const int KW, const int S, const int MH, const int MW, const int kind, const wino *v, const pixels *out, vf bias,
+                       block_lines lines) {
+  const int R = ROWS_OUT(MH, MW);
+  epilogue e = v->epilogue;
+  e.kind = (uint8_t)kind;
+  float *to = out->at;
+  const int64_t down = out->row, right = out->column;
+#pragma GCC unroll 1
+  for (int row = 0; row < MH; row += R) {
+    vf y[FEW_PIXELS];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) line_out(KW, S, MW, lines[row + r], y + r * MW);
+#pragma GCC unroll 32
+      for (int i = 0; i < R * MW; i++) y[i] += bias;
+    epilogue_act(&e, y, R * MW);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++, to += down)
+#pragma GCC unroll 6
+      for (int i = 0; i < MW; i++) vstore(to + i * right, y[r * MW + i]);
+  }
+}
+
 /* Straight from registers: unit strides, columns from the panel's first on. all: whole block, whole vectors. Rows are finished together that
  * stay in registers; only an activation that is a call waits for all of them. */
 INLINE void block_out_direct(const int KH, const int KW, const int S, const int MH, const int MW, const int all, const wino *v, const target *t, const float *product, int64_t plane,
                              int64_t column) {
-  const int R = MH * MW <= FEW_PIXELS ? MH : 1, call = MH > R && v->epilogue.kind == EPILOGUE_CALL;
+  const int R = ROWS_OUT(MH, MW), call = MH > R && v->epilogue.kind == EPILOGUE_CALL;
   const aspen_arg *const from = t->residual ? v->residual : v->out;
   for (int64_t j = column; j < min64(column + ASPEN_NR, t->last); j += VL) {
     const int64_t lanes = t->last - j;
@@ -464,6 +560,13 @@ INLINE void block_out_direct(const int KH, const int KW, const int S, const int 
     float block[WINOGRAD_BLOCK * WINOGRAD_BLOCK * VL] __attribute__((aligned(64))); /* with `call` */
     block_lines lines;
     columns_out(KH, KW, S, MH, MW, product + (j - column), plane, lines);
+    if (VL < 16 && all && MH > R && t->bias && !t->residual && !v->scale) {
+      const int kind = v->epilogue.kind;
+      if (kind == EPILOGUE_RELU) plain_rows(KW, S, MH, MW, EPILOGUE_RELU, v, &out, bias, lines);
+      if (kind == EPILOGUE_LEAKY) plain_rows(KW, S, MH, MW, EPILOGUE_LEAKY, v, &out, bias, lines);
+      if (kind == EPILOGUE_NONE) plain_rows(KW, S, MH, MW, EPILOGUE_NONE, v, &out, bias, lines);
+      if (kind == EPILOGUE_RELU || kind == EPILOGUE_LEAKY || kind == EPILOGUE_NONE) continue;
+    }
     for (int row = 0; row < MH; row += R) {
       vf y[FEW_PIXELS];
 #pragma GCC unroll 6
