@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.shared_memory import SharedMemory
 from types import SimpleNamespace
@@ -498,11 +499,17 @@ def test_a_torn_loan_is_not_used_again():
 def test_a_descriptor_that_is_another_file_s_by_now(mlp, monkeypatch):
     """A number in /proc/self/fd may be closed and given away before it is duplicated."""
     with Shared(rows(11)) as shared:
-        other = os.memfd_create("other")
-        monkeypatch.setattr(borrow.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
-        assert borrow.place(shared) is None
-        monkeypatch.undo()
-        os.close(other)
+        other, asked = os.memfd_create("other"), []
+        with monkeypatch.context() as patch:
+            patch.setattr(borrow.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
+            assert borrow.place(shared) is None
+    with Shared(rows(11)) as shared, monkeypatch.context() as patch:  # nothing is asked of the number, but of what was duplicated from it
+        before = {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+        patch.setattr(borrow, "is_memory", lambda fd: asked.append(str(fd)) or True)
+        assert borrow.place(shared) is not None
+        assert asked
+        assert not before & set(asked)
+    os.close(other)
 
 
 def test_forked_children_have_loans_of_their_own(mlp):
@@ -605,11 +612,36 @@ def test_address_space_is_not_endless(shared_runtime):
 
 
 def test_pieces_that_are_on_their_way_count():
-    server = SimpleNamespace(
-        _segments=SimpleNamespace(pieces=2, borrowing_bytes=0), _coming_pieces=_control.MAX_BORROWED - 2, _coming_bytes=0
-    )
-    with pytest.raises(ResourceLimitError, match="mapped already"):
-        Server._borrow(server, None, protocol.Borrow(1, 2 * PAGE, [protocol.Piece(PAGE, 0, PAGE)]), [0])
+    """From the moment on that they are asked for until they are there, or cannot be had."""
+    waiting = []
+    reserver = SimpleNamespace(reserve=lambda role, nbytes, ready, holes: waiting.append(ready))
+    segments = SimpleNamespace(pieces=_control.MAX_BORROWED - 3, borrowing_bytes=0)
+    server = SimpleNamespace(_segments=segments, _reserver=reserver, _coming_pieces=0, _coming_bytes=0)
+    server._data = partial(Server._data, server)
+    failed = []
+    client = SimpleNamespace(connection=SimpleNamespace(fail=lambda *what: failed.append(what)))
+    memory = os.memfd_create("guest")
+    os.ftruncate(memory, PAGE)
+
+    def ask():
+        fd = os.dup(memory)
+        try:
+            Server._borrow(server, client, protocol.Borrow(1, 2 * PAGE, [protocol.Piece(PAGE, 0, PAGE)]), fds := [fd])
+        finally:
+            protocol.close_all(fds)
+
+    for _ in range(3):
+        ask()
+    for n in (1, 2):
+        with pytest.raises(ResourceLimitError, match="mapped already"):
+            ask()
+        waiting.pop()(ResourceLimitError("no memory"))
+        assert len(failed) == n
+        ask()
+    for ready in waiting:
+        ready(ResourceLimitError("no memory"))
+    assert (server._coming_pieces, server._coming_bytes) == (0, 0)
+    os.close(memory)
 
 
 def test_pieces_that_are_refused(shared_runtime):

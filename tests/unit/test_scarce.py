@@ -123,6 +123,14 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
     reserver.close()
 
 
+def test_a_reservation_for_which_there_is_no_process(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserver, found, before = Reserver(loop), list[Segment | AspenError](), descriptors()
+    monkeypatch.setattr(os, "fork", full)
+    reserver.reserve("data", reserving.AT_ONCE + 4096, found.append)
+    assert isinstance(found[0], ResourceLimitError)
+    assert descriptors() == before
+
+
 class Pool(WorkerPool):
     """One that starts workers until `fails`, all of whom live on."""
 
