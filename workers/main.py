@@ -80,6 +80,7 @@ class Worker:
                     self._segments.pop(a).close()
                 if self._cache is not None:
                     self._cache.clear()  # numbers of instances are used again
+                wire.send(self._sock, wire.DETACHED, role)
             elif kind == wire.SYNC and _reached(a, seq):
                 self._engine.attached(a)
                 return

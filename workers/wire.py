@@ -15,13 +15,14 @@ SETUP = (
     1  # row, cpu (-1: not pinned); descriptors of control segment, doorbell page, and the eventfd to write to when parked for a recovery
 )
 ATTACH = 2  # segment id, role, bytes; descriptor of the segment
-DETACH = 3  # segment id
+DETACH = 3  # segment id, number of this packet
 SYNC = 4  # attach_seq
 READY = 5  # worker: has everything and is about to run
 DRAINED = 6  # worker: something that was dropped may be free now
 ERROR = 7  # worker: cannot go on; the text says why
 HELLO = 8  # worker: its process id, before anything else. Zygote: is ready
 BORROW = 10  # segment id, where in it, offset in the file; text: bytes (u64); descriptor of the file: pages to map over the segment's
+DETACHED = 11  # worker: has unmapped a segment; number of the packet that told it to
 FORK = 9  # to the zygote: a worker is wanted; descriptor of its socket
 
 LENGTH = struct.Struct("<Q")

@@ -66,8 +66,8 @@ class Worker:
 
 class WorkerPool:
     """`on_ready()` follows each worker that begins to run or has failed to; `on_death` each one that ended unasked;
-    `on_drained()`: something that was dropped is no longer used; `on_left()` follows each asked-for end; `on_stopped()`: somebody has
-    stopped a worker. `parked_fd`: eventfd that workers write to when they have parked for a recovery."""
+    `on_drained()`: something that was dropped is no longer used; `on_unmapped(number)`: see `detach`; `on_left()` follows each asked-for
+    end; `on_stopped()`: somebody has stopped a worker. `parked_fd`: eventfd that workers write to when they have parked for a recovery."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class WorkerPool:
         on_death: Callable[[Death], None],
         on_left: Callable[[], None],
         on_drained: Callable[[], None],
+        on_unmapped: Callable[[int], None],
         on_stopped: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -100,12 +101,15 @@ class WorkerPool:
         self._on_death = on_death
         self._on_left = on_left
         self._on_drained = on_drained
+        self._on_unmapped = on_unmapped
         self._on_stopped = on_stopped
         self._rows: dict[int, Worker] = {}
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
         self._again: Timer | None = None
         self._refused = ""
+        self._unmapping: dict[int, set[int]] = {}  # pids of workers that have not unmapped what a DETACH packet named, by its number
+        self._detached = 0
         self.seq = 0
         self.respawned = 0
         self.hangs = 0
@@ -330,9 +334,25 @@ class WorkerPool:
         for piece in held.borrowed:
             self._send(worker, wire.BORROW, held.id, piece.at, piece.offset, wire.LENGTH.pack(piece.nbytes), fds=(piece.fd,))
 
-    def detach(self, segment: int) -> None:
-        for worker in self._listening():
-            self._send(worker, wire.DETACH, segment)
+    def detach(self, segment: int) -> int:
+        """Workers are told to unmap a segment. A number of which `on_unmapped` is told when none has it any more; 0: none has."""
+        told = self._listening()
+        if not told:
+            return 0
+        self._detached += 1
+        self._unmapping[self._detached] = {worker.pid for worker in told}
+        for worker in told:
+            self._send(worker, wire.DETACH, segment, self._detached)
+        return self._detached
+
+    def _has_unmapped(self, pid: int, number: int) -> None:
+        left = self._unmapping.get(number)
+        if left is None or pid not in left:
+            return
+        left.remove(pid)
+        if not left:
+            del self._unmapping[number]
+            self._on_unmapped(number)
 
     def publish(self) -> None:
         """Everything sent so far takes effect: workers are woken, and read their packets up to here."""
@@ -405,7 +425,7 @@ class WorkerPool:
     def _hear(self, worker: Worker) -> bool:
         """One packet, if there is one. False: there will be no more."""
         try:
-            kind, _, _, _, text, fds = wire.receive(worker.sock)
+            kind, a, _, _, text, fds = wire.receive(worker.sock)
         except (BlockingIOError, ConnectionResetError):
             return True  # reset: it has left something of ours unread; what it sent itself comes next
         except (EOFError, OSError):
@@ -418,6 +438,8 @@ class WorkerPool:
             self._on_ready()
         elif kind == wire.DRAINED:
             self._on_drained()
+        elif kind == wire.DETACHED:
+            self._has_unmapped(worker.pid, a)
         elif kind == wire.ERROR:
             worker.error = text.decode("utf-8", "replace")
         return True
@@ -508,6 +530,8 @@ class WorkerPool:
         self._drop_queue(worker)
         self._loop.unwatch(worker.sock.fileno())
         worker.sock.close()
+        for number in list(self._unmapping):
+            self._has_unmapped(worker.pid, number)
 
     # ---- ending
 

@@ -108,5 +108,7 @@ def _reserve(parent: int, fd: int, nbytes: int, holes: Holes) -> NoReturn:
         process.set_oom_score(900)
         process.plain_signals()
         status = reserve_for(fd, nbytes, holes)
+        if status:
+            os.ftruncate(fd, 0)  # what there is of it is given back here, which takes time as well
     finally:
         os._exit(status)

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import is_memory
@@ -40,14 +41,27 @@ class Held:
         return self.nbytes - sum(piece.nbytes for piece in self.borrowed)
 
 
-class SegmentStore:
-    """Owns descriptors. `attach` and `detach` tell all workers; `publish` makes them look."""
+LARGE: Final = 16 << 20
+"""To give back more memory than that is left to another process."""
 
-    def __init__(self, table: _control.ControlTable, attach: Callable[[Held], None], detach: Callable[[int], None]) -> None:
+
+class SegmentStore:
+    """Owns descriptors. `attach` and `detach` tell all workers; `publish` makes them look. `detach` returns a number by which `unmapped`
+    is told that none of them has the segment any more, 0 where none has. `release(fd)` closes a descriptor elsewhere."""
+
+    def __init__(
+        self,
+        table: _control.ControlTable,
+        attach: Callable[[Held], None],
+        detach: Callable[[int], int],
+        release: Callable[[int], None] = os.close,
+    ) -> None:
         self._table = table
         self._attach = attach
         self._detach = detach
+        self._release = release
         self._held: dict[int, Held] = {}
+        self._leaving: dict[int, int] = {}  # descriptors of large segments, by the number of their detachment
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._held.values())
@@ -79,13 +93,30 @@ class SegmentStore:
     def forget(self, segment: int) -> None:
         """Tells workers to unmap a segment that the control table has marked already, and closes it."""
         held = self._held.pop(segment)
-        self._detach(segment)
-        _close(held.fd, held.borrowed)
+        number = self._detach(segment)
+        if held.own_bytes <= LARGE:
+            _close(held.fd, held.borrowed)
+            return
+        # The last one to let go frees the memory: that is to be none of the workers.
+        _close(-1, held.borrowed)
+        if number:
+            self._leaving[number] = held.fd
+        else:
+            self._release(held.fd)
+
+    def unmapped(self, number: int) -> None:
+        """No worker has a segment any more that was given up."""
+        fd = self._leaving.pop(number, -1)
+        if fd >= 0:
+            self._release(fd)
 
     def close(self) -> None:
         for held in self._held.values():
             _close(held.fd, held.borrowed)
         self._held.clear()
+        for fd in self._leaving.values():
+            os.close(fd)
+        self._leaving.clear()
 
     @property
     def pieces(self) -> int:
@@ -123,6 +154,7 @@ def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
 
 
 def _close(fd: int, borrowed: tuple[Borrowed, ...]) -> None:
-    os.close(fd)
+    if fd >= 0:
+        os.close(fd)
     for piece in borrowed:
         os.close(piece.fd)

@@ -35,8 +35,9 @@ from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
+from aspen_mp.control.releasing import Releaser
 from aspen_mp.control.reserving import Reserver
-from aspen_mp.control.segments import Borrowed, Held, SegmentStore, check_pieces
+from aspen_mp.control.segments import LARGE, Borrowed, Held, SegmentStore, check_pieces
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.control.speeds import CoreSpeeds, alike
 from aspen_mp.control.traces import Traces
@@ -156,12 +157,14 @@ class Server:
             on_death=self._worker_died,
             on_left=self._worker_left,
             on_drained=self._collect,
+            on_unmapped=self._unmapped,
             on_stopped=self._worker_stopped,
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
         self._reserver = Reserver(self._loop)
-        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach)
+        self._releaser = Releaser(self._loop)
+        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach, self._releaser.release)
         self._traces = Traces(
             *(config.name, self._table, self._segments, self._max_workers, self._journal),
             reserve=self._reserver.reserve,
@@ -256,6 +259,7 @@ class Server:
     def close(self) -> None:
         """Ends workers, planning children and connections, in this order, and removes the run files."""
         self._recovery.closed = True
+        self._releaser.close()
         self._pool.kill_all()
         self._nursery.close()
         self._leases.close()
@@ -302,6 +306,9 @@ class Server:
 
     def _worker_stopped(self) -> None:
         self._recovery.look()
+
+    def _unmapped(self, number: int) -> None:
+        self._segments.unmapped(number)
 
     def _worker_left(self) -> None:
         self._collect()
@@ -629,6 +636,9 @@ class Server:
                 with created:
                     if self._clients.get(connection) is client:  # it may have gone meanwhile
                         self._guarded(connection, request, partial(self._add_data, client, request, created, pieces))
+                    elif created.nbytes > LARGE:
+                        fd, created.fd = created.fd, -1
+                        self._releaser.release(fd)
             finally:
                 protocol.close_all([piece.fd for piece in pieces])
 

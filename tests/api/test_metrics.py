@@ -122,6 +122,8 @@ def test_a_planner_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch)
             os.kill(runtime.pid, signal.SIGSTOP)
             with ThreadPoolExecutor(3) as pool:
                 assert list(pool.map(fetch, [url] * 3)) == [{("aspen_mp_up", ()): 0.0}] * 3
+            with endpoint._collector._lock:  # as a scrape that has not been answered yet
+                assert fetch(url) == {("aspen_mp_up", ()): 0.0}
             os.kill(runtime.pid, signal.SIGCONT)
             monkeypatch.undo()
             assert total(fetch(url), "aspen_mp_up") == 1

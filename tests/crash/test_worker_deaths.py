@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import aspen_mp
+from aspen_mp.control import protocol
 from aspen_mp.errors import PoisonTile
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
+import guests
 import small_models
 from process_tools import WATCHDOG_S, chain, feeds, wait_until
 
@@ -90,3 +92,31 @@ def test_a_poison_tile_fails_its_request_alone():
         assert runtime.status()["recovery"]["worker_deaths"] >= 3
         assert other.run(feeds())["y"].tobytes() == expected
         assert model.run(harmless)["y"] == 5
+
+
+def test_large_segments_go_whatever_dies():
+    """Workers die while 64 MiB come and go: in the end nobody has any of it, neither open nor mapped."""
+
+    def held(runtime: aspen_mp.Runtime) -> int:
+        found = 0
+        for pid in (runtime.pid, *(w["pid"] for w in runtime.workers)):
+            with contextlib.suppress(OSError):
+                found += Path(f"/proc/{pid}/maps").read_text().count("aspen-data")
+                found += sum("aspen-data" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+        return found
+
+    with aspen_mp.Runtime(workers=2) as runtime:
+        model = chain(runtime)
+        expected = model.run(feeds())["y"].tobytes()
+        before = held(runtime)
+        with guests.Guest(runtime._link.address) as guest:
+            for k in range(12):
+                ready = guest.ask("Data", 2 * k, 64 << 20)
+                assert isinstance(ready, protocol.DataReady)
+                if k % 3 == 2:
+                    os.kill(runtime.workers[0]["pid"], signal.SIGKILL)
+                assert isinstance(guest.ask("DropData", 2 * k + 1, ready.index), protocol.Done)
+                assert model.run(feeds())["y"].tobytes() == expected
+            assert isinstance(guest.ask("Data", 100, 64 << 20), protocol.DataReady)
+        wait_until(lambda: held(runtime) <= before, "the memory to be given back")
+        assert runtime.status()["recovery"]["worker_deaths"] == 4

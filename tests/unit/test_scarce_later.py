@@ -30,8 +30,9 @@ from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop
 from aspen_mp.control.places import Place
 from aspen_mp.control.pool import Worker, WorkerPool
+from aspen_mp.control.server import Server
 from aspen_mp.shm.scarcity import is_scarce, reason
-from aspen_mp.workers import process, topology, wire
+from aspen_mp.workers import main, process, topology, wire
 
 WATCHDOG_S = 60.0
 
@@ -133,6 +134,7 @@ def test_a_client_whose_process_cannot_be_watched_yet(loop: Loop, monkeypatch: p
     if pid == 0:
         signal.pause()
     closed: list[object] = []
+    monkeypatch.setattr(connections.protocol, "HANDSHAKE_S", 10 * WATCHDOG_S)
     monkeypatch.setattr(connections.protocol, "peer", lambda sock: (pid, os.getuid(), os.getgid()))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(error(errno.EMFILE)))
@@ -189,7 +191,7 @@ def test_a_worker_that_cannot_be_told_everything(loop: Loop, monkeypatch: pytest
     note: Any = lambda *what, **_: said.append(what)  # noqa: E731
     table = SimpleNamespace(worker_reset=note, worker_started=note, worker_gone=lambda row: said.append(("gone", row)))
     leases = SimpleNamespace(hold=lambda cpu: True, drop=lambda cpu: said.append(("drop", cpu)))
-    pool: Any = SimpleNamespace(_table=table, _leases=leases, _loop=loop, _rows={}, _fds=(0, 1, 2), seq=1)
+    pool: Any = SimpleNamespace(_table=table, _leases=leases, _loop=loop, _rows={}, _fds=(0, 1, 2), _unmapping={}, seq=1)
     pool._nursery = SimpleNamespace(start=lambda: (pid, ours))
     for name in ("_forget", "_booted", "_let_go", "_drop_queue", "_send"):
         setattr(pool, name, getattr(WorkerPool, name).__get__(pool))
@@ -207,6 +209,21 @@ def test_a_worker_that_cannot_be_told_everything(loop: Loop, monkeypatch: pytest
     theirs.close()
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_segment_that_a_worker_never_got() -> None:
+    """It could not be sent to it, and is dropped: the worker goes on, and says that it does not have it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    said: list[object] = []
+    engine = SimpleNamespace(unmap=said.append, attached=said.append)
+    worker: Any = SimpleNamespace(_sock=theirs, _segments={}, _engine=engine, _cache=None)
+    wire.send(ours, wire.DETACH, 5, 77)
+    wire.send(ours, wire.SYNC, 3)
+    main.Worker._sync(worker, 3)
+    assert said == [5, 3]
+    assert wire.receive(ours)[:2] == (wire.DETACHED, 77)
+    ours.close()
+    theirs.close()
 
 
 class Pool(WorkerPool):
@@ -272,7 +289,26 @@ def test_the_machine_is_not_taken_for_another() -> None:
             reader.read()
         with pytest.raises(OSError, match="open files"):
             topology.read()
+        with pytest.raises(OSError, match="open files"):
+            topology._entries(Path("/sys/devices/system"), "cpu")
     assert reader.read() == before
+
+
+def test_a_change_of_the_machine_that_cannot_be_looked_at_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one at the next look as well."""
+
+    def full() -> None:
+        raise error(errno.EMFILE)
+
+    server: Any = SimpleNamespace(_seen="old", _leases=SimpleNamespace(others=list))
+    with monkeypatch.context() as patch:
+        patch.setattr(topology, "read", full)
+        with pytest.raises(OSError, match="open files"):
+            Server._machine_changed(server, "new")  # type: ignore[arg-type]
+    server._leases.others = full
+    with pytest.raises(OSError, match="open files"):
+        Server._machine_changed(server, "new")  # type: ignore[arg-type]
+    assert server._seen == "old"
 
 
 def test_leases_without_descriptors(tmp_path: Path) -> None:
