@@ -345,4 +345,5 @@ def _seal(identity: str) -> int:
 
 
 def _warn(text: str) -> None:
-    print(f"aspen-mp: warning: plan cache: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+        print(f"aspen-mp: warning: plan cache: {text}", file=sys.stderr, flush=True)

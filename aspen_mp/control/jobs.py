@@ -111,10 +111,11 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of a planning child. `patience_s`: how long it may say nothing while it has a job. `memory_bytes`: of memory of its own, besides what
-    it shares with the planner process; 0: what is free when it begins."""
+    it shares with the planner process; 0: what is free when it begins. `nice`: how far it stands behind other processes."""
 
     patience_s: float = 120.0
     memory_bytes: int = 0
+    nice: int = 0
 
 
 class PlannerChild:
@@ -398,6 +399,7 @@ def _child(
         process.keep_only({sock.fileno(), *keep})
         process.set_name("aspen-plan")
         process.set_oom_score(900)
+        os.nice(limits.nice)
         process.limit_memory(limits.memory_bytes or memory_available())
         process.plain_signals()
         serve(sock)

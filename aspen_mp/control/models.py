@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,13 @@ MAX_PLANS = 256
 MAX_PLAN_BYTES = 4 << 30
 """The same for what the plans of a model and their arenas take together."""
 REPLAN_S = 20.0
-"""A plan is not made again sooner after the last time: that costs about a second of a core, which requests want."""
+"""A plan is not made again sooner after the last time: that costs about a second of a core, which requests want. Where it could not be made
+again, twice as long, and so on, up to:"""
+MOST_REPLAN_S = 3600.0
+REPLAN_NICE = 10
+"""Of the processes that make plans again: requests come first."""
+REPLAN_PATIENCE = 10.0
+"""How many times as long as others they may say nothing, because they get what requests leave."""
 
 _Shapes = tuple[list[list[protocol.Bind]], list[protocol.Capacity]]
 
@@ -56,25 +62,30 @@ class Asker:
 class Stage:
     """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache.
 
-    `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried. `served`: requests,
-    when it was last looked at."""
+    `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried; `failed`: how often
+    in a row that has failed since, `why` the last time. `served`: requests, when it was last looked at."""
 
     answer: protocol.Planned
     segments: list[int]
     cached: bool = False
     speeds: list[float] = field(default_factory=list)
     tried_at: float = -math.inf
+    failed: int = 0
+    why: str = ""
     served: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Model:
+    """`child` plans what clients ask for, `behind` makes plans again; `replanning`: which one it is at."""
+
     id: int
     key: tuple[Any, ...]
     source: planning.Source
     instances: int
     options: planning.Options
     child: PlannerChild
+    behind: PlannerChild
     name: str = ""
     loaded: protocol.Loaded | None = None
     waiting: list[Asker] = field(default_factory=list)
@@ -85,6 +96,7 @@ class Model:
     files: dict[int, WeightFile] = field(default_factory=dict)
     stages: dict[bytes, Stage] = field(default_factory=dict)
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
+    replanning: bytes | None = None
 
 
 class ModelStore:
@@ -102,16 +114,18 @@ class ModelStore:
         reserver: Reserver,
         added: Callable[[int, str], None],
         journal: Journal,
+        prepared: Callable[[], bool] = lambda: True,
     ) -> None:
         """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
-        before a planning child is forked. `rates`: of the cost model, and their name. `limits`: of such a child. `added(plan, model)`
-        comes before a plan is announced."""
+        before a planning child is forked; `prepared()` says whether that takes no time any more, and sees to it. `rates`: of the cost
+        model, and their name. `limits`: of such a child. `added(plan, model)` comes before a plan is announced."""
         self._added = added
         self._journal = journal
         self._limits = limits
         self._reserver = reserver
         self._rates, self._calibration = rates
         self._prepare = prepare
+        self._prepared = prepared
         self._cache = cache
         self._loop = loop
         self._table = table
@@ -142,9 +156,12 @@ class ModelStore:
             return
         number, self._next = self._next, self._next + 1
         options = planning.Options(message.precision, message.winograd, message.planning)
-        model = Model(number, key, source, message.instances, options, child=None, name=message.name or source.name)  # type: ignore[arg-type]
+        name = message.name or source.name
+        model = Model(number, key, source, message.instances, options, None, None, name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)
-        model.child = PlannerChild(self._loop, model.name, serve, source.keep, self._prepare, self._limits)
+        model.child = PlannerChild(self._loop, name, serve, source.keep, self._prepare, self._limits)
+        behind = replace(self._limits, patience_s=REPLAN_PATIENCE * self._limits.patience_s, nice=REPLAN_NICE)
+        model.behind = PlannerChild(self._loop, name, serve, source.keep, self._prepare, behind)
         model.waiting.append(asker)
         self._models[number] = model
         self._by_key[key] = model
@@ -212,6 +229,7 @@ class ModelStore:
         if key in model.planning:
             model.planning[key].append(asker)
             return
+        self._stop_replanning(model)
         self._plan(model, key, message.stages, message.capacities, [asker])
 
     def _plan(
@@ -234,7 +252,12 @@ class ModelStore:
 
     def _plan_anew(self, model: Model, key: bytes, job: PlanStage) -> None:
         askers = model.planning[key]
-        model.child.submit(
+        again = key == model.replanning
+        if again and not self._prepared():  # nobody waits for it: at one of the next looks
+            model.stages[key].tried_at = -math.inf
+            self._stop_replanning(model)
+            return
+        (model.behind if again else model.child).submit(
             Job(
                 job,
                 lambda result, segments: self._planned(model, key, job, result, segments),
@@ -248,9 +271,10 @@ class ModelStore:
         if len(arenas) == model.instances:
             self._recalled(model, key, job, entry, arenas)
             return
+        askers = model.planning[key]
 
         def reserved(answer: Segment | AspenError) -> None:
-            gone = self._models.get(model.id) is not model
+            gone = self._models.get(model.id) is not model or model.planning.get(key) is not askers
             if isinstance(answer, Segment):
                 arenas.append(answer)
             if isinstance(answer, Segment) and not gone:
@@ -258,7 +282,8 @@ class ModelStore:
                 return
             for arena in arenas:
                 arena.close()
-            self._not_planned(model, key, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
+            if model.planning.get(key) is askers:
+                self._not_planned(model, key, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
 
         self._reserver.reserve("arena", entry.note.arena_bytes, reserved)
 
@@ -269,7 +294,7 @@ class ModelStore:
         try:
             found = None
             # A child that is busy is about to give numbers to weight segments too.
-            if all(file.id in names for file in entry.note.weights) or model.child.renew():
+            if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.behind.renew()):
                 found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
         except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
@@ -293,13 +318,17 @@ class ModelStore:
         plan: Segment | None = None,
     ) -> None:
         assert isinstance(result, StagePlanned)
+        known = len(model.weight_segments)
         try:
             stage = self._publish(model, result, received, plan)
         except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
         stage.speeds = job.speeds
-        if key in model.stages:  # requests for the one before that come now are answered that it has gone, and their clients ask again
+        again, model.replanning = key == model.replanning, None
+        if len(model.weight_segments) > known:
+            (model.child if again else model.behind).renew()  # neither is busy while the other is
+        if again:  # requests for the one before that come now are answered that it has gone, and their clients ask again
             stage.tried_at = time.monotonic()
             self._drop_stage(model, key)
             self._journal.info("replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds))
@@ -313,7 +342,8 @@ class ModelStore:
         return sum(self._segments[segment].nbytes for stage in model.stages.values() for segment in stage.segments)
 
     def refresh(self) -> None:
-        """Has a plan made again that is in use, but was made for other cores than there are. One at a time: requests want the cores."""
+        """Has a plan made again that is in use, but was made for other cores than there are. One at a time, and behind whatever clients
+        want: see `_stop_replanning`."""
         if any(model.planning for model in self._models.values()):
             return
         speeds, now = self._speeds(), time.monotonic()
@@ -323,20 +353,35 @@ class ModelStore:
                 if not stage.answer.plan or stage.answer.dynamic or model.options.planning.tiles is not None:
                     continue  # there are no tiles to choose
                 served = self._table.plan(stage.answer.plan)["served"]
-                if served > stage.served and not alike(stage.speeds, speeds) and now - stage.tried_at >= REPLAN_S:
+                pause = min(REPLAN_S * 2.0 ** min(stage.failed, 16), MOST_REPLAN_S)
+                if served > stage.served and not alike(stage.speeds, speeds) and now - stage.tried_at >= pause:
                     outdated.append((served - stage.served, model, key))
                 stage.served = served
         if outdated:
             _, model, key = max(outdated, key=lambda item: item[0])
             model.stages[key].tried_at = now
+            model.replanning = key
             stages, capacities = msgspec.msgpack.decode(key, type=_Shapes)
             self._plan(model, key, stages, capacities, [])
 
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
-        if key in model.stages:
-            self._journal.warning("not-replanned", model=model.name, why=str(error))
+        if key == model.replanning:
+            model.replanning = None
+            stage = model.stages.get(key)
+            if stage is not None:
+                stage.failed += 1
+                if str(error) != stage.why:
+                    stage.why = str(error)
+                    self._journal.warning("not-replanned", model=model.name, why=stage.why)
         for asker in model.planning.pop(key, []):
             asker.fail(_about(model, error))
+
+    def _stop_replanning(self, model: Model) -> None:
+        """A client wants something of this model: it does not wait for a plan that is being made again. That one is, later."""
+        if model.replanning is not None:
+            model.planning.pop(model.replanning, None)
+            model.replanning = None
+            model.behind.close()
 
     def _publish(self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None) -> Stage:
         """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent."""
@@ -444,6 +489,8 @@ class ModelStore:
             return
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
+        self._stop_replanning(model)
+        model.behind.close()
         model.child.close()
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)
@@ -471,6 +518,8 @@ class ModelStore:
     def close(self) -> None:
         self.plans.close()
         for model in list(self._models.values()):
+            self._stop_replanning(model)
+            model.behind.close()
             model.child.close()
             model.source.close()
 

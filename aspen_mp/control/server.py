@@ -176,7 +176,9 @@ class Server:
         self._core_speeds = CoreSpeeds()
         self._planned_for = self._machine.speeds(cpus)
         self._steady = 0
+        self._not_replanned = ""
         self._to_import = list(_PLANNER)
+        self._importing = False
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._import_all),
@@ -185,6 +187,7 @@ class Server:
             self._reserver,
             self._traces.plan_added,
             self._journal,
+            self._prepared,
         )
         self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
         self._connections: dict[Connection, None] = {}  # in the order in which they came
@@ -245,7 +248,16 @@ class Server:
         self._plan_for_now()
         self._steady += 1
         if self._steady > STEADY and self._config.replan and not self._recovery.going_on:
-            self._models.refresh()
+            try:
+                self._models.refresh()
+            except Exception as error:  # nobody has asked for it: nobody loses anything by it
+                if is_scarce(error):
+                    raise
+                why = f"{type(error).__name__}: {error}"
+                if why != self._not_replanned:
+                    self._not_replanned = why
+                    self._journal.warning("not-replanned", why=why)
+                    sys.excepthook(type(error), error, error.__traceback__)
 
     def _plan_for_now(self) -> None:
         """Plans that are made from now on are for the cores that there are now."""
@@ -574,16 +586,25 @@ class Server:
 
     def _import_next(self) -> None:
         """What planning children need is imported here, once for all that are forked later: when a client has been there for a while and
-        has loaded nothing, in pieces, so that whatever happens meanwhile is seen to; else when the first model comes that is not in the
-        plan cache. Where all are, it never is."""
-        if self._to_import and not self._loads:
+        has loaded nothing, or a plan is to be made again, in pieces, so that whatever happens meanwhile is seen to; else when the first
+        model comes that is not in the plan cache. Where all are, it never is."""
+        if self._to_import and (self._importing or not self._loads):
             try:
                 self._import_one()
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, ImportError) as error:
+                if not is_scarce(error):
+                    raise
                 self._scarce(error)
                 self._loop.later(LOOK_S, self._import_next)
             else:
                 self._loop.later(0, self._import_next)
+
+    def _prepared(self) -> bool:
+        """Whether planning children can be forked at once; if not, it begins that they can."""
+        if self._to_import and not self._importing:
+            self._importing = True
+            self._loop.later(0, self._import_next)
+        return not self._to_import
 
     def _import_all(self) -> None:
         while self._to_import:

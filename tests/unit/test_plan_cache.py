@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgpack
@@ -200,3 +201,18 @@ def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert left("weights") == []
     assert not store.room(1001)
     assert store.room(1000)
+
+
+def test_a_warning_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever read standard error has gone."""
+    store = cache.Cache(str(tmp_path), 1 << 20)
+    file = tmp_path / "plans" / "x.aspen"
+    file.write_bytes(b"junk")
+    read, write = os.pipe()
+    os.close(read)
+    with suppress(BrokenPipeError), open(write, "w", buffering=1) as nobody:
+        monkeypatch.setattr("sys.stderr", nobody)
+        found = store.plan("x")
+        assert found is None
+        monkeypatch.undo()
+    assert not file.exists()

@@ -3,166 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from model_store import CLIENT, World, store_of_models
 
-from aspen_mp.control import models as stores
 from aspen_mp.control import plans as published
-from aspen_mp.control import protocol
 from aspen_mp.control.hangs import Estimate
-from aspen_mp.control.jobs import Inspected, Job, Limits, PlanStage, StagePlanned
-from aspen_mp.control.journal import Journal
-from aspen_mp.control.loop import Loop
-from aspen_mp.control.models import Asker, ModelStore
-from aspen_mp.control.segments import SegmentStore
-from aspen_mp.control.server import Server
-from aspen_mp.planner import api, rates
-from aspen_mp.shm import _control
-from aspen_mp.shm.errors import AspenError
-from aspen_mp.shm.segments import Segment
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
-import small_models
-
-CLIENT = 3
-
-
-class Table(_control.ControlTable):
-    """One whose workers are with a request on every plan for as long as the test says."""
-
-    running = False
-    served = 0
-
-    def collect(self) -> list[int]:
-        return [] if self.running else super().collect()
-
-    def plan(self, plan: int) -> dict[str, Any]:
-        return {**super().plan(plan), "served": self.served}
-
-
-class Child:
-    """A planning child that answers when the test says: `jobs` wait for it."""
-
-    def __init__(self, loop: object, name: str, serve: object, keep: object, prepare: object, limits: Limits) -> None:
-        self.limits = limits
-        self.jobs: list[Job] = []
-        self.renewed = 0
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def renew(self) -> bool:
-        self.renewed += 1
-        return not self.jobs
-
-    def close(self) -> None:
-        jobs, self.jobs = self.jobs, []
-        for job in jobs:
-            job.on_error(AspenError("loading was cancelled"))
-
-
-class World:
-    """A store of models with one of them loaded, whose plans hold `n` tiles a layer or so."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stores, "PlannerChild", self._child)
-        self.children: list[Child] = []
-        self.control = Segment.create("control", _control.CONTROL_BYTES)
-        self.bell = Segment.create("doorbell", _control.DOORBELL_BYTES)
-        self.table = Table(self.control.mapping, self.bell.mapping, create=True, max_workers=2, spin_us=0)
-        self.loop, self.journal = Loop(), Journal("test", "off")
-        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        self.segments = SegmentStore(self.table, nothing, nothing)
-        self.speeds = [1.0]
-        pool = SimpleNamespace(publish=nothing)
-        server = SimpleNamespace(_table=self.table, _segments=self.segments, _pool=pool)
-        self.collect = partial(Server._collect, server)  # type: ignore[arg-type]
-        server._models = self.store = ModelStore(
-            *(self.loop, self.table, self.segments, lambda: self.speeds, self.collect, nothing),
-            *(None, (rates.BUILT_IN, "built-in"), Limits(), SimpleNamespace(), nothing, self.journal),  # type: ignore[arg-type]
-        )
-        self.answers: list[protocol.Message] = []
-        self.errors: list[BaseException] = []
-        path = folder / "chain.onnx"
-        path.write_bytes(small_models.conv_chain(3, 8, 8).SerializeToString())
-        self.store.load(protocol.Load(1, str(path), "chain", 1, "f32", True), [], self.asker(1))
-        self.finish(Inspected("chain", b"", [], []), [])
-        self.model = self.answers[-1].model  # type: ignore[attr-defined]
-
-    def _child(self, *args: Any) -> Child:
-        self.children.append(Child(*args))
-        return self.children[-1]
-
-    def asker(self, request: int) -> Asker:
-        return Asker(CLIENT, request, self.answers.append, self.errors.append)
-
-    @property
-    def waiting(self) -> list[Job]:
-        return [job for child in self.children for job in child.jobs]
-
-    def finish(self, result: Inspected | StagePlanned, segments: list[tuple[str, int, int]]) -> None:
-        """The one job that waits is done."""
-        (job,) = self.waiting
-        for child in self.children:
-            child.jobs.clear()
-        job.on_done(result, segments)
-
-    def ask(self, rows: int = 8) -> None:
-        shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
-        self.store.plan(protocol.Plan(2, self.model, [[shape]], []), self.asker(2))
-
-    def answer(self) -> None:
-        """As a planning child would, for as many workers as there are speeds."""
-        (job,) = self.waiting
-        assert isinstance(job.message, PlanStage)
-        model = api.load(small_models.conv_chain(3, 8, 8).SerializeToString())
-        bound = {"x": api.Binding(np.dtype(np.float32), (1, 8, 8, 8), None)}
-        plan = api.plan_stage(model, [bound], workers=len(job.message.speeds)).plan
-        assert plan is not None
-        packed, at = [], 64
-        for item in plan.weights:
-            packed.append((item.key, 0, at))
-            at += -(-item.nbytes // 64) * 64
-        plan.place_weights({key: (segment, offset) for key, segment, offset in packed})
-        sizes = {"weights": at, "plan": plan.nbytes, "arena": plan.arena_layout()["arena_bytes"]}
-        if "weights" in [held.role for held in self.segments]:
-            del sizes["weights"]
-            packed = []
-        segments = []
-        for role, nbytes in sizes.items():
-            with Segment.create(role, nbytes) as made:
-                if role == "plan":
-                    plan.write(made.buf)
-                segments.append((role, nbytes, os.dup(made.fd)))
-        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed), segments)
-
-    def replan(self) -> None:
-        self.table.served += 1
-        self.speeds = [1.0] * (3 - len(self.speeds))
-        self.store.refresh()
-
-    @property
-    def roles(self) -> list[str]:
-        return sorted(held.role for held in self.segments)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.journal.latest() if event["event"] == name]
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    world = World(tmp_path, monkeypatch)
-    yield world
-    world.store.close()
-    world.segments.close()
-    world.loop.close()
+    with store_of_models(tmp_path, monkeypatch) as world:
+        yield world
 
 
 def known(world: World, plan: int) -> tuple[object, ...]:

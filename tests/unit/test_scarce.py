@@ -204,7 +204,7 @@ def test_a_plan_that_cannot_be_published() -> None:
 
     store = SimpleNamespace(_publish=publish, _not_planned=lambda model, key, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    ModelStore._planned(store, None, b"", None, result, [])  # type: ignore[arg-type]
+    ModelStore._planned(store, SimpleNamespace(weight_segments=[]), b"", None, result, [])  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 

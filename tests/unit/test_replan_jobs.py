@@ -1,0 +1,215 @@
+"""Plans that are made again: behind what clients want, later and later where they cannot be made."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from model_store import World, store_of_models
+
+from aspen_mp.control import jobs, models
+from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
+from aspen_mp.control.loop import Loop
+from aspen_mp.control.server import Server
+from aspen_mp.shm.errors import PlanError
+
+WATCHDOG_S = 60.0
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with store_of_models(tmp_path, monkeypatch) as world:
+        yield world
+
+
+def test_a_process_of_its_own(world: World) -> None:
+    """One that is nicer than that of clients' plans, and may take its time."""
+    first, behind = world.children
+    world.ask()
+    assert len(first.jobs) == 1
+    world.answer()
+    world.replan()
+    assert (len(first.jobs), len(behind.jobs)) == (0, 1)
+    assert first.limits.nice == 0 < behind.limits.nice
+    assert behind.limits.patience_s > first.limits.patience_s
+    world.answer()
+    assert len(world.events("replanned")) == 1
+    assert not world.errors
+
+
+def test_a_client_does_not_wait_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended when a client wants another plan of the model, nothing is said of it, and it is tried again."""
+    first, behind = world.children
+    world.ask()
+    world.answer()
+    world.replan()
+    world.ask()  # the plan that there is
+    assert len(behind.jobs) == 1
+    assert len(world.answers) == 3
+    world.ask(rows=16)
+    assert (len(first.jobs), len(behind.jobs)) == (1, 0)
+    world.answer()
+    assert len(world.answers) == 4
+    assert not world.errors
+    assert not world.events("not-replanned")
+    assert not world.events("replanned")
+    world.store.refresh()
+    assert not world.waiting
+    monkeypatch.setattr(models, "REPLAN_S", 0.0)
+    world.table.served += 1
+    world.store.refresh()
+    assert len(behind.jobs) == 1
+    world.answer()
+    assert len(world.events("replanned")) == 1
+
+
+def test_unloading_ends_it(world: World) -> None:
+    world.ask()
+    world.answer()
+    world.replan()
+    world.store.client_gone(3)
+    assert not world.waiting
+    assert world.roles == []
+    assert not world.events("not-replanned")
+    assert not world.errors
+
+
+def test_what_one_has_packed_the_other_learns(world: World) -> None:
+    """Numbers of weight segments are given by whoever packs: a child that has been forked before goes."""
+    first, behind = world.children
+    world.ask()
+    world.answer()
+    assert (first.renewed, behind.renewed) == (0, 1)
+    world.replan()
+    world.answer()  # without new weights
+    assert (first.renewed, behind.renewed) == (0, 1)
+
+
+def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e6
+    monkeypatch.setattr(models.time, "monotonic", lambda: now)
+    world.ask()
+    world.answer()
+    tries, why = [], "the model file has gone"
+    begun = now
+    while len(tries) < 12:
+        world.table.served += 1
+        world.speeds = [1.0, 1.0]
+        world.store.refresh()
+        if world.waiting:
+            (job,) = world.waiting
+            for child in world.children:
+                child.jobs.clear()
+            tries.append(now - begun)
+            job.on_error(PlanError(why if len(tries) < 6 else "something else"))
+        now += 10.0
+    assert tries[:5] == [0.0, 40.0, 120.0, 280.0, 600.0]
+    assert max(b - a for a, b in pairwise(tries)) == models.MOST_REPLAN_S
+    assert [event["why"] for event in world.events("not-replanned")] == [why, "something else"]
+    now += models.MOST_REPLAN_S
+    world.table.served += 1
+    world.store.refresh()
+    world.answer()
+    assert len(world.events("replanned")) == 1
+    stage = next(iter(world.store._models[world.model].stages.values()))
+    assert stage.failed == 0
+
+
+def test_nothing_is_imported_for_it_at_once(world: World) -> None:
+    """All plans came from the cache: what planning takes is imported in pieces, and then it is tried again."""
+    world.ask()
+    world.answer()
+    world.prepared = False
+    world.replan()
+    assert not world.waiting
+    world.prepared = True
+    world.table.served += 1
+    world.store.refresh()
+    assert len(world.waiting) == 1
+
+
+def test_imports_in_pieces() -> None:
+    """One at each turn of the loop, begun once, also when models have been loaded; and again where something is scarce."""
+    loop, found, scarce = Loop(), list[str](), list[BaseException]()
+    fails: list[Exception] = [MemoryError(), ImportError("cannot map"), OSError(24, "Too many open files")]
+    server: Any = SimpleNamespace(_loop=loop, _loads=3, _importing=False, _to_import=["a", "b", "c"], _scarce=scarce.append)
+    server._import_next = lambda: Server._import_next(server)
+
+    def one() -> None:
+        if fails and server._to_import == ["b", "c"]:
+            raise fails.pop()
+        found.append(server._to_import.pop(0))
+
+    server._import_one = one
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("aspen_mp.control.server.LOOK_S", 0.0)
+    assert not Server._prepared(server)
+    assert found == []
+    late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
+    turns = 0
+    while not Server._prepared(server):
+        loop.later(0.0, loop.stop)
+        loop.run()
+        turns += 1
+        assert len(found) <= turns
+    late.cancel()
+    monkey.undo()
+    assert found == ["a", "b", "c"]
+    assert len(scarce) == 3
+    loop.close()
+
+
+def test_what_goes_wrong_in_it_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    hooked: list[object] = []
+    monkeypatch.setattr("sys.excepthook", lambda *about: hooked.append(about))
+    error: list[Exception] = [ValueError("one")]
+
+    def refresh() -> None:
+        raise error[0]
+
+    server: Any = SimpleNamespace(
+        _core_speeds=SimpleNamespace(look=lambda counts, nominal: None),
+        _table=SimpleNamespace(paces=list),
+        _machine=SimpleNamespace(cores=()),
+        _plan_for_now=lambda: None,
+        _steady=99,
+        _config=SimpleNamespace(replan=True),
+        _recovery=SimpleNamespace(going_on=False),
+        _models=SimpleNamespace(refresh=refresh),
+        _journal=SimpleNamespace(warning=lambda event, why: told.append(why)),
+        _not_replanned="",
+    )
+    for error[0] in (ValueError("one"), ValueError("one"), KeyError("two")):
+        Server._replan(server)
+    assert told == ["ValueError: one", "KeyError: 'two'"]
+    assert len(hooked) == 2
+    error[0] = MemoryError()
+    with pytest.raises(MemoryError):  # the look says that
+        Server._replan(server)
+
+
+def test_a_nice_child() -> None:
+    """It really is."""
+    loop, found = Loop(), list[Inspected]()
+
+    def serve(sock: socket.socket) -> None:
+        ChildSide(sock).run(lambda message, side: Inspected(str(os.nice(0)), b"", [], []))
+
+    child = PlannerChild(loop, "m", serve, limits=Limits(nice=7))
+    child.submit(Job(Inspect(), lambda result, segments: found.append(result), pytest.fail, lambda progress: None))  # type: ignore[arg-type]
+    late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
+    while not found:
+        loop.later(0.01, loop.stop)
+        loop.run()
+    late.cancel()
+    assert found[0].name == str(os.nice(0) + 7)
+    child.close()
+    loop.close()
+    assert jobs.Limits().nice == 0
