@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import aspen_mp
@@ -33,6 +34,15 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
+    found = []
+    for child in psutil.Process(runtime.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile, whichever it was
+            if child.name() == "aspen-plan":
+                found.append(child.pid)
+    return found
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import psutil
 import pytest
 
 import aspen_mp
@@ -24,7 +23,7 @@ from aspen_mp.errors import AspenError, PlanError, ResourceLimitError, RuntimeLo
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models
-from process_tools import WATCHDOG_S, alive, chain, feeds, wait_until
+from process_tools import WATCHDOG_S, alive, chain, feeds, planning_children, wait_until
 
 
 def run_until_interrupted(model: aspen_mp.Model, delay: float) -> None:
@@ -161,10 +160,6 @@ def test_planner_process_is_killed_while_loading():
         threading.Timer(0.05, lambda: os.kill(runtime.pid, signal.SIGKILL)).start()
         with pytest.raises(RuntimeLost):
             load_again_and_again(runtime, 10_000, small_models.conv_chain(4, 16, 16))
-
-
-def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
-    return [child.pid for child in psutil.Process(runtime.pid).children() if child.name() == "aspen-plan"]
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGKILL, ResourceLimitError), (signal.SIGSEGV, PlanError)])

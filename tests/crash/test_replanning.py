@@ -6,17 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import aspen_mp
 from aspen_mp import config
 
 # isort: split
-from process_tools import chain, feeds, wait_until
+from process_tools import chain, feeds, planning_children, small_models, wait_until
 
 
 def plans(runtime: aspen_mp.Runtime) -> list[int]:
@@ -67,26 +67,66 @@ def test_workers_come_and_go() -> None:
         model.run(feeds())
 
 
+def hold(runtime: aspen_mp.Runtime) -> int:
+    """Stops the next planning child, in whatever it is at."""
+    found: list[int] = []
+
+    def stopped() -> bool:
+        for pid in planning_children(runtime):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                found.append(pid)
+        return bool(found)
+
+    wait_until(stopped, "planning to begin again")
+    return found[0]
+
+
+def events(runtime: aspen_mp.Runtime, name: str) -> list[dict[str, Any]]:
+    return [event for event in runtime.status()["events"] if event["event"] == name]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_planning_child_is_killed(number: int) -> None:
     """Then the plan stays as it was."""
-    with aspen_mp.Runtime(workers=1, max_workers=4) as runtime:
+    with aspen_mp.Runtime(workers=1, max_workers=8, log="off") as runtime:
         model = chain(runtime)
-        before, ended = plans(runtime), []
-
-        def end() -> bool:
-            for child in psutil.Process(runtime.pid).children():
-                if child.name() == "aspen-plan":
-                    os.kill(child.pid, number)
-                    ended.append(child.pid)
-            return bool(ended)
-
-        wait_until(lambda: not any(child.name() == "aspen-plan" for child in psutil.Process(runtime.pid).children()), "the first one to go")
+        wait_until(lambda: not planning_children(runtime), "the first one to go")
         with requests(model):
-            runtime.add_workers(1)
-            wait_until(end, "planning to begin again")
+            while not events(runtime, "not-replanned"):
+                before, made = plans(runtime), len(events(runtime, "replanned"))
+                runtime.add_workers(1)
+                pid = hold(runtime)
+                # Its answer is read before any question that comes later: after some of those it is clear whether it had given one.
+                late = [len(events(runtime, "replanned")) > made for _ in range(5)]
+                os.kill(pid, number)
+                os.kill(pid, signal.SIGCONT)
+                if not late[-1]:
+                    wait_until(lambda: bool(events(runtime, "not-replanned")), "the end of planning")
+                    assert plans(runtime) == before
+                wait_until(lambda pid=pid: pid not in planning_children(runtime), "it to go")
         model.run(feeds())
-        assert plans(runtime) == before
+
+
+def test_a_client_does_not_wait_for_it() -> None:
+    """Other shapes of the model are planned at once, though the plan in use is being made again; then that is."""
+    with aspen_mp.Runtime(workers=1, max_workers=8, log="off") as runtime:
+        model = runtime.load(small_models.mlp("n"))
+        shapes = [{"x": np.ones((n, 16), np.float32)} for n in range(1, 4)]
+        expected = [model.run(x)["y"] for x in shapes[:2]]
+        wait_until(lambda: not planning_children(runtime), "the first one to go")
+        runtime.add_workers(1)
+        stop = threading.Event()
+        busy = threading.Thread(target=lambda: [model.run(shapes[0]) for _ in iter(stop.is_set, True)])
+        busy.start()
+        try:
+            hold(runtime)
+            assert model.run(shapes[2])["y"].shape == (3, 8)
+        finally:
+            stop.set()
+            busy.join()
+        assert [model.run(x)["y"].tobytes() for x in shapes[:2]] == [y.tobytes() for y in expected]
+        assert not events(runtime, "not-replanned")
 
 
 def test_it_can_be_switched_off() -> None:
