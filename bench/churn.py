@@ -2,6 +2,7 @@
 
 Change after change the number of workers becomes another, at random, down to none as well. Every answer is compared bit for bit with
 that of an undisturbed run. A change has had its effect when those that join have executed a tile and those that leave have ended.
+Plans follow the workers as they do for everybody, as far as the changes let them: no figure here compares plans.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Throughput and latency with one client process and with several, the same number of requests in flight in both; and what all processes
 together have in memory (the sum of their proportional set sizes). Beside it onnxruntime as most servers run it: every process has a
 session, a copy of the weights, and a pool of threads for all cores. Settings take turns, round by round; whoever is not at it sleeps.
+The runtime keeps the plan that it has made when it loaded the network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 import psutil
 
 import aspen_mp
+from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.cases import Case
@@ -123,7 +125,8 @@ def measure(case: Case, cores: Sequence[int], clients: int, seconds: float, roun
     feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
     result = Result(case.label, list(cores), 0)
     with ExitStack() as stack:
-        runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=list(cores)))
+        profile = config.Profile(models=config.Models(replan=False))
+        runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=list(cores), profile=profile))
         say("loading into aspen-mp")
         model = runtime.load(graph, instances=clients)
         seats: dict[Setting, list[_Seat]] = {}

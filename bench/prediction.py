@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import aspen_mp
+from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.report import machine
@@ -111,7 +112,8 @@ def measure(case: Case, model: ModelProto, workers: int, rounds: int, seconds: f
     """Predicts and measures one network, built already: `rounds` turns of requests one at a time, each at least `seconds` long."""
     feeds = models.inputs(model)
     with calibrated():
-        with aspen_mp.Runtime(workers=workers) as runtime:
+        # Measured is the plan that is predicted: it is not made again meanwhile for cores that give less for a while.
+        with aspen_mp.Runtime(workers=workers, profile=config.Profile(models=config.Models(replan=False))) as runtime:
             loaded = runtime.load(model)
             for _ in range(WARM_UP):
                 loaded.run(feeds)

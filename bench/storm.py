@@ -2,7 +2,8 @@
 
 Threads, of other processes too, keep requests of several networks in flight on a runtime of its own. Signals hit random workers at random
 moments, now and then all workers at once. Every answer is compared bit for bit with that of an undisturbed run. How long each death held
-things up is taken from the runtime's own records, from the signal on.
+things up is taken from the runtime's own records, from the signal on. Dead workers count until they are replaced, so plans stay, unless
+the machine's cores change their speeds.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def measure(
     result = Result(case.label, list(fast), list(slow), method or "auto")
     for engine in engines:
         cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
-        with Seats(case, [Variant(f"{engine}, {label}", engine, cpus) for label, cpus in cores.items()], say) as seats:
+        options = {"replan": True} if engine == OURS else {}
+        with Seats(case, [Variant(f"{engine}, {label}", engine, cpus, options) for label, cpus in cores.items()], say) as seats:
             before = 1.0
             for speed in speeds:
                 with ExitStack() as stack:

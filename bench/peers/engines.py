@@ -33,13 +33,19 @@ Load = Callable[..., Loaded]  # model file, inputs, cores; aspen-mp takes option
 
 
 def load_aspen(
-    path: str, feeds: Mapping[str, Array], cores: list[int], planning: Mapping[str, Any] | None = None, order: str = "fifo"
+    path: str,
+    feeds: Mapping[str, Array],
+    cores: list[int],
+    planning: Mapping[str, Any] | None = None,
+    order: str = "fifo",
+    replan: bool = False,
 ) -> Loaded:
-    """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile."""
+    """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
+    made again for cores that have changed, which would go on while others are measured, and change what is."""
     import aspen_mp
     from aspen_mp import config
 
-    profile = config.Profile(workers=config.Workers(order=order))  # type: ignore[arg-type]
+    profile = config.Profile(workers=config.Workers(order=order), models=config.Models(replan=replan))  # type: ignore[arg-type]
     runtime = aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile)
     try:
         model = runtime.load(path, planning=aspen_mp.Planning(**planning or {}))
@@ -53,7 +59,8 @@ def load_aspen(
             workers = runtime.workers
             return {name: sum(worker[name] for worker in workers) for name in ("tiles", "steals", "kernel_ns", "schedule_ns", "search_ns")}
 
-        return Loaded(run, "one worker a core, pinned", runtime.close, counters)
+        plan = "the plan follows the cores' speeds" if replan else "one plan, for cores of nominal speed"
+        return Loaded(run, f"one worker a core, pinned, {plan}", runtime.close, counters)
     except BaseException:
         runtime.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from msgspec.structs import replace
 from test_cache import entries, wait_for
 
 import aspen_mp
-from aspen_mp.bench import models, prediction, profile
+from aspen_mp import config
+from aspen_mp.bench import clients, models, prediction, profile
 from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.peers import engines
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.measure import Profile
@@ -76,3 +79,26 @@ def test_profiled(runs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_predicted(runs: Plan) -> None:
     model = models.build(NETWORK)
     assert prediction.measure(Case(NETWORK), model, 2, rounds=1, seconds=0).tiles == runs.n_tiles
+
+
+@pytest.mark.parametrize(
+    ("measure", "follows"),
+    [
+        (lambda: prediction.measure(parse(NETWORK), models.build(NETWORK), 1, 1, 0.0), False),
+        (lambda: clients.measure(parse(NETWORK), [0], 1, 0.0, 1, False, lambda text: None), False),
+        (lambda: engines.load_aspen("", {}, [0]), False),
+        (lambda: engines.load_aspen("", {}, [0], replan=True), True),
+    ],
+)
+def test_one_plan_is_measured(measure: Callable[[], object], follows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not made again meanwhile, unless it is measured how plans follow the cores."""
+    profiles: list[config.Profile] = []
+
+    def start(profile: config.Profile | None = None, **_: object) -> None:
+        profiles.append(profile or config.load(None))
+        raise InterruptedError
+
+    monkeypatch.setattr(aspen_mp, "Runtime", start)
+    with pytest.raises(InterruptedError):
+        measure()
+    assert [profile.models.replan for profile in profiles] == [follows]

@@ -116,6 +116,7 @@ def test_command_prints_and_writes_json(tmp_path: Path) -> None:
     assert [e["engine"] for e in case["engines"]] == ["onnxruntime", "aspen-mp"]
     assert case["best_peer"]["engine"] == "onnxruntime"
     assert case["engines"][0]["difference"] < 1e-4
+    assert "one plan" in case["engines"][1]["settings"]
     counters = case["engines"][1]["counters"]
     assert counters["tiles"] >= 1
     assert 0 < counters["overhead"] < 1
