@@ -73,7 +73,7 @@ struct sim_core {
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
-  double patience;  /* how long it leaves tiles to them: as long as some take it on average. A DSE counts those of its last millisecond */
+  double patience;  /* how long it leaves tiles to them: as long as SIM_PATIENCE take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
 };
 

@@ -144,7 +144,7 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
 
 /* Near the end of a layer, a tile that a slow core takes is done later than if it had waited for a faster one, and all that needs it waits.
  * So a slow core takes one only when the faster ones have enough to do: with `waiting` ready tiles they get to the last one after
- * waiting - 1 tiles of their time, shared by all of them. For no longer than a tile takes it here: who should take it may be held up.
+ * waiting - 1 tiles of their time, shared by all of them. For no longer than ASPEN_PATIENCE tiles take it here: who should take it may be held up.
  * Without stealing nobody else would take it. */
 static inline int aspen_dse_leaves(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
