@@ -27,7 +27,7 @@ INLINE void chunk(const int R, const int V, const row *w, const float *x, int64_
     float *out = to + i * w->to_step;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < V * VL; v += 16) __builtin_prefetch(out + (R + r) * w->to_step + v, 1);
     if (columns >= V * VL)
       pointwise_block(R, V, 1, &e, w->depth, x + i * w->x_step, w->x_step, panel, bias, out, w->to_step, columns, (const char *)panel, 0);
@@ -50,6 +50,11 @@ static chunk_fn *const chunks[][2] = {{chunk_4x1, chunk_4x2}, {chunk_5x1, chunk_
 #else
 static chunk_fn *const chunks[][2] = {{chunk_4x1, chunk_4x2}, {chunk_5x1, chunk_5x2}, {chunk_6x1, chunk_6x2}};
 #endif
+#if POINTWISE_WIDER
+static void chunk_wider(const row *w, const float *x, int64_t n, const float *panel, const float *bias, float *to, int64_t columns) {
+  chunk(POINTWISE_WIDER, ASPEN_NR / VL, w, x, n, panel, bias, to, columns);
+}
+#endif
 
 /* Columns [lo, hi) of n neighbouring pixels. w: panel 0; bias and to: column 0. */
 static void pixels(const row *w, const float *x, int64_t n, const float *panels, int64_t panel_step, const float *bias, float *to, int64_t lo,
@@ -57,11 +62,17 @@ static void pixels(const row *w, const float *x, int64_t n, const float *panels,
   const int64_t most = max64(CHUNK_BYTES / (w->depth * (int64_t)sizeof(float)) / POINTWISE_MOST, 1) * POINTWISE_MOST;
   for (int64_t i = 0, take; i < n; i += take) {
     take = n - i < 2 * most ? n - i : most;
+#if POINTWISE_WIDER
+    const int wider = pointwise_wider(take);
+#endif
     chunk_fn *const *by = chunks[pointwise_pixels(take) - POINTWISE_FEWEST];
     for (int64_t c = lo; c < hi;) {
-      const int64_t columns = min64(hi - c, 2 * VL);
-      by[columns > VL](w, x + i * w->x_step, take, panels + c / ASPEN_NR * panel_step + c % ASPEN_NR, bias ? bias + c : NULL,
-                       to + i * w->to_step + c, columns);
+      int64_t columns = min64(hi - c, 2 * VL);
+      chunk_fn *f = by[columns > VL];
+#if POINTWISE_WIDER
+      if (wider && hi - c >= ASPEN_NR) f = chunk_wider, columns = ASPEN_NR;
+#endif
+      f(w, x + i * w->x_step, take, panels + c / ASPEN_NR * panel_step + c % ASPEN_NR, bias ? bias + c : NULL, to + i * w->to_step + c, columns);
       c += columns;
     }
   }

@@ -12,9 +12,12 @@
 #else
 #define POINTWISE_MOST 6
 #endif
+#if VL == 8 /* few pixels times all vectors of a panel: fewer loads a term than with many pixels times two */
+#define POINTWISE_WIDER 3
+#endif
 
-/* R pixels `x_step` apart times V vectors of columns: to[r * to_step + column], `columns` of them (whole: all). next: what comes nearer
- * meanwhile, `next_step` bytes a term. */
+/* R pixels `x_step` apart times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4: to[r * to_step + column], `columns` of them
+ * (whole: all). next: what comes nearer meanwhile, `next_step` bytes a term. */
 INLINE void pointwise_block(const int R, const int V, const int whole, const epilogue *e, int64_t depth, const float *x, int64_t x_step,
                             const float *panel, const float *bias, float *to, int64_t to_step, int64_t columns, const char *next, int64_t next_step) {
   vf sum[2 * POINTWISE_MOST]; /* R x V; a constant number lives in registers */
@@ -24,6 +27,21 @@ INLINE void pointwise_block(const int R, const int V, const int whole, const epi
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) p[r] = x + r * x_step;
   for (int64_t k = 0; k < depth; k++, panel += ASPEN_NR, next += next_step) {
+#if POINTWISE_WIDER
+    if (V > 2) { /* the pixels are in registers, and the weights go by */
+      vf at[POINTWISE_WIDER];
+      __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) at[r] = vset1(p[r][k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        const vf w = vload(panel + v * VL);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) VFMA_IN(sum[r * V + v], w, at[r]);
+      }
+      continue;
+    }
+#endif
     vf w[2];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) w[v] = vload(panel + v * VL);
@@ -36,7 +54,7 @@ INLINE void pointwise_block(const int R, const int V, const int whole, const epi
     }
   }
   if (bias)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       const vf b = whole ? vload(bias + v * VL) : vload_part(bias + v * VL, columns - v * VL);
 #pragma GCC unroll 8
@@ -45,7 +63,7 @@ INLINE void pointwise_block(const int R, const int V, const int whole, const epi
   epilogue_act(e, sum, R * V);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < V; v++)
       if (whole)
         vstore(to + r * to_step + v * VL, sum[r * V + v]);
@@ -62,5 +80,13 @@ INLINE int64_t pointwise_pixels(int64_t n) {
   }
   return best;
 }
+
+#if POINTWISE_WIDER
+/* Whether n pixels times all columns of a panel take less with POINTWISE_WIDER pixels at a time, counted as above. */
+INLINE int pointwise_wider(int64_t n) {
+  const int64_t r = pointwise_pixels(n), wide = POINTWISE_WIDER;
+  return r && (n + wide - 1) / wide * (4 * wide + 1) <= 2 * ((n + r - 1) / r) * (2 * r + 1);
+}
+#endif
 
 #endif

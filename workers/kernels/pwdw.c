@@ -143,6 +143,12 @@ static wide_fn *const wide_rows[][2] = {{wide_4x1, wide_4x2}, {wide_5x1, wide_5x
 #else
 static wide_fn *const wide_rows[][2] = {{wide_4x1, wide_4x2}, {wide_5x1, wide_5x2}, {wide_6x1, wide_6x2}};
 #endif
+#if POINTWISE_WIDER
+static void wide_panel(const mm_job *job, const wide *w, const float *x, int64_t x_column, int64_t n, int64_t column, float *to, const char *next,
+                       int64_t next_step) {
+  wide_row(POINTWISE_WIDER, ASPEN_NR / VL, job, w, x, x_column, n, column, to, next, next_step);
+}
+#endif
 
 /* Pixels of a micro-kernel for rows of n; 0: those of mm.h are better, which take pixels of several rows together. */
 static int64_t wide_pixels(int64_t n, int64_t depth) {
@@ -152,15 +158,21 @@ static int64_t wide_pixels(int64_t n, int64_t depth) {
 
 /* Input rows [from, to), all inside the image, into the ring: a row of pixels after the other. */
 static void expand_rows(const pwdw *v, const strip *s, const mm_job *job, const wide *w, int64_t pixels, int64_t from, int64_t to) {
-  const int64_t n = s->in_hi - s->in_lo, x_column = v->x->strides[3], blocks = (n + pixels - 1) / pixels;
-  const int64_t halves = (w->columns + 2 * VL - 1) / (2 * VL);
+  const int64_t n = s->in_hi - s->in_lo, x_column = v->x->strides[3];
+  int64_t columns = 2 * VL; /* at a time */
+  wide_fn *const *by = wide_rows[pixels - POINTWISE_FEWEST];
+#if POINTWISE_WIDER
+  static wide_fn *const wider[2] = {wide_panel, wide_panel};
+  if (w->columns == ASPEN_NR && pointwise_wider(n)) pixels = POINTWISE_WIDER, columns = ASPEN_NR, by = wider;
+#endif
+  const int64_t blocks = (n + pixels - 1) / pixels, halves = (w->columns + columns - 1) / columns;
   const int64_t step = w->next ? (int64_t)sizeof(float) * ASPEN_NR / (blocks * halves * (to - from)) : 0;
   const char *next = (const char *)(w->next ? w->next : w->panel);
   for (int64_t row = from; row < to; row++) {
     const float *x = w->x + row * v->x->strides[2] + s->in_lo * x_column;
     float *out = ring_row(s, row) + (s->in_lo - s->left) * ASPEN_NR;
-    for (int64_t column = 0; column < w->columns; column += 2 * VL, next += blocks * job->k * step)
-      wide_rows[pixels - POINTWISE_FEWEST][w->columns - column > VL](job, w, x, x_column, n, column, out, next, step);
+    for (int64_t column = 0; column < w->columns; column += columns, next += blocks * job->k * step)
+      by[w->columns - column > VL](job, w, x, x_column, n, column, out, next, step);
   }
 }
 
