@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -210,3 +211,27 @@ def test_switched_off_or_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run(path)
     assert "others can write" in capfd.readouterr().err
     assert not any(p.is_file() for p in shared.rglob("*"))
+
+
+def test_nobody_reads_the_warnings(tmp_path: Path, folder: Path) -> None:
+    """Whoever read standard error has gone: damaged files are ignored all the same, and models are read and planned by other processes."""
+    path, other = save(small_models.mlp(), tmp_path / "m.onnx"), save(small_models.mlp("n", seed=1), tmp_path / "n.onnx")
+    first = fill(path, folder)
+    for kind in ("models", "plans"):
+        for file in entries(folder, kind):
+            file.write_bytes(b"junk")
+    read, write = os.pipe()
+    os.close(read)
+    error = os.dup(2)
+    os.dup2(write, 2)
+    try:
+        runtime = aspen_mp.Runtime(workers=1)
+    finally:
+        os.dup2(error, 2)
+        os.close(write)
+        os.close(error)
+    with runtime:
+        model = runtime.load(path)
+        assert model.run({"x": X})["y"].tobytes() == first.tobytes()
+        assert runtime.load(other).run({"x": X})["y"].shape == (4, 8)
+        assert not runtime.status()["models"][0]["plans"][0]["cached"]
