@@ -162,6 +162,8 @@ def _plan(header: dict[str, Any], segment: bytes, uses: np.ndarray[Any, np.dtype
     def array(name: str, dtype: np.dtype[Any], count: int) -> Any:
         return np.frombuffer(segment, dtype, count, int(h[name])).copy()
 
+    if not 0 <= header["activation_bytes"] <= int(h["arena_bytes"]):
+        refuse("activation_bytes", header["activation_bytes"], f"an arena has {h['arena_bytes']}")
     items = []
     for k, (key, nbytes) in enumerate(_rows("weights", header["weights"], (str, int))):
         if nbytes < 0:

@@ -4,6 +4,7 @@ that they boot beside it."""
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.nursery import Nursery
@@ -21,7 +22,7 @@ def _workers(config: dict[str, Any]) -> int:
     try:
         taken = leases.others()
         cpus = topology.read().select(config["workers"], config["cores"], classes=config["classes"] or None, smt=config["smt"], taken=taken)
-    except AspenError:
+    except (AspenError, OSError):
         return 0
     finally:
         leases.close()
@@ -34,7 +35,8 @@ def main(argv: list[str]) -> None:
     """``argv``: a `server.Config` as JSON. Descriptor 3 is the starter's socket."""
     nursery = Nursery()
     nursery.fork_zygote()
-    nursery.ask_early(_workers(json.loads(argv[0])))
+    with suppress(OSError):  # whoever needs what is lacking says so
+        nursery.ask_early(_workers(json.loads(argv[0])))
     from aspen_mp.control import server
 
     server.main(argv, nursery)

@@ -832,9 +832,10 @@ def main(argv: list[str], nursery: Nursery) -> None:
     except (AspenError, OSError, MemoryError) as error:
         if not isinstance(error, AspenError) and not is_scarce(error):
             raise
-        name = type(error).__name__ if isinstance(error, AspenError) else ResourceLimitError.__name__
+        if not isinstance(error, AspenError):
+            error = ResourceLimitError(f"the planner process lacks descriptors or memory to start: {reason(error)}")
         with suppress(OSError):
-            sock.sendall(protocol.encode(protocol.Failed(0, name, reason(error))))
+            sock.sendall(protocol.encode(protocol.Failed(0, type(error).__name__, str(error))))
         sys.exit(1)
     status = 1
     try:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -162,3 +163,22 @@ def test_no_processes(tmp_path: Path) -> None:
         assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 12
         wait_until(lambda: settled(runtime, 2), "two workers")
         assert runtime.load(small_models.mlp()).run({"x": np.ones((4, 16), np.float32)})["y"].shape == (4, 8)
+
+
+_START = """
+import resource, sys
+import aspen_mp, aspen_mp.control.server, aspen_mp.runtime, aspen_mp.session
+from aspen_mp.errors import ResourceLimitError
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+try:
+    with aspen_mp.Runtime(workers=1):
+        print("runs")
+except ResourceLimitError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("most", [10, 17, 18])
+def test_too_few_descriptors_to_start(most: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _START, str(most)], capture_output=True, text=True, timeout=WATCHDOG_S, check=True)
+    assert "descriptor" in done.stdout

@@ -378,7 +378,7 @@ def test_forged_headers_are_refused() -> None:
         good | {"weights": [*good["weights"][:-1], good["weights"][0]]},
         good | {"weights": [[k, 1] for k, _ in good["weights"]]},
         good | {"info": [1]},
-        good | {"activation_bytes": 1 << 50},
+        *(good | {"activation_bytes": nbytes} for nbytes in (1 << 50, 1 << 63, -1, -(1 << 62))),
         b"\xdd\xff\xff\xff\xff",
         b"\xc1",
         b"\x82\xa1a\x01\xa1a\x02",
