@@ -7,12 +7,13 @@ tiles, a JOIN tile stands between: n + m edges instead of n · m.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner._wiring import Piece, wire
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.regions import input_region
@@ -76,6 +77,28 @@ class Reads:
     members: Ints
     reads: Ints
     readers: Ints
+    piece: Piece = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = (self.steps, self.parents, self.children, self.joins, self.member_of, self.member_steps, self.members)
+        object.__setattr__(self, "piece", Piece(*ends, self.reads, self.readers))
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A tile graph with END as its last tile, as `simulate.Tiles` has it. Tiles of step k are ``base[k] … base[k + 1] - 1``, then JOINs
+    (`TileGraph.join_step`)."""
+
+    base: Ints
+    join_step: list[int]
+    child_begin: npt.NDArray[np.uint32]
+    children: npt.NDArray[np.uint32]
+    parent_counts: npt.NDArray[np.uint32]
+    initial: npt.NDArray[np.uint32]
+
+    @property
+    def n(self) -> int:
+        return len(self.parent_counts)
 
 
 def build_edges(storage: Storage, grids: Sequence[Grid]) -> TileGraph:
@@ -128,6 +151,10 @@ class EdgeBuilder:
             if node.op == "concat":
                 self._leaves(node)  # inner ones first
         self.sources = [self._sources(node) for node in storage.steps]
+        self.readers: list[list[int]] = [[] for _ in storage.steps]
+        for k, sources in enumerate(self.sources):
+            for s in sources:
+                self.readers[s].append(k)
         self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
         self.grids: list[Grid] = []
         self.reads: list[Reads | None] = []
@@ -155,6 +182,13 @@ class EdgeBuilder:
             graph.add(ids[r.reads], base[k] + r.readers)
         return graph
 
+    def wiring(self, grids: Sequence[Grid]) -> Wiring:
+        """The same, sooner, and as the simulator takes it; edges that are there twice stay."""
+        base = _bases(grids)
+        self._read_all(grids)
+        begin, children, counts, initial, join_step = wire(base, [None if reads is None else reads.piece for reads in self.reads])
+        return Wiring(base, join_step, begin, children, counts, initial)
+
     def _sources(self, node: Node) -> list[int]:
         """Steps that compute something that a node reads, directly or through views and concats."""
         out: set[int] = set()
@@ -173,13 +207,14 @@ class EdgeBuilder:
 
     def _read_all(self, grids: Sequence[Grid]) -> None:
         """Brings `reads` up to date: of steps whose grid has changed since the last time, or one that they read from."""
-        fresh = len(self.grids) != len(grids)
-        changed = [fresh or new is not old for new, old in zip(grids, grids if fresh else self.grids, strict=True)]
-        if fresh:
+        todo: Iterable[int] = range(len(grids))
+        if len(self.grids) != len(grids):
             self.reads = [None] * len(grids)
-        for k, grid in enumerate(grids):
-            if not (changed[k] or any(changed[s] for s in self.sources[k])):
-                continue
+        else:
+            changed = [k for k, grid in enumerate(grids) if grid is not self.grids[k]]
+            todo = {*changed, *(reader for k in changed for reader in self.readers[k])}
+        for k in todo:
+            grid = grids[k]
             key = (k, (grid, *(grids[s] for s in self.sources[k])))
             if key not in self.known:
                 found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import cost, policy, tilecost
-from aspen_mp.planner.edges import EdgeBuilder, TileGraph
+from aspen_mp.planner.edges import EdgeBuilder, Wiring
 from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.machine import Machine, speed_classes
 from aspen_mp.planner.options import Effort
 from aspen_mp.planner.policy import Aim
 from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
-from aspen_mp.planner.simulate import Tiles, simulate
+from aspen_mp.planner.simulate import Samples, Tiles
 from aspen_mp.planner.storage import Storage
 
 Floats = npt.NDArray[np.float64]
@@ -99,6 +99,7 @@ class _Rung:
     grid: Grid
     ns: Floats
     bytes: Floats
+    total: float
 
 
 class _Search:
@@ -118,6 +119,7 @@ class _Search:
         self.order = self.layers
         self.rungs: list[_Rung] = []
         self.spent = 0
+        self.simulated = Samples(machine)
 
     def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
         """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
@@ -173,7 +175,8 @@ class _Search:
     def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
         if key not in self.made:
-            self.made[key] = _Rung(grid, *tilecost.tile_costs(node, *grid.boxes()))
+            ns, moved = tilecost.tile_costs(node, *grid.boxes())
+            self.made[key] = _Rung(grid, ns, moved, float(ns.sum()))
         return self.made[key]
 
     def _alike(self) -> list[list[int]]:
@@ -214,43 +217,27 @@ class _Search:
 
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""
-        grids = [rung.grid for rung in rungs]
         known = len(self.edges.known)
-        tiles = _tiles(self.edges.graph(grids), rungs, self.order)
+        tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
         self.spent += NODE * (len(self.edges.known) - known + 1)
+        self.spent += SAMPLES * tiles.n * (1 + len(self.machine) // AT_ONCE)
         random = np.random.default_rng(1)
-        total = 0.0
-        for _ in range(SAMPLES):
-            self.spent += tiles.n * (1 + len(self.machine) // AT_ONCE)
-            total += simulate(replace(tiles, ns=tiles.ns * np.exp(random.normal(0.0, JITTER, tiles.n))), self.machine).latency_ns
-        return total / SAMPLES
+        return self.simulated.latency_ns(tiles, tiles.ns * np.exp(random.normal(0.0, JITTER, (SAMPLES, tiles.n))))
 
 
-def _tiles(graph: TileGraph, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:
+def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:
     """As the engine would see the graph, but for trees of JOINs and for waiting for recycled memory."""
-    none = np.zeros(0, np.int64)  # a network of one op has no edges
-    parents, children = np.concatenate([none, *graph.parents]), np.concatenate([none, *graph.children])
-    n = graph.n + 1
-    counts = np.bincount(children, minlength=n)
-    fan = np.bincount(parents, minlength=n)
-    sinks = np.flatnonzero(fan[:-1] == 0)
-    parents, children = np.concatenate([parents, sinks]), np.concatenate([children, np.full(len(sinks), n - 1)])
-    begin = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(parents, minlength=n))])
-    counts[n - 1] = len(sinks)
-    rest = np.zeros(n - graph.op_tiles)
+    n, op_tiles = wiring.n, int(wiring.base[-1])
+    rest = np.zeros(n - op_tiles)
     ns = np.concatenate([*(rung.ns for rung in rungs), rest])
     moved = np.concatenate([*(rung.bytes for rung in rungs), rest])
+    counts = np.diff(wiring.base)
+    bins, ranks = depths_and_ranks(order, [rung.total for rung in rungs], counts)
     depth = np.zeros(n, np.uint8)
-    bins, ranks = depths_and_ranks(order, [float(rung.ns.sum()) for rung in rungs], [rung.grid.n for rung in rungs])
-    depth[: graph.op_tiles] = np.repeat(bins, [rung.grid.n for rung in rungs])
-    depth[graph.op_tiles : n - 1] = bins[graph.join_step] if graph.join_step else 0
+    depth[:op_tiles] = np.repeat(bins, counts)
+    depth[op_tiles : n - 1] = bins[wiring.join_step] if wiring.join_step else 0
     depth[-1] = DEPTHS - 1
-    rank = np.zeros(n, np.int64)
-    rank[: graph.op_tiles] = ranks
+    rank = np.zeros(n, np.uint32)
+    rank[:op_tiles] = ranks
     rank[-1] = 0xFFFFFFFF
-    below = children[np.argsort(parents, kind="stable")]
-    return Tiles(_u32(begin), _u32(below), _u32(counts), _u32(np.flatnonzero(counts[:-1] == 0)), _u32(rank), depth, ns, moved)
-
-
-def _u32(x: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    return x.astype(np.uint32)
+    return Tiles(wiring.child_begin, wiring.children, wiring.parent_counts, wiring.initial, rank, depth, ns, moved)

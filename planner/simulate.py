@@ -218,6 +218,40 @@ def simulate(
     return Outcome(latency, makespan, busy, schedule, count, steals, speeds, None if lines is None else Timeline(*lines))
 
 
+class Samples:
+    """Simulates one request at a time on a machine, again and again: what `simulate` says with nothing but latencies looked at, sooner."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._speeds = np.array([core.speed for core in machine.cores])
+        self._victims, self._timings, self._bytes_per_ns = machine.victims(), machine.timings(), machine.bytes_per_ns
+
+    def latency_ns(self, tiles: Tiles, ns: Floats) -> float:
+        """Of a request on average, where its tiles take as long as a row of `ns` [samples, tiles] says, instead of `tiles.ns`."""
+        total = 0.0
+        for times in ns:
+            total += _simulate.run(
+                tiles.child_begin,
+                tiles.children,
+                tiles.parent_counts,
+                tiles.initial,
+                tiles.rank,
+                tiles.depth,
+                times,
+                tiles.bytes,
+                self._speeds,
+                self._victims,
+                self._bytes_per_ns,
+                self._timings,
+                _ONE,
+                False,
+            )[0][0]
+        return total / len(ns)
+
+
+_ONE = (ORDERS.index("fifo"), 1, 0, 1, 1)
+"""The engine's own rules, one request."""
+
+
 def parallel_fraction(one_core_ns: float, latency_ns: float, power: float) -> float:
     """Karp and Flatt's experimentally determined parallel fraction (CACM 33(5), 1990): 1 - e, where e = (1/S - 1/p) / (1 - 1/p) for a
     speedup S over one core on `power` such cores. 1 where there is no more than one."""

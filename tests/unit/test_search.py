@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api, build, policy, tilecost
+from aspen_mp.planner.edges import EdgeBuilder, build_edges
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import NODE, Found, _Search, search
+from aspen_mp.planner.search import JITTER, NODE, SAMPLES, Found, _Search, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -102,6 +105,34 @@ def test_tiles_on_large_machines_count_more(storage: Storage) -> None:
         spent.append(found.spent - nodes - NODE)
     assert spent[0] > 0
     assert [n / spent[0] for n in spent] == pytest.approx([1, 2, 4], rel=0.2), "ladders differ a little"
+
+
+def test_latency_is_of_the_simulator(storage: Storage) -> None:
+    machine = Machine.parse("1+1@0.5")
+    found = _Search(storage, machine, 0)
+    rungs = [ladder[-1] for ladder in found.ladders]
+    tiles = _tiles(found.edges.wiring([rung.grid for rung in rungs]), rungs, found.layers)
+    random = np.random.default_rng(1)
+    samples = [replace(tiles, ns=tiles.ns * np.exp(random.normal(0.0, JITTER, tiles.n))) for _ in range(SAMPLES)]
+    assert found._latency(rungs) == pytest.approx(np.mean([simulate(sample, machine).latency_ns for sample in samples]))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_wiring_is_the_graph(storage: Storage, workers: int) -> None:
+    """The same edges in the same order, whatever grids there were before."""
+    edges = EdgeBuilder(storage)
+    edges.wiring(policy.choose_grids(storage, 3))
+    grids = policy.choose_grids(storage, workers)
+    wiring, graph = edges.wiring(grids), build_edges(storage, grids)
+    parents, children = np.concatenate(graph.parents), np.concatenate(graph.children)
+    sinks = np.setdiff1d(np.arange(graph.n), parents)
+    parents, children = np.concatenate([parents, sinks]), np.concatenate([children, np.full(len(sinks), graph.n)])
+    assert wiring.n == graph.n + 1
+    assert wiring.join_step == graph.join_step
+    np.testing.assert_array_equal(np.diff(wiring.child_begin), np.bincount(parents, minlength=wiring.n))
+    np.testing.assert_array_equal(wiring.children, children[np.argsort(parents, kind="stable")])
+    np.testing.assert_array_equal(wiring.parent_counts, np.bincount(children, minlength=wiring.n))
+    np.testing.assert_array_equal(wiring.initial, np.setdiff1d(np.arange(graph.n), children))
 
 
 def test_thorough_finds_no_less(storage: Storage) -> None:

@@ -1,0 +1,24 @@
+"""Tile graphs as the simulator takes them; `edges.EdgeBuilder` is its face."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+class Piece:
+    def __init__(
+        self,
+        steps: Array,
+        parents: Array,
+        children: Array,
+        joins: list[tuple[int, int, int]],
+        member_of: Array,
+        member_steps: Array,
+        members: Array,
+        reads: Array,
+        readers: Array,
+    ) -> None: ...
+
+def wire(base: Array, pieces: Sequence[Piece | None]) -> tuple[Array, Array, Array, Array, list[int]]: ...
