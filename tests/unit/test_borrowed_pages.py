@@ -18,14 +18,17 @@ from aspen_mp.shm.segments import Segment
 PAGE = _control.PAGE
 
 
-def in_child(act: Callable[[Segment, int], bool]) -> int:
-    """Wait status of a process in which pages 1 to 3 of a segment are borrowed, filled with 7; it exits with 0 where `act` returns True."""
+def in_child(act: Callable[[Segment, int], bool], ignored: int = 0) -> int:
+    """Wait status of a process in which pages 1 to 3 of a segment are borrowed, filled with 7; it exits with 0 where `act` returns True.
+    `ignored`: a signal that it has been told to ignore before."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1]
     status = 1
     try:
         faulthandler.disable()  # pytest's; a worker has none
+        if ignored:
+            signal.signal(ignored, signal.SIG_IGN)
         file = os.memfd_create("file")
         os.write(file, b"\7" * 3 * PAGE)
         segment = Segment.create("data", 5 * PAGE, memfd=True)
@@ -86,3 +89,16 @@ def test_sent_by_others(number: int) -> None:
     status = in_child(sent)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == number
+
+
+@pytest.mark.parametrize("number", [signal.SIGBUS, signal.SIGSEGV])
+def test_what_was_to_be_done_before(number: int) -> None:
+    """With each of the two signals by itself."""
+
+    def sent(segment: Segment, file: int) -> bool:
+        os.kill(os.getpid(), number)
+        return True
+
+    assert in_child(sent, ignored=number) == 0
+    other = signal.SIGBUS + signal.SIGSEGV - number
+    assert os.WTERMSIG(in_child(sent, ignored=other)) == number
