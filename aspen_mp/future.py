@@ -16,13 +16,15 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
     def __init__(self) -> None:
         super().__init__()
         self.stop: Callable[[], None] | None = None
-        self.model: object = None  # kept loaded for as long as the request may need it
+        self.ended: Callable[[], None] | None = None  # the model, which stays loaded for as long as the request may need it, is told
         self._first = threading.Lock()
 
     def settle(self) -> None:
         """Lets go of everything that only a request in flight needs."""
         self.stop = None
-        self.model = None
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended()
 
     def cancel(self) -> bool:
         if not super().cancel():

@@ -136,6 +136,8 @@ class Model:
         self._lock = threading.Lock()
         self._own = None if elsewhere else self._new_tree()
         self._gone = False
+        self._counting = threading.Lock()
+        self._begun = 0  # requests that have not ended
         way.on_fork(self)
 
     @property
@@ -176,6 +178,8 @@ class Model:
         self._own = None
         self._source = None
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._begun = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._gone:
@@ -203,17 +207,21 @@ class Model:
         arrays = self._check(feeds)
         names = self._wanted(outputs)
         level = _priority(priority)
-        if self._source is None:
-            return self._run(arrays, names, level, timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        losses = 0
-        while True:
-            try:
-                return self._run(arrays, names, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except RuntimeLost as lost:
-                losses += lost.begun
-                if losses >= MOST_LOSSES or not self._link.revives:
-                    raise
+        self._begins()
+        try:
+            if self._source is None:
+                return self._run(arrays, names, level, timeout)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            losses = 0
+            while True:
+                try:
+                    return self._run(arrays, names, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                except RuntimeLost as lost:
+                    losses += lost.begun
+                    if losses >= MOST_LOSSES or not self._link.revives:
+                        raise
+        finally:
+            self._ends()
 
     def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, npt.NDArray[Any]]:
         tree = self._tree
@@ -239,9 +247,17 @@ class Model:
     def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True) -> RequestFuture:
         arrays = self._check(feeds)
         future = RequestFuture()
-        future.model = self
         request = _Request(names, level, future, copy)
-        own = self._own
+        self._begins()
+        future.ended = self._ends
+        try:
+            return self._started(request, arrays)
+        except BaseException:
+            future.settle()
+            raise
+
+    def _started(self, request: _Request, arrays: dict[str, Any]) -> RequestFuture:
+        future, own = request.future, self._own
         if self._source is not None and own is not None and own.session.lost:
             # Another runtime has to be started: not while the caller waits, who may be an event loop.
             if not self._submit_later(request, _copied(arrays)):
@@ -478,10 +494,30 @@ class Model:
 
         A model that is forgotten without this is given back at the next `Runtime.load` or `Runtime.status`.
         """
-        if not self._gone:
-            self._gone = True
-            if self._own is not None:
-                _release(self._own.session, self._own, self._id)
+        with self._counting:
+            first, self._gone = not self._gone, True
+            idle = not self._begun
+        if first and idle:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._own is not None:
+            _release(self._own.session, self._own, self._id)
+
+    def _begins(self) -> None:
+        with self._counting:
+            if self._gone:
+                raise RequestError(f"model {self.name!r} has been unloaded")
+            self._begun += 1
+
+    def _ends(self) -> None:
+        """A request has ended. The last one of a model that has been unloaded meanwhile gives it back: those that no worker had begun
+        needed it."""
+        with self._counting:
+            self._begun -= 1
+            last = self._gone and self._begun == 0
+        if last:
+            self._give_back()
 
     def __del__(self) -> None:
         if not getattr(self, "_gone", True) and self._own is not None and self._own.session.error is None:

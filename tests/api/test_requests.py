@@ -338,3 +338,27 @@ def test_unloading_with_requests_in_flight(shared_runtime):
     futures = [dynamic.submit({"x": np.ones(10, np.float32)}) for _ in range(100)]
     dynamic.unload()
     assert all(e is None or isinstance(e, aspen_mp.errors.AspenError) for e in (f.exception(60) for f in futures))
+
+
+def test_unloading_waits_for_requests_that_nobody_has_begun():
+    """Asynchronous ones, one with a shape that is planned first, and one that another thread waits for."""
+    proto = small_models.mlp(batch="n", seed=6)
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(proto)
+        model.run({"x": x_of()})
+        runtime.scale(0)
+        futures = [model.submit({"x": x_of(seed=k)}) for k in range(5)]
+        futures.append(model.submit({"x": x_of(3)}))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waited = pool.submit(model.run, {"x": x_of(seed=7)})
+            while model._begun < 7 and not waited.done():
+                pass
+            model.unload()
+            with pytest.raises(RequestError, match="has been unloaded"):
+                model.submit({"x": x_of()})
+            runtime.scale(1)
+            results = [future.result(60)["y"] for future in [*futures, waited]]
+        inputs = [*(x_of(seed=k) for k in range(5)), x_of(3), x_of(seed=7)]
+        for x, y in zip(inputs, results, strict=True):
+            np.testing.assert_allclose(y, small_models.mlp_reference(proto, x), rtol=1e-4, atol=1e-4)
+        assert not runtime.status()["models"], "the last of them has given the model back"
