@@ -20,7 +20,8 @@ from aspen_mp.control.leases import Leases, folder
 from aspen_mp.workers import topology
 
 _SHM = Path("/dev/shm")
-# A segment is unlinked right after it was made. One that is older than this belongs to a process that died in between.
+# Where /dev/shm has no files without names, a segment is unlinked right after it was made. One that is older than this belongs to a process
+# that died in between.
 _STALE_SEGMENT_S = 60.0
 _SMALL_SHM = 1 << 30
 _FEW_DESCRIPTORS = 1024

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from aspen_mp.shm.errors import AspenError, RuntimeLost
+from aspen_mp.control.spawn import SCARCE
+from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -56,13 +57,15 @@ class OwnServer:
             return Session(sock, aspen_mp.__version__, START_S)
         except BaseException as error:
             status = self.end()
+            if isinstance(error, RuntimeLost) and status == SCARCE:
+                raise ResourceLimitError("the planner process lacks descriptors or memory to start") from None
             if isinstance(error, RuntimeLost) and status:
                 raise RuntimeLost(f"the runtime's planner process ended with status {status} while it started") from None
             raise
 
     def again(self, lost: Session) -> Session:
         """In place of a session whose planner process is gone: another one. RuntimeLost where that does not help."""
-        why = lost.error or RuntimeLost("the runtime is lost")
+        why: AspenError = lost.error or RuntimeLost("the runtime is lost")
         while True:
             self._quick = self._quick + 1 if time.monotonic() - self._began < STEADY_S else 1
             if self._quick > MOST_RESTARTS:
@@ -76,7 +79,7 @@ class OwnServer:
             self.restarts += 1
             try:
                 session = self.session()
-            except RuntimeLost as error:
+            except (RuntimeLost, ResourceLimitError) as error:
                 why = error
                 continue
             if self.total is not None:

@@ -23,7 +23,8 @@ from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
 from aspen_mp.planner.options import Planning
 from aspen_mp.revival import MOST_LOSSES, OwnServer, Reviver
-from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.scarcity import is_scarce, reason
 
 if TYPE_CHECKING:
     import onnx
@@ -403,15 +404,21 @@ def server_config(
 
 
 def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
-    """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes."""
-    ours, theirs = socket.socketpair()
+    """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes.
+    ResourceLimitError where there are too few descriptors, or there is too little memory, or no process may be started."""
     try:
-        pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+        ours, theirs = socket.socketpair()
+        try:
+            pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+    except OSError as error:
+        if not is_scarce(error):
+            raise
+        raise ResourceLimitError(f"this process cannot start a runtime: {reason(error)}") from error
     return pid, ours
 
 

@@ -67,6 +67,10 @@ class Tiles:
     def n(self) -> int:
         return len(self.ns)
 
+    def arrays(self, ns: Floats) -> tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.uint8], Floats, Floats]:
+        """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
+        return (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
+
     def levels(self) -> list[npt.NDArray[np.int64]]:
         """The tiles in groups: each comes after all that lead to it, which are in groups before. ValueError: the graph has a cycle."""
         begin, count = self.child_begin.astype(np.int64), np.diff(self.child_begin).astype(np.int64)
@@ -200,14 +204,7 @@ def simulate(
         raise ValueError(f"{requests} requests, {in_flight} of them at a time, of {tiles.n} tiles")
     speeds = np.array([core.speed for core in machine.cores])
     latency, makespan, busy, schedule, count, steals, _, lines = _simulate.run(
-        tiles.child_begin,
-        tiles.children,
-        tiles.parent_counts,
-        tiles.initial,
-        tiles.rank,
-        tiles.depth,
-        tiles.ns,
-        tiles.bytes,
+        *tiles.arrays(tiles.ns),
         speeds,
         machine.victims(),
         machine.bytes_per_ns,
@@ -230,14 +227,7 @@ class Samples:
         total = 0.0
         for times in ns:
             total += _simulate.run(
-                tiles.child_begin,
-                tiles.children,
-                tiles.parent_counts,
-                tiles.initial,
-                tiles.rank,
-                tiles.depth,
-                times,
-                tiles.bytes,
+                *tiles.arrays(times),
                 self._speeds,
                 self._victims,
                 self._bytes_per_ns,

@@ -1,9 +1,11 @@
 """Shared-memory segments: created, reserved, stamped, handed on by descriptor, mapped.
 
-A segment has a name for no longer than a moment: it is created exclusively under a random name in /dev/shm and unlinked at once, so that
-nothing can leak or be guessed, whatever is killed. From then on it is a descriptor, passed by inheritance or SCM_RIGHTS. Space is reserved
-when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store), in huge pages where there are any. Where
-/dev/shm is too small (Docker gives it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount limits.
+A segment never has a name: it is a file of /dev/shm without one (O_TMPFILE), so that nothing can leak or be guessed, whatever is killed and
+when. It is a descriptor, passed by inheritance or SCM_RIGHTS. Where /dev/shm is no tmpfs and cannot do that, the segment is created
+exclusively under a random name, by shm_open, and unlinked at once; `aspen-mp doctor` finds what a process that was killed in between has
+left. Space is reserved when the segment is made (a full tmpfs would otherwise answer with SIGBUS at some later store), in huge pages where
+there are any. Where /dev/shm is too small (Docker gives it 64 MiB), a sealed memfd takes its place: it lives in memory that no mount
+limits.
 """
 
 from __future__ import annotations
@@ -223,6 +225,29 @@ class Segment:
 def _create_shm(role: str, nbytes: int) -> int:
     if nbytes > shm_free():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    fd = _nameless()
+    if fd < 0:
+        fd = _named(role)
+    try:
+        reserve(fd, nbytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _nameless() -> int:
+    """A file of /dev/shm that has no name and can get none; -1 where its file system has no such files."""
+    try:
+        return os.open(_SHM_DIR, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        if e.errno in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}:
+            return -1
+        raise
+
+
+def _named(role: str) -> int:
+    """One that had a name for a moment."""
     for _ in range(_NAME_ATTEMPTS):
         name = f"/aspen-{os.getuid()}-{os.urandom(8).hex()}-{role}"
         try:
@@ -234,7 +259,6 @@ def _create_shm(role: str, nbytes: int) -> int:
         try:
             shm.unlink()
             os.set_inheritable(shm.fd, False)
-            reserve(shm.fd, nbytes)
         except OSError:
             shm.close_fd()
             raise

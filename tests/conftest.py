@@ -63,10 +63,15 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+def _is_segment(shown: str) -> bool:
+    """By how the kernel shows it: without a name, with one that is gone, in memory of no mount."""
+    return any(mark in shown for mark in ("/dev/shm/#", "/dev/shm/aspen-", "/memfd:aspen-"))
+
+
 def _mappings() -> int:
     """Shared mappings of ours that this process still has."""
     with open("/proc/self/maps") as maps:
-        return sum("/dev/shm/aspen-" in line or "memfd:aspen" in line for line in maps)
+        return sum(map(_is_segment, maps))
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +93,7 @@ def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
             "segments": sorted(_segments() - segments),
             "processes": sorted(_descendants() - processes),
             "descriptors": sorted(
-                f"{fd}: {what}" for fd, what in _descriptors().items() if fd not in descriptors and not (keeps and "aspen-" in what)
+                f"{fd}: {what}" for fd, what in _descriptors().items() if fd not in descriptors and not (keeps and _is_segment(what))
             ),
             "mappings": 0 if keeps else max(0, _mappings() - mappings),
             "run files": sorted(_run_files() - files),

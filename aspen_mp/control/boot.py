@@ -4,11 +4,14 @@ that they boot beside it."""
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.nursery import Nursery
+from aspen_mp.control.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError
+from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.workers import topology
 
 TYPE_CHECKING = False
@@ -37,6 +40,10 @@ def main(argv: list[str]) -> None:
     nursery.fork_zygote()
     with suppress(OSError):  # whoever needs what is lacking says so
         nursery.ask_early(_workers(json.loads(argv[0])))
-    from aspen_mp.control import server
-
+    try:
+        from aspen_mp.control import server
+    except (OSError, MemoryError, ImportError) as error:
+        if not is_scarce(error):
+            raise
+        sys.exit(SCARCE)
     server.main(argv, nursery)

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from aspen_mp.control.reaping import REAP_S, ended, status_of
+from aspen_mp.control.reaping import REAP_S, ended, status_of, watched
 from aspen_mp.control.spawn import spawn, start_worker
 from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.workers import process, wire
@@ -80,12 +80,9 @@ class Nursery:
     def _take(self, pid: int, sock: socket.socket) -> None:
         """OSError, and the process is ended, where its end could not be watched."""
         try:
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = watched(pid)
         except OSError:
             sock.close()
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            status_of(pid)
             raise
         self._pid, self._sock, self._ready = pid, sock, False
 

@@ -19,7 +19,7 @@ from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, SCARCE_S, Loop, Timer
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.places import Place, arrange, surplus
-from aspen_mp.control.reaping import REAP_S, ended, status_of
+from aspen_mp.control.reaping import REAP_S, ended, status_of, watched
 from aspen_mp.control.recovery import Death
 from aspen_mp.control.segments import Held
 from aspen_mp.shm import _control
@@ -296,12 +296,9 @@ class WorkerPool:
         pid, ours = self._nursery.start()
         ours.setblocking(False)
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = watched(pid)
         except OSError:
             ours.close()
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            status_of(pid)
             raise
         worker = self._rows[row] = Worker(row, pid, pidfd, ours, place, core.core_class, since=since)
         shared = not self._leases.hold(cpu)

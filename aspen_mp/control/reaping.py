@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 
 REAP_S = 1.0
 """A process that was killed and has not ended after so long is left alone."""
@@ -19,6 +20,18 @@ def ended(pidfd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1e3))
+
+
+def watched(pid: int) -> int:
+    """A descriptor that becomes readable when a child that has just been started ends. OSError where there is none to be had: then the
+    child is ended, because nobody would ever hear of it."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        status_of(pid)
+        raise
 
 
 _zombies: list[int] = []

@@ -5,9 +5,7 @@ One thread, one event loop. Nothing here is on the path of a request: clients pu
 
 from __future__ import annotations
 
-import importlib
 import json
-import mmap
 import os
 import resource
 import signal
@@ -27,6 +25,7 @@ from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.connection import MAX_UNANSWERED, Connection
 from aspen_mp.control.hangs import HangWatch
+from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
@@ -48,13 +47,6 @@ from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment, format_bytes
 from aspen_mp.workers import process, topology
 
-_PLANNER = (
-    *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
-    *("aspen_mp.planner.frontends.bind", "aspen_mp.planner.lower", "aspen_mp.planner.stages", "aspen_mp.planner.build"),
-    *("aspen_mp.planner.api", "aspen_mp.planner.planfile"),
-)
-
-
 LOOK_S = 1.0
 """How often the planner process looks at its workers' heartbeats and at what the machine lets it use: nothing tells of a change (see
 `topology`)."""
@@ -64,15 +56,9 @@ ACCEPT_S = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 SCARCE_SAID_S = 10.0
 """That something is scarce is said again when it has not been for so long."""
-IMPORT_FDS = 32
-IMPORT_BYTES = 256 << 20
-"""Descriptors and address space that there are to be before anything is imported: a library of which a part has been loaded when they run
-out may be of no use ever after."""
 MOST_BORROWING_BYTES = 1 << 44
 """What data segments with clients' memory in them may take together. Other segments are as long as memory is; these are as long as a sparse
 file, which costs nothing, and each worker maps them all: an eighth of its address space (47 bits) leaves room for everything else."""
-IMPORT_S = 0.2
-"""A first client that has loaded nothing for so long probably makes its model first: time to import the planner."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,17 +163,16 @@ class Server:
         self._planned_for = self._machine.speeds(cpus)
         self._steady = 0
         self._not_replanned = ""
-        self._to_import = list(_PLANNER)
-        self._importing = False
+        self._imports = Imports(self._loop, self._scarce)
         self._loads = 0
         self._models = ModelStore(
-            *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._import_all),
+            *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
             *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,
             self._journal,
-            self._prepared,
+            self._imports.ready,
         )
         self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
         self._connections: dict[Connection, None] = {}  # in the order in which they came
@@ -582,39 +567,7 @@ class Server:
             welcome = protocol.Welcome(self._config.name, self._address, os.getpid(), number, aspen_mp.__version__)
             connection.send(welcome, (own.fd, self._doorbell.fd))
         if len(self._clients) == 1:
-            self._loop.later(IMPORT_S, self._import_next)
-
-    def _import_next(self) -> None:
-        """What planning children need is imported here, once for all that are forked later: when a client has been there for a while and
-        has loaded nothing, or a plan is to be made again, in pieces, so that whatever happens meanwhile is seen to; else when the first
-        model comes that is not in the plan cache. Where all are, it never is."""
-        if self._to_import and (self._importing or not self._loads):
-            try:
-                self._import_one()
-            except (OSError, MemoryError, ImportError) as error:
-                if not is_scarce(error):
-                    raise
-                self._scarce(error)
-                self._loop.later(LOOK_S, self._import_next)
-            else:
-                self._loop.later(0, self._import_next)
-
-    def _prepared(self) -> bool:
-        """Whether planning children can be forked at once; if not, it begins that they can."""
-        if self._to_import and not self._importing:
-            self._importing = True
-            self._loop.later(0, self._import_next)
-        return not self._to_import
-
-    def _import_all(self) -> None:
-        while self._to_import:
-            self._import_one()
-
-    def _import_one(self) -> None:
-        """OSError where there is too little to import anything."""
-        _have_room()
-        importlib.import_module(self._to_import[0])
-        del self._to_import[0]
+            self._imports.while_idle(lambda: not self._loads)
 
     def _scarce(self, error: BaseException) -> None:
         """Something could not be done now, and is done later."""
@@ -800,16 +753,6 @@ class Server:
         """Requests that a client has submitted and no worker has started."""
         data = os.pread(self._segments[client.segment].fd, _control.SLOTS // 8, _control.CLIENT_PENDING)
         return int.from_bytes(data, "little").bit_count()
-
-
-def _have_room() -> None:
-    fds: list[int] = []
-    try:
-        for _ in range(IMPORT_FDS):
-            fds.append(os.dup(0))  # noqa: PERF401
-        mmap.mmap(-1, IMPORT_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    finally:
-        protocol.close_all(fds)
 
 
 def _sealed(role: str, nbytes: int) -> Segment:

@@ -11,7 +11,15 @@ import sys
 from collections.abc import Sequence
 
 SOCKET_FD = 3
-_CODE = "import sys;sys.path[:]={path!r};from {module} import main;main(sys.argv[1:])"
+SCARCE = os.EX_TEMPFAIL
+"""What a child ends with that has not got far enough to say what it lacks: descriptors or memory, even to be imported."""
+_CODE = f"""import sys
+sys.path[:] = {{path!r}}
+try:
+    from {{module}} import main
+except (OSError, MemoryError):
+    sys.exit({SCARCE})
+main(sys.argv[1:])"""
 
 
 def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session: bool = False) -> int:

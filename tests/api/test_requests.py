@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import small_models
 import aspen_mp
 from aspen_mp import stages
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
+
+WATCHDOG_S = 60.0
 
 
 def x_of(batch: int = 4, seed: int = 0) -> np.ndarray:
@@ -351,8 +354,10 @@ def test_unloading_waits_for_requests_that_nobody_has_begun():
         futures.append(model.submit({"x": x_of(3)}))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waited = pool.submit(model.run, {"x": x_of(seed=7)})
-            while model._begun < 7 and not waited.done():
-                pass
+            deadline = time.monotonic() + WATCHDOG_S
+            while model._begun < 7:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
             model.unload()
             with pytest.raises(RequestError, match="has been unloaded"):
                 model.submit({"x": x_of()})

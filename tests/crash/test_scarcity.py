@@ -60,6 +60,43 @@ def looks(runtime: aspen_mp.Runtime, n: int) -> None:
     wait_until(lambda: time.monotonic() > end, "looks")
 
 
+STARTS = """
+import os, resource, sys
+import aspen_mp
+from aspen_mp import errors, session, model, runtime
+most = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+try:
+    with aspen_mp.Runtime(workers=2) as started:
+        print("started", len(started.workers))
+except errors.ResourceLimitError as error:
+    print("limit", error)
+except errors.RuntimeLost as error:
+    print("lost", error)
+"""
+
+
+def test_starts_with_few_descriptors() -> None:
+    """Whatever number of them is too small is said to be, in place of a runtime that was lost; but for the interpreter's own start, which
+    ends in its own words."""
+    environment, answers = {**os.environ, "ASPEN_MP_CACHE": "off"}, list[str]()
+    for most in range(4, 40):
+        command = [sys.executable, "-c", STARTS, str(most)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, env=environment, check=False)
+        assert ended.returncode == 0, (most, ended.stderr)
+        answers.append(ended.stdout)
+        if "Fatal Python error" in ended.stderr:
+            assert answers[-1].startswith("lost "), (most, answers[-1])
+            continue
+        assert ended.stderr == ""
+        if answers[-1] == "started 2\n":
+            break
+        assert answers[-1].startswith("limit "), (most, answers[-1])
+    assert answers[-1] == "started 2\n"
+    assert len(answers) > 10
+    assert sum(answer.startswith("lost ") for answer in answers) <= 2
+
+
 @pytest.mark.parametrize(("dead", "zygote"), [(1, True), (2, False)])
 def test_no_descriptors(dead: int, zygote: bool, tmp_path: Path) -> None:
     """Workers die (one of two; both) and models are loaded while the planner process cannot get a single descriptor. The zygote as well."""

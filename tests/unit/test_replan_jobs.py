@@ -14,6 +14,7 @@ import pytest
 from model_store import World, store_of_models
 
 from aspen_mp.control import jobs, models
+from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.server import Server
@@ -134,34 +135,48 @@ def test_nothing_is_imported_for_it_at_once(world: World) -> None:
     assert len(world.waiting) == 1
 
 
-def test_imports_in_pieces() -> None:
-    """One at each turn of the loop, begun once, also when models have been loaded; and again where something is scarce."""
+def test_imports_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at each turn of the loop, begun once; and again where something is scarce."""
     loop, found, scarce = Loop(), list[str](), list[BaseException]()
     fails: list[Exception] = [MemoryError(), ImportError("cannot map"), OSError(24, "Too many open files")]
-    server: Any = SimpleNamespace(_loop=loop, _loads=3, _importing=False, _to_import=["a", "b", "c"], _scarce=scarce.append)
-    server._import_next = lambda: Server._import_next(server)
 
-    def one() -> None:
-        if fails and server._to_import == ["b", "c"]:
+    def load(name: str) -> None:
+        if fails and name == "b":
             raise fails.pop()
-        found.append(server._to_import.pop(0))
+        found.append(name)
 
-    server._import_one = one
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr("aspen_mp.control.server.LOOK_S", 0.0)
-    assert not Server._prepared(server)
+    monkeypatch.setattr("aspen_mp.control.imports.importlib", SimpleNamespace(import_module=load))
+    monkeypatch.setattr("aspen_mp.control.imports.AGAIN_S", 0.0)
+    imports = Imports(loop, scarce.append, ["a", "b", "c"])
+    assert not imports.ready()
     assert found == []
     late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
     turns = 0
-    while not Server._prepared(server):
+    while not imports.ready():
         loop.later(0.0, loop.stop)
         loop.run()
         turns += 1
         assert len(found) <= turns
     late.cancel()
-    monkey.undo()
     assert found == ["a", "b", "c"]
     assert len(scarce) == 3
+    loop.close()
+
+
+def test_imports_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them once somebody has something to do; the rest at once when it is needed."""
+    loop, found = Loop(), list[str]()
+    monkeypatch.setattr("aspen_mp.control.imports.importlib", SimpleNamespace(import_module=found.append))
+    monkeypatch.setattr("aspen_mp.control.imports.IDLE_S", 0.0)
+    imports = Imports(loop, pytest.fail, ["a", "b", "c"])
+    imports.while_idle(lambda: not found)
+    for _ in range(5):
+        loop.later(0.0, loop.stop)
+        loop.run()
+    assert found == ["a"]
+    imports.now()
+    assert found == ["a", "b", "c"]
+    assert imports.ready()
     loop.close()
 
 

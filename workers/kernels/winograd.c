@@ -287,11 +287,23 @@ typedef struct ahead {
   int weights_pace, lines_pace;
 } ahead;
 
-/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. Meanwhile
- * `h` is fetched into L2. */
+/* `TERM`, which counts k up, for all k below k_end; with every fourth what `h` says is fetched into L2. */
+#define ALL_TERMS(TERM)                                                                                                            \
+  int64_t k = 0;                                                                                                                   \
+  const char *weights = h->weights, *const *lines = h->lines;                                                                      \
+  const int weights_pace = h->weights_pace, lines_pace = h->lines_pace;                                                            \
+  while (k + 4 <= k_end) {                                                                                                         \
+    for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);                                       \
+    for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);                                                       \
+    TERM;                                                                                                                          \
+    TERM;                                                                                                                          \
+    TERM;                                                                                                                          \
+    TERM;                                                                                                                          \
+  }                                                                                                                                \
+  while (k < k_end) TERM
+
+/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. */
 INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
-  const char *weights = h->weights, *const *lines = h->lines;
-  const int weights_pace = h->weights_pace, lines_pace = h->lines_pace;
   vf sum[MOST_ROWS][WIDE];
   const float *base[(MOST_ROWS + 2) / 3]; /* of three rows each: more pointers than that find no registers */
 #pragma GCC unroll 16
@@ -312,16 +324,7 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
     k++;                                                                                                                           \
     IN_ORDER;                                                                                                                      \
   } while (0)
-  int64_t k = 0;
-  while (k + 4 <= k_end) {
-    for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
-    for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
-    TERM;
-    TERM;
-    TERM;
-    TERM;
-  }
-  while (k < k_end) TERM;
+  ALL_TERMS(TERM);
 #undef TERM
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
@@ -332,8 +335,6 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
 #if VL == 8
 /* The same with WIDER vectors: the rows' values are in registers, and the weights go by. */
 INLINE void multiply_wider(const int R, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
-  const char *weights = h->weights, *const *lines = h->lines;
-  const int weights_pace = h->weights_pace, lines_pace = h->lines_pace;
   vf sum[MOST_ROWS / 2][WIDER];
 #pragma GCC unroll 3
   for (int r = 0; r < R; r++)
@@ -351,16 +352,7 @@ INLINE void multiply_wider(const int R, const float *a, int64_t row, const float
     k++;                                                                                                                           \
     IN_ORDER;                                                                                                                      \
   } while (0)
-  int64_t k = 0;
-  while (k + 4 <= k_end) {
-    for (int i = weights_pace; i > 0; i--, weights += 64) __builtin_prefetch(weights, 0, 2);
-    for (int i = lines_pace; i > 0; i--) __builtin_prefetch(*lines++, 0, 2);
-    TERM;
-    TERM;
-    TERM;
-    TERM;
-  }
-  while (k < k_end) TERM;
+  ALL_TERMS(TERM);
 #undef TERM
 #pragma GCC unroll 3
   for (int r = 0; r < R; r++)
@@ -371,8 +363,8 @@ INLINE void multiply_wider(const int R, const float *a, int64_t row, const float
 
 typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *, const ahead *);
 #define MULTIPLY_V(R, V)                                                                                                           \
-  static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) { \
-    multiply(R, V, a, row, b, k, to, h);                                                                                  \
+  static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) {              \
+    multiply(R, V, a, row, b, k, to, h);                                                                                           \
   }
 #define MULTIPLY(R) MULTIPLY_V(R, 1) MULTIPLY_V(R, 2)
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
