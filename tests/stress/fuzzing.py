@@ -5,6 +5,11 @@ became of it ("refused", "right" …). It raises `Finding` where the code was wr
 signal, more than `MOST` of processor time, more memory than `MEMORY` - is a finding too. By hand, one case or many:
 
     python tests/stress/fuzz.py models 4711          python tests/stress/fuzz.py plans --seconds 60 --first 100000
+
+What is not ours (onnx's C++ library, its reference) runs inside `others`. Its processor time is not held against us, and a case that dies
+or hangs there has an outcome of its own and is no finding: unless our code might have damaged the memory that it died of. So a death counts
+as the others' only where the case is the first of its process, and before `touched` was called; a case that dies behind others is tried
+again alone.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +37,13 @@ MOST = 20 * PATIENCE
 MEMORY = 4 << 30
 """Bytes a child may take beyond what it begins with."""
 WATCHDOG_S = 60
+OTHERS_S = 20
+"""The same for what is not ours; what takes longer is not waited for."""
+OTHERS = ("onnx", "onnx.reference")
 BATCH = 200
+_STATE = struct.Struct("<qqqd")
+"""What outlives a child: number of the case in its batch, 1 + number of the part of `OTHERS` that runs or 0, whether our native code has
+run in this process, seconds of processor time that the case had taken of its own when that part began."""
 
 
 class Finding(AssertionError):
@@ -49,6 +60,69 @@ class Report:
     def __str__(self) -> str:
         said = ", ".join(f"{n} {word}" for word, n in self.outcomes.most_common())
         return f"{sum(self.outcomes.values())} cases: {said}" + "".join(f"\nseed {seed}: {text}" for seed, text in self.findings.items())
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Whose code a case is running, and for how long. `at`: where that is written down, in a child."""
+
+    at: mmap.mmap | None = None
+    case: int = 0
+    part: int = 0
+    touched: bool = False
+    begun: float = 0.0
+    spent: Counter[str] = field(default_factory=Counter)
+
+    def start(self, case: int) -> None:
+        self.case, self.part, self.begun = case, 0, time.process_time()
+        self.spent.clear()
+        self.write()
+
+    def ours(self) -> float:
+        return time.process_time() - self.begun - sum(self.spent.values())
+
+    def write(self) -> None:
+        if self.at is not None:
+            _STATE.pack_into(self.at, 0, self.case, self.part, self.touched, self.ours())
+
+
+_clock = _Clock()
+
+
+def ours() -> float:
+    """Seconds of processor time that the case has taken so far, without those of `others`."""
+    return _clock.ours()
+
+
+def touched() -> None:
+    """From here on our native code may have damaged this process's memory: whatever it dies of is a finding."""
+    _clock.touched = True
+    _clock.write()
+
+
+@contextmanager
+def others(name: str) -> Iterator[None]:
+    """What runs inside is not ours, but one of `OTHERS`."""
+    if _clock.part:
+        yield
+        return
+    begun = time.process_time()
+    _clock.part = 1 + OTHERS.index(name)
+    _clock.write()
+    _patience(OTHERS_S)
+    try:
+        yield
+    finally:
+        _clock.part = 0
+        _clock.spent[name] += time.process_time() - begun
+        _clock.write()
+        _patience(WATCHDOG_S)
+
+
+def _patience(seconds: int) -> None:
+    """The alarm that ends a child; by hand there is none."""
+    if _clock.at is not None:
+        signal.alarm(seconds)
 
 
 def numbers(rng: np.random.Generator) -> int:
@@ -97,23 +171,39 @@ def _batch(case: Callable[[int], str], seeds: list[int], report: Report, until: 
         while piece := pipe.read(1 << 16):
             told += piece
     _, status = os.waitpid(pid, 0)
-    tried = struct.unpack_from("<q", at)[0]
+    tried, part, spoilt, own = _STATE.unpack_from(at)
     at.close()
     for line in told.decode("utf-8", "replace").split("\0")[:-1]:
         seed, word, text = line.split("\t", 2)
         report.outcomes[word] += 1
         if text:
             report.findings[int(seed)] = text
+    if not status:
+        return []
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        why = "it hangs" if number == signal.SIGALRM else f"it dies of {signal.Signals(number).name}"
-        report.outcomes["death"] += 1
-        report.findings[seeds[tried]] = why
-        return seeds[tried + 1 :]
-    if status:
+        _died(case, seeds[: tried + 1], os.WTERMSIG(status), OTHERS[part - 1] if part else "", bool(spoilt), own, report)
+    else:
         report.findings[seeds[tried]] = f"it ends its process with status {os.waitstatus_to_exitcode(status)}"
-        return seeds[tried + 1 :]
-    return []
+    return seeds[tried + 1 :]
+
+
+def _died(case: Callable[[int], str], seeds: list[int], number: int, name: str, spoilt: bool, own: float, report: Report) -> None:
+    """The last of these cases, tried in one process, has ended it with a signal, in our own code or in that of `name`."""
+    seed, hangs = seeds[-1], number == signal.SIGALRM
+    why = "it hangs" if hangs else f"it dies of {signal.Signals(number).name}"
+    if name and hangs and own <= MOST:
+        report.outcomes[f"{name} hangs"] += 1
+    elif name and not hangs and len(seeds) > 1:
+        found = explore(case, [seed])
+        report.outcomes += found.outcomes
+        report.findings |= found.findings
+        if not found.findings and f"{name} dies" not in found.outcomes:
+            report.findings[seed] = f"{why} in {name}, behind others that begin with {seeds[0]}, but not alone"
+    elif name and not hangs and not spoilt:
+        report.outcomes[f"{name} dies"] += 1
+    else:
+        report.outcomes["death"] += 1
+        report.findings[seed] = why + (f" in {name}, after {own:.1f} s of our own" if name else "")
 
 
 def _child(case: Callable[[int], str], seeds: list[int], write: int, at: mmap.mmap, until: float) -> None:
@@ -121,19 +211,19 @@ def _child(case: Callable[[int], str], seeds: list[int], write: int, at: mmap.mm
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    _clock.at, _clock.touched = at, False
     for k, seed in enumerate(seeds):
         if time.monotonic() > until:
             return
-        struct.pack_into("<q", at, 0, k)
         signal.alarm(WATCHDOG_S)
-        word, text = attempt(case, seed)
+        word, text = attempt(case, seed, k)
         with suppress(BrokenPipeError):
             os.write(write, f"{seed}\t{word}\t{text}\0".encode("utf-8", "replace"))
 
 
-def attempt(case: Callable[[int], str], seed: int) -> tuple[str, str]:
-    """(outcome, what was wrong or "") of one case, in this process."""
-    begun = time.process_time()
+def attempt(case: Callable[[int], str], seed: int, number: int = 0) -> tuple[str, str]:
+    """(outcome, what was wrong or "") of one case, in this process. `number`: its place in the batch."""
+    _clock.start(number)
     try:
         word = case(seed)
     except Finding as error:
@@ -142,6 +232,8 @@ def attempt(case: Callable[[int], str], seed: int) -> tuple[str, str]:
         where = traceback.extract_tb(error.__traceback__)[-3:]
         places = " < ".join(f"{os.path.basename(f.filename)}:{f.lineno} {f.name}" for f in reversed(where))
         return "exception", f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({places})"
-    spent = time.process_time() - begun
-    slow = spent > (PATIENCE if word == "refused" else MOST)
-    return ("slow", f"{word} after {spent:.1f} s of processor time") if slow else (word, "")
+    most = PATIENCE if word == "refused" else MOST
+    if (spent := ours()) > most:
+        return "slow", f"{word} after {spent:.1f} s of processor time"
+    slow = next((name for name, seconds in _clock.spent.items() if seconds > most), None)
+    return (f"{slow} slow" if slow else word, "")

@@ -14,7 +14,7 @@ import fuzz_bytes
 import fuzz_models
 import fuzz_plans
 import pytest
-from fuzzing import Finding, attempt, explore
+from fuzzing import Finding, attempt, explore, others, touched
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 SECONDS = float(os.environ.get("ASPEN_MP_FUZZ_SECONDS", "600"))
@@ -54,6 +54,11 @@ def test_corpus(path: object) -> None:
 def test_findings_are_found() -> None:
     """The engine's own: an exception, a wrong answer, a crash, a hang and a flood of memory are told apart and do not stop the rest."""
 
+    def busy(seconds: float) -> None:
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            pass
+
     def case(seed: int) -> str:
         match seed:
             case 1:
@@ -63,9 +68,7 @@ def test_findings_are_found() -> None:
             case 3:
                 os.kill(os.getpid(), 11)
             case 4:
-                until = time.process_time() + 1.2
-                while time.process_time() < until:
-                    pass
+                busy(1.2)
                 return "refused"
             case 5:
                 bytearray(1 << 36)
@@ -79,3 +82,43 @@ def test_findings_are_found() -> None:
     assert "SIGSEGV" in report.findings[3]
     assert "MemoryError" in report.findings[5]
     assert attempt(lambda seed: "fine", 0) == ("fine", "")
+
+    def foreign(seed: int) -> str:
+        """What happens in a library is its own affair, unless we had a hand in it."""
+        match seed:
+            case 1 | 3:
+                with others("onnx"):
+                    os.kill(os.getpid(), 6)
+            case 2:
+                with others("onnx.reference"):
+                    busy(1.2)
+                return "refused"
+            case 5:
+                with others("onnx"):
+                    busy(0.2)
+                busy(1.2)
+                return "refused"
+            case 6:
+                touched()
+                with others("onnx"):
+                    os.kill(os.getpid(), 6)
+            case 7:
+                seen.append(7)
+            case 8 if seen:
+                with others("onnx"):
+                    os.kill(os.getpid(), 6)
+            case 9:
+                with others("onnx"):
+                    os.kill(os.getpid(), 14)
+            case 10:
+                with others("onnx"):
+                    pass
+                os.kill(os.getpid(), 6)
+        return "fine"
+
+    seen: list[int] = []
+    report = explore(foreign, range(11))
+    assert set(report.findings) == {5, 6, 8, 10}
+    assert report.outcomes == {"fine": 4, "onnx dies": 2, "onnx.reference slow": 1, "slow": 1, "death": 2, "onnx hangs": 1}
+    assert "but not alone" in report.findings[8]
+    assert "in onnx" not in report.findings[10]
