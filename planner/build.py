@@ -210,7 +210,7 @@ class _Writer:
             if x is None:
                 self.operands.append((SPACES["PLAN"], DTYPES["NONE"], 0, 0, 0, 0, (0,) * 8, (0,) * 8))
             else:
-                shape, strides = _broadcast(node, i, x, self.storage.refs[x].strides)
+                shape, strides = seen(node, i, x, self.storage.refs[x].strides)
                 self._operand(x, shape, Ref(self.storage.refs[x].buffer, self.storage.refs[x].offset, strides))
         values = kernel_params(node)
         row["param"], row["n_params"] = len(self.params), len(values)
@@ -298,7 +298,7 @@ _LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NOR
 """Inputs that kernels read with the box of the output."""
 
 
-def _broadcast(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
+def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
     """Dims and strides that a kernel sees: axes of one element that are broadcast get the output's dimension and stride 0."""
     out = node.output.shape
     if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):

@@ -7,6 +7,8 @@ from math import prod
 
 import numpy as np
 
+from aspen_mp.planner.build import seen
+from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import params
 from aspen_mp.planner.regions import input_region
@@ -98,8 +100,29 @@ def _kernel(node: Node, where: str) -> None:
         q, k, v = (() if t is None else t.shape for t in node.inputs[:3])
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
             raise GraphError(f"{where}: queries {list(q)}, keys {list(k)} and values {list(v)} do not fit each other")
+    if node.op in KERNELS:
+        _call(node, where)
     if prod(shape):
         _regions(node, where)
+
+
+def _call(node: Node, where: str) -> None:
+    """What the validator of plans asks of an op, before there is a plan: every operand contiguous, as storage makes those that must be."""
+    args: list[Arg | None] = []
+    for i, tensor in enumerate(node.inputs):
+        if tensor is None:
+            args.append(None)
+            continue
+        try:
+            shape, _ = seen(node, i, tensor, tensor.shape)
+        except ValueError:
+            raise GraphError(f"{where}: input {i} of shape {list(tensor.shape)} has another rank than its kernel reads") from None
+        args.append(Arg(CODE_BY_NUMPY[tensor.dtype], shape, True))
+    try:
+        check_call(node.op, Call(Arg(CODE_BY_NUMPY[node.output.dtype], node.output.shape, True), args, params(node)))
+    except Misfit as misfit:
+        what, value, bound = misfit.args
+        raise GraphError(f"{where}: {what} is {value}, but must be {bound}") from None
 
 
 def _regions(node: Node, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import isinf, sqrt
 
 import numpy as np
 
@@ -30,8 +30,11 @@ def _attention(b: Builder, node: Node) -> list[Tensor]:
     kv_heads, keys = k.shape[1:3]
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
         raise NoKernel("empty")
-    scale = float(node.attrs.get("scale") or 1 / sqrt(depth))
-    cap = float(node.attrs.get("softcap", 0.0))
+    scale, cap = float(node.attrs.get("scale", 1 / sqrt(depth))), float(node.attrs.get("softcap", 0.0))
+    cap = cap if cap > 0.0 else 0.0  # so the definition: what is not positive caps nothing
+    most = np.finfo(np.float16 if node.output.dtype == np.float16 else np.float32).max
+    if not abs(scale) <= float(most) ** 2 or isinf(cap):  # queries and keys are multiplied by its square root in their own type
+        raise NoKernel("scores that are not finite")
     causal, offset, mask = _masks(b, node, rows, keys, past)
     y = attend(b, q, k, v, mask, scale=scale, causal=causal, offset=offset, softcap=cap)
     if flat:

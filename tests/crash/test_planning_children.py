@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 import aspen_mp
 from aspen_mp.control import protocol
-from aspen_mp.errors import AspenError, ModelParseError, PlanError, ResourceLimitError
+from aspen_mp.errors import AspenError, ModelInvalidError, ModelParseError, PlanError, ResourceLimitError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models
@@ -142,6 +142,19 @@ def test_killed_at_any_moment(tmp_path: Path, number: int) -> None:
     errors = [error for error in outcomes if error is not None]
     assert {type(error) for error in errors} <= {ResourceLimitError if number == signal.SIGKILL else PlanError}
     assert all(signal.Signals(number).name in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("name", ["split_into_more_than_its_sizes", "slice_of_negative_dimension"])
+def test_models_that_onnx_does_not_survive(tmp_path: Path, name: str) -> None:
+    """ONNX's own C++ library dies of some models (1.23 of these, by SIGABRT): the load fails, and nothing else does."""
+    data = (Path(__file__).parent.parent / "stress" / "corpus" / "models" / f"{name}.onnx").read_bytes()
+    with runtime_with(tmp_path, "") as (runtime, check):
+        for _ in range(3):
+            with pytest.raises((PlanError, ModelInvalidError)) as caught:
+                runtime.load(data)
+            assert "model" in str(caught.value)
+            check()
+        assert len(runtime.status()["models"]) == 1
 
 
 def test_stuck_before_it_has_read_its_job(tmp_path: Path) -> None:

@@ -222,6 +222,29 @@ BAD: dict[str, Bad] = {
         model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 3], ceil_mode=2)]),
     ),
     "kernel larger than the padded input": Bad(ModelInvalidError, ("conv7", "'y'"), conv(6, 4, 30, 3)),
+    "bias of other channels": Bad(
+        ModelInvalidError,
+        ("conv7", "'b'", "6 channels"),
+        model([N("Conv", ["x", "w", "b"], ["y"], name="conv7")], [weights(6, 4, 3, 3), constant("b", np.ones(9, np.float32))]),
+    ),
+    "bias of rank 2": Bad(
+        ModelInvalidError,
+        ("conv7", "'b'", "6 channels"),
+        model(
+            [N("ConvTranspose", ["x", "w", "b"], ["y"], name="conv7")], [weights(4, 6, 3, 3), constant("b", np.ones((6, 6), np.float32))]
+        ),
+    ),
+    "window over no channels": Bad(ModelInvalidError, ("lrn7", "size = 0", "'x'"), model([N("LRN", ["x"], ["y"], name="lrn7", size=0)])),
+    "axis beyond 32 bits": Bad(
+        ModelInvalidError,
+        ("norm7", "axis", "'x'"),
+        model([N("LayerNormalization", ["x", "w"], ["y"], name="norm7", axis=2**31)], [weights(8)]),
+    ),
+    "output that attention does not have": Bad(
+        ModelInvalidError,
+        ("attend7", "qk_matmul_output_mode = 4"),
+        model([N("Attention", ["x", "x", "x"], ["y", "", "", "z"], name="attend7", qk_matmul_output_mode=4)], opset=23),
+    ),
     "attribute of wrong type": Bad(ModelInvalidError, ("conv7", "strides"), conv(6, 4, 3, 3, strides=1.5)),
     "reshape to a wrong size": Bad(
         ModelInvalidError, ("'x'", "fold"), model([N("Reshape", ["x", "s"], ["y"], name="fold")], [constant("s", [7, 9])])

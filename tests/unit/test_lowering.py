@@ -119,7 +119,7 @@ def test_node_models_with_constants() -> None:
 
 
 def single(
-    op: str, inputs: dict[str, np.ndarray], dtype: Any = np.float32, constants: tuple[str, ...] = (), **attrs: Any
+    op: str, inputs: dict[str, np.ndarray], dtype: Any = np.float32, constants: tuple[str, ...] = (), opset: int = 21, **attrs: Any
 ) -> onnx.ModelProto:
     """A model of one node whose inputs are named and whose output has `dtype`; inputs in `constants` are initializers."""
     kinds = {n: helper.np_dtype_to_tensor_dtype(x.dtype) for n, x in inputs.items()}
@@ -127,7 +127,7 @@ def single(
     result = helper.make_tensor_value_info("out", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
     node = helper.make_node(op, list(inputs), ["out"], **attrs)
     graph = helper.make_graph([node], op, infos, [result], [numpy_helper.from_array(inputs[n], n) for n in constants])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def check(op: str, inputs: dict[str, np.ndarray], constants: tuple[str, ...] = (), kernels: set[str] | None = None, **attrs: Any) -> None:
@@ -219,6 +219,27 @@ def test_powers_of_a_half_are_no_roots(exponent: float) -> None:
     want = [0.0, 0.0, np.inf, np.inf, 2.0, np.nan, np.nan, 0.5] if exponent > 0 else [np.inf, np.inf, 0.0, 0.0, 0.5, np.nan, np.nan, 2.0]
     assert not difference(got, np.array(want * 3, np.float32), 1e-6, 0)
     assert not np.signbit(got[~np.isnan(got)]).any()
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        *({"scale": x} for x in (0.0, np.inf, -np.inf, np.nan)),
+        *({"softcap": x} for x in (2.0, -1.0, np.inf, -np.inf, np.nan)),
+        *({"is_causal": x} for x in (-1, 2**53)),
+        {"is_causal": 1, "scale": np.inf},
+    ],
+    ids=str,
+)
+def test_attention_attributes(attrs: dict[str, Any]) -> None:
+    """A scale of 0 is one, what is no positive cap caps nothing, and what is not finite gives what the definition gives."""
+    inputs = {name: normal(2, 3, length, 8) for name, length in (("q", 4), ("k", 5), ("v", 6))}
+    inputs["v"] = inputs["v"][:, :, :5]
+    model = single("Attention", inputs, opset=23, **attrs)
+    with np.errstate(all="ignore"):
+        (want,) = ReferenceEvaluator(model).run(None, inputs)
+        (got,) = run_model(api.load(model), inputs)
+    assert not difference(got, want, 1e-5, 1e-5)
 
 
 X = Tensor("x", (3, 4), np.dtype(np.float32))
