@@ -96,11 +96,13 @@ def fit(timings: list[Timing], limits: Limits, schedule_ns: float, together: flo
 
 
 def _matrix_rate(t: Timing) -> float:
-    """Multiply-adds a nanosecond, without what writing the output costs, and with those that rows beside whole blocks would be."""
+    """Multiply-adds a nanosecond, without what writing the output costs, and with those that rows beside whole blocks would be; of
+    Strassen's seven products, those of eight."""
     from aspen_mp.planner.cost import OUTPUT_NS
-    from aspen_mp.planner.tilecost import ROW_BLOCK, ROWS_LOST
+    from aspen_mp.planner.tilecost import ROW_BLOCK, ROWS_LOST, SEVEN
 
-    return (1 + ROWS_LOST / ROW_BLOCK) * t.call.flops / max(t.warm - OUTPUT_NS * _outputs(t), 0.5 * t.warm)
+    eighths = SEVEN * 8 / 7 if t.call.kernel == "GEMM" and len(t.call.operands) > 7 else 1.0
+    return eighths * (1 + ROWS_LOST / ROW_BLOCK) * t.call.flops / max(t.warm - OUTPUT_NS * _outputs(t), 0.5 * t.warm)
 
 
 def _depthwise_rate(t: Timing, warm: float) -> float:

@@ -1,4 +1,4 @@
-"""By which algorithm a convolution is computed.
+"""By which algorithm a convolution or a matrix product is computed.
 
 The choice shows in the last bits of results, so it rests on built-in figures alone: never on a calibration, never on the number of workers.
 """
@@ -74,6 +74,21 @@ def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int
     if there > (1 - WORTH_AT_ALL) * _direct_ns(x[1], out, prod(kernel), IMAGE_FLOPS_PER_NS):
         return None
     return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
+
+
+SEVEN_DEPTH = 512
+"""Terms of a product from which on Strassen's seven products of halves are faster than eight: below, they are too short to pay for what
+comes before and after them."""
+SEVEN_ROWS = 48
+"""The same of rows, with weights that come from memory."""
+SEVEN_COLUMNS = 512
+"""The same of columns: left factors have to be made for them."""
+
+
+def seven_products(rows: int, depth: int, columns: int) -> bool:
+    """Whether a product of constant weights is computed by Strassen's algorithm, one level deep: in 7/8 of the multiplications. More
+    levels would take more time for sums than they save."""
+    return rows >= SEVEN_ROWS and depth >= SEVEN_DEPTH and depth % 2 == 0 and columns >= SEVEN_COLUMNS
 
 
 def _direct_ns(channels: int, out: Shape, taps: int, flops_per_ns: float) -> float:

@@ -13,7 +13,7 @@ from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import UNSEARCHED, Planning
-from aspen_mp.planner.passes import cleanup, pipeline
+from aspen_mp.planner.passes import cleanup, pipeline, strassen
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
@@ -23,7 +23,7 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution directly.
+    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
     see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
@@ -111,6 +111,9 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     verify.check(kernels, "clean-up", kernel_level=True)
     if options.fuse:
         pipeline.kernel_level(kernels)
+    if options.fuse and options.winograd:
+        strassen.use_seven_products(kernels)
+        verify.check(kernels, "Strassen's products", kernel_level=True)
     return kernels
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GUARDS
+from aspen_mp.planner.params import GUARDS, left_factors
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
@@ -144,6 +144,20 @@ def _gemm(call: Call) -> None:
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
     _scale(call, 4, out[-1])
+    left = call.optional(6)
+    if left is not None:
+        _need(packed == 1 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
+        _shape(left, left_factors(a.shape), "shape of input 6")
+        _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
+
+
+def _strassen(call: Call) -> None:
+    _all_f32(call)
+    a = call.input(0)
+    _need(len(a.shape) >= 2, "rank of input 0", len(a.shape), "at least 2")
+    _need(a.shape[-1] % 2 == 0, "shape of input 0", a.shape, "an even number of terms")
+    _shape(call.out, left_factors(a.shape), "shape of the output")
+    _need(call.out.dense, "strides of the output", "not contiguous", "contiguous")
 
 
 def _window(call: Call, first: int, pads: int) -> tuple[int, int]:
@@ -355,6 +369,7 @@ def _attention(call: Call) -> None:
 
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
+    "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _dwconv,
     "PWDW": _pwdw,

@@ -61,7 +61,7 @@ _FUNCTION_NS |= {"ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.
 _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 """The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
-_ELEMENT_NS = {"SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
+_ELEMENT_NS = {"STRASSEN": 0.07, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
 _DIVIDED_NS = 1.9
@@ -190,9 +190,14 @@ def is_narrow(node: Node) -> bool:
     return node.inputs[0].shape[1] == node.output.shape[1] and node.output.shape[1] // groups in (2, 4, 8)
 
 
+def by_sevens(node: Node) -> bool:
+    """Whether GEMM takes left factors of Strassen's."""
+    return node.op == "GEMM" and len(node.inputs) > 6
+
+
 def _gemm_flops(node: Node) -> float:
     a = node.inputs[0]
-    return 2.0 * node.output.size * a.shape[-1] if a is not None else 0.0
+    return 2.0 * (7 / 8 if by_sevens(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
 
 
 def _conv_flops(node: Node) -> float:
@@ -328,10 +333,10 @@ def wanted_tiles(ns: float, workers: int, tail: float) -> float:
 
 def scratch_bytes(node: Node) -> int:
     """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself before they run it."""
-    if node.op == "GEMM" and not node.attrs["packed_b"]:
+    if node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"]):
         a = node.inputs[0]
         assert a is not None
-        return 128 * a.shape[-1]
+        return (320 if by_sevens(node) else 128) * a.shape[-1]
     if node.op == "ATTENTION":
         q, k, v = node.inputs[:3]
         assert q is not None

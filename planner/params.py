@@ -5,7 +5,9 @@ This table is the contract between lowering and the plan; what the parameters me
 ===================  ==============================================================================================================
 op                   attrs
 ===================  ==============================================================================================================
-``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?, scale? [N], shift? [N]
+``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?, scale? [N],
+                     shift? [N], left?: what STRASSEN makes of A
+``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
@@ -44,7 +46,7 @@ and with ``gated`` (GEMM alone) the end is a product with it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aspen_mp.planner.ir import Node
@@ -74,6 +76,12 @@ def _act(act: Act) -> list[int]:
 def _gemm(a: dict[str, Any]) -> list[int]:
     last = 2 if a.get("gated", False) else int(a.get("residual_last", False))
     return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), last, 0, 0]
+
+
+def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what STRASSEN makes of A[…, M, K]: seven factors of each pair of rows, of half the terms, one more value, and as many as
+    it takes to an uneven number of cache lines."""
+    return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
 def _conv(a: dict[str, Any]) -> list[int]:
@@ -107,6 +115,7 @@ def _attention(a: dict[str, Any]) -> list[int]:
 
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
+    "STRASSEN": lambda a: [],
     "CONV": _conv,
     "WINO": lambda a: [*_conv(a), a["block"]],
     "DWCONV": _conv,

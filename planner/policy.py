@@ -79,6 +79,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
     rank = len(node.output.shape)
     if node.op in ("SOFTMAX", "CUMSUM"):
         return frozenset({node.attrs["axis"]})
+    if node.op == "STRASSEN":
+        return frozenset({rank - 1})
     if node.op == "NORM":
         return frozenset(range(node.attrs["axis"], rank))
     return frozenset({1}) if node.op == "LRN" else frozenset()
@@ -136,7 +138,8 @@ def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: T
 
 @cost.remembered(8192)
 def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tilecost.Product, aim: Aim) -> tuple[int, ...]:
-    return _best([(rows[0], 1), (rows[1], ROWS)], (n, PANEL), evaluate, aim)
+    granule = 2 if evaluate.seven else 1  # pairs of rows, pairs of panels
+    return _best([(rows[0], 1), (rows[1], granule * ROWS)], (n, granule * PANEL), evaluate, aim)
 
 
 FEWEST_ROWS = 48
@@ -178,7 +181,8 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     for d in lead[:TILE_AXES]:
         cuts.append(split(d, left))
         left = -(-left // (len(cuts[-1]) - 1))
-    tail = [split(shape[-2], parts[1], ROWS), split(shape[-1], parts[2], PANEL)]
+    granule = 2 if evaluate.seven else 1
+    tail = [split(shape[-2], parts[1], granule * ROWS), split(shape[-1], parts[2], granule * PANEL)]
     for axis, cut in zip((rank - 2, rank - 1), tail, strict=True):
         if axis < TILE_AXES:
             cuts.append(cut)

@@ -194,7 +194,15 @@ def _concat(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     if i == 1 and node.attrs["packed_b"]:
         out_lo, out_hi = _whole(shape, len(lo))
-        out_lo[:, 0], out_hi[:, 0] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
+        first, last = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
+        if len(node.inputs) > 6:  # of a pair of panels both are read
+            first, last = first // 2 * 2, np.minimum((last + 1) // 2 * 2, shape[0])
+        out_lo[:, 0], out_hi[:, 0] = first, last
+        return out_lo, out_hi
+    if i == 6:
+        out_lo, out_hi = lo.copy(), hi.copy()
+        out_lo[:, -2], out_hi[:, -2] = lo[:, -2] // 2, (hi[:, -2] + 1) // 2
+        out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
         return out_lo, out_hi
     out_lo, out_hi = _broadcast(shape, lo, hi)
     if i == 0:
@@ -202,6 +210,13 @@ def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     elif i == 1:
         out_lo[:, -2], out_hi[:, -2] = 0, shape[-2]
     return out_lo, out_hi
+
+
+def _strassen(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    lo, hi = lo.copy(), hi.copy()
+    lo[:, -2], hi[:, -2] = 2 * lo[:, -2], np.minimum(2 * hi[:, -2], shape[-2])
+    lo[:, -1], hi[:, -1] = 0, shape[-1]
+    return lo, hi
 
 
 GROUP = 8
@@ -485,6 +500,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "view.expand": _elementwise,
     "concat": _concat,
     "GEMM": _gemm,
+    "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _conv,
     "PWDW": _pwdw,

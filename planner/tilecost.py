@@ -28,6 +28,8 @@ HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
 """Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
+SEVEN = 0.915
+"""A multiply-add of GEMM in Strassen's seven products, in those of other products."""
 PRODUCTS = 1.25
 """Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
@@ -64,17 +66,20 @@ class TileCost:
 @dataclass(frozen=True, slots=True)
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
-    the weights anew."""
+    the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time."""
 
     depth: int
     batched: bool
     element_ns: float
+    seven: bool = False
 
     def __call__(self, sides: list[Ints]) -> Floats:
         lead, m, n = sides
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
         full = batches * _rows(m) * (-(-n // PANEL) * PANEL)
+        if self.seven:
+            full = SEVEN * batches * 2 * _rows(-(-m // 2)) * (-(-n // (2 * PANEL)) * 2 * PANEL)
         weights = batches * 4.0 * n * self.depth
         others = batches * 4.0 * m * (self.depth + n)
         ns = 2.0 * full * self.depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm
@@ -200,7 +205,7 @@ def of(node: Node) -> TileCost:
         b = node.inputs[1]
         assert b is not None
         batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
-        return Product(a.shape[-1], batched, cost.output_ns(node))
+        return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node))
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)

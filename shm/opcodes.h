@@ -39,7 +39,7 @@
   X(JOIN, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                   \
   X(END, 1, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                            \
   X(OPAQUE, 2, 0, 255, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                                 \
-  X(GEMM, 3, 2, 6, 8)                                                                                                              \
+  X(GEMM, 3, 2, 7, 8)                                                                                                              \
   X(CONV, 4, 2, 8, 16)                                                                                                             \
   X(DWCONV, 5, 2, 6, 16)                                                                                                           \
   X(POOL, 6, 1, 1, 12)                                                                                                             \
@@ -60,7 +60,8 @@
   X(CUMSUM, 21, 1, 1, 3)                                                                                                           \
   X(WINO, 22, 2, 6, 17)                                                                                                            \
   X(ATTENTION, 23, 3, 4, 8)                                                                                                        \
-  X(PWDW, 24, 4, 5, 14)
+  X(PWDW, 24, 4, 5, 14)                                                                                                            \
+  X(STRASSEN, 25, 1, 1, 0)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -20,7 +20,8 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx fi
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
 SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of symbolic sequence dimensions.")]
 WinogradOption = Annotated[
-    bool | None, typer.Option("--winograd/--no-winograd", help="Whether convolutions may use Winograd's algorithm; default: the profile's.")
+    bool | None,
+    typer.Option("--winograd/--no-winograd", help="Winograd's and Strassen's algorithms, or none; default: the profile's."),
 ]
 SearchOption = Annotated[
     str,

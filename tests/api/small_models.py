@@ -33,6 +33,18 @@ def mlp(batch: int | str = 4, seed: int = 0, width: int = 64) -> onnx.ModelProto
     return _model(nodes, [x], [y], weights.items(), "mlp")
 
 
+def projection(rows: int, terms: int, columns: int) -> onnx.ModelProto:
+    """x @ w + b: x is f32 [rows, terms], y is [rows, columns]."""
+    rng = np.random.default_rng(4)
+    weights = {
+        "w": (rng.standard_normal((terms, columns)) / np.sqrt(terms)).astype(np.float32),
+        "b": rng.standard_normal(columns).astype(np.float32),
+    }
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "product"), helper.make_node("Add", ["h", "b"], ["y"], "bias")]
+    info = [helper.make_tensor_value_info(name, F32, shape) for name, shape in (("x", [rows, terms]), ("y", [rows, columns]))]
+    return _model(nodes, info[:1], info[1:], weights.items(), "projection")
+
+
 def mlp_reference(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     w = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
     return np.maximum(x.astype(np.float64) @ w["w1"] + w["b1"], 0) @ w["w2"]

@@ -44,6 +44,21 @@ def test_on_and_off(chain: onnx.ModelProto, wanted: list[np.ndarray]) -> None:
     assert fast.tobytes() != direct.tobytes(), "both ran the same algorithm"
 
 
+def test_products_on_and_off() -> None:
+    """Strassen's algorithm belongs to the option, and whole tokens that are not finite stay alone."""
+    net = small_models.projection(rows=70, terms=512, columns=640)
+    x = np.random.default_rng(0).standard_normal((70, 512), dtype=np.float32)
+    x[33] = np.nan
+    with aspen_mp.Runtime(workers=2) as runtime:
+        fast, direct = (runtime.load(net, winograd=on).run({"x": x})["y"] for on in (True, False))
+    kept = np.arange(70) != 33
+    assert np.isnan(fast[33]).all()
+    assert np.isfinite(fast[kept]).all()
+    assert error_of([fast[kept]], [direct[kept]]) <= 4e-6
+    assert fast[32].tobytes() == direct[32].tobytes()
+    assert fast[kept].tobytes() != direct[kept].tobytes(), "both ran the same algorithm"
+
+
 def test_profile_decides_where_load_does_not(chain: onnx.ModelProto) -> None:
     x = feeds(chain)
     with aspen_mp.Runtime(workers=1, profile=config.Profile(models=config.Models(winograd=False))) as runtime:

@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.params import NO_ACT, params
+from aspen_mp.planner.params import NO_ACT, left_factors, params
 from aspen_mp.planner.plan import Plan
 from aspen_mp.shm.tables import (
     BINARY,
@@ -156,6 +156,15 @@ class GraphBuilder:
         bias = self.const(*[1] * (len(x.shape) - 1), outputs, weight=True)
         return self.node("GEMM", [x, weight, bias, residual], (*x.shape[:-1], outputs), packed_b=True, alpha=1.0, act=NO_ACT)
 
+    def by_sevens(self, x: Tensor, outputs: int) -> Tensor:
+        out = self.linear(x, outputs)
+        assert out.producer is not None
+        made = self.node("STRASSEN", [x], left_factors(x.shape))
+        out.producer.inputs += [None] * (6 - len(out.producer.inputs)) + [made]
+        self.nodes.remove(out.producer)
+        self.nodes.append(out.producer)
+        return out
+
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.node("GEMM", [a, b, None, None], (*lead, a.shape[-2], b.shape[-1]), packed_b=False, alpha=1.0, act=NO_ACT)
@@ -252,7 +261,9 @@ def _act(p: Sequence[int], x: Array) -> Array:
     return _unary(p[0], x, _double(p[1]), _double(p[2]))
 
 
-def _gemm(out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+def _gemm(
+    out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None, *more: Array | None
+) -> Array:
     if p[0]:
         b = unpack(b, out[-1])
     y = np.einsum("...mk,...kn->...mn", a.astype(np.float64), b.astype(np.float64)) * _double(p[1])
@@ -357,6 +368,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 
 NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "GEMM": _gemm,
+    "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,
     "DWCONV": _dwconv,

@@ -13,10 +13,11 @@ from aspen_mp.planner.plan import Plan
 from aspen_mp.shm.tables import KERNELS
 
 
-def plan(network: str, workers: int, **options: int) -> Plan:
+def plan(network: str, workers: int, winograd: bool = True, **options: int) -> Plan:
     model = models.build(network, **{**models.miniature(network), "layers": 1, **options})
     feeds = models.inputs(model)
-    found = api.plan_stage(model, [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}], workers=workers).plan
+    bindings = {name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}
+    found = api.plan_stage(model, [bindings], workers=workers, options=api.Options(winograd=winograd)).plan
     assert found is not None
     return found
 

@@ -149,6 +149,12 @@ def norms(b: GraphBuilder) -> Graph:
     return b.graph(b.conv(y, 8), b.conv(b.unary(b.reshape(z, 1, 16, 6, 7)), 8), b.linear(w, 9))
 
 
+def sevens(b: GraphBuilder) -> Graph:
+    x = b.input(2, 7, 24)
+    y = b.by_sevens(b.norm(x), 80)
+    return b.graph(b.by_sevens(b.unary(y), 24), b.by_sevens(b.transpose(x, 1, 0, 2), 96))
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -159,7 +165,18 @@ def empty(b: GraphBuilder) -> Graph:
     return b.graph(b.unary(z), b.concat([x, z], 0), b.reduce(b.unary(z), (0,)))
 
 
-GRAPHS = [residual_block, dense_block, nested_concats, attention, depthwise, inverted_residuals, odd_outputs, concat_shapes, shuffle]
+GRAPHS = [
+    residual_block,
+    dense_block,
+    nested_concats,
+    attention,
+    depthwise,
+    inverted_residuals,
+    odd_outputs,
+    concat_shapes,
+    shuffle,
+    sevens,
+]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms]
 
 

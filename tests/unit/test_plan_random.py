@@ -61,11 +61,15 @@ def _tokens(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
     same = [t for t in pool if t.shape == x.shape]
     n, s, d = x.shape
     kind = pick(
-        hs.sampled_from(["linear", "add", "softmax", "norm", "heads", "concat", "swap", "split", "gather", "cumsum", "self", "flip"])
+        hs.sampled_from(
+            ["linear", "sevens", "add", "softmax", "norm", "heads", "concat", "swap", "split", "gather", "cumsum", "self", "flip"]
+        )
     )
     match kind:
         case "linear":
             return b.linear(x, pick(hs.sampled_from([2, 4, 36])))
+        case "sevens" if d % 2 == 0:
+            return b.by_sevens(x, pick(hs.sampled_from([4, 36, 70])))
         case "add":
             return b.binary(x, pick(hs.sampled_from(same)), "SUB")
         case "softmax":

@@ -12,14 +12,14 @@ import msgpack
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder, PlanExecutor, evaluate
-from test_plan_graphs import attention, blocks, dense_block, inverted_residuals, odd_outputs, random_grids, residual_block
+from test_plan_graphs import attention, blocks, dense_block, inverted_residuals, odd_outputs, random_grids, residual_block, sevens
 
 from aspen_mp.planner import build, memory, planfile, planhead
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SPACES, TILE
+from aspen_mp.shm.tables import DTYPES, KERNELS, OP, OPERAND, PLAN_HEADER, SPACES, TILE
 
 
 def make(graph: Callable[[GraphBuilder], Any] = residual_block, seed: int = 1, **options: Any) -> Plan:
@@ -198,6 +198,26 @@ def test_damage_is_refused(name: str, damage: Callable[[Bytes], None]) -> None:
     with pytest.raises(PlanError, match=r"^plan ") as error:
         validate(b.raw)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("shape of input 1", param("GEMM", 0, 0)),
+        ("shape of input 6", operand("GEMM", 7, "dims", [[2, 4, 7 * 48, 0, 0, 0, 0, 0]])),
+        ("dtype of operand 7", operand("GEMM", 7, "dtype", DTYPES["I32"])),
+        ("strides of input 6", operand("GEMM", 7, "strides", [[4 * 7 * 16, 7 * 16, 0, 0, 0, 0, 0, 0]])),
+        ("strides of the output", operand("STRASSEN", 0, "strides", [[4 * 7 * 16, 1, 4, 0, 0, 0, 0, 0]])),
+        ("an even number", operand("STRASSEN", 1, "dims", [[2, 7, 23, 0, 0, 0, 0, 0]])),
+        ("shape of the output", operand("STRASSEN", 1, "dims", [[2, 5, 24, 0, 0, 0, 0, 0]])),
+    ],
+)
+def test_damaged_left_factors(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(sevens).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
 
 
 @pytest.mark.parametrize(

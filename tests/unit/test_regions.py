@@ -154,6 +154,25 @@ def test_gemm_packed() -> None:
     assert hi.tolist() == [[1, 8, 32], [3, 8, 32]]
 
 
+def test_gemm_in_pairs() -> None:
+    """Strassen's products read the left factors of both rows of a pair, and both of two panels, as far as there are two."""
+    inputs = [values(2, 7, 8), values(3, 8, 32), values(1, 1, 80), values(2, 7, 80), values(80), values(80), values(2, 4, 112)]
+    node = kernel_node("GEMM", inputs, (2, 7, 80), {"packed_b": True})
+    lo, hi = np.array([[0, 3, 40], [1, 6, 64], [0, 0, 0]]), np.array([[1, 5, 50], [2, 7, 80], [2, 1, 1]])
+    found = {i: [x.tolist() for x in input_region(node, i, lo, hi)] for i in (0, 1, 3, 6)}
+    assert found[0] == [[[0, 3, 0], [1, 6, 0], [0, 0, 0]], [[1, 5, 8], [2, 7, 8], [2, 1, 8]]]
+    assert found[1] == [[[0, 0, 0], [2, 0, 0], [0, 0, 0]], [[2, 8, 32], [3, 8, 32], [2, 8, 32]]]
+    assert found[3] == [lo.tolist(), hi.tolist()]
+    assert found[6] == [[[0, 1, 0], [1, 3, 0], [0, 0, 0]], [[1, 3, 112], [2, 4, 112], [2, 1, 112]]]
+
+
+def test_left_factors() -> None:
+    node = kernel_node("STRASSEN", [values(2, 7, 8)], (2, 4, 112), {})
+    lo, hi = input_region(node, 0, np.array([[0, 1, 0], [1, 3, 0]]), np.array([[1, 3, 112], [2, 4, 112]]))
+    assert lo.tolist() == [[0, 2, 0], [1, 6, 0]]
+    assert hi.tolist() == [[1, 6, 8], [2, 7, 8]]
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
     ("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1, 1, 1)), ((2, 1), (1, 2), (0, 2, 1, 1)), ((3, 2), (1, 1), (2, 0, 0, 0))]

@@ -3,7 +3,7 @@
  * Loops: leading axes that B depends on; panels of ASPEN_NR columns, so that a panel of weights is read from memory once a tile and then
  * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
  * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
- * rows are too few to pay for the copy.
+ * rows are too few to pay for the copy. With left factors, strassen.c.
  */
 #include "mm.h"
 
@@ -12,6 +12,7 @@
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_gemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
+  if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1]);
   return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 #endif
@@ -109,6 +110,7 @@ int FN(gemm)(const aspen_call *c) {
   job.scaled = job.alpha != 1.0f;
   if (epilogue_scale(c, 4, out->dims[n_axis], &job.scale, &job.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (FN(mm_prepare)(&job, c->params + 2)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->n_inputs > 6 && c->args[7].dtype) return FN(mm_seven)(c, &job);
   if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
   /* Trailing leading axes that B does not depend on are rows. */

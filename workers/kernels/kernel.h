@@ -60,8 +60,12 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        portable ISA, plain) multiply-add per term, starting from 0; then * alpha (when alpha ≠ 1), + bias, + residual, act, * scale + shift
  *        (one fused operation); residual_last moves the residual to the very end (1), or there multiplies with it (2).
  *        in: A (same rank as out, leading axes broadcast by stride 0), B (idem; when packed: dims [ceil(N/32), K, 32], zero-padded, contiguous),
- *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither).
+ *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither), left?
+ *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
+ *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
  *        params: packed_b, f64 alpha, ACT(3), residual_last, 2 reserved
+ * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
+ *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
  *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
  *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3).   (bottom and right pads follow from OH, OW)

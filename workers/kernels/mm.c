@@ -296,6 +296,46 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   }
 }
 
+/* Sums [R][ASPEN_NR] that were made elsewhere, V vectors of each row at a time. */
+INLINE void finish_direct(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *sums, int64_t column, int64_t last) {
+  for (int64_t end = column + ASPEN_NR; column < end && column < last; column += V * VL, sums += V * VL) {
+    vf sum[MM_ROWS * WIDEST];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) sum[r * V + v] = vload(sums + r * ASPEN_NR + v * VL);
+    if (column + V * VL <= last) {
+      before_act(R, V, 1, job, rows, sum, column, last);
+      epilogue_act(&job->epilogue, sum, R * V);
+      after_act(R, V, 1, job, rows, sum, column, last);
+    } else {
+      before_act(R, V, 0, job, rows, sum, column, last);
+      epilogue_act(&job->epilogue, sum, R * V);
+      after_act(R, V, 0, job, rows, sum, column, last);
+    }
+  }
+}
+
+typedef void finish_fn(const mm_job *, const mm_rows *, const float *, int64_t, int64_t);
+#define FINISH(R)                                                                                                                  \
+  static void finish_##R(const mm_job *job, const mm_rows *rows, const float *sums, int64_t column, int64_t last) {                \
+    finish_direct(R, 2, job, rows, sums, column, last);                                                                            \
+  }
+FINISH(1) FINISH(2) FINISH(3) FINISH(4) FINISH(5) FINISH(6)
+#if MM_ROWS == 8
+FINISH(7) FINISH(8)
+#endif
+static finish_fn *const finishes[] = {finish_1, finish_2, finish_3, finish_4, finish_5, finish_6,
+#if MM_ROWS == 8
+                                      finish_7, finish_8,
+#endif
+};
+
+void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
+  if (job->direct && first <= column) finishes[rows->rows - 1](job, rows, sums, column, last);
+  else finish(job, rows, sums, ASPEN_NR, column, first, last);
+}
+
 typedef void multiply_fn(const mm_job *, const mm_rows *, const float *, int64_t, int64_t, int64_t);
 #define MULTIPLY(R, V)                                                                                                             \
   static void multiply_##R##x##V(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) { \

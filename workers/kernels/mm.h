@@ -61,6 +61,14 @@ INLINE int mm_panels(int64_t rows) {
 /* Columns [first, last) of the block; b points to panel column / ASPEN_NR, column <= first. */
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last);
 
+/* What follows the sums of a block, made elsewhere: sums[rows][ASPEN_NR] of the panel at `column`, which may be overwritten; columns
+ * [first, last) of the box are written. */
+void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last);
+
+/* GEMM by the left factors that STRASSEN has made (strassen.c). Returns an enum aspen_kernel_error. */
+int FN(mm_seven)(const aspen_call *c, const mm_job *gemm);
+size_t aspen_scratch_seven(int64_t terms);
+
 /* CONV as a product of few terms (pointwise.c). Returns an enum aspen_kernel_error, or -1: it is none of those. */
 int FN(pointwise)(const aspen_call *c, const epilogue *e);
 

@@ -1,0 +1,26 @@
+"""Products of constant weights that are computed by Strassen's algorithm (`algorithms.seven_products`): its left factors become a node of
+their own, made once for all products that read the same rows."""
+
+from __future__ import annotations
+
+from aspen_mp.planner.algorithms import seven_products
+from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.params import left_factors
+from aspen_mp.planner.passes.rewrite import Rewriter
+
+
+def use_seven_products(graph: Graph) -> None:
+    """After all rewrites of GEMM: none of them knows of left factors."""
+    rewriter, made = Rewriter(graph), dict[Tensor, Tensor]()
+    for node in rewriter.live():
+        if node.op != "GEMM" or not node.attrs["packed_b"]:
+            continue
+        a, shape = node.inputs[0], node.output.shape
+        assert a is not None
+        if a.shape[:-1] != shape[:-1] or not seven_products(shape[-2], a.shape[-1], shape[-1]):
+            continue
+        if a not in made:
+            made[a] = rewriter.insert(node, "STRASSEN", [a], left_factors(a.shape), {})
+        inputs = [*node.inputs, *[None] * (6 - len(node.inputs)), made[a]]
+        rewriter.replace(node, "GEMM", inputs, node.attrs)
+    rewriter.finish()
