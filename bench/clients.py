@@ -29,6 +29,7 @@ from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.shm import _control
 
 SETTLE_S = 20.0
 """How long a process that planned a model may take to end before memory is looked at."""
@@ -150,7 +151,7 @@ def measure(case: Case, cores: Sequence[int], clients: int, seconds: float, roun
                     _settle(runtime.pid, len(cores))
                 found.pss_bytes, found.processes = _pss(roots)
                 if engine == "aspen-mp":
-                    result.weights_pss_bytes = _pss(roots, _is_weights)[0]
+                    result.weights_pss_bytes = _weights_pss(roots)
         result.weight_bytes = sum(known["weight_bytes"] for known in runtime.status()["models"])
         for number in range(rounds):
             for found in result.found[:: 1 if number % 2 else -1]:
@@ -184,24 +185,35 @@ def _settle(pid: int, workers: int) -> None:
         psutil.wait_procs(others, timeout=deadline - time.monotonic())
 
 
-def _pss(roots: Sequence[int], wanted: Callable[[str], bool] | None = None) -> tuple[int, int]:
-    """Sum over processes and their children, of all mappings or those whose files are `wanted`; how many processes there are."""
+def _family(roots: Sequence[int]) -> list[psutil.Process]:
+    """Processes and their children."""
     processes: dict[int, psutil.Process] = {}
     for root in roots:
         process = psutil.Process(root)
         processes |= {p.pid: p for p in (process, *process.children(recursive=True))}
-    total = 0
-    for process in processes.values():
-        if wanted is None:
-            total += process.memory_full_info().pss
-        else:
-            total += sum(mapping.pss for mapping in process.memory_maps(grouped=True) if wanted(mapping.path))
-    return total, len(processes)
+    return list(processes.values())
 
 
-def _is_weights(path: str) -> bool:
-    """A segment, or a file of the plan cache that is mapped in its place."""
-    return "weights" in Path(path).name
+def _pss(roots: Sequence[int]) -> tuple[int, int]:
+    """Sum over processes and their children, and how many there are."""
+    processes = _family(roots)
+    return sum(process.memory_full_info().pss for process in processes), len(processes)
+
+
+def _weights_pss(roots: Sequence[int]) -> int:
+    """The same of mappings of packed weights: segments, and files of the plan cache that are mapped in their place."""
+    mappings = [(process.pid, mapping) for process in _family(roots) for mapping in process.memory_maps(grouped=False)]
+    weights = {mapping.path for pid, mapping in mappings if "weights" in Path(mapping.path).name or _begins_weights(pid, mapping)}
+    return sum(mapping.pss for _, mapping in mappings if mapping.path in weights)
+
+
+def _begins_weights(pid: int, mapping: Any) -> bool:
+    """Segments have no names: what they are is written at their beginning."""
+    if not mapping.path.startswith(("/dev/shm/", "/memfd:")):
+        return False
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(int(mapping.addr.partition("-")[0], 16))
+        return _control.role_of(memory.read(_control.DATA_FIRST)) == "weights"
 
 
 # ---- client processes

@@ -35,6 +35,9 @@ def write_magic(buf: Buffer, role: str) -> None:
 def check_magic(buf: Buffer, role: str) -> None:
     """Raises ProtocolError unless `buf` is a segment of this role, written by a build with the same layout, of the size it claims."""
 
+def role_of(buf: Buffer) -> str:
+    """The role of the segment that begins like this, one or more lines of it; "" where none does."""
+
 def torn(buf: Buffer) -> bool:
     """Whether a worker has missed pages that this data segment borrows from a file, and has read zeros instead."""
 

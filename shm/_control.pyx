@@ -239,6 +239,19 @@ def check_magic(buf, role):
         PyBuffer_Release(&view)
 
 
+def role_of(buf):
+    cdef Py_buffer view
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        if <size_t>view.len >= sizeof(aspen_magic):
+            for name, number in ROLES.items():
+                if aspen_magic_check(<const aspen_magic *>view.buf, view.len, number) in (0, 4):  # 4: the rest of it is not here
+                    return name
+        return ""
+    finally:
+        PyBuffer_Release(&view)
+
+
 def torn(buf):
     cdef Py_buffer view
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)

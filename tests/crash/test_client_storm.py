@@ -24,7 +24,7 @@ import aspen_mp
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models
 
-VICTIMS = 1000 if os.environ.get("ASPEN_MP_TIER") == "long" else int(os.environ.get("CHURN_V", "40"))
+VICTIMS = 1000 if os.environ.get("ASPEN_MP_TIER") == "long" else 40
 AT_ONCE = 3
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
@@ -86,3 +87,11 @@ def test_nothing_stays_of_who_is_killed_in_between() -> None:
         os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert names() <= before
+
+
+def test_what_a_segment_is_stands_at_its_beginning() -> None:
+    with Segment.create("weights", 3 * 4096) as segment:
+        assert _control.role_of(segment.buf) == "weights"
+        assert _control.role_of(bytes(segment.buf[: _control.DATA_FIRST])) == "weights"
+    assert _control.role_of(bytes(4096)) == ""
+    assert _control.role_of(b"aspen") == ""
