@@ -49,6 +49,7 @@ _WINDOW: dict[str, Callable[[int], bool]] = {
 _RANGES: dict[str, dict[str, Callable[[int], bool]]] = {
     **dict.fromkeys(_CONVOLUTIONS + _POOLS, _WINDOW),
     "LRN": {"size": _positive},
+    **{op: {"periodic": _one_of(0, 1)} for op in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     "Attention": {
         "qk_matmul_output_mode": _one_of(0, 1, 2, 3),
         "left_window_size": lambda v: v >= -1,
@@ -285,7 +286,8 @@ def _shorten(text: str) -> str:
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
 """Which input of a convolution has a number for each channel of the output."""
-CHECKED = frozenset({"Reshape", "Gather", *_BIASED})
+_WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *_WINDOWED_POOLS})
 
 
 def _bias(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...]) -> None:
@@ -297,10 +299,26 @@ def _bias(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, .
         )
 
 
+def _pool(node: NodeProto, x: Tensor, output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
+    """Windows that fit nowhere: inference finds room for one where the output's length is rounded up, everybody else none."""
+    kernel, n = list(attrs.get("kernel_shape") or []), len(x.shape) - 2
+    pads, dilations = list(attrs.get("pads") or [0] * 2 * n), list(attrs.get("dilations") or [1] * n)
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or not len(kernel) == len(dilations) == len(pads) // 2 == n:
+        return
+    for axis, (size, before, after, step) in enumerate(zip(kernel, pads[:n], pads[n:], dilations, strict=True), 2):
+        if (size - 1) * step + 1 > before + x.shape[axis] + after and output[axis]:
+            raise ModelInvalidError(
+                f"{name_of(node)}: its windows are longer than axis {axis} of {node.input[0]!r} of shape {list(x.shape)}"
+            )
+
+
 def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    """What shape inference does not compare: sizes of Reshape, channels of convolutions, constant indices. Raises ModelInvalidError."""
+    """What shape inference does not compare: sizes of Reshape, channels of convolutions, windows of pools, constant indices; raises
+    ModelInvalidError."""
     x = inputs[0] if inputs else None
     second = inputs[1] if len(inputs) > 1 else None
+    if x is not None and node.op_type in _WINDOWED_POOLS:
+        _pool(node, x, output, attrs)
     if x is None or second is None:
         return
     if node.op_type in _BIASED:

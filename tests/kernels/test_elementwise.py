@@ -258,7 +258,7 @@ FLOAT_ONLY = {
     "ROUND": lambda x, a, b: np.rint(x),
     "SQRT": lambda x, a, b: np.sqrt(x),
     "RECIPROCAL": lambda x, a, b: np.reciprocal(x),
-    "THRESHOLDED_RELU": lambda x, a, b: np.where(x <= x.dtype.type(a), 0, x).astype(x.dtype),
+    "THRESHOLDED_RELU": lambda x, a, b: np.where(x > x.dtype.type(a), x, 0).astype(x.dtype),
     "ISNAN": lambda x, a, b: np.isnan(x),
     "ISINF": lambda x, a, b: (np.isneginf(x) & (a != 0)) | (np.isposinf(x) & (b != 0)),
 }

@@ -59,7 +59,7 @@ FUNCTIONS = {
     "ACOSH": (np.arccosh, 0, 0, 0.6, 0),
     "ATANH": (np.arctanh, 0, 0, 0.6, 0),
     "LEAKY_RELU": (lambda x: np.where(x < 0, 0.125 * x, x), 0.125, 0, 0.5, 0),
-    "SHRINK": (lambda x: np.where(np.isnan(x), x, np.where(x < -1, x + 0.5, np.where(x > 1, x - 0.5, 0))), 1, 0.5, 0.5, 0),
+    "SHRINK": (lambda x: np.where(x < -1, x + 0.5, np.where(x > 1, x - 0.5, 0)), 1, 0.5, 0.5, 0),
 }
 
 

@@ -245,6 +245,11 @@ BAD: dict[str, Bad] = {
         ("attend7", "qk_matmul_output_mode = 4"),
         model([N("Attention", ["x", "x", "x"], ["y", "", "", "z"], name="attend7", qk_matmul_output_mode=4)], opset=23),
     ),
+    "windows that fit nowhere": Bad(
+        ModelInvalidError,
+        ("pool7", "axis 3", "'x'"),
+        model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 11], pads=[0, 1, 0, 1], strides=[3, 3], ceil_mode=1)]),
+    ),
     "attribute of wrong type": Bad(ModelInvalidError, ("conv7", "strides"), conv(6, 4, 3, 3, strides=1.5)),
     "reshape to a wrong size": Bad(
         ModelInvalidError, ("'x'", "fold"), model([N("Reshape", ["x", "s"], ["y"], name="fold")], [constant("s", [7, 9])])

@@ -50,8 +50,8 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_SOFTPLUS: EACH(vsoftplus(x));
   case ASPEN_U_SOFTSIGN: EACH(x / (one + vabs(x)));
   case ASPEN_U_MISH: EACH(vmish(x));
-  case ASPEN_U_THRESHOLDED_RELU: EACH(vsel(vle(x, va), zero, x));
-  case ASPEN_U_SHRINK: EACH(vsel(vlt(x, vneg(va)), x + vb, vsel(vgt(x, va), x - vb, vsel(visnan(x), x, zero))));
+  case ASPEN_U_THRESHOLDED_RELU: EACH(vsel(vgt(x, va), x, zero));
+  case ASPEN_U_SHRINK: EACH(vsel(vlt(x, vneg(va)), x + vb, vsel(vgt(x, va), x - vb, zero)));
   case ASPEN_U_CEIL: EACH(vceil(x));
   case ASPEN_U_FLOOR: EACH(vfloor(x));
   case ASPEN_U_ROUND: EACH(vround(x));

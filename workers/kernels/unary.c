@@ -49,8 +49,8 @@ static int unary_f64(int op, double a, double b, int64_t n, double *o, const dou
     case ASPEN_U_SOFTPLUS: EACH(softplus_f64(x));
     case ASPEN_U_SOFTSIGN: EACH(x / (1 + fabs(x)));
     case ASPEN_U_MISH: EACH(x * tanh(softplus_f64(x)));
-    case ASPEN_U_THRESHOLDED_RELU: EACH(x <= a ? 0 : x);
-    case ASPEN_U_SHRINK: EACH(x < -a ? x + b : x > a ? x - b : x != x ? x : 0);
+    case ASPEN_U_THRESHOLDED_RELU: EACH(x > a ? x : 0);
+    case ASPEN_U_SHRINK: EACH(x < -a ? x + b : x > a ? x - b : 0);
     case ASPEN_U_CLIP: EACH((x < a ? a : x) > b ? b : x < a ? a : x);
     case ASPEN_U_CEIL: EACH(ceil(x));
     case ASPEN_U_FLOOR: EACH(floor(x));
