@@ -21,6 +21,8 @@ from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedM
 _MAX_EXTENT = 2**31 - 1
 _FEW_INDICES = 4096
 _LONGEST_SHAPE = 1 << 20
+_MOST_SAMPLES = 1 << 10  # in each direction of a bin: more than any image has pixels there, and each of them costs memory
+_MOST_SKIPPED = 1 << 16  # words between those of an n-gram: every number of them up to this one is tried
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv")
 _POOLS = ("MaxPool", "AveragePool", "LpPool", "MaxUnpool", "MaxRoiPool")
 
@@ -31,6 +33,10 @@ def _positive(value: int) -> bool:
 
 def _not_negative(value: int) -> bool:
     return 0 <= value <= _MAX_EXTENT
+
+
+def _up_to(most: int) -> Callable[[int], bool]:
+    return lambda value: 0 <= value <= most
 
 
 def _one_of(*values: int) -> Callable[[int], bool]:
@@ -49,6 +55,8 @@ _WINDOW: dict[str, Callable[[int], bool]] = {
 _RANGES: dict[str, dict[str, Callable[[int], bool]]] = {
     **dict.fromkeys(_CONVOLUTIONS + _POOLS, _WINDOW),
     "LRN": {"size": _positive},
+    "RoiAlign": {"sampling_ratio": _up_to(_MOST_SAMPLES), "output_height": _positive, "output_width": _positive},
+    "TfIdfVectorizer": {"max_skip_count": _up_to(_MOST_SKIPPED), "min_gram_length": _positive, "max_gram_length": _positive},
     **{op: {"periodic": _one_of(0, 1)} for op in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     "Attention": {
         "qk_matmul_output_mode": _one_of(0, 1, 2, 3),
@@ -203,6 +211,11 @@ def _attributes(node: NodeProto, store: tensors.Store) -> None:
         perm = _ints(node, "perm")
         if perm is not None and sorted(perm) != list(range(len(perm))):
             raise ModelInvalidError(f"{name_of(node)}: perm {perm} of tensor {node.input[0]!r} is no permutation")
+    elif node.op_type == "TfIdfVectorizer":
+        counts = _ints(node, "ngram_counts") or []
+        pool = sum(len(a.ints) + len(a.strings) for a in node.attribute if a.name in {"pool_int64s", "pool_strings"})
+        if counts != sorted(counts) or not all(0 <= n <= pool for n in counts):
+            raise ModelInvalidError(f"{name_of(node)}: ngram_counts {counts} do not divide a pool of {pool}")
 
 
 def _ints(node: NodeProto, name: str) -> list[int] | None:

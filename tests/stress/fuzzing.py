@@ -52,13 +52,21 @@ class Finding(AssertionError):
 
 @dataclass(slots=True)
 class Report:
-    """`outcomes`: how often each; `findings`: by seed, what was wrong."""
+    """`outcomes`: how often each; `findings`: by seed, what was wrong; `foreign`: by outcome, the seeds that `OTHERS` are to blame for."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: dict[int, str] = field(default_factory=dict)
+    foreign: dict[str, list[int]] = field(default_factory=dict)
+
+    def blame(self, word: str, seed: int) -> None:
+        self.outcomes[word] += 1
+        self.foreign.setdefault(word, []).append(seed)
 
     def __str__(self) -> str:
-        said = ", ".join(f"{n} {word}" for word, n in self.outcomes.most_common())
+        said = ", ".join(
+            f"{n} {word}" + (f" ({', '.join(map(str, self.foreign[word]))})" if word in self.foreign else "")
+            for word, n in self.outcomes.most_common()
+        )
         return f"{sum(self.outcomes.values())} cases: {said}" + "".join(f"\nseed {seed}: {text}" for seed, text in self.findings.items())
 
 
@@ -175,7 +183,10 @@ def _batch(case: Callable[[int], str], seeds: list[int], report: Report, until: 
     at.close()
     for line in told.decode("utf-8", "replace").split("\0")[:-1]:
         seed, word, text = line.split("\t", 2)
-        report.outcomes[word] += 1
+        if word.startswith(OTHERS):
+            report.blame(word, int(seed))
+        else:
+            report.outcomes[word] += 1
         if text:
             report.findings[int(seed)] = text
     if not status:
@@ -192,15 +203,17 @@ def _died(case: Callable[[int], str], seeds: list[int], number: int, name: str, 
     seed, hangs = seeds[-1], number == signal.SIGALRM
     why = "it hangs" if hangs else f"it dies of {signal.Signals(number).name}"
     if name and hangs and own <= MOST:
-        report.outcomes[f"{name} hangs"] += 1
+        report.blame(f"{name} hangs", seed)
     elif name and not hangs and len(seeds) > 1:
         found = explore(case, [seed])
         report.outcomes += found.outcomes
         report.findings |= found.findings
+        for word in found.foreign:
+            report.foreign.setdefault(word, []).append(seed)
         if not found.findings and f"{name} dies" not in found.outcomes:
             report.findings[seed] = f"{why} in {name}, behind others that begin with {seeds[0]}, but not alone"
     elif name and not hangs and not spoilt:
-        report.outcomes[f"{name} dies"] += 1
+        report.blame(f"{name} dies", seed)
     else:
         report.outcomes["death"] += 1
         report.findings[seed] = why + (f" in {name}, after {own:.1f} s of our own" if name else "")

@@ -120,5 +120,6 @@ def test_findings_are_found() -> None:
     report = explore(foreign, range(11))
     assert set(report.findings) == {5, 6, 8, 10}
     assert report.outcomes == {"fine": 4, "onnx dies": 2, "onnx.reference slow": 1, "slow": 1, "death": 2, "onnx hangs": 1}
+    assert report.foreign == {"onnx dies": [1, 3], "onnx.reference slow": [2], "onnx hangs": [9]}
     assert "but not alone" in report.findings[8]
     assert "in onnx" not in report.findings[10]

@@ -250,6 +250,36 @@ BAD: dict[str, Bad] = {
         ("pool7", "axis 3", "'x'"),
         model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 11], pads=[0, 1, 0, 1], strides=[3, 3], ceil_mode=1)]),
     ),
+    "samples without end": Bad(
+        ModelInvalidError,
+        ("align7", "sampling_ratio", "'x'"),
+        model(
+            [N("RoiAlign", ["x", "rois", "which"], ["y"], name="align7", sampling_ratio=2**31)],
+            [constant("rois", np.ones((1, 4), np.float32)), constant("which", [0])],
+        ),
+    ),
+    "n-grams outside their pool": Bad(
+        ModelInvalidError,
+        ("grams7", "ngram_counts [0, 4, 99]", "pool of 6"),
+        model(
+            [
+                N(
+                    "TfIdfVectorizer",
+                    ["x"],
+                    ["y"],
+                    name="grams7",
+                    mode="TF",
+                    min_gram_length=2,
+                    max_gram_length=2,
+                    max_skip_count=0,
+                    ngram_counts=[0, 4, 99],
+                    ngram_indexes=[0, 1, 2, 3],
+                    pool_int64s=[2, 3, 5, 4, 5, 6],
+                )
+            ],
+            inputs=[value("x", [12], TensorProto.INT64)],
+        ),
+    ),
     "attribute of wrong type": Bad(ModelInvalidError, ("conv7", "strides"), conv(6, 4, 3, 3, strides=1.5)),
     "reshape to a wrong size": Bad(
         ModelInvalidError, ("'x'", "fold"), model([N("Reshape", ["x", "s"], ["y"], name="fold")], [constant("s", [7, 9])])
