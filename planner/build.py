@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, search
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
@@ -223,6 +225,8 @@ class _Writer:
     def _operand(self, t: Tensor, shape: Sequence[int], ref: Ref) -> None:
         if len(shape) > LIMITS["rank"]:
             raise UnsupportedModelError(f"{t.name}: rank {len(shape)}, at most {LIMITS['rank']}")
+        if max(shape, default=0) >= LONGEST_AXIS or prod(max(d, 1) for d in shape) * item_bytes(t) > MAX_SEGMENT:  # though it be empty
+            raise ResourceLimitError(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long to be addressed")
         code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
         if code is None:
             raise UnsupportedModelError(f"{t.name}: no operand can have dtype {t.dtype}")

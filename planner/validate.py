@@ -46,6 +46,7 @@ U32 = np.dtype("<u4")
 I64 = np.dtype("<i8")
 MAX_SEGMENT = 1 << 46
 """No space is larger than what a process can map."""
+LONGEST_AXIS = 1 << 40
 MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
@@ -171,8 +172,8 @@ def _check_operands(s: _Segment) -> None:
     present = o["dtype"] != NONE
     axis = np.arange(LIMITS["rank"]) < o["rank"][:, None]
     dims, strides = np.where(axis, o["dims"], 1), np.where(axis, o["strides"], 0)
-    if (k := _first(np.asarray(((dims < 0) | (dims >= 1 << 40)).any(axis=1)))) is not None:
-        refuse(f"operands[{k}].dims", dims[k].tolist(), f"between 0 and {1 << 40}")
+    if (k := _first(np.asarray(((dims < 0) | (dims >= LONGEST_AXIS)).any(axis=1)))) is not None:
+        refuse(f"operands[{k}].dims", dims[k].tolist(), f"at least 0 and less than {LONGEST_AXIS}")
     items = np.array([DTYPE_BYTES.get(c, 1) for c in range(max(DTYPE_BYTES) + 1)], np.int64)[o["dtype"]]
     # In floating point first: what passes that cannot wrap in 64 bits.
     reach = (np.maximum(dims - 1, 0).astype(float) * np.abs(strides.astype(float))).sum(axis=1) * items + np.abs(o["offset"].astype(float))

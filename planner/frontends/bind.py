@@ -27,7 +27,7 @@ from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helpe
 from aspen_mp.planner.frontends import functions, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, name_of, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
-from aspen_mp.planner.frontends.evaluate import RANDOM, VIEWS, attributes, evaluate
+from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, attributes, evaluate, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
 from aspen_mp.planner.ir import Node, Shape, Source, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
@@ -437,6 +437,7 @@ class Binder:
         plain = all(tensors.is_plain(dtype) for dtype, _ in types.values())
         view = entry.proto.op_type in VIEWS and domain_of(entry.proto) == "" and present[0].data is not None
         key = self._key(entry, present) if of_model else None
+        slow = not quick(entry.proto) and (sources > PLAN_CONSTANT or entry.proto.op_type in LOOPING)
         if large <= SMALL and sources <= SMALL:
             pass
         elif not plain:
@@ -447,7 +448,7 @@ class Binder:
             if not view:
                 self._fold_later(entry, inputs, types, key)
                 return True
-        elif large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
+        elif slow or large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
             return False
         values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
         if any(not isinstance(v, np.ndarray | np.generic) for n, v in zip(entry.proto.output, values, strict=False) if n in types):

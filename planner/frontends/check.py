@@ -262,24 +262,28 @@ def _unranked(value: onnx.ValueInfoProto) -> bool:
 
 def infer(light: ModelProto) -> ModelProto:
     """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
-    values = _few_values(light.graph)
     try:
-        return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=values)
+        return _inferred(light, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         # A declared shape that differs from the inferred one does not stop a model: declarations may be sloppy, inferences wrong (STFT).
         if "Inferred shape and existing shape differ" in str(error) or _in_function_body(light, str(error)):
-            return onnx.shape_inference.infer_shapes(light, data_prop=values)
+            return _inferred(light)
         raise ModelInvalidError(_shorten(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {_shorten(str(error))}") from None
 
 
+def _inferred(light: ModelProto, **how: bool) -> ModelProto:
+    """With the values of shape arithmetic, unless some vector is too long: without them first, to see how long all are."""
+    found = onnx.shape_inference.infer_shapes(light, **how)
+    return onnx.shape_inference.infer_shapes(light, **how, data_prop=True) if _few_values(found.graph) else found
+
+
 def _few_values(graph: GraphProto) -> bool:
-    """Whether values may be propagated: ONNX keeps a record of each element of every vector that might be a shape, however long."""
-    integers = {TensorProto.INT32, TensorProto.INT64}
+    """Whether values may be propagated: ONNX keeps a record of each element of every vector, whatever its type and however long."""
     declared = [v.type.tensor_type for v in (*graph.input, *graph.value_info, *graph.output)]
-    lengths = [t.shape.dim[0].dim_value for t in declared if t.elem_type in integers and len(t.shape.dim) == 1]
-    lengths += [t.dims[0] for t in graph.initializer if t.data_type in integers and len(t.dims) == 1]
+    lengths = [t.shape.dim[0].dim_value for t in declared if len(t.shape.dim) == 1]
+    lengths += [t.dims[0] for t in graph.initializer if len(t.dims) == 1]
     return max(lengths, default=0) <= _LONGEST_SHAPE
 
 

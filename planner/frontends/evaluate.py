@@ -21,6 +21,22 @@ RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "Random
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand"})
 """Operators whose value is a numpy view of the first input's."""
 
+LOOPING = frozenset({"Resize", "Upsample", "ConvTranspose", "RoiAlign", "MaxRoiPool", "GridSample", "DeformConv", "TfIdfVectorizer"})
+LOOPING |= {
+    "MaxPool",
+    "AveragePool",
+    "LpPool",
+    "MaxUnpool",
+    "Conv",
+    "ConvInteger",
+    "QLinearConv",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "NonMaxSuppression",
+}
+"""Operators that ONNX's reference implementation computes one element after the other."""
+
 
 def _axes(attrs: Attrs, inputs: Sequence[Array | None], position: int = 1) -> list[int] | None:
     if len(inputs) > position and inputs[position] is not None:
@@ -172,6 +188,11 @@ _TABLE: dict[str, Callable[..., Array | None]] = {
     "ReduceMax": _reduce(np.max),
     "ReduceMin": _reduce(np.min),
 }
+
+
+def quick(node: NodeProto) -> bool:
+    """Whether numpy alone computes an operator."""
+    return node.op_type in _TABLE and node.domain in {"", "ai.onnx"}
 
 
 def attributes(node: NodeProto) -> Attrs:
