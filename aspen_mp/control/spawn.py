@@ -10,6 +10,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from aspen_mp.shm.scarcity import OPENING
+
 SOCKET_FD = 3
 SCARCE = os.EX_TEMPFAIL
 """What a child ends with that has not got far enough to say what it lacks: descriptors or memory, even to be imported."""
@@ -17,8 +19,12 @@ _CODE = f"""import sys
 sys.path[:] = {{path!r}}
 try:
     from {{module}} import main
-except (OSError, MemoryError):
+except MemoryError:
     sys.exit({SCARCE})
+except OSError as error:
+    if error.errno in {tuple(sorted(OPENING))}:
+        sys.exit({SCARCE})
+    raise
 main(sys.argv[1:])"""
 
 
