@@ -23,12 +23,14 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly.
+    """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
+    `strassen`: False every product.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
     see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
     fuse: bool = True
     winograd: bool = True
+    strassen: bool = True
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
     planning: Planning = UNSEARCHED
@@ -111,7 +113,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     verify.check(kernels, "clean-up", kernel_level=True)
     if options.fuse:
         pipeline.kernel_level(kernels)
-    if options.fuse and options.winograd:
+    if options.fuse and options.winograd and options.strassen:
         strassen.use_seven_products(kernels)
         verify.check(kernels, "Strassen's products", kernel_level=True)
     return kernels

@@ -22,7 +22,7 @@ class Engine:
     ("stop", 0, 0)                the runtime ends; exit
     ==============  ==============================================================================================================
 
-    `isa` is the name of an instruction set of `aspen_mp.workers._kernels.isas()`, None for the best.
+    `isa` is the name of an instruction set of `aspen_mp.workers._isa.names()`, None for the best.
     """
 
     def __init__(self, control: Buffer, doorbell: Buffer, row: int, isa: str | None = None, told: int = -1) -> None:

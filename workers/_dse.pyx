@@ -10,10 +10,11 @@ from libc.string cimport memcpy
 from aspen_mp.shm.errors import PlanError, ProtocolError
 from aspen_mp.shm._control import DOORBELL_BYTES, ROLES, check_magic
 from aspen_mp.shm.segments import CLIENTS_WRITE
+from aspen_mp.workers import _isa
 
 cdef extern from "dse.h" nogil:
     enum:
-        ASPEN_MAX_SEGMENTS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_WORKERS, ASPEN_MAX_WEIGHTS, ASPEN_RANK, ASPEN_N_ISA, ASPEN_LINE
+        ASPEN_MAX_SEGMENTS, ASPEN_MAX_PLANS, ASPEN_MAX_INSTANCES, ASPEN_MAX_WORKERS, ASPEN_MAX_WEIGHTS, ASPEN_RANK, ASPEN_LINE
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_ROLE_TRACE, ASPEN_ROLE_ARENA, ASPEN_ROLE_PLAN, ASPEN_ROLE_WEIGHTS
         ASPEN_REASON_OPAQUE, ASPEN_REASON_ATTACH, ASPEN_REASON_DRAINED, ASPEN_REASON_LEAVE, ASPEN_REASON_STOP
         ASPEN_SPACE_ARENA, ASPEN_SPACE_REQUEST, ASPEN_SPACE_PLAN, ASPEN_SPACE_WEIGHTS, ASPEN_DT_NONE, ASPEN_DT_OBJECT, ASPEN_K_OPAQUE
@@ -24,9 +25,6 @@ cdef extern from "dse.h" nogil:
         char *ptr
     ctypedef int (*aspen_kernel_fn)(const void *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
-    const char *aspen_isa_name(aspen_isa)
-    int aspen_isa_select(const char *)
-    const char *aspen_isa_from_env()
     struct aspen_signals:
         uint32_t epoch, attach_seq, n_rows, trace
     struct aspen_worker:
@@ -126,20 +124,6 @@ cdef extern from "stdlib.h" nogil:
     int posix_memalign(void **, size_t, size_t)
 
 _WRITABLE = ("arena", "data", "client", "trace")
-
-
-cdef int _isa(name) except -1:
-    cdef const char *env = aspen_isa_from_env()
-    if name is None and env != NULL:
-        name = env.decode()
-    encoded = b"" if name is None else name.encode()
-    cdef int isa = aspen_isa_select(<const char *>encoded)
-    if isa == -1:
-        known = ", ".join(aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA))
-        raise ValueError(f"unknown instruction set {name!r}: expected one of {known}")
-    if isa == -2:
-        raise NotImplementedError(f"this CPU or operating system lacks the instruction set {name!r}")
-    return isa
 
 
 cdef class _Buffer:
@@ -253,7 +237,7 @@ cdef class Engine:
         self.c = <aspen_control *>self._control_buf.view.buf
         if not 0 <= row < self.c.signals.n_rows:
             raise ValueError(f"row {row} is not in 0 … {self.c.signals.n_rows - 1}")
-        self._isa = _isa(isa)
+        self._isa = _isa.find(isa)
         self.kernels = aspen_kernels_for(<aspen_isa>self._isa)
         aspen_dse_init(self.d, self.c, <aspen_doorbell *>self._bell_buf.view.buf, row, self.segment, self.plan, self.instance, self.next)
         self.d.told = told
@@ -291,7 +275,7 @@ cdef class Engine:
 
     @property
     def isa(self):
-        return aspen_isa_name(<aspen_isa>self._isa).decode()
+        return _isa.name_of(self._isa)
 
     # -------------------------------------------------------------------------------------------- mapping
 
@@ -533,7 +517,7 @@ cdef class PlanRunner:
         for i in range(11):
             bases.at[i] = NULL
         bases.at[<int>ASPEN_SPACE_PLAN] = <char *>b.view.buf
-        self.p = aspen_exec_plan_new(<const char *>b.view.buf, b.view.len, 1, aspen_kernels_for(<aspen_isa>_isa(isa)), &why)
+        self.p = aspen_exec_plan_new(<const char *>b.view.buf, b.view.len, 1, aspen_kernels_for(<aspen_isa><int>_isa.find(isa)), &why)
         if self.p == NULL:
             raise PlanError(why.decode())
         h = self.p.view.header

@@ -8,10 +8,11 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNEL_BY_CODE, KERNELS
+from aspen_mp.workers import _isa
 
 cdef extern from "kernel.h" nogil:
     enum:
-        ASPEN_MAX_RANK, ASPEN_N_ISA, ASPEN_N_KERNELS
+        ASPEN_MAX_RANK, ASPEN_N_KERNELS
     cdef enum aspen_isa:
         pass
     ctypedef struct aspen_arg:
@@ -30,10 +31,6 @@ cdef extern from "kernel.h" nogil:
         size_t scratch_bytes
     ctypedef int (*aspen_kernel_fn)(const aspen_call *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
-    const char *aspen_isa_name(aspen_isa)
-    int aspen_isa_supported(aspen_isa)
-    int aspen_isa_select(const char *)
-    const char *aspen_isa_from_env()
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
     double aspen_probe_flops(aspen_isa, int64_t)
     void aspen_probe_read(aspen_isa, const float *, int64_t, int64_t)
@@ -55,45 +52,29 @@ cdef struct Frame:
 cdef int _selected = -1
 
 
-cdef int _isa(name) except -1:
-    encoded = name.encode() if name is not None else None
-    cdef int isa = aspen_isa_select(<const char *>encoded if encoded is not None else NULL)
-    if isa == -1:
-        known = ", ".join(aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA))
-        raise ValueError(f"unknown instruction set {name!r}: expected one of {known}")
-    if isa == -2:
-        raise NotImplementedError(f"this CPU or operating system lacks the instruction set {name!r}; it has {', '.join(isas())}")
-    return isa
-
-
 cdef int _default() except -1:
     global _selected
-    cdef const char *env = aspen_isa_from_env()
     if _selected < 0:
-        _selected = _isa(env.decode() if env != NULL else None)
+        _selected = _isa.find()
     return _selected
 
 
 def isas():
-    return [aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA - 1, -1, -1) if aspen_isa_supported(<aspen_isa>i)]
+    return _isa.names()
 
 
 def select(name=None):
     global _selected
-    if name is None:
-        _selected = -1
-        _default()
-    else:
-        _selected = _isa(name)
+    _selected = _isa.find(name)
     return selected()
 
 
 def selected():
-    return aspen_isa_name(<aspen_isa>_default()).decode()
+    return _isa.name_of(_default())
 
 
 def kernels(isa=None):
-    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int which = _default() if isa is None else _isa.find(isa)
     return [KERNEL_BY_CODE[i].name for i in range(ASPEN_N_KERNELS) if aspen_kernels_for(<aspen_isa>which)[i] != NULL]
 
 
@@ -158,7 +139,7 @@ def scratch(kernel, args, params, lo, hi):
 
 def call(kernel, args, params, lo, hi, isa=None):
     cdef Frame f
-    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int which = _default() if isa is None else _isa.find(isa)
     row = _fill(&f, kernel, args, params, lo, hi)
     cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
     if fn == NULL:
@@ -180,7 +161,7 @@ def call(kernel, args, params, lo, hi, isa=None):
 
 def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, isa=None):
     cdef Frame f
-    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int which = _default() if isa is None else _isa.find(isa)
     cdef int rank = args[0].ndim, error = 0, axis
     cdef Py_ssize_t i, n = boxes.shape[0]
     cdef int64_t r, turns = rounds
@@ -218,7 +199,7 @@ def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, i
 
 
 def peak(turns, isa=None):
-    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int which = _default() if isa is None else _isa.find(isa)
     cdef int64_t n = turns
     cdef double flops
     cdef uint64_t begin
@@ -230,7 +211,7 @@ def peak(turns, isa=None):
 
 
 def read_rate(const float[::1] data, rounds, isa=None):
-    cdef int which = _default() if isa is None else _isa(isa)
+    cdef int which = _default() if isa is None else _isa.find(isa)
     cdef int64_t turns = rounds
     cdef uint64_t begin
     with nogil:

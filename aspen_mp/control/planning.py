@@ -34,16 +34,17 @@ _ALIGN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a model is planned; part of its identity."""
+    """How a model is planned; part of its identity. `strassen`: also products by Strassen's algorithm, which only wide vectors gain by."""
 
     precision: str
     winograd: bool
     planning: Planning = AUTOMATIC
+    strassen: bool = False
 
     @property
-    def key(self) -> tuple[str, bool, Planning]:
+    def key(self) -> tuple[str, bool, Planning, bool]:
         """What plans depend on."""
-        return self.precision, self.winograd, self.planning
+        return self.precision, self.winograd, self.planning, self.strassen
 
     @property
     def weights_key(self) -> tuple[str, bool]:
@@ -189,7 +190,8 @@ class Planner:
         side.progress("planning", 0, 1)
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
-        options = api.Options(winograd=self._options.winograd, capacities=capacities, planning=self._options.planning)
+        mine = self._options
+        options = api.Options(winograd=mine.winograd, strassen=mine.strassen, capacities=capacities, planning=mine.planning)
         machine = Machine.of_speeds(message.speeds, cost.rates())
         result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options)
         plan = result.plan

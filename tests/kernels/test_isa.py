@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aspen_mp.workers import _kernels
+from aspen_mp.workers import _isa, _kernels
 
 PRINT = "from aspen_mp.workers import _kernels; print(_kernels.selected())"
 
@@ -32,6 +32,12 @@ def test_unknown_name_is_an_error():
 def test_best_comes_first_and_portable_is_everywhere():
     assert _kernels.isas()[-1] == "portable"
     assert selected_by("").stdout.strip() == _kernels.isas()[0]
+
+
+@pytest.mark.parametrize(("environment", "wide"), [("avx512", True), ("avx2", False), ("portable", False), ("sse9", False)])
+def test_wide_vectors(environment, wide, monkeypatch):
+    monkeypatch.setenv("ASPEN_MP_ISA", environment)
+    assert _isa.wide_vectors() == (wide and environment in _isa.names())
 
 
 def test_select_changes_what_runs():

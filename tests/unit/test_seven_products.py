@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from net_tools import Net, lowered
 
+from aspen_mp.control import planning
 from aspen_mp.planner import algorithms, api
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.params import left_factors
@@ -59,7 +62,14 @@ def test_the_option() -> None:
     net = Net(x=(64, 512))
     model = net.model(net("MatMul", "x", net.weight(512, 512)))
     bindings = [{"x": api.Binding(np.dtype(np.float32), (64, 512), None)}]
-    for winograd in (True, False):
-        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(winograd=winograd)).plan
+    for winograd, strassen in product((True, False), repeat=2):
+        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(winograd=winograd, strassen=strassen)).plan
         assert plan is not None
-        assert ("STRASSEN" in {row.kernel for row in plan.info}) == winograd
+        assert ("STRASSEN" in {row.kernel for row in plan.info}) == (winograd and strassen)
+
+
+def test_plans_with_and_without_are_not_taken_for_each_other() -> None:
+    """Packed weights are the same; plans are not."""
+    one, other = (planning.Options("f32", True, strassen=on) for on in (True, False))
+    assert one.key != other.key
+    assert one.weights_key == other.weights_key

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "isa.h"
 #include "opcodes.h"
 
 #define ASPEN_MAX_RANK 8
@@ -109,15 +110,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  */
 
 /* Instruction sets, best first. ASPEN_MP_ISA forces one. */
-enum aspen_isa { ASPEN_ISA_PORTABLE = 0, ASPEN_ISA_AVX2 = 1, ASPEN_ISA_AVX512 = 2, ASPEN_N_ISA };
-
 /* The table for an ISA: kernels[ASPEN_K_x], NULL for JOIN, END and OPAQUE. */
 const aspen_kernel_fn *aspen_kernels_for(enum aspen_isa isa);
-const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "avx512" */
-int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
-/* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
-int aspen_isa_select(const char *name);
-const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 /* Scratch bytes that a call with these arguments and box may use (monotone in the box). */
 size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call);
 

@@ -1,0 +1,41 @@
+# cython: language_level=3
+"""The choice of an instruction set, without the kernels. Documentation of names: _isa.pyi."""
+
+cdef extern from "isa.h" nogil:
+    enum:
+        ASPEN_N_ISA, ASPEN_ISA_AVX512
+    cdef enum aspen_isa:
+        pass
+    const char *aspen_isa_name(aspen_isa)
+    int aspen_isa_supported(aspen_isa)
+    int aspen_isa_select(const char *)
+    const char *aspen_isa_from_env()
+
+
+def names():
+    return [aspen_isa_name(<aspen_isa>i).decode() for i in range(ASPEN_N_ISA - 1, -1, -1) if aspen_isa_supported(<aspen_isa>i)]
+
+
+def name_of(code):
+    return aspen_isa_name(<aspen_isa><int>code).decode()
+
+
+def find(name=None):
+    cdef const char *env = aspen_isa_from_env()
+    if name is None:
+        name = env.decode("ascii", "backslashreplace") if env != NULL else ""
+    cdef bytes encoded = name.encode()
+    cdef int code = aspen_isa_select(encoded)
+    if code == -1:
+        known = ", ".join(name_of(i) for i in range(ASPEN_N_ISA))
+        raise ValueError(f"unknown instruction set {name!r}: expected one of {known}")
+    if code == -2:
+        raise NotImplementedError(f"this CPU or operating system lacks the instruction set {name!r}; it has {', '.join(names())}")
+    return code
+
+
+def wide_vectors():
+    try:
+        return find() == ASPEN_ISA_AVX512
+    except (ValueError, NotImplementedError):
+        return False

@@ -1,0 +1,13 @@
+/* Instruction sets that kernels are compiled for. */
+#ifndef ASPEN_ISA_H
+#define ASPEN_ISA_H
+
+enum aspen_isa { ASPEN_ISA_PORTABLE = 0, ASPEN_ISA_AVX2 = 1, ASPEN_ISA_AVX512 = 2, ASPEN_N_ISA };
+
+const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "avx512" */
+int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
+/* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
+int aspen_isa_select(const char *name);
+const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
+
+#endif
