@@ -11,6 +11,6 @@ def find(name: str | None = None) -> int:
     ValueError: unknown name. NotImplementedError: this CPU or operating system lacks it.
     """
 
-def wide_vectors() -> bool:
-    """Whether workers that are given no instruction set by name run on vectors of 512 bits. False also where none can be chosen, which
-    workers report themselves."""
+def halved_vectors() -> bool:
+    """Whether workers that are given no instruction set by name run on vectors of 512 bits that a core takes in two halves, as Zen 4 does:
+    there, loads are cheap beside multiplications. False also where no instruction set can be chosen, which workers report themselves."""

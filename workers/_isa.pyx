@@ -8,6 +8,7 @@ cdef extern from "isa.h" nogil:
         pass
     const char *aspen_isa_name(aspen_isa)
     int aspen_isa_supported(aspen_isa)
+    int aspen_isa_halves()
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
 
@@ -34,8 +35,8 @@ def find(name=None):
     return code
 
 
-def wide_vectors():
+def halved_vectors():
     try:
-        return find() == ASPEN_ISA_AVX512
+        return find() == ASPEN_ISA_AVX512 and bool(aspen_isa_halves())
     except (ValueError, NotImplementedError):
         return False

@@ -34,7 +34,8 @@ _ALIGN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a model is planned; part of its identity. `strassen`: also products by Strassen's algorithm, which only wide vectors gain by."""
+    """How a model is planned; part of its identity. `strassen`: also products by Strassen's algorithm, which not every core
+    gains by (`workers._isa.halved_vectors`)."""
 
     precision: str
     winograd: bool

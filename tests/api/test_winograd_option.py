@@ -15,7 +15,7 @@ import small_models
 import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
-from aspen_mp.workers._isa import wide_vectors
+from aspen_mp.workers._isa import halved_vectors
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_products_on_and_off() -> None:
     assert np.isfinite(fast[kept]).all()
     assert error_of([fast[kept]], [direct[kept]]) <= 4e-6
     assert fast[32].tobytes() == direct[32].tobytes()
-    assert (fast[kept].tobytes() != direct[kept].tobytes()) == wide_vectors(), "Strassen's algorithm belongs to wide vectors"
+    assert (fast[kept].tobytes() != direct[kept].tobytes()) == halved_vectors(), "Strassen's algorithm belongs to halved vectors"
 
 
 def test_profile_decides_where_load_does_not(chain: onnx.ModelProto) -> None:

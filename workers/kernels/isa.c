@@ -31,6 +31,16 @@ int aspen_isa_supported(enum aspen_isa isa) {
 #endif
 }
 
+int aspen_isa_halves(void) {
+#if defined(__x86_64__)
+  const unsigned performance = 0x8000001a, fp256 = 1u << 2; /* AMD: width of the datapath; reads 0 elsewhere */
+  unsigned a, b, c, d;
+  return aspen_isa_supported(ASPEN_ISA_AVX512) && __get_cpuid(performance, &a, &b, &c, &d) && (a & fp256);
+#else
+  return 0;
+#endif
+}
+
 int aspen_isa_select(const char *name) {
   for (int isa = ASPEN_N_ISA - 1; isa >= 0; isa--) {
     if (!name || !*name) {
