@@ -48,16 +48,26 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rates: Rates
 
 
-def processor() -> str:
-    """The processor's name, as /proc/cpuinfo has it."""
+NAMES: Final = ("model name", "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
+"""Lines of /proc/cpuinfo that say what a processor is. A name alone does not: virtual machines show the same one for unlike processors."""
+
+
+def processor(file: str = "/proc/cpuinfo") -> str:
+    """What the first processor is, by the kernel's list of them."""
+    found: dict[str, str] = {}
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith(("model name", "Model", "CPU part")):
-                    return line.partition(":")[2].strip()
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() in NAMES:
+                    found.setdefault(name.strip(), value.strip())
+                elif not name.strip():
+                    break
     except OSError:
         pass
-    return os.uname().machine
+    return (
+        ", ".join(found[name] if name == "model name" else f"{name} {found[name]}" for name in NAMES if name in found) or os.uname().machine
+    )
 
 
 def path(folder: str, version: str) -> str:

@@ -1,0 +1,44 @@
+"""Which machine a calibration belongs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aspen_mp.planner import rates
+
+X86 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: {family}
+model\t\t: 17
+model name\t: AMD EPYC
+stepping\t: 1
+cpu MHz\t\t: {mhz}
+
+processor\t: 1
+model name\t: another
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: 243.75
+CPU implementer\t: 0x41
+CPU variant\t: 0x1
+CPU part\t: 0xd0c
+"""
+
+
+def test_processors_that_virtual_machines_give_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+
+    def of(text: str) -> str:
+        path.write_text(text)
+        return rates.processor(str(path))
+
+    one, busy, other = (of(X86.format(family=family, mhz=mhz)) for family, mhz in ((25, 2500), (25, 3700), (26, 2500)))
+    assert one == busy != other
+    assert one.startswith("AMD EPYC, ")
+    assert "another" not in one
+    assert "0xd0c" in of(ARM)
+
+
+def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+    assert rates.processor(str(tmp_path / "cpuinfo"))
+    assert rates.processor()
