@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,20 +22,22 @@ import msgspec
 import aspen_mp
 from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
+from aspen_mp.control.clients import Client, ClientMemory
 from aspen_mp.control.connection import MAX_UNANSWERED, Connection
+from aspen_mp.control.door import Door
 from aspen_mp.control.hangs import HangWatch
 from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
-from aspen_mp.control.loop import PRIORITY_CLIENT, PRIORITY_WORKER, Loop
+from aspen_mp.control.loop import PRIORITY_WORKER, Loop
 from aspen_mp.control.models import Asker, ModelStore
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.releasing import Releaser
 from aspen_mp.control.reserving import Reserver
-from aspen_mp.control.segments import LARGE, Borrowed, Held, SegmentStore, check_pieces
+from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.control.speeds import CoreSpeeds, alike
 from aspen_mp.control.traces import Traces
@@ -44,7 +45,7 @@ from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
-from aspen_mp.shm.segments import Segment, format_bytes
+from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process, topology
 
 LOOK_S = 1.0
@@ -52,13 +53,8 @@ LOOK_S = 1.0
 `topology`)."""
 STEADY = 3
 """Looks at which the cores were the same before plans are made for them."""
-ACCEPT_S = 0.1
-"""How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 SCARCE_SAID_S = 10.0
 """That something is scarce is said again when it has not been for so long."""
-MOST_BORROWING_BYTES = 1 << 44
-"""What data segments with clients' memory in them may take together. Other segments are as long as memory is; these are as long as a sparse
-file, which costs nothing, and each worker maps them all: an eighth of its address space (47 bits) leaves room for everything else."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,17 +78,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replan: bool = True
     restarts: int = 0
     log: Level = "warning"
-
-
-@dataclass(eq=False, slots=True)
-class Client:
-    """A connected client, once greeted: its number in the control table and its own segment's."""
-
-    connection: Connection
-    number: int
-    segment: int
-    data: dict[int, int]
-    since: float
 
 
 class Server:
@@ -174,10 +159,12 @@ class Server:
             self._journal,
             self._imports.ready,
         )
-        self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
-        self._connections: dict[Connection, None] = {}  # in the order in which they came
         self._clients: dict[Connection, Client] = {}
         self._greeted: list[Connection] = []  # that wait for the first workers
+        self._memory = ClientMemory(
+            *(self._table, self._segments, self._reserver, self._releaser, self._pool.publish, self._collect, self._guarded),
+            present=lambda client: self._clients.get(client.connection) is client,
+        )
         self._recovery = Recovery(
             self._loop,
             self._table,
@@ -210,12 +197,9 @@ class Server:
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
         nursery.dismiss_early()
         self._loop.later(LOOK_S, self._look)
-        self._starter = self._adopt(starter)
+        self._door = Door(self._loop, starter, self._message, self._closed)
         unnamed, self._address = rundir.listen_unnamed()
-        self._listeners = [unnamed] + ([self._claim.listen()] if self._claim else [])
-        for listener in self._listeners:
-            listener.setblocking(False)
-            self._loop.watch(listener.fileno(), PRIORITY_CLIENT, partial(self._accept, listener))
+        self._door.open([unnamed] + ([self._claim.listen()] if self._claim else []))
         self._worked = False
 
     @staticmethod
@@ -263,10 +247,7 @@ class Server:
         self._models.close()
         self._reserver.close()
         self._traces.close()
-        for connection in list(self._connections):
-            connection.close()
-        for listener in self._listeners:
-            listener.close()
+        self._door.close()
         if self._claim is not None:
             self._claim.release()
         self._segments.close()
@@ -314,8 +295,7 @@ class Server:
     def _no_workers(self, why: str) -> None:
         """Nothing can run any more: every client is told, and the runtime ends."""
         self._journal.warning("no-workers", why=why)
-        for connection in list(self._connections):
-            connection.refuse(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
+        self._door.refuse_all(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
         self._loop.stop()
 
     def _model_of(self, plan: int) -> str:
@@ -389,58 +369,14 @@ class Server:
 
     # ---- connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if is_scarce(error) and not isinstance(error, BlockingIOError):
-                self._rest(listener)
-            return
-        try:
-            _, uid, _ = protocol.peer(sock)
-            connection = self._adopt(sock)
-        except OSError:
-            sock.close()
-            self._rest(listener)
-            return
-        if uid != os.getuid():
-            connection.refuse(ProtocolError(f"this runtime belongs to user {os.getuid()}, not to user {uid}"))
-        elif len(self._connections) >= _tables.LIMITS["clients"]:
-            self._make_room(connection)
-
-    def _rest(self, listener: socket.socket) -> None:
-        """The listener stays readable while connections wait: without a rest the loop would do nothing else."""
-        self._loop.unwatch(listener.fileno())
-
-        def again() -> None:
-            if listener.fileno() >= 0:
-                self._loop.watch(listener.fileno(), PRIORITY_CLIENT, partial(self._accept, listener))
-
-        self._loop.later(ACCEPT_S, again)
-
-    def _make_room(self, newcomer: Connection) -> None:
-        """All places are taken: whoever has been silent for longest goes; where all are clients, the newcomer does."""
-        silent = next((c for c in self._connections if not c.greeted and c not in (newcomer, self._starter)), None)
-        limit = _tables.LIMITS["clients"] - 1
-        if silent is None:
-            newcomer.refuse(ResourceLimitError(f"{limit} clients are connected to this runtime, which is the limit; close some of them"))
-        else:
-            silent.refuse(ProtocolError("no handshake, and others wait for the place"))
-
-    def _adopt(self, sock: socket.socket) -> Connection:
-        connection = Connection(self._loop, sock, self._message, self._closed)
-        self._connections[connection] = None
-        return connection
-
     def _closed(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is not None:
             self._table.drop_client(client.number)
             self._models.client_gone(client.number)
             self._traces.client_gone(client.number)
             self._collect()
-        if connection is self._starter:
+        if connection is self._door.starter:
             self._loop.stop()
 
     def _message(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
@@ -495,11 +431,11 @@ class Server:
                 self._models.unload(message.model, client.number)
                 send(protocol.Done(message.id))
             case protocol.Data():
-                self._data(client, message.id, message.nbytes)
+                self._memory.make(client, message.id, message.nbytes)
             case protocol.Borrow():
-                self._borrow(client, message, fds)
+                self._memory.borrow(client, message, fds)
             case protocol.DropData():
-                self._drop_data(client, message.index)
+                self._memory.drop(client, message.index)
                 send(protocol.Done(message.id))
             case protocol.Explain():
                 send(
@@ -593,77 +529,6 @@ class Server:
                 raise
 
         self._traces.begin(client.number, connection.pid, message.records, ready)
-
-    def _data(self, client: Client, request: int, nbytes: int, borrowed: tuple[Borrowed, ...] = ()) -> None:
-        """A segment for a client's inputs and outputs. Takes over the descriptors of `borrowed`."""
-        connection = client.connection
-
-        def ready(created: Segment | AspenError) -> None:
-            pieces = list(borrowed)  # whose descriptors are still ours
-            if borrowed:
-                self._coming_pieces -= len(borrowed)
-                self._coming_bytes -= nbytes
-            try:
-                if isinstance(created, AspenError):
-                    connection.fail(request, created)
-                    return
-                with created:
-                    if self._clients.get(connection) is client:  # it may have gone meanwhile
-                        self._guarded(connection, request, partial(self._add_data, client, request, created, pieces))
-                    elif created.nbytes > LARGE:
-                        fd, created.fd = created.fd, -1
-                        self._releaser.release(fd)
-            finally:
-                protocol.close_all([piece.fd for piece in pieces])
-
-        if borrowed:
-            self._coming_pieces += len(borrowed)
-            self._coming_bytes += nbytes
-        if nbytes:
-            self._reserver.reserve("data", nbytes, ready, [(piece.at, piece.at + piece.nbytes) for piece in borrowed])
-        else:
-            ready(RequestError("a data segment of 0 bytes"))
-
-    def _add_data(self, client: Client, request: int, created: Segment, pieces: list[Borrowed]) -> None:
-        """Takes the descriptors of `pieces` over, and empties it."""
-        fd, own = os.dup(created.fd), tuple(pieces)
-        pieces.clear()
-        segment = self._segments.add("data", created.nbytes, fd, f"process {client.connection.pid}", own)
-        try:
-            index = self._table.add_data(client.number, segment)
-        except AspenError:
-            self._segments.drop(segment)
-            self._pool.publish()
-            raise
-        client.data[index] = segment
-        self._pool.publish()
-        try:
-            client.connection.send(protocol.DataReady(request, index, created.nbytes), (created.fd,))
-        except OSError:
-            self._drop_data(client, index)  # which nobody has heard of
-            raise
-
-    def _drop_data(self, client: Client, index: int) -> None:
-        if client.data.pop(index, None) is None:
-            raise RequestError(f"data segment {index} does not exist")
-        self._table.drop_data(client.number, index)
-        self._collect()
-
-    def _borrow(self, client: Client, message: protocol.Borrow, fds: list[int]) -> None:
-        if len(fds) != len(message.pieces):
-            raise ProtocolError(f"{len(message.pieces)} pieces and {len(fds)} descriptors")
-        if self._segments.pieces + self._coming_pieces + len(fds) > _control.MAX_BORROWED:
-            raise ResourceLimitError(f"workers have {_control.MAX_BORROWED} pieces of clients' memory mapped already")
-        mapped = self._segments.borrowing_bytes + self._coming_bytes
-        if message.nbytes > MOST_BORROWING_BYTES - mapped:
-            raise ResourceLimitError(
-                f"{format_bytes(message.nbytes)} to be mapped with clients' memory in it: {format_bytes(mapped)} are already, of "
-                f"{format_bytes(MOST_BORROWING_BYTES)} at most"
-            )
-        pieces = tuple(Borrowed(piece.at, piece.offset, piece.nbytes, fd) for piece, fd in zip(message.pieces, fds, strict=True))
-        check_pieces(pieces, message.nbytes)
-        fds.clear()
-        self._data(client, message.id, message.nbytes, pieces)
 
     def _resize(self, message: protocol.Resize) -> None:
         if message.total == protocol.AUTOMATIC:

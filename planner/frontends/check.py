@@ -303,8 +303,8 @@ def _shorten(text: str) -> str:
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
 """Which input of a convolution has a number for each channel of the output."""
-_WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
-CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *_WINDOWED_POOLS})
+WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *WINDOWED_POOLS})
 
 
 def _bias(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...]) -> None:
@@ -317,13 +317,15 @@ def _bias(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, .
 
 
 def _pool(node: NodeProto, x: Tensor, output: tuple[int, ...], attrs: Mapping[str, Any]) -> None:
-    """Windows that fit nowhere: inference finds room for one where the output's length is rounded up, everybody else none."""
+    """Windows that fit nowhere: where the output's length is rounded up, inference finds room for one too many (it rounds towards zero)."""
     kernel, n = list(attrs.get("kernel_shape") or []), len(x.shape) - 2
-    pads, dilations = list(attrs.get("pads") or [0] * 2 * n), list(attrs.get("dilations") or [1] * n)
-    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or not len(kernel) == len(dilations) == len(pads) // 2 == n:
+    pads = list(attrs.get("pads") or [0] * 2 * n)
+    dilations, strides = (list(attrs.get(name) or [1] * n) for name in ("dilations", "strides"))
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET" or not len(kernel) == len(dilations) == len(strides) == len(pads) // 2 == n:
         return
-    for axis, (size, before, after, step) in enumerate(zip(kernel, pads[:n], pads[n:], dilations, strict=True), 2):
-        if (size - 1) * step + 1 > before + x.shape[axis] + after and output[axis]:
+    for axis, (size, before, after, step, stride) in enumerate(zip(kernel, pads[:n], pads[n:], dilations, strides, strict=True), 2):
+        room = before + x.shape[axis] + after - (size - 1) * step - 1
+        if (-(-room // stride) if attrs.get("ceil_mode") else room // stride) < 0 < output[axis]:
             raise ModelInvalidError(
                 f"{name_of(node)}: its windows are longer than axis {axis} of {node.input[0]!r} of shape {list(x.shape)}"
             )
@@ -334,7 +336,7 @@ def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int
     ModelInvalidError."""
     x = inputs[0] if inputs else None
     second = inputs[1] if len(inputs) > 1 else None
-    if x is not None and node.op_type in _WINDOWED_POOLS:
+    if x is not None and node.op_type in WINDOWED_POOLS:
         _pool(node, x, output, attrs)
     if x is None or second is None:
         return

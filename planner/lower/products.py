@@ -172,17 +172,41 @@ def _max_pool(b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype.name not in {"float32", "float64", "int8", "uint8"}:
         raise NoKernel(f"no kernel for {x.dtype}")
-    return _pool(b, node, "max", False)
+    return _pool(b, node, x, "max", False)
 
 
 @rule("AveragePool", widened=True)
 def _average_pool(b: Builder, node: Node) -> Tensor:
     require_f32(data(node))
-    return _pool(b, node, "average", bool(node.attrs.get("count_include_pad", 0)))
+    return _pool(b, node, data(node), "average", bool(node.attrs.get("count_include_pad", 0)))
 
 
-def _pool(b: Builder, node: Node, mode: str, count_include_pad: bool) -> Tensor:
-    x = data(node)
+@rule("LpPool", widened=True)
+def _lp_pool(b: Builder, node: Node) -> Tensor:
+    """Averages of the powers, times the number of elements that each is of: windows at the edges have fewer."""
+    x, p = data(node), int(node.attrs.get("p", 2))
+    require_f32(x)
+    n = len(x.shape) - 2
+    if len(node.attrs["kernel_shape"]) != n:
+        raise NoKernel("attributes of another rank")
+    counts = np.ones((1, 1, *[1] * n), np.float32)
+    strides, dilations, begin, _ = window(node, list(node.attrs["kernel_shape"]), x.shape[2:])
+    for axis, size in enumerate(node.attrs["kernel_shape"]):
+        taps = np.arange(node.output.shape[2 + axis])[:, None] * strides[axis] - begin[axis] + np.arange(size) * dilations[axis]
+        inside = ((taps >= 0) & (taps < x.shape[2 + axis])).sum(axis=1)
+        counts = counts * inside.astype(np.float32).reshape(-1, *[1] * (n - 1 - axis))
+    if p < 1 or not counts.all():
+        raise NoKernel("no element in a window, or no norm")
+    powers = b.binary("MUL", x, x) if p == 2 else b.unary("ABS", x)
+    if p > 2:
+        powers = b.binary("POW", powers, b.constant(float(p), F32))
+    sums = b.binary("MUL", _pool(b, node, powers, "average", False), b.constant(counts))
+    if p == 1:
+        return sums
+    return b.unary("SQRT", sums) if p == 2 else b.binary("POW", sums, b.constant(1.0 / p, F32))
+
+
+def _pool(b: Builder, node: Node, x: Tensor, mode: str, count_include_pad: bool) -> Tensor:
     spatial, kernel = x.shape[2:], list(node.attrs["kernel_shape"])
     strides, dilations, begin, end = window(node, kernel, spatial)
     if len(spatial) == 1:

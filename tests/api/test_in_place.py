@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.shared_memory import SharedMemory
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ import small_models
 
 from aspen_mp import borrow
 from aspen_mp.control import protocol
-from aspen_mp.control.server import Server
+from aspen_mp.control.clients import ClientMemory
 from aspen_mp.errors import RequestError, ResourceLimitError
 from aspen_mp.shm import _control
 from aspen_mp.shm.segments import Segment
@@ -616,8 +615,7 @@ def test_pieces_that_are_on_their_way_count():
     waiting = []
     reserver = SimpleNamespace(reserve=lambda role, nbytes, ready, holes: waiting.append(ready))
     segments = SimpleNamespace(pieces=_control.MAX_BORROWED - 3, borrowing_bytes=0)
-    server = SimpleNamespace(_segments=segments, _reserver=reserver, _coming_pieces=0, _coming_bytes=0)
-    server._data = partial(Server._data, server)
+    asked = ClientMemory(None, segments, reserver, None, publish=None, collect=None, guarded=None, present=None)
     failed = []
     client = SimpleNamespace(connection=SimpleNamespace(fail=lambda *what: failed.append(what)))
     memory = os.memfd_create("guest")
@@ -626,7 +624,7 @@ def test_pieces_that_are_on_their_way_count():
     def ask():
         fd = os.dup(memory)
         try:
-            Server._borrow(server, client, protocol.Borrow(1, 2 * PAGE, [protocol.Piece(PAGE, 0, PAGE)]), fds := [fd])
+            asked.borrow(client, protocol.Borrow(1, 2 * PAGE, [protocol.Piece(PAGE, 0, PAGE)]), fds := [fd])
         finally:
             protocol.close_all(fds)
 
@@ -640,7 +638,7 @@ def test_pieces_that_are_on_their_way_count():
         ask()
     for ready in waiting:
         ready(ResourceLimitError("no memory"))
-    assert (server._coming_pieces, server._coming_bytes) == (0, 0)
+    assert (asked._coming_pieces, asked._coming_bytes) == (0, 0)
     os.close(memory)
 
 

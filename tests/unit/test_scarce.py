@@ -17,6 +17,7 @@ import pytest
 
 from aspen_mp.control import loop as loops
 from aspen_mp.control import protocol, reserving
+from aspen_mp.control.clients import ClientMemory
 from aspen_mp.control.connection import Connection
 from aspen_mp.control.jobs import StagePlanned
 from aspen_mp.control.journal import Journal
@@ -241,11 +242,11 @@ def test_a_data_segment_that_its_client_never_hears_of() -> None:
     table = SimpleNamespace(add_data=lambda number, segment: 3, drop_data=lambda *which: dropped.append(which))
     nothing: Any = lambda *_: None  # noqa: E731
     segments = SimpleNamespace(add=lambda role, nbytes, fd, owner, own: os.close(fd) or 9)
-    server = SimpleNamespace(_table=table, _segments=segments, _pool=SimpleNamespace(publish=nothing), _collect=nothing)
-    server._drop_data = partial(Server._drop_data, server)  # type: ignore[arg-type]
+    of = {"publish": nothing, "collect": nothing, "guarded": nothing, "present": nothing}
+    memory = ClientMemory(table, segments, None, None, **of)  # type: ignore[arg-type]
     client: Any = SimpleNamespace(connection=SimpleNamespace(pid=1, send=full), number=5, data={})
     with pytest.raises(OSError, match="open files"):
-        Server._add_data(server, client, 8, SimpleNamespace(fd=0, nbytes=4096), [])  # type: ignore[arg-type]
+        memory._add(client, 8, SimpleNamespace(fd=0, nbytes=4096), [])  # type: ignore[arg-type]
     assert dropped == [(5, 3)]
     assert not client.data
 
