@@ -248,7 +248,7 @@ BAD: dict[str, Bad] = {
     "windows that fit nowhere": Bad(
         ModelInvalidError,
         ("pool7", "axis 3", "'x'"),
-        model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 11], pads=[0, 1, 0, 1], strides=[3, 3], ceil_mode=1)]),
+        model([N("AveragePool", ["x"], ["y"], name="pool7", kernel_shape=[3, 14], pads=[0, 1, 0, 1], strides=[3, 3], ceil_mode=1)]),
     ),
     "samples without end": Bad(
         ModelInvalidError,
