@@ -205,6 +205,7 @@ struct aspen_choice {
   struct aspen_candidate candidate;
   uint64_t ns;
   uint32_t instance; /* 0: none yet */
+  struct aspen_client_segment *client; /* as it was found: mapped until this process unmaps it, even if the client is freed meanwhile */
 };
 
 static inline int aspen_better(const struct aspen_candidate *a, uint64_t a_ns, const struct aspen_choice *b, uint32_t turn) {
@@ -241,7 +242,7 @@ static inline int aspen_scan_slot(struct aspen_station *s, struct aspen_client_s
   *left = 1;
   uint64_t ns = aspen_stat_load(&slot->submitted_ns);
   uint32_t instance = aspen_free_instance(s, r.plan);
-  if (instance && aspen_better(&r, ns, choice, s->control->claim.turn)) *choice = (struct aspen_choice){r, ns, instance};
+  if (instance && aspen_better(&r, ns, choice, s->control->claim.turn)) *choice = (struct aspen_choice){r, ns, instance, c};
   return ASPEN_OK;
 }
 
@@ -277,7 +278,7 @@ static inline int aspen_claim_scan(struct aspen_station *s) {
     if (!choice.instance) return ASPEN_OK;
     if (aspen_load_relaxed(&s->control->signals.epoch) != s->user.epoch) return ASPEN_EPOCH; /* I8 */
     claim->turn = choice.candidate.client + 1;
-    int r = aspen_start(s, aspen_client_mapped(s, choice.candidate.client), &choice.candidate, choice.instance);
+    int r = aspen_start(s, choice.client, &choice.candidate, choice.instance);
     if (r) return r;
   }
 }

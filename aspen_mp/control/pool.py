@@ -479,10 +479,11 @@ class WorkerPool:
 
     def _look_for_stopped(self) -> None:
         """Somebody has stopped a worker, perhaps: a child has changed its state."""
-        for worker in self._rows.values():
-            if worker.stopped is None and worker.doomed is None and _is_stopped(worker):
-                worker.stopped = self._loop.later(STOPPED_S, partial(self._still_stopped, worker))
-                self._on_stopped()
+        stopped = [w for w in self._rows.values() if w.stopped is None and w.doomed is None and _is_stopped(w)]
+        for worker in stopped:
+            worker.stopped = self._loop.later(STOPPED_S, partial(self._still_stopped, worker))
+        if stopped:
+            self._on_stopped()  # workers may come and go by it
 
     def _still_stopped(self, worker: Worker) -> None:
         worker.stopped = None

@@ -39,6 +39,13 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     ],
     "claim": [
         (
+            "looks for the client again after it was found",
+            "claim.h",
+            "aspen_start(s, choice.client, ",
+            "aspen_start(s, aspen_client_mapped(s, choice.candidate.client), ",
+            "drop-client",
+        ),
+        (
             "rings before it sets its bit",
             "submit.h",
             "  aspen_or_seq(&bell->pending[client / 64], (uint64_t)1 << (client % 64));\n  aspen_ring(bell, 1);",

@@ -103,6 +103,14 @@ def test_no_interleaving_goes_wrong(model: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("scenario", LONGER)
+def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
+    """Thousands of random executions, and the first states of the search: what the long tier exhausts is not left alone until then."""
+    done = run(model, f"{scenario} tso 200000")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "stopped: " in done.stdout
+
+
 def test_reduction_loses_nothing(model: Path) -> None:
     def check(scenario: str) -> str:
         done = run(model, f"{scenario} tso compare")
