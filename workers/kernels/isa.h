@@ -8,8 +8,8 @@ const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "a
 int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
 /* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
 int aspen_isa_select(const char *name);
-/* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then it loads, for each multiply-add, twice as
- * much as a core that takes them whole. */
+/* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then multiply-adds take twice as long beside
+ * loads from L2 as on a core that takes them whole. */
 int aspen_isa_halves(void);
 const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 
