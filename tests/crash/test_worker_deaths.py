@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +23,24 @@ import small_models
 from process_tools import WATCHDOG_S, chain, feeds, wait_until
 
 
+def replaced(runtime, pid):
+    """Two run, and not that process: on a busy machine a signal may be delivered when all requests have ended."""
+    workers = runtime.workers
+    return len(workers) == 2 and all(w["state"] == "running" and w["pid"] != pid for w in workers)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_worker_is_killed(number):
     with aspen_mp.Runtime(workers=2) as runtime:
         model = chain(runtime)
         expected = model.run(feeds())["y"].tobytes()
         for _ in range(5):
-            before = {w["pid"] for w in runtime.workers}
+            victim = min(w["pid"] for w in runtime.workers)
             futures = [model.submit(feeds()) for _ in range(6)]
             futures[0].result(WATCHDOG_S)
-            os.kill(min(before), number)
+            os.kill(victim, number)
             assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 6
-            wait_until(lambda: len(runtime.workers) == 2 and all(w["state"] == "running" for w in runtime.workers), "a new worker")
-            assert min(before) not in {w["pid"] for w in runtime.workers}
+            wait_until(partial(replaced, runtime, victim), "a new worker")
         assert runtime.status()["recovery"]["worker_deaths"] == 5
 
 
