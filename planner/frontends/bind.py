@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner.frontends import functions, tensors
-from aspen_mp.planner.frontends.check import CHECKED, WINDOWED_POOLS, domain_of, name_of, schema
+from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, attributes, evaluate, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
@@ -44,8 +44,6 @@ _HINT = 8192  # values of more bytes never decide shapes
 _MAX_INLINE = 64  # functions in functions
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
-_NO_EMPTY_WINDOWS = 22
-"""Opset from which on inference knows of pools' windows that hold nothing but padding."""
 _SHAPED_AS_INPUT = {"GroupNormalization"}  # no shape inference in onnx
 
 VALUE_INPUTS: dict[str, tuple[int, ...]] = {
@@ -356,9 +354,8 @@ class Binder:
         found = schema(proto.op_type, version, domain)
         if found is None:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
-        if proto.op_type in WINDOWED_POOLS and domain == "" and _rounds_up(proto):
-            # ONNX's older inferences count windows that begin behind the input; its reference and every runtime leave them out.
-            found = schema(proto.op_type, max(version, _NO_EMPTY_WINDOWS), "") or found
+        if rounds_up(proto):
+            found = schema(proto.op_type, max(version, NO_EMPTY_WINDOWS), "") or found
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
             # ONNX's inference takes a missing attribute for 0, its definition for 1.
             proto = _with_attribute(proto, "onesided", 1)
@@ -492,11 +489,6 @@ def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.N
 
 def _read(model: Model, proto: TensorProto, out: npt.NDArray[Any]) -> None:
     out[...] = model.constant(proto)
-
-
-def _rounds_up(proto: NodeProto) -> bool:
-    """Whether a pool's output is as long as windows begin in the input, the last one cut off."""
-    return any(a.name == "ceil_mode" and a.i for a in proto.attribute)
 
 
 def _with_attribute(proto: NodeProto, name: str, value: int) -> NodeProto:

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.wire import REFERENCE
@@ -260,8 +260,41 @@ def _unranked(value: onnx.ValueInfoProto) -> bool:
     return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
 
 
+WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+NO_EMPTY_WINDOWS: Final = 22
+"""Opset from which on inference leaves out windows of pools that hold nothing but padding, as ONNX's reference and runtimes always do."""
+_LATER: Final = "aspen.pools"
+"""Domain of functions that hold such pools."""
+
+
+def rounds_up(node: NodeProto) -> bool:
+    """Whether this is a pool whose last window may be cut off, so that older inferences may find one too many."""
+    return node.op_type in WINDOWED_POOLS and domain_of(node) == "" and any(a.name == "ceil_mode" and a.i for a in node.attribute)
+
+
+def _with_later_pools(light: ModelProto) -> ModelProto:
+    """The model with its pools that round up in functions of a later opset, whose inference is right. Itself where it has none."""
+    version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
+    if version >= NO_EMPTY_WINDOWS or not any(map(rounds_up, all_nodes(light.graph.node))):
+        return light
+    copy = ModelProto()
+    copy.CopyFrom(light)
+    for node in list(filter(rounds_up, all_nodes(copy.graph.node))):
+        inputs, outputs = ([f"{kind}{k}" for k in range(len(names))] for kind, names in (("x", node.input), ("y", node.output)))
+        body = NodeProto()
+        body.CopyFrom(node)
+        body.input[:], body.output[:] = inputs, outputs
+        node.op_type, node.domain = f"Pool{len(copy.functions)}", _LATER
+        del node.attribute[:]
+        opset = helper.make_opsetid("", NO_EMPTY_WINDOWS)
+        copy.functions.append(helper.make_function(_LATER, node.op_type, inputs, outputs, [body], [opset]))
+    copy.opset_import.append(helper.make_opsetid(_LATER, 1))
+    return copy
+
+
 def infer(light: ModelProto) -> ModelProto:
     """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
+    light = _with_later_pools(light)
     try:
         return _inferred(light, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
@@ -303,7 +336,6 @@ def _shorten(text: str) -> str:
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
 """Which input of a convolution has a number for each channel of the output."""
-WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *WINDOWED_POOLS})
 
 

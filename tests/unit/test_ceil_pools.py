@@ -41,11 +41,11 @@ def wanted(op: str, x: np.ndarray, kernel: int, stride: int, before: int, after:
     return out
 
 
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
-@pytest.mark.parametrize("opset", [11, 21, 22])
+OPSETS = {"MaxPool": (11, 21, 22), "AveragePool": (11, 21, 22), "LpPool": (18, 21, 22)}
+
+
+@pytest.mark.parametrize(("op", "opset"), [(op, opset) for op, opsets in OPSETS.items() for opset in opsets])
 def test_windows(op: str, opset: int) -> None:
-    if op == "LpPool" and opset < 18:
-        return  # it could not round up then
     rng = np.random.default_rng(0)
     for kernel, stride, (before, after), n in itertools.product((2, 3), (2, 3, 4), ((0, 0), (1, 1), (0, 1), (1, 0)), (2, 3, 5, 6)):
         x = rng.standard_normal((1, 3, n, n + 1)).astype(np.float32)
@@ -77,3 +77,26 @@ def test_windows_longer_than_the_input(kernel: int, stride: int, fits: bool) -> 
     else:
         with pytest.raises(ModelInvalidError, match="longer than axis 2"):
             run_model(api.load(model), {"x": x})
+
+
+@pytest.mark.parametrize("opset", [12, 17, 22])
+def test_what_follows_has_the_right_shapes(opset: int) -> None:
+    """Also in the model's signature, and where a product behind the pool would not fit the shape of older inferences; also in a branch."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    cut = {"kernel_shape": [3, 3], "strides": [3, 3], "pads": [1] * 4, "ceil_mode": 1}
+    branch = helper.make_graph(
+        [helper.make_node("MaxPool", ["x"], ["q"], **cut)], "branch", [], [helper.make_tensor_value_info("q", 1, None)]
+    )
+    nodes = [
+        helper.make_node("If", ["yes"], ["p"], then_branch=branch, else_branch=branch),
+        helper.make_node("AveragePool", ["p"], ["a"], **cut),
+        helper.make_node("Flatten", ["a"], ["f"]),
+        helper.make_node("Gemm", ["f", "w"], ["y"]),
+    ]
+    constants = {"w": np.ones((3, 4), np.float32), "yes": np.array(True)}
+    graph = helper.make_graph(nodes, "g", [x], [y], [onnx.numpy_helper.from_array(v, name) for name, v in constants.items()])
+    model = api.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+    assert model.signature.outputs[0].shape == (1, 4)
+    image = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
+    np.testing.assert_allclose(run_model(model, {"x": image})[0], np.full((1, 4), 3 + 7 + 11))

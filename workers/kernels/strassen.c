@@ -12,8 +12,8 @@
  * finite, are computed directly: it depends on the pair alone which way is taken, never on the tile.
  *
  * An eighth fewer multiplications are paid for by more loads, most of them from L2. So the planner uses it where multiplying takes long beside
- * loading: on cores that take vectors of 512 bits in two halves. On those that take them whole (Zen 5) BERT-base is slower by 3 to 6 %, and on
- * AVX2, whose 16 registers make other loads, by 4 %.
+ * loading: on cores that take vectors of 512 bits in two halves (Zen 4). On those that take them whole (Zen 5) BERT-base and ViT-B/16 are slower by
+ * 7 to 10 %. With AVX2 BERT-base is slower by 4 % on Zen 4 and faster by 3 % on Zen 5; it is computed directly.
  */
 #include "mm.h"
 
