@@ -24,8 +24,10 @@ LEAST_OUTPUTS = 16
 """Below, most of a panel is empty."""
 PHASE_NS = 0.6
 """An element of an image, moved to its phase; as much again where a row or column must be added first."""
-IMAGE_FLOPS_PER_NS = 85.0
+IMAGE_FLOPS_PER_NS = 105.0
 """Multiply-adds of an image of few channels, the direct way: it is copied together first."""
+IMAGE_OUT_NS = 0.05
+"""An element of its output besides."""
 
 
 def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1)) -> int:
@@ -38,7 +40,7 @@ def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: t
     channels, outputs = x[1], out[1]
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
         return 0
-    best, least = 0, _direct_ns(channels, out, prod(kernel), cost.FLOPS_PER_NS)
+    best, least = 0, _direct_ns(channels, out, prod(kernel))
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
         ns = _block_ns(channels, out, kernel, strides, block)
         if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least:
@@ -71,7 +73,7 @@ def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int
         return None
     moves = 1 + (x[2] % 2 or x[3] % 2)
     there = _block_ns(channels, out, folded, (1, 1), block) + PHASE_NS * moves * prod(x)
-    if there > (1 - WORTH_AT_ALL) * _direct_ns(x[1], out, prod(kernel), IMAGE_FLOPS_PER_NS):
+    if there > (1 - WORTH_AT_ALL) * _image_ns(x[1], out, prod(kernel)):
         return None
     return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
 
@@ -91,10 +93,19 @@ def seven_products(rows: int, depth: int, columns: int) -> bool:
     return rows >= SEVEN_ROWS and depth >= SEVEN_DEPTH and depth % 2 == 0 and columns >= SEVEN_COLUMNS
 
 
-def _direct_ns(channels: int, out: Shape, taps: int, flops_per_ns: float) -> float:
-    padded = -(-out[1] // PANEL) * PANEL
-    elements = prod(out)
-    return max(2.0 * taps * elements / out[1] * channels * padded / flops_per_ns + 0.4 * elements, _weights_ns(taps, channels, padded))
+def _products(channels: int, out: Shape, taps: int) -> float:
+    """Operations of the direct way, with those of the columns that fill up the last panel."""
+    return 2.0 * taps * prod(out) / out[1] * channels * -(-out[1] // PANEL) * PANEL
+
+
+def _direct_ns(channels: int, out: Shape, taps: int) -> float:
+    arithmetic = _products(channels, out, taps) / cost.FLOPS_PER_NS + 0.4 * prod(out)
+    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL))
+
+
+def _image_ns(channels: int, out: Shape, taps: int) -> float:
+    """The same for few channels."""
+    return _products(channels, out, taps) / IMAGE_FLOPS_PER_NS + IMAGE_OUT_NS * prod(out)
 
 
 def _block_ns(channels: int, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], block: int) -> float:

@@ -178,18 +178,26 @@ def test_shapes_of_networks(isa, plain, case, activation):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", ["RELU", "CLIP", "SWISH"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_few_terms(isa, activation, bias):
-    """1 x 1 with channels last: micro-kernels of their own, in tiles of whole panels, and the same bits."""
-    for batch, inputs, outputs, image in (
-        (1, 16, 64, (23, 55)),
-        (2, 24, 144, (14, 14)),
-        (1, 32, 16, (5, 112)),
-        (1, 3, 33, (9, 7)),
-        (1, 96, 24, (2, 4)),
-        (1, 64, 70, (1, 3)),
+@pytest.mark.parametrize("residual", [None, "early", "late"])
+def test_few_terms(isa, activation, bias, residual):
+    """1 x 1 with channels last, and images of few channels: micro-kernels of their own, in tiles of whole panels, and the same bits."""
+    one, image = Geometry((1, 1)), Geometry((3, 3), (2, 2), before=(1, 1))
+    options = {"activation": activation, "with_bias": bias, "with_residual": residual is not None, "residual_last": residual == "late"}
+    for batch, groups, inputs, outputs, size, geometry in (
+        (1, 1, 16, 64, (23, 55), one),
+        (2, 1, 24, 144, (14, 14), one),
+        (1, 1, 32, 16, (5, 112), one),
+        (1, 1, 3, 33, (9, 7), one),
+        (1, 1, 96, 24, (2, 4), one),
+        (1, 1, 64, 70, (1, 3), one),
+        (1, 1, 3, 32, (30, 47), image),
+        (2, 1, 3, 70, (9, 9), Geometry((5, 5), before=(2, 2), after=(2, 2))),
+        (1, 1, 1, 40, (12, 9), Geometry((7, 7), (2, 1), before=(3, 3), after=(3, 3))),
+        (1, 2, 4, 64, (11, 24), Geometry((3, 3), (1, 3), (2, 1), (2, 0), (0, 2))),
+        (1, 1, 12, 33, (8, 6), Geometry((1, 9), before=(0, 4), after=(0, 4))),
     ):
-        case = (batch, 1, inputs, outputs, image, Geometry((1, 1)))
-        compare("CONV", isa, np.random.default_rng(6), case, plain=True, activation=activation, with_bias=bias, with_residual=False)
+        case = (batch, groups, inputs, outputs, size, geometry)
+        compare("CONV", isa, np.random.default_rng(6), case, plain=True, **options)
 
 
 @pytest.mark.parametrize("isa", ISAS)

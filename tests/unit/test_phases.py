@@ -16,7 +16,8 @@ from aspen_mp.planner.algorithms import phases_for
     ("channels", "outputs", "kernel", "image", "worth"),
     [
         (3, 64, 7, 224, True),  # ResNet
-        (3, 64, 3, 224, True),  # SqueezeNet
+        (3, 64, 5, 224, True),
+        (3, 64, 3, 224, False),  # SqueezeNet: few terms are soon summed
         (1, 64, 7, 224, False),  # four phases only
         (3, 32, 3, 299, False),  # Inception: a row and a column would have to be added first
         (3, 8, 7, 224, False),  # most of a panel would be zeros
@@ -52,7 +53,8 @@ def test_other_strides_have_no_phases() -> None:
 def test_agrees_with_the_direct_way(
     monkeypatch: pytest.MonkeyPatch, kernel: tuple[int, int], pads: tuple[int, ...], size: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(algorithms, "_direct_ns", lambda *_: 1e18)  # whatever it costs
+    for way in ("_direct_ns", "_image_ns"):
+        monkeypatch.setattr(algorithms, way, lambda *_: 1e18)  # whatever it costs
     net = Net(x=(2, 3, *size))
     attrs = {"strides": [2, 2], "pads": list(pads), "kernel_shape": list(kernel)}
     model = net.model(net("Relu", net("Conv", "x", net.weight(40, 3, *kernel), net.weight(40), **attrs)))

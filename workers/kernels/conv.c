@@ -361,21 +361,49 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   }
 }
 
+/* Whether the product has so few terms that pointers of pixels would take as long as the sums: copied input, whose pixels and taps lie evenly. */
+static int few_terms(const conv *v, const copied_axis *horizontal, int64_t columns) {
+  return v->copy && horizontal->tap == 1 && v->rows.kernel * v->columns.kernel * v->in_channels <= MM_FEW_TERMS && columns >= MM_FEWEST_PIXELS &&
+         !v->scale && v->out->strides[1] == 1 && (!v->residual || v->residual->strides[1] == 1) && (!v->bias || v->bias->strides[0] == 1);
+}
+
+/* A block of pixels of such a product, from the copied input. out, bias and residual: column 0 of the group, in the image. */
+static void multiply_rows(const conv *v, const workspace *s, const mm_job *job, int64_t oh, int64_t rows, int64_t ow, int64_t columns, const float *w,
+                          const float *bias, const float *residual, float *out, int64_t oc_lo, int64_t oc_hi) {
+  const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
+  const int64_t line = horizontal.size * v->in_channels, depth = v->columns.kernel * v->in_channels;
+  mm_pixels p = {.epilogue = &job->epilogue, .tap_step = vertical.tap * line, .depth = depth, .x_step = horizontal.step * v->in_channels,
+                 .to_step = v->out->strides[3], .residual_step = v->residual ? v->residual->strides[3] : 0};
+  for (int64_t i = 0, from, to; i < rows; i++) {
+    window_taps(&v->rows, oh + i, &from, &to);
+    p.taps = to - from;
+    FN(mm_row_of_pixels)(&p, s->input + i * vertical.step * line + from * p.tap_step, columns, w + from * depth * ASPEN_NR, v->w->strides[1], bias,
+                         residual ? residual + (oh + i) * v->residual->strides[2] + ow * p.residual_step : NULL,
+                         out + (oh + i) * v->out->strides[2] + ow * p.to_step, oc_lo, oc_hi);
+  }
+}
+
 /* One block of pixels, all groups. Copied input always lies in the same place, so there one set of pointers serves all groups. */
 static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_call *c, int64_t n, int64_t oh, int64_t rows, int64_t ow,
                        int64_t columns) {
   int64_t runs = 0;
+  const copied_axis horizontal = copy_axis(&v->columns, columns);
+  const int few = few_terms(v, &horizontal, columns);
   for (int64_t g = c->lo[1] / v->out_channels; g * v->out_channels < c->hi[1]; g++) {
     const int64_t oc0 = g * v->out_channels, oc_lo = max64(c->lo[1] - oc0, 0), oc_hi = min64(c->hi[1] - oc0, v->out_channels);
     const float *x = (const float *)v->x->ptr + n * v->x->strides[0] + g * v->in_channels * v->x->strides[1];
     const aspen_arg *r = v->residual;
     const float *residual = r ? (const float *)r->ptr + n * r->strides[0] + oc0 * r->strides[1] : NULL;
     if (v->scale) job->scale = v->scale + oc0, job->shift = v->shift + oc0;
+    const float *w = (const float *)v->w->ptr + g * v->w->strides[0], *bias = v->bias ? (const float *)v->bias->ptr + oc0 * v->bias->strides[0] : NULL;
+    float *out = (float *)v->out->ptr + n * v->out->strides[0] + oc0 * v->out->strides[1];
     if (v->copy) copy_input(v, g, s->input, x, oh, rows, ow, columns);
+    if (few && oc_lo % ASPEN_NR == 0) {
+      multiply_rows(v, s, job, oh, rows, ow, columns, w, bias, residual, out, oc_lo, oc_hi);
+      continue;
+    }
     if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
-    multiply_block(v, s, job, runs, (const float *)v->w->ptr + g * v->w->strides[0],
-                   (float *)v->out->ptr + n * v->out->strides[0] + oc0 * v->out->strides[1],
-                   v->bias ? (const float *)v->bias->ptr + oc0 * v->bias->strides[0] : NULL, residual, oc_lo, oc_hi);
+    multiply_block(v, s, job, runs, w, out, bias, residual, oc_lo, oc_hi);
   }
 }
 

@@ -69,6 +69,20 @@ void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t 
 int FN(mm_seven)(const aspen_call *c, const mm_job *gemm);
 size_t aspen_scratch_seven(int64_t terms);
 
+/* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart, their outputs `to_step` and what
+ * is added to them `residual_step` apart. In elements, channels contiguous. */
+#define MM_FEW_TERMS 128
+#define MM_FEWEST_PIXELS 4
+typedef struct mm_pixels {
+  const epilogue *epilogue;
+  int64_t taps, tap_step, depth, x_step, to_step, residual_step;
+} mm_pixels;
+
+/* Columns [lo, hi) of n >= MM_FEWEST_PIXELS neighbouring pixels, lo at the beginning of a panel. panels: panel 0, of rows that are used; bias,
+ * residual (or NULL) and to: column 0. Sums are those of mm_block. */
+void FN(mm_row_of_pixels)(const mm_pixels *w, const float *x, int64_t n, const float *panels, int64_t panel_step, const float *bias,
+                          const float *residual, float *to, int64_t lo, int64_t hi);
+
 /* CONV as a product of few terms (pointwise.c). Returns an enum aspen_kernel_error, or -1: it is none of those. */
 int FN(pointwise)(const aspen_call *c, const epilogue *e);
 

@@ -1,12 +1,13 @@
 /* Products of few terms: pixels times a panel of weights, where the sums are done before the machinery of mm.h has warmed up. Pixels lie one step
- * apart with unit channels, so there is no pointer for each of them. Sums are those of mm.h: ascending terms from zero, one vfma each, then
- * bias and activation; whoever computes an output, its bits are the same.
+ * apart with unit channels, and so do the taps of a pixel, so there is no pointer for each of them. Sums are those of mm.h: ascending terms from
+ * zero, one vfma each, then bias, residual and activation; whoever computes an output, its bits are the same.
  */
 #ifndef ASPEN_POINTWISE_H
 #define ASPEN_POINTWISE_H
 #include "epilogue.h"
+#include "mm.h"
 
-#define POINTWISE_FEWEST 4 /* pixels of the smallest micro-kernel */
+#define POINTWISE_FEWEST MM_FEWEST_PIXELS /* pixels of the smallest micro-kernel */
 #if VL == 16
 #define POINTWISE_MOST 8
 #else
@@ -16,42 +17,55 @@
 #define POINTWISE_WIDER 3
 #endif
 
-/* R pixels `x_step` apart times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4: to[r * to_step + column], `columns` of them
- * (whole: all). next: what comes nearer meanwhile, `next_step` bytes a term. */
-INLINE void pointwise_block(const int R, const int V, const int whole, const epilogue *e, int64_t depth, const float *x, int64_t x_step,
-                            const float *panel, const float *bias, float *to, int64_t to_step, int64_t columns, const char *next, int64_t next_step) {
+INLINE void pointwise_add(const int R, const int V, const int whole, const float *residual, int64_t step, int64_t columns, vf *sum) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      sum[r * V + v] += whole ? vload(residual + r * step + v * VL) : vload_part(residual + r * step + v * VL, columns - v * VL);
+}
+
+/* R pixels times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4, `columns` of them (whole: all). x, bias, residual (or NULL) and to: of
+ * the first pixel and column. next: what comes nearer meanwhile, `next_step` bytes a term. */
+INLINE void pointwise_block(const int R, const int V, const int whole, const mm_pixels *w, const epilogue *e, const float *x, const float *panel,
+                            const float *bias, const float *residual, float *to, int64_t columns, const char *next, int64_t next_step) {
   vf sum[2 * POINTWISE_MOST]; /* R x V; a constant number lives in registers */
   const float *p[POINTWISE_MOST];
 #pragma GCC unroll 16
   for (int i = 0; i < R * V; i++) sum[i] = vzero();
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) p[r] = x + r * x_step;
-  for (int64_t k = 0; k < depth; k++, panel += ASPEN_NR, next += next_step) {
+  for (int r = 0; r < R; r++) p[r] = x + r * w->x_step;
+  const int64_t depth = w->depth;
+  for (int64_t tap = w->taps; tap > 0; tap--) {
+    for (int64_t k = 0; k < depth; k++, panel += ASPEN_NR, next += next_step) {
 #if POINTWISE_WIDER
-    if (V > 2) { /* the pixels are in registers, and the weights go by */
-      vf at[POINTWISE_WIDER];
+      if (V > 2) { /* the pixels are in registers, and the weights go by */
+        vf at[POINTWISE_WIDER];
+        __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) at[r] = vset1(p[r][k]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+          const vf y = vload(panel + v * VL);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; r++) VFMA_IN(sum[r * V + v], y, at[r]);
+        }
+        continue;
+      }
+#endif
+      vf y[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) y[v] = vload(panel + v * VL);
       __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) at[r] = vset1(p[r][k]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) {
-        const vf w = vload(panel + v * VL);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) VFMA_IN(sum[r * V + v], w, at[r]);
+      for (int r = 0; r < R; r++) {
+        const vf at = vset1(p[r][k]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) sum[r * V + v] = vfma(at, y[v], sum[r * V + v]);
       }
-      continue;
     }
-#endif
-    vf w[2];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; v++) w[v] = vload(panel + v * VL);
-    __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const vf at = vset1(p[r][k]);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sum[r * V + v] = vfma(at, w[v], sum[r * V + v]);
-    }
+    for (int r = 0; r < R; r++) p[r] += w->tap_step;
   }
   if (bias)
 #pragma GCC unroll 4
@@ -60,15 +74,17 @@ INLINE void pointwise_block(const int R, const int V, const int whole, const epi
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) sum[r * V + v] += b;
     }
+  if (residual && !e->residual_last) pointwise_add(R, V, whole, residual, w->residual_step, columns, sum);
   epilogue_act(e, sum, R * V);
+  if (residual && e->residual_last) pointwise_add(R, V, whole, residual, w->residual_step, columns, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
       if (whole)
-        vstore(to + r * to_step + v * VL, sum[r * V + v]);
+        vstore(to + r * w->to_step + v * VL, sum[r * V + v]);
       else
-        vstore_part(to + r * to_step + v * VL, sum[r * V + v], columns - v * VL);
+        vstore_part(to + r * w->to_step + v * VL, sum[r * V + v], columns - v * VL);
 }
 
 /* Pixels of a micro-kernel for n in a row: the least work, where each call costs as much as half a pixel more. 0: n is too few. */

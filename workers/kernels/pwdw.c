@@ -120,10 +120,11 @@ typedef void wide_fn(const mm_job *, const wide *, const float *, int64_t, int64
 INLINE void wide_row(const int R, const int V, const mm_job *job, const wide *w, const float *x, int64_t x_column, int64_t n, int64_t column, float *to,
                      const char *next, int64_t next_step) {
   const epilogue e = job->epilogue;
+  const mm_pixels pixels = {.taps = 1, .depth = job->k, .x_step = x_column, .to_step = ASPEN_NR};
   const float *panel = w->panel + column, *bias = w->bias ? w->bias + column : NULL;
   for (int64_t i = 0; i < n; i += R, next += job->k * next_step) {
     if (i > n - R) i = n - R; /* at the end, computing some pixels twice is cheaper than another micro-kernel */
-    pointwise_block(R, V, 1, &e, job->k, x + i * x_column, x_column, panel, bias, to + i * ASPEN_NR + column, ASPEN_NR, ASPEN_NR, next, next_step);
+    pointwise_block(R, V, 1, &pixels, &e, x + i * x_column, panel, bias, NULL, to + i * ASPEN_NR + column, ASPEN_NR, next, next_step);
   }
 }
 #define WIDE(R)                                                                                                                    \
