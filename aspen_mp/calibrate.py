@@ -1,39 +1,69 @@
-"""Measures what one core of this machine reaches, once: `aspen-mp doctor --calibrate`. A few seconds.
+"""Measures what one core of this machine reaches, once: `aspen-mp doctor --calibrate`. About a quarter of a minute.
 
-The kernels are timed over the largest calls that real networks make of them (`aspen_mp.bench.kernels`), memory by reading buffers as
-large as each cache, and scheduling by the workers' own counters over a network of tiny tiles.
+The kernels are timed where they are used, over the tiles of whole networks (`measure.py`), memory by reading buffers as large as each
+cache, and scheduling by the workers' own counters over a network of tiny tiles.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Callable, Iterable
-from math import prod
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from aspen_mp.bench.kernels.measure import Limits, Timing
-    from aspen_mp.bench.kernels.shapes import KernelCall
+    from collections.abc import Iterator
+
+    from aspen_mp.bench.kernels.measure import Limits
+    from aspen_mp.measure import OpTime
     from aspen_mp.planner.rates import Calibration, Rates
 
 Progress = Callable[[str, int, int], None]
 
-NETWORKS: Final = ("resnet50", "bert_base", "mobilenet_v2", "densenet121", "yolov3")
-CALLS: Final = 6
-"""Calls of each kernel that are timed, those with most operations first."""
-SECONDS: Final = 0.01
-MIXED_WARM = 0.63
+NETWORKS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "resnet50": {},
+    "squeezenet1_1": {},
+    "mobilenet_v2": {},
+    "inception_v3": {},
+    "unet": {},
+    "bert_base": {"layers": 2},
+}
+"""Networks of the zoo that call the kernels, and their options."""
+ROUNDS: Final = 10
+MOST_WORKERS: Final = 8
+"""Tiles are those of a runtime of all cores, of no more than so many."""
+MATRIX: Final = 0.95
+"""What kernels reach of the peak of multiply-adds where nothing else costs anything; factors say the rest."""
+MIXED_WARM: Final = 0.63
 """What reading and writing together reach of the rate of reading alone in the last-level cache."""
-MIXED_COLD = 0.85
+MIXED_COLD: Final = 0.85
 """What kernels reach of the rate of reading one long buffer, in memory."""
-MOST_READERS = 16
+MOST_READERS: Final = 16
 """Cores that read memory together: fewer fill any bus."""
+READINGS: Final = 4
+"""As often, because others may use the memory, too."""
 EDGE_NS: Final = 1700.0
 """What a tile costs besides scheduling and arithmetic: cold start of a kernel, uneven ends."""
-ELEMENT_WORK: Final = 1 << 15
-"""Fewer operations say nothing about the cost of one."""
+WAITS: Final = 1.05
+"""What takes no longer than so often its bytes take from memory says nothing about a kernel that hides them."""
+FACTORS: Final = (0.1, 10.0)
+"""Factors outside of this are not those of kernels that models describe."""
+LEAST_NS: Final = 2000.0
+"""Of an op's prediction, for the op to count."""
 TINY_OPS, TINY_RUNS = 200, 50
+
+
+def known(folder: str) -> tuple[Rates, str]:
+    """The rates that plans are made with here, measured ones kept in `folder` or built-in ones, and the name that such plans carry."""
+    from aspen_mp import __version__
+    from aspen_mp.planner import rates
+    from aspen_mp.workers import _isa
+
+    try:
+        isa = _isa.name_of(_isa.find())
+    except (ValueError, NotImplementedError):  # workers say so themselves
+        isa = ""
+    return rates.load(folder, __version__, rates.built_in(isa, halved=_isa.halved_vectors()))
 
 
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:
@@ -46,86 +76,85 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     allowed = os.sched_getaffinity(0)
     core = min(allowed) if cpu is None else cpu
     isa = _kernels.selected()
-    os.sched_setaffinity(0, {core})
-    try:
-        progress("caches and memory", 0, 0)
+    progress("caches and memory", 0, 0)
+    with _on(core):
         limits = measure.limits(isa)
-        calls = list(_calls())
-        timings = []
-        for k, call in enumerate(calls):
-            progress(call.kernel, k, len(calls))
-            timings.append(measure.measure(call, isa, SECONDS, lambda: None, cold=False))
-    finally:
-        os.sched_setaffinity(0, allowed)
-    progress("memory of all cores", 0, 0)
-    together = max(measure.together(isa, sorted(allowed)[:MOST_READERS]), limits.read[measure.SIZES[-1]])
+    cores = sorted(allowed)[:MOST_READERS]
+    together = max(*(measure.together(isa, cores) for _ in range(READINGS)), limits.read[measure.SIZES[-1]])
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
+    known = without_kernels(limits, schedule_ns, together)
+    times: list[OpTime] = []
+    for k, network in enumerate(NETWORKS):
+        progress(network, k, len(NETWORKS))
+        times += op_times(network, known, min(len(allowed), MOST_WORKERS), core)
     measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together}
     measured |= {f"read_{size >> 10}k": rate for size, rate in limits.read.items()}
-    found = fit(timings, limits, schedule_ns, together)
-    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, found)
+    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, known))
 
 
-def fit(timings: list[Timing], limits: Limits, schedule_ns: float, together: float) -> Rates:
-    """The cost model's rates that fit what was measured. A kernel that was not measured keeps the built-in figure. `together`: GB/s of
-    memory that all cores read."""
+def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rates:
+    """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read."""
     from aspen_mp.bench.kernels.measure import SIZES
-    from aspen_mp.planner.rates import BUILT_IN, Rates
+    from aspen_mp.planner.rates import Rates
 
-    cold, warm = MIXED_COLD * limits.read[SIZES[-1]], MIXED_WARM * limits.read[SIZES[-2]]
-    found: dict[str, list[Timing]] = {}
-    for timing in timings:
-        found.setdefault(timing.call.kernel, []).append(timing)
-    matrix = [_matrix_rate(t) for kernel in ("GEMM", "CONV") for t in found.get(kernel, ())]
-    depthwise = [_depthwise_rate(t, warm) for t in found.get("DWCONV", ())]
-    elements = {}
-    for kernel in ("POOL", "NORM", "SOFTMAX", "REDUCE", "COPY", "CAST", "RESIZE"):
-        costs = [max(0.01, (t.warm - t.call.bytes / warm) / t.call.flops) for t in found.get(kernel, ()) if t.call.flops >= ELEMENT_WORK]
-        if costs:
-            elements[kernel] = statistics.median(costs)
     return Rates(
-        matrix=statistics.median(matrix) if matrix else BUILT_IN.matrix,
-        depthwise=statistics.median(depthwise) if depthwise else BUILT_IN.depthwise,
-        cold=cold,
-        warm=warm,
+        matrix=MATRIX * limits.gflops,
+        cold=MIXED_COLD * limits.read[SIZES[-1]],
+        warm=MIXED_WARM * limits.read[SIZES[-2]],
         together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
-        element_ns=elements,
     )
 
 
-def _matrix_rate(t: Timing) -> float:
-    """Multiply-adds a nanosecond, without what writing the output costs, and with those that rows beside whole blocks would be; of
-    Strassen's seven products, those of eight."""
-    from aspen_mp.planner.cost import OUTPUT_NS
-    from aspen_mp.planner.tilecost import ROW_BLOCK, ROWS_LOST, SEVEN
+def op_times(network: str, known: Rates, workers: int, core: int) -> list[OpTime]:
+    """What the ops of a network take on a core, beside what `known` predicts."""
+    from aspen_mp.bench import models
+    from aspen_mp.bench.plans import planned
+    from aspen_mp.measure import profile
+    from aspen_mp.planner import cost
+    from aspen_mp.planner.machine import Machine
 
-    eighths = SEVEN * 8 / 7 if t.call.kernel == "GEMM" and len(t.call.operands) > 7 else 1.0
-    return eighths * (1 + ROWS_LOST / ROW_BLOCK) * t.call.flops / max(t.warm - OUTPUT_NS * _outputs(t), 0.5 * t.warm)
-
-
-def _depthwise_rate(t: Timing, warm: float) -> float:
-    """The same where memory traffic comes on top."""
-    from aspen_mp.planner.cost import DEPTHWISE_OUT_NS
-
-    return t.call.flops / max(t.warm - t.call.bytes / warm - DEPTHWISE_OUT_NS * _outputs(t), 0.3 * t.warm)
-
-
-def _outputs(t: Timing) -> int:
-    out = t.call.operands[0]
-    return prod(out.dims) if out is not None else 1
+    model = models.build(network, **NETWORKS[network])
+    feeds = models.inputs(model)
+    before = cost.rates()
+    cost.use(known)
+    try:
+        plan = planned(model, feeds, Machine.uniform(workers, known))
+    finally:
+        cost.use(before)
+    with _on(core):
+        return profile(plan, feeds, rounds=ROUNDS).ops
 
 
-def _calls() -> Iterable[KernelCall]:
-    from aspen_mp.bench.kernels import shapes
+def fit(times: Iterable[OpTime], known: Rates) -> Rates:
+    """`known` with the factors of the kernels whose ops were timed: by how much they took longer, all together, than it predicts."""
+    import msgspec
 
-    found: dict[str, list[KernelCall]] = {}
-    for network in NETWORKS:
-        for call in shapes.read(network):
-            found.setdefault(call.kernel, []).append(call)
-    for group in found.values():
-        yield from sorted(group, key=lambda call: -call.flops)[:CALLS]
+    from aspen_mp.planner import cost
+
+    taken: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+    for op in times:
+        kernel, ns = op.info.kernel, op.info.predicted_ms * 1e6
+        found = cost.FAMILIES.get(kernel.split()[0])
+        waits = found is not None and found.hides and ns < WAITS * op.info.bytes / known.cold
+        if ns >= LEAST_NS and not waits and not op.info.opaque:
+            taken[kernel] = taken.get(kernel, 0.0) + op.median_ns
+            predicted[kernel] = predicted.get(kernel, 0.0) + ns
+    low, high = FACTORS
+    return msgspec.structs.replace(known, factors={k: min(max(taken[k] / predicted[k], low), high) for k in sorted(taken)})
+
+
+@contextmanager
+def _on(core: int) -> Iterator[None]:
+    """This thread runs on a core for a while."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def scheduling_ns(cpu: int) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp import __version__, config
-from aspen_mp.planner import api, cost, rates
+from aspen_mp import calibrate, config
+from aspen_mp.planner import api, cost
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import AUTOMATIC
 from aspen_mp.workers import _isa, topology
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def calibrated() -> Iterator[None]:
     """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
     before = cost.rates()
-    cost.use(rates.load(config.cache_folder(config.load(None)), __version__)[0])
+    cost.use(calibrate.known(config.cache_folder(config.load(None)))[0])
     try:
         yield
     finally:

@@ -41,6 +41,8 @@ KEYS = 512
 """Keys that ATTENTION takes at a time."""
 PROLOGUE_NS = 0.06
 """Scale, shift and activation of an element of input, and its copy in the cache."""
+DEPTHWISE_FLOPS_PER_NS = 90.0
+"""DWCONV and the depthwise half of PWDW."""
 WIDE_NS = 0.02
 """An element of the wide tensor between the halves of PWDW besides its multiply-adds."""
 DEPTHWISE_OUT_NS = 0.03
@@ -133,7 +135,7 @@ def element_ns(node: Node) -> float:
         return _FUNCTION_NS.get(node.attrs["opcode"], _PLAIN_NS)
     if node.op == "BINARY":
         return _binary_ns(node) + _activation_ns(node)
-    found = rates().element_ns.get(node.op, _ELEMENT_NS.get(node.op, _PLAIN_NS))
+    found = _ELEMENT_NS.get(node.op, _PLAIN_NS)
     if node.op == "REDUCE":
         found = max(found, _REDUCTION_NS.get(node.attrs["opcode"], 0.0))
     return found + _activation_ns(node)
@@ -210,7 +212,7 @@ def _depthwise_flops(node: Node) -> float:
 
 
 def _depthwise_ns(node: Node, ops: float) -> float:
-    return ops / rates().depthwise + node.output.size * (DEPTHWISE_OUT_NS + after_ns(node))
+    return ops / DEPTHWISE_FLOPS_PER_NS + node.output.size * (DEPTHWISE_OUT_NS + after_ns(node))
 
 
 def window_span(node: Node, axis: int) -> int:
@@ -222,7 +224,7 @@ def stack_ns(pixels_in: Any, pixels_out: Any, channels: int, outputs: Any, taps:
     """Arithmetic of PWDW: so many pixels of its wide tensor, of its output. Numbers or arrays of them."""
     padded = -(-outputs // HALF_PANEL) * HALF_PANEL
     wide = 2.0 * channels / rates().matrix + WIDE_NS
-    return padded * (pixels_in * wide + pixels_out * (2.0 * taps / rates().depthwise + DEPTHWISE_OUT_NS))
+    return padded * (pixels_in * wide + pixels_out * (2.0 * taps / DEPTHWISE_FLOPS_PER_NS + DEPTHWISE_OUT_NS))
 
 
 def _stack_pixels(node: Node) -> int:
@@ -284,6 +286,16 @@ FAMILIES = {
 }
 """Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
 _OTHERS = Family()
+
+
+def kernel(node: Node) -> str:
+    """The kernel of a node as `plan --explain` and calibrations name it: WINO with the sides of its blocks."""
+    return "WINO {}x{}".format(*blocks_of(node).sides) if node.op == "WINO" else node.op
+
+
+def factor(node: Node) -> float:
+    """How long tiles of a node take on this machine beside what their model says."""
+    return rates().factors.get(kernel(node), 1.0)
 
 
 def family(node: Node) -> Family:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from aspen_mp.planner import cost
-from aspen_mp.planner.cost import Work, blocks_of
+from aspen_mp.planner.cost import Work
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.plan import OpInfo
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 def op_info(node: Node, grid: Grid, work: Work) -> OpInfo:
     """The row of one node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
     sides = tuple(int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts) + node.output.shape[len(grid.cuts) :]
-    kernel = node.op
-    if node.op == "WINO":
-        kernel = "WINO {}x{}".format(*blocks_of(node).sides)
-    return OpInfo(node.name, node.onnx_op or node.op, kernel, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE")
+    names = node.name, node.onnx_op or node.op, cost.kernel(node)
+    return OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE")
 
 
 @dataclass(frozen=True, slots=True)

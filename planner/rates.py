@@ -13,28 +13,43 @@ from typing import Final
 
 import msgspec
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
-    `matrix`: GEMM, CONV, ATTENTION; `depthwise`: DWCONV, PWDW. `cold`: memory traffic that misses the caches: weights, and activations of
+    `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
     large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a shared cache. `tile_ns`: what
-    a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `element_ns`: per element, by kernel, where it
-    was measured.
+    a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`cost.kernel`), how long its
+    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said.
     """
 
     matrix: float = 118.0
-    depthwise: float = 90.0
     cold: float = 25.0
     warm: float = 60.0
     together: float = 33.0
     tile_ns: float = 2000.0
-    element_ns: dict[str, float] = {}
+    factors: dict[str, float] = {}
 
 
 BUILT_IN: Final = Rates()
+"""Of cores with vectors of 256 bits, or with ones of 512 that they take in two halves (Zen 4, whose kernels the models were made of)."""
+WHOLE_VECTORS: Final = Rates(
+    matrix=226.0,
+    cold=28.0,
+    warm=60.0,
+    together=42.0,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 0.9, "CONV": 0.93, "GEMM": 0.92, "PWDW": 0.92, "NORM": 0.75, "RESIZE": 0.65, "COPY": 1.4}
+    | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 2x2": 0.9, "WINO 3x3": 0.95, "WINO 4x4": 0.95, "WINO 6x6": 0.88},
+)
+"""Of cores that take vectors of 512 bits whole (Zen 5)."""
+
+
+def built_in(isa: str, *, halved: bool) -> tuple[Rates, str]:
+    """Rates for an instruction set and the name that plans made with them carry. `halved`: see `workers._isa.halved_vectors`."""
+    return (WHOLE_VECTORS, "whole vectors") if isa == "avx512" and not halved else (BUILT_IN, "")
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,21 +91,21 @@ def path(folder: str, version: str) -> str:
     return os.path.join(folder, f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
-def load(folder: str, version: str) -> tuple[Rates, str]:
-    """This machine's rates and the name that plans made with them carry. Built-in ones, named "", where it has not been calibrated or the
-    file is of no use."""
+def load(folder: str, version: str, otherwise: tuple[Rates, str] = (BUILT_IN, "")) -> tuple[Rates, str]:
+    """This machine's rates and the name that plans made with them carry; `otherwise` where it has not been calibrated or the file is of no
+    use."""
     if not folder or not glob.glob(os.path.join(glob.escape(folder), "calibration-*.json")):
-        return BUILT_IN, ""
+        return otherwise
     try:
         with open(path(folder, version), "rb") as file:
             data = file.read(1 << 20)
         found = msgspec.json.decode(data, type=Calibration)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BUILT_IN, ""
+        return otherwise
     rates = found.rates
-    plain = [rates.matrix, rates.depthwise, rates.cold, rates.warm, rates.together, rates.tile_ns, *rates.element_ns.values()]
+    plain = [rates.matrix, rates.cold, rates.warm, rates.together, rates.tile_ns, *rates.factors.values()]
     if found.format != FORMAT or not all(1e-6 < value < 1e9 for value in plain):
-        return BUILT_IN, ""
+        return otherwise
     return rates, hashlib.sha256(data).hexdigest()[:16]
 
 

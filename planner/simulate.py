@@ -202,7 +202,7 @@ def simulate(
     in_flight = min(in_flight, requests)
     if requests < 1 or in_flight < 1 or in_flight * tiles.n >= 1 << 32 or requests >= 1 << 31:
         raise ValueError(f"{requests} requests, {in_flight} of them at a time, of {tiles.n} tiles")
-    speeds = np.array([core.speed for core in machine.cores])
+    speeds = np.array([core.speed for core in machine.cores], np.float64)
     latency, makespan, busy, schedule, count, steals, _, lines = _simulate.run(
         *tiles.arrays(tiles.ns),
         speeds,
@@ -219,7 +219,7 @@ class Samples:
     """Simulates one request at a time on a machine, again and again: what `simulate` says with nothing but latencies looked at, sooner."""
 
     def __init__(self, machine: Machine) -> None:
-        self._speeds = np.array([core.speed for core in machine.cores])
+        self._speeds = np.array([core.speed for core in machine.cores], np.float64)
         self._victims, self._timings, self._bytes_per_ns = machine.victims(), machine.timings(), machine.bytes_per_ns
 
     def latency_ns(self, tiles: Tiles, ns: Floats) -> float:

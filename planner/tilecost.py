@@ -51,11 +51,18 @@ def _columns(n: Ints) -> Ints:
     return np.asarray(full + np.where(rest == 0, 0, np.where(rest <= PANEL // 2, half, PANEL)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TileCost:
-    """Nanoseconds of tiles of a node, vectorised."""
+    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `cost.factor`."""
+
+    factor: float = 1.0
 
     def __call__(self, sides: list[Ints]) -> Floats:
         """By the axes that the kernel sees (rows …, columns)."""
+        return np.asarray(self.factor * self.modelled(sides))
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        """The same before the factor."""
         raise NotImplementedError
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -73,7 +80,7 @@ class Product(TileCost):
     element_ns: float
     seven: bool = False
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         lead, m, n = sides
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
@@ -107,7 +114,7 @@ class Convolution(ImageCost):
     input_ns: float
     narrow: bool = False
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
         depth = self.channels * self.kernel[0] * self.kernel[1]
         pixels = batch * height * width
@@ -127,7 +134,7 @@ class Winograd(ImageCost):
     blocks: Blocks
     element_ns: float
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
         rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
         blocks = batch * rows * columns
@@ -153,7 +160,7 @@ class Stack(ImageCost):
     taps: int
     element_ns: float
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
         rows, columns = (
             np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
@@ -172,7 +179,7 @@ class Attention(TileCost):
     seen: float
     depth: int
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         heads, m, n = sides
         full = _rows(m)
         ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
@@ -189,7 +196,7 @@ class Even(TileCost):
 
     element_ns: float
 
-    def __call__(self, sides: list[Ints]) -> Floats:
+    def modelled(self, sides: list[Ints]) -> Floats:
         return np.asarray(sides[0] * self.element_ns)
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -199,26 +206,27 @@ class Even(TileCost):
 def of(node: Node) -> TileCost:
     """The model of a node's tiles."""
     a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
+    factor = cost.factor(node)
     if a is None or node.op not in _MODELS:
-        return Even(cost.even_ns(node) / max(node.output.size, 1))
+        return Even(cost.even_ns(node) / max(node.output.size, 1), factor=factor)
     if node.op == "GEMM":
         b = node.inputs[1]
         assert b is not None
         batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
-        return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node))
+        return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node), factor=factor)
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
-        return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last)
+        return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
     if node.op == "WINO":
-        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node))
+        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node), factor=factor)
     if node.op == "PWDW":
         span = (cost.window_span(node, 0), cost.window_span(node, 1))
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
-        return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node))
+        return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node), factor=factor)
     k = node.inputs[1]
     assert k is not None
-    return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1])
+    return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
 _MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION"})

@@ -14,7 +14,7 @@ from aspen_mp.cli.output import mebibytes
 @output.command
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove what dead runtimes have left behind.")] = False,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for the planner; takes a few seconds.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for the planner; takes about 15 seconds.")] = False,
     profile: Annotated[str | None, typer.Option("--profile", help="Judge the lease by this profile: a name or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -93,6 +93,7 @@ def _calibration(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none: built-in figures (aspen-mp doctor --calibrate measures this machine)"
     rates, measured = found["rates"], found["measured"]
-    matrix = f"{rates['matrix']:.0f} GFLOP/s in matrix kernels of {measured['peak']:.0f} at most, {rates['depthwise']:.0f} depthwise"
+    products = rates["matrix"] / rates["factors"].get("GEMM", 1.0)
+    matrix = f"{min(products, measured['peak']):.0f} GFLOP/s in matrix products of {measured['peak']:.0f} at most"
     memory = f"{rates['warm']:.0f} GB/s warm, {rates['cold']:.0f} cold ({rates['together']:.0f} on all cores)"
     return f"{matrix}; {memory}; {measured['schedule_ns']:.0f} ns to schedule a tile"

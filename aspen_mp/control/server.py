@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 import aspen_mp
+from aspen_mp import calibrate
 from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.clients import Client, ClientMemory
@@ -41,7 +42,6 @@ from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.control.speeds import CoreSpeeds, alike
 from aspen_mp.control.traces import Traces
-from aspen_mp.planner import rates
 from aspen_mp.shm import _control, _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
@@ -152,7 +152,7 @@ class Server:
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
-            *(Cache.open(config.cache, config.cache_bytes), rates.load(config.cache, aspen_mp.__version__)),
+            *(Cache.open(config.cache, config.cache_bytes), calibrate.known(config.cache)),
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,

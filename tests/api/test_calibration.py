@@ -14,10 +14,12 @@ import pytest
 import aspen_mp
 from aspen_mp import calibrate
 from aspen_mp.bench import models
-from aspen_mp.bench.kernels import measure, shapes
-from aspen_mp.planner import api, cost, rates, tilecost
+from aspen_mp.bench.kernels import measure
+from aspen_mp.measure import OpTime
+from aspen_mp.planner import api, cost, rates
+from aspen_mp.planner.plan import OpInfo
 
-STRANGE = rates.Rates(matrix=3.0, depthwise=400.0, cold=500.0, warm=0.7, tile_ns=90.0, element_ns={"POOL": 30.0, "NORM": 0.001})
+STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
 
 
 def keep(folder: Path, chosen: rates.Rates) -> str:
@@ -41,7 +43,7 @@ def test_kept_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [{"matrix": 0.0}, {"cold": -1.0}, {"tile_ns": 1e300}, {"element_ns": {"POOL": 0.0}}, {"unknown": 1}, {"warm": "x"}]
+    "change", [{"matrix": 0.0}, {"cold": -1.0}, {"tile_ns": 1e300}, {"factors": {"POOL": 0.0}}, {"unknown": 1}, {"warm": "x"}]
 )
 def test_useless_files_are_as_if_not_there(change: dict[str, object], tmp_path: Path) -> None:
     path = Path(keep(tmp_path, STRANGE))
@@ -91,29 +93,70 @@ def test_results_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert tiles[0] != tiles[1]
 
 
+def timed(kernel: str, predicted_ns: float, taken_ns: float, nbytes: float = 0.0, *, opaque: bool = False) -> OpTime:
+    info = OpInfo("n", "Op", kernel, 1, (1,), 1e6, nbytes, predicted_ns * 1e-6, opaque)
+    return OpTime(info, taken_ns, taken_ns)
+
+
 def test_fit() -> None:
-    """Timings made up from rates give these rates back."""
+    """Factors are those of all ops of a kernel together; what waits for memory, or is too short, says nothing."""
     limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 30.0), strict=True)))
-    timings = []
-    for call in shapes.read("mobilenet_v2"):
-        out = call.operands[0]
-        assert out is not None
-        traffic = call.bytes / (calibrate.MIXED_WARM * 80.0)
-        match call.kernel:
-            case "CONV" | "GEMM":
-                ns = call.flops * (1 + tilecost.ROWS_LOST / tilecost.ROW_BLOCK) / 40.0 + cost.OUTPUT_NS * np.prod(out.dims)
-            case "DWCONV":
-                ns = call.flops / 20.0 + cost.DEPTHWISE_OUT_NS * np.prod(out.dims) + traffic
-            case _:
-                ns = call.flops * 0.3 + traffic
-        timings.append(measure.Timing(call, "portable", ns, ns, None))
-    found = calibrate.fit(timings, limits, 100.0, 55.0)
-    assert (found.cold, found.together) == (calibrate.MIXED_COLD * 30.0, calibrate.MIXED_COLD * 55.0)
-    assert found.matrix == pytest.approx(40.0)
-    assert found.depthwise == pytest.approx(20.0)
-    assert found.element_ns["POOL"] == pytest.approx(0.3)
-    assert found.tile_ns == calibrate.EDGE_NS + 100.0
-    assert calibrate.fit([], limits, 1.0, 55.0).matrix == rates.BUILT_IN.matrix
+    known = calibrate.without_kernels(limits, 100.0, 55.0)
+    assert known.matrix == calibrate.MATRIX * 50.0
+    assert known.warm == calibrate.MIXED_WARM * 80.0
+    assert (known.cold, known.together) == (calibrate.MIXED_COLD * 30.0, calibrate.MIXED_COLD * 55.0)
+    assert known.tile_ns == calibrate.EDGE_NS + 100.0
+    assert known.factors == {}
+    times = [
+        timed("CONV", 1e5, 1.2e5),
+        timed("CONV", 3e5, 3e5),
+        timed("GEMM", 1e5, 3e5, nbytes=known.cold * 1e5),
+        timed("POOL", 1e5, 2e5, nbytes=known.cold * 1e5),
+        timed("WINO 4x4", 1e5, 0.9e5),
+        timed("WINO 6x6", 1e5, 1.1e5),
+        timed("NORM", 1e5, 1e9),
+        timed("CAST", 10.0, 1e4),
+        timed("OPAQUE", 1e5, 1e7, opaque=True),
+    ]
+    found = calibrate.fit(times, known)
+    assert found.factors == pytest.approx({"CONV": 1.05, "NORM": calibrate.FACTORS[1], "POOL": 2.0, "WINO 4x4": 0.9, "WINO 6x6": 1.1})
+    assert found.matrix == known.matrix
+
+
+def test_factors_scale_predictions() -> None:
+    """By kernel, and by blocks of WINO; tiles add up to their op."""
+    model = models.build("resnet18", **models.miniature("resnet18"))
+    bindings = {v.name: api.Binding(v.dtype, tuple(v.shape or ())) for v in api.inspect(model).inputs}  # type: ignore[arg-type]
+
+    def predicted() -> dict[str, float]:
+        plan = api.plan_stage(model, [bindings], workers=1).plan
+        assert plan is not None
+        found: dict[str, float] = {}
+        for info in plan.info:
+            found[info.kernel] = found.get(info.kernel, 0.0) + info.predicted_ms
+        return found
+
+    def use(factors: dict[str, float]) -> dict[str, float]:
+        cost.use(rates.Rates(matrix=1.0, cold=1e4, factors=factors))
+        return predicted()
+
+    try:
+        plain = use({})
+        winograd = next(kernel for kernel in plain if kernel.startswith("WINO"))
+        chosen = {winograd: 2.0, "CONV": 3.0, "POOL": 5.0}
+        scaled = use(chosen)
+    finally:
+        cost.use(rates.BUILT_IN)
+    assert {kernel: scaled[kernel] / plain[kernel] for kernel in plain} == pytest.approx(
+        {kernel: chosen.get(kernel, 1.0) for kernel in plain}, rel=0.02
+    )
+
+
+def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
+    assert rates.built_in("avx512", halved=True) == rates.built_in("avx2", halved=False) == (rates.BUILT_IN, "")
+    whole, name = rates.built_in("avx512", halved=False)
+    assert name
+    assert whole.matrix > rates.BUILT_IN.matrix
 
 
 def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
