@@ -101,6 +101,7 @@ class _Walker:
             raise ModelParseError("not an ONNX model: sub-graphs are nested too deeply")
         embedded = _EMBEDDED[kind]
         pieces: list[bytes | memoryview] = []
+        last: list[bytes] = []  # references: a data_location that the tensor has itself comes before theirs, and the last one counts
         total = 0
         kept = at  # start of what is copied as it stands
         while at < end:
@@ -128,8 +129,8 @@ class _Walker:
             if length > INLINE_LIMIT:
                 number = key >> 3
                 if kind == "tensor" and number == _RAW_DATA:
-                    replacement = [reference(len(self.spans))]
-                    size = len(replacement[0])
+                    replacement = []
+                    last.append(reference(len(self.spans)))
                     self.spans.append((at, length))
                 elif number in embedded:
                     inner, size = self.rewrite(at, stop, embedded[number], depth + 1)
@@ -147,4 +148,4 @@ class _Walker:
         if end > kept:
             pieces.append(self.buffer[kept:end])
             total += end - kept
-        return pieces, total
+        return [*pieces, *last], total + sum(map(len, last))

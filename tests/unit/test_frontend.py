@@ -126,6 +126,21 @@ def test_forms_of_a_model(tmp_path: Path, form: str, chosen: bool) -> None:
     assert np.allclose(run_model(opened, feeds)[0], want, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", ["message", "bytes", "file"])
+def test_tensors_that_say_where_their_data_are(tmp_path: Path, form: str) -> None:
+    """As onnx writes them that were read from external data and saved in one file: `data_location` says DEFAULT, behind the data."""
+    onnx.save(large(), tmp_path / "external.onnx", save_as_external_data=True, location="w.bin", size_threshold=0, convert_attribute=True)
+    proto = onnx.load(tmp_path / "external.onnx")
+    assert proto.graph.initializer[0].HasField("data_location")
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    (tmp_path / "w.bin").unlink()
+    source: Any = {"message": proto, "bytes": path.read_bytes(), "file": path}[form]
+    opened = api.load(source)
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32), "c": np.array(True)}
+    assert np.allclose(run_model(opened, feeds)[0], ReferenceEvaluator(proto).run(None, feeds)[0], atol=1e-4)
+
+
 def test_stripping_keeps_the_model() -> None:
     proto = large()
     data = proto.SerializeToString()
