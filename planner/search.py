@@ -50,14 +50,15 @@ TOO_SMALL_NS: Final = 100_000.0
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
-WORTH: Final = 0.0005
-"""What a step has to gain, of the latency. A simulation is no more exact than that, and steps that gain less only cost time."""
+WORTH: Final = 0.0002
+"""What a step has to gain, of the latency. Steps that gain less only cost time."""
 WORTH_ORDER: Final = 0.01
 """What going by the critical path has to gain with the same tiles. Most networks are chains, where the orders differ by chance alone."""
-JITTER: Final = 0.2
+JITTER: Final = 0.1
 SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
-real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other."""
+real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
+longer than the waiting that they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class _Search:
         self.critical = self._critical()
         self.order = self.layers
         self.rungs: list[_Rung] = []
+        self.jitter: dict[int, Floats] = {}
         self.spent = 0
         self.simulated = Samples(machine)
 
@@ -222,8 +224,20 @@ class _Search:
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
         self.spent += NODE * (len(self.edges.known) - known + 1)
         self.spent += SAMPLES * tiles.n * (1 + len(self.machine) // AT_ONCE)
-        random = np.random.default_rng(1)
-        return self.simulated.latency_ns(tiles, tiles.ns * np.exp(random.normal(0.0, JITTER, (SAMPLES, tiles.n))))
+        factors = np.ones((SAMPLES, tiles.n))
+        at = 0
+        for k, rung in enumerate(rungs):
+            factors[:, at : at + rung.grid.n] = self._jitter(k, rung.grid.n)
+            at += rung.grid.n
+        return self.simulated.latency_ns(tiles, tiles.ns * factors)
+
+    def _jitter(self, k: int, n: int) -> Floats:
+        """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
+        differ by what has been changed, not by chance."""
+        if k not in self.jitter or self.jitter[k].shape[1] < n:
+            longer = np.random.default_rng((1, k)).normal(0.0, JITTER, (max(2 * n, 16), SAMPLES))
+            self.jitter[k] = np.exp(longer.T)
+        return self.jitter[k][:, :n]
 
 
 def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:

@@ -112,9 +112,22 @@ def test_latency_is_of_the_simulator(storage: Storage) -> None:
     found = _Search(storage, machine, 0)
     rungs = [ladder[-1] for ladder in found.ladders]
     tiles = _tiles(found.edges.wiring([rung.grid for rung in rungs]), rungs, found.layers)
-    random = np.random.default_rng(1)
-    samples = [replace(tiles, ns=tiles.ns * np.exp(random.normal(0.0, JITTER, tiles.n))) for _ in range(SAMPLES)]
+    jitter = np.hstack([found._jitter(k, rung.grid.n) for k, rung in enumerate(rungs)])
+    rest = np.ones((SAMPLES, tiles.n - jitter.shape[1]))
+    samples = [replace(tiles, ns=tiles.ns * factors) for factors in np.hstack([jitter, rest])]
     assert found._latency(rungs) == pytest.approx(np.mean([simulate(sample, machine).latency_ns for sample in samples]))
+
+
+def test_chance_is_the_same_whatever_has_been_changed(storage: Storage) -> None:
+    """A step's tiles are held up alike in every trial: they must not look better because another step is cut otherwise."""
+    one, other = (_Search(storage, Machine.uniform(2), 0) for _ in range(2))
+    few = one._jitter(3, 7).copy()
+    many = one._jitter(3, 500)
+    np.testing.assert_array_equal(many[:, :7], few)
+    np.testing.assert_array_equal(one._jitter(3, 7), few)
+    np.testing.assert_array_equal(other._jitter(3, 500), many)
+    assert not np.array_equal(one._jitter(4, 7), few)
+    assert np.log(many).std() == pytest.approx(JITTER, rel=0.1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
