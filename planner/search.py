@@ -59,6 +59,8 @@ SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
 real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
 longer than the waiting that they save."""
+JITTER_UNLIKE: Final = 0.2
+"""The same of unlike cores: one that is slower because others use it, too, is so by fits and starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
     found = _Search(storage, machine, budget)
     best = found.climb(grids)
-    both = effort == "thorough" or len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
+    both = effort == "thorough" or _unlike(machine)
     for end in (0, -1) if both else (0,) if machine.power < FEW else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
         if effort == "quick" and found.spent > STARTS * budget:
             break
@@ -94,6 +96,11 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
         best = replace(found.climb(best.grids, critical=True), start_ns=best.start_ns)
     return replace(best, simulated=found.spent)
+
+
+def _unlike(machine: Machine) -> bool:
+    """Whether some of its cores are faster than others."""
+    return len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class _Search:
         self.critical = self._critical()
         self.order = self.layers
         self.rungs: list[_Rung] = []
+        self.spread = JITTER_UNLIKE if _unlike(machine) else JITTER
         self.jitter: dict[int, Floats] = {}
         self.spent = 0
         self.simulated = Samples(machine)
@@ -235,7 +243,7 @@ class _Search:
         """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
         differ by what has been changed, not by chance."""
         if k not in self.jitter or self.jitter[k].shape[1] < n:
-            longer = np.random.default_rng((1, k)).normal(0.0, JITTER, (max(2 * n, 16), SAMPLES))
+            longer = np.random.default_rng((1, k)).normal(0.0, self.spread, (max(2 * n, 16), SAMPLES))
             self.jitter[k] = np.exp(longer.T)
         return self.jitter[k][:, :n]
 

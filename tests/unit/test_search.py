@@ -15,7 +15,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import JITTER, NODE, SAMPLES, Found, _Search, _tiles, search
+from aspen_mp.planner.search import JITTER, JITTER_UNLIKE, NODE, SAMPLES, Found, _Search, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -128,6 +128,8 @@ def test_chance_is_the_same_whatever_has_been_changed(storage: Storage) -> None:
     np.testing.assert_array_equal(other._jitter(3, 500), many)
     assert not np.array_equal(one._jitter(4, 7), few)
     assert np.log(many).std() == pytest.approx(JITTER, rel=0.1)
+    unlike = _Search(storage, Machine.parse("1+1@0.5"), 0)
+    assert np.log(unlike._jitter(3, 500)).std() == pytest.approx(JITTER_UNLIKE, rel=0.1)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
