@@ -83,14 +83,14 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     together = max(*(measure.together(isa, cores) for _ in range(READINGS)), limits.read[measure.SIZES[-1]])
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
-    known = without_kernels(limits, schedule_ns, together)
+    plain = without_kernels(limits, schedule_ns, together)
     times: list[OpTime] = []
     for k, network in enumerate(NETWORKS):
         progress(network, k, len(NETWORKS))
-        times += op_times(network, known, min(len(allowed), MOST_WORKERS), core)
+        times += op_times(network, plain, min(len(allowed), MOST_WORKERS), core)
     measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together}
     measured |= {f"read_{size >> 10}k": rate for size, rate in limits.read.items()}
-    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, known))
+    return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, plain))
 
 
 def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rates:
@@ -107,28 +107,23 @@ def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rate
     )
 
 
-def op_times(network: str, known: Rates, workers: int, core: int) -> list[OpTime]:
-    """What the ops of a network take on a core, beside what `known` predicts."""
+def op_times(network: str, plain: Rates, workers: int, core: int) -> list[OpTime]:
+    """What the ops of a network take on a core, beside what `plain` predicts."""
     from aspen_mp.bench import models
-    from aspen_mp.bench.plans import planned
+    from aspen_mp.bench.plans import counting_with, planned
     from aspen_mp.measure import profile
-    from aspen_mp.planner import cost
     from aspen_mp.planner.machine import Machine
 
     model = models.build(network, **NETWORKS[network])
     feeds = models.inputs(model)
-    before = cost.rates()
-    cost.use(known)
-    try:
-        plan = planned(model, feeds, Machine.uniform(workers, known))
-    finally:
-        cost.use(before)
+    with counting_with(plain):
+        plan = planned(model, feeds, Machine.uniform(workers, plain))
     with _on(core):
         return profile(plan, feeds, rounds=ROUNDS).ops
 
 
-def fit(times: Iterable[OpTime], known: Rates) -> Rates:
-    """`known` with the factors of the kernels whose ops were timed: by how much they took longer, all together, than it predicts."""
+def fit(times: Iterable[OpTime], plain: Rates) -> Rates:
+    """`plain` with the factors of the kernels whose ops were timed: by how much they took longer, all together, than it predicts."""
     import msgspec
 
     from aspen_mp.planner import cost
@@ -138,12 +133,12 @@ def fit(times: Iterable[OpTime], known: Rates) -> Rates:
     for op in times:
         kernel, ns = op.info.kernel, op.info.predicted_ms * 1e6
         found = cost.FAMILIES.get(kernel.split()[0])
-        waits = found is not None and found.hides and ns < WAITS * op.info.bytes / known.cold
+        waits = found is not None and found.hides and ns < WAITS * op.info.bytes / plain.cold
         if ns >= LEAST_NS and not waits and not op.info.opaque:
             taken[kernel] = taken.get(kernel, 0.0) + op.median_ns
             predicted[kernel] = predicted.get(kernel, 0.0) + ns
     low, high = FACTORS
-    return msgspec.structs.replace(known, factors={k: min(max(taken[k] / predicted[k], low), high) for k in sorted(taken)})
+    return msgspec.structs.replace(plain, factors={k: min(max(taken[k] / predicted[k], low), high) for k in sorted(taken)})
 
 
 @contextmanager

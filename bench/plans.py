@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from aspen_mp.planner.plan import Plan
+    from aspen_mp.planner.rates import Rates
 
 
 @contextmanager
 def calibrated() -> Iterator[None]:
     """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
+    with counting_with(calibrate.known(config.cache_folder(config.load(None)))[0]):
+        yield
+
+
+@contextmanager
+def counting_with(rates: Rates) -> Iterator[None]:
+    """The planner of this process counts with these rates for a while."""
     before = cost.rates()
-    cost.use(calibrate.known(config.cache_folder(config.load(None)))[0])
+    cost.use(rates)
     try:
         yield
     finally:
