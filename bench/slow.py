@@ -7,11 +7,12 @@ A process of our own is pinned to the core and takes a share of it, so that ever
 (`METHODS`):
 
 `fifo`
-    The load runs under SCHED_FIFO, above all ordinary processes, for the same share of every period of `PERIOD_US`. Emulates well: a core
-    with a lower clock. Whatever takes longer than some periods takes longer by the same factor, and nobody can win the time back. Emulates
-    badly: anything shorter than a period, which meets either the whole core or none of it; caches and memory bandwidth, which keep the
-    speed of the fast core (a slower clock would leave more bandwidth for each cycle). Needs CAP_SYS_NICE; the kernel lets such processes
-    have 95% of a core at most, unless /proc/sys/kernel/sched_rt_runtime_us says otherwise.
+    The load runs under SCHED_FIFO, above all ordinary processes, for the same share of every period: of `PERIOD_US`, or of more where so
+    short a one cannot be had. Switching takes its part of a period, too, so the share is tried and put right until what is left of the core
+    is what was wanted. Emulates well: a core with a lower clock. Whatever takes longer than some periods takes longer by the same factor,
+    and nobody can win the time back. Emulates badly: anything shorter than a period, which meets either the whole core or none of it;
+    caches and memory bandwidth, which keep the speed of the fast core (a slower clock would leave more bandwidth for each cycle). Needs
+    CAP_SYS_NICE; the kernel lets such processes have 95% of a core at most, unless /proc/sys/kernel/sched_rt_runtime_us says otherwise.
 `quota`
     The load runs in a control group of its own, with the greatest weight, and its quota of CPU time for a period of `QUOTA_PERIOD_US` ends
     after its share. Emulates well: a core of which a hypervisor or a container gives only part. Emulates badly: a slower clock, because the
@@ -48,12 +49,18 @@ from typing import IO, Final, Literal, NoReturn, cast
 Method = Literal["fifo", "quota", "nice"]
 METHODS: Final[tuple[Method, ...]] = ("fifo", "quota", "nice")
 """Best first."""
-PERIOD_US: Final = 400
+PERIOD_US: Final = 100
+MOST_PERIODS: Final = 8
+"""A period is no longer than so many of `PERIOD_US`."""
+CLOSE: Final = 0.03
+"""What is left of a core is near enough to what was wanted when it differs by no more than this share of it."""
 QUOTA_PERIOD_US: Final = 20_000
 FIFO_PRIORITY: Final = 20
 LEAST, MOST = 0.06, 0.98
 """Speeds that can be emulated."""
-_SLICES, _SLICE_S = 15, 0.02
+_SLICES, _TRIAL_SLICES, _SLICE_S = 15, 5, 0.02
+_TRIALS: Final = 5
+_LEAST_BUSY: Final = 0.04
 _START_S: Final = 30.0
 _LOOPS: Final = 500
 
@@ -161,15 +168,13 @@ def keep() -> None:
         os.sched_setaffinity(0, {cpu})
         with _group(cpu, speed) if method == "quota" else contextlib.nullcontext() as group:
             try:
-                pids += _begin(speed, method, group)
-                speed_left = _left(pids)
+                _begin(speed, method, group, pids)
+                speed_left = _left(pids, _SLICES)
                 os.sched_setaffinity(0, os.sched_getaffinity(parent))
                 _answer(speed=speed_left, pids=pids)
                 select.select([0, watch], [], [])
             finally:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+                _end(pids)
     except OSError as error:
         with suppress(OSError):
             _answer(error=str(error))
@@ -179,21 +184,48 @@ def _answer(**what: object) -> None:
     os.write(1, json.dumps(what).encode() + b"\n")
 
 
-def _begin(speed: float, method: Method, group: Path | None) -> list[int]:
-    """Forks the loads on the CPU that this process is on. OSError where that is not allowed."""
+def _begin(speed: float, method: Method, group: Path | None, pids: list[int]) -> None:
+    """Forks the loads on the CPU that this process is on, and notes them in `pids`. OSError where that is not allowed."""
     if method == "fifo":
-        return [_fork(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(FIFO_PRIORITY)), lambda: _duty(1 - speed))]
+        _begin_fifo(speed, pids)
+        return
     if method == "quota":
         assert group is not None
-        return [_fork(lambda: _join(group), _burn)]
+        pids.append(_fork(lambda: _join(group), _burn))
+        return
     weight = (1 - speed) / speed  # in ordinary processes
     nice = max(-20, min(19, round(-math.log(weight) / math.log(1.25))))
-    if nice >= 0:
-        return [_fork(lambda: os.setpriority(os.PRIO_PROCESS, 0, nice), _burn)]
     try:
-        return [_fork(lambda: os.setpriority(os.PRIO_PROCESS, 0, nice), _burn)]
+        pids.append(_fork(lambda: os.setpriority(os.PRIO_PROCESS, 0, nice), _burn))
     except PermissionError:
-        return [_fork(lambda: None, _burn) for _ in range(max(1, round(weight)))]
+        if nice >= 0:
+            raise
+        pids += [_fork(lambda: None, _burn) for _ in range(max(1, round(weight)))]
+
+
+def _begin_fifo(speed: float, pids: list[int]) -> None:
+    """Tries how much of a period leaves `speed` of the core. The load is forked anew for each trial."""
+    busy, period = 1 - speed, PERIOD_US * 1e-6
+    for trial in range(_TRIALS):
+        pids.append(_fork(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(FIFO_PRIORITY)), lambda: _duty(busy, period)))  # noqa: B023
+        if trial == _TRIALS - 1:
+            return
+        too_little = speed - _left(pids, _TRIAL_SLICES)
+        if abs(too_little) <= CLOSE * speed:
+            return
+        if busy - too_little >= min(_LEAST_BUSY, (1 - speed) / 2):
+            busy -= too_little
+        elif period < MOST_PERIODS * PERIOD_US * 1e-6:  # switching alone takes more than is to be taken
+            busy, period = 1 - speed, 2 * period
+        else:
+            return
+        _end(pids)
+
+
+def _end(pids: list[int]) -> None:
+    while pids:
+        os.kill(pids[-1], signal.SIGKILL)
+        os.waitpid(pids.pop(), 0)
 
 
 def _fork(prepare: Callable[[], object], burn: Callable[[], NoReturn]) -> int:
@@ -234,9 +266,9 @@ def _die_with(keeper: int) -> None:
         os._exit(0)
 
 
-def _duty(share: float) -> NoReturn:
+def _duty(share: float, period: float) -> NoReturn:
     """Takes `share` of every period: from its beginning until that much of it is over, whatever the way there cost."""
-    period, clock, sleep = PERIOD_US * 1e-6, time.monotonic, time.sleep
+    clock, sleep = time.monotonic, time.sleep
     busy = share * period
     begin = clock()
     while True:
@@ -273,18 +305,18 @@ def _rate(seconds: float) -> float:
     return n / took
 
 
-def _left(pids: list[int]) -> float:
+def _left(pids: list[int], slices: int) -> float:
     """The speed of this core with the loads as a share of that without: median of pairs of slices that follow each other, because the
     machine's own speed changes, too."""
     pairs = []
-    for _ in range(_SLICES):
+    for _ in range(slices):
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         alone = _rate(_SLICE_S)
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         pairs.append(_rate(2 * _SLICE_S) / alone)
-    return sorted(pairs)[_SLICES // 2]
+    return sorted(pairs)[slices // 2]
 
 
 def _cpu_seconds(pid: int) -> float:

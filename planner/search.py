@@ -25,7 +25,7 @@ from aspen_mp.planner import cost, policy, tilecost
 from aspen_mp.planner.edges import EdgeBuilder, Wiring
 from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import Node
-from aspen_mp.planner.machine import Machine, speed_classes
+from aspen_mp.planner.machine import CLASS_GAP, Machine, speed_classes
 from aspen_mp.planner.options import Effort
 from aspen_mp.planner.policy import Aim
 from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
@@ -50,6 +50,8 @@ TOO_SMALL_NS: Final = 100_000.0
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
+PARTS: Final = (1, 2, 3, 4)
+"""Where cores are unlike, also so many tiles for the slowest core, and for the others as many more as they are faster."""
 WORTH: Final = 0.0002
 """What a step has to gain, of the latency. Steps that gain less only cost time."""
 WORTH_ORDER: Final = 0.01
@@ -59,8 +61,8 @@ SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
 real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
 longer than the waiting that they save."""
-JITTER_UNLIKE: Final = 0.2
-"""The same of unlike cores: one that is slower because others use it, too, is so by fits and starts."""
+AS_KNOWN: Final = (0.93, 1.0, 1.08)
+"""Of the samples, what slow cores give of the speed that they are taken to have: a plan must not be good for that speed alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,18 @@ def _unlike(machine: Machine) -> bool:
     return len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
 
 
+def _speeds(machine: Machine) -> list[list[float]]:
+    """Of the cores, one list for each sample."""
+    slow = CLASS_GAP * max(core.speed for core in machine.cores)
+    return [[core.speed * (by if core.speed < slow else 1.0) for core in machine.cores] for by in AS_KNOWN]
+
+
+def _fair(machine: Machine) -> list[tuple[float, int | None]]:
+    """Tails and numbers of tiles of which every core of a machine with unlike cores gets its share, a whole number of them."""
+    shares = machine.power / min(core.speed for core in machine.cores)
+    return [(1.0, max(2, round(parts * shares))) for parts in PARTS] if _unlike(machine) else []
+
+
 @dataclass(frozen=True, slots=True)
 class _Rung:
     grid: Grid
@@ -116,6 +130,7 @@ class _Search:
         self.storage, self.machine, self.budget = storage, machine, budget
         self.edges = EdgeBuilder(storage)
         self.workers = max(1, round(machine.power))
+        self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
         kinds = [self._kind(node) for node in storage.steps]
         ladders: dict[tuple[object, ...], list[_Rung]] = {}
@@ -127,10 +142,9 @@ class _Search:
         self.critical = self._critical()
         self.order = self.layers
         self.rungs: list[_Rung] = []
-        self.spread = JITTER_UNLIKE if _unlike(machine) else JITTER
         self.jitter: dict[int, Floats] = {}
         self.spent = 0
-        self.simulated = Samples(machine)
+        self.simulated = Samples(machine, _speeds(machine))
 
     def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
         """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
@@ -174,11 +188,10 @@ class _Search:
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
         """Distinct grids of a node, coarse to fine."""
         out: dict[int, _Rung] = {}
-        for tail in RUNGS:
-            if tail > FINEST * self.workers:
-                break
+        tails = [(tail / self.workers, None) for tail in RUNGS if tail <= FINEST * self.workers]
+        for tail, tiles in tails + self.fair:
             for halves in (False, True) if len(self.machine) > 1 else (False,):
-                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail / self.workers, halves))
+                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail, halves, tiles))
                 rung = self._rung(kind, node, grid)
                 out.setdefault(id(rung), rung)
         return sorted(out.values(), key=lambda rung: rung.grid.n)
@@ -243,7 +256,7 @@ class _Search:
         """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
         differ by what has been changed, not by chance."""
         if k not in self.jitter or self.jitter[k].shape[1] < n:
-            longer = np.random.default_rng((1, k)).normal(0.0, self.spread, (max(2 * n, 16), SAMPLES))
+            longer = np.random.default_rng((1, k)).normal(0.0, JITTER, (max(2 * n, 16), SAMPLES))
             self.jitter[k] = np.exp(longer.T)
         return self.jitter[k][:, :n]
 

@@ -22,6 +22,7 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 #define SIM_NONE UINT32_MAX
 #define SIM_COLUMNS 64
 #define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
+#define SIM_UNDERWAY 0.5 /* ASPEN_UNDERWAY */
 #define SIM_PATIENCE 4 /* ASPEN_PATIENCE */
 #define SIM_ROUNDING 1e-12
 #define SIM_NEVER (-1.0)
@@ -207,7 +208,7 @@ static inline void sim_look(struct sim *s, uint32_t c, double from) {
 }
 
 /* Does a slow core leave what is ready to faster ones (aspen_dse_leaves)? */
-static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 + s->core[c].leaves; }
+static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 - SIM_UNDERWAY + s->core[c].leaves; }
 
 /* Idle slow cores begin to leave what is ready, as long as they are awake, or have nothing to leave any more. One that leaves tiles does not go
  * to sleep, and takes one when its patience is at an end. */

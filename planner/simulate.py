@@ -7,6 +7,7 @@ waits, and what sharing the memory's bandwidth costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -218,17 +219,19 @@ def simulate(
 class Samples:
     """Simulates one request at a time on a machine, again and again: what `simulate` says with nothing but latencies looked at, sooner."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._speeds = np.array([core.speed for core in machine.cores], np.float64)
+    def __init__(self, machine: Machine, speeds: Sequence[npt.ArrayLike] = ()) -> None:
+        """`speeds` [cores]: of the cores, for one sample after the other; none: the machine's."""
+        own = [core.speed for core in machine.cores]
+        self._speeds = [np.asarray(each, np.float64) for each in speeds or [own]]
         self._victims, self._timings, self._bytes_per_ns = machine.victims(), machine.timings(), machine.bytes_per_ns
 
     def latency_ns(self, tiles: Tiles, ns: Floats) -> float:
         """Of a request on average, where its tiles take as long as a row of `ns` [samples, tiles] says, instead of `tiles.ns`."""
         total = 0.0
-        for times in ns:
+        for k, times in enumerate(ns):
             total += _simulate.run(
                 *tiles.arrays(times),
-                self._speeds,
+                self._speeds[k % len(self._speeds)],
                 self._victims,
                 self._bytes_per_ns,
                 self._timings,

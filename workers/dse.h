@@ -115,7 +115,9 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
 /* ------------------------------------------------------------------------------------------------ unlike cores */
 
 #define ASPEN_PACE_NS 1e6 /* of expected kernel time: so often a DSE looks how fast its core is */
+#define ASPEN_PACE_NEW 0.1 /* share of the latest look in a pace; with more of it, what a slow core leaves changes with every disturbance */
 #define ASPEN_SLOWER 1.25 /* cores that differ by less are alike: estimates of tiles are no better */
+#define ASPEN_UNDERWAY 0.5 /* of a tile, what a faster core has still to do of the one that it runs, on average */
 #define ASPEN_PATIENCE 4 /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
 
 /* How long kernels take here beside what plans expect, and beside what they take elsewhere. No class of core has to be known: a core that is
@@ -126,7 +128,7 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
   uint64_t ticks = aspen_stat_load(&me->kernel_ticks), tiles = aspen_stat_load(&me->tiles);
   uint64_t spent = aspen_dse_ns(d, ticks - d->paced);
   double found = (double)spent * 1024 / d->expected_ns, old = aspen_stat_load(&me->pace);
-  double pace = old > 0 ? 0.75 * old + 0.25 * found : found;
+  double pace = old > 0 ? old + ASPEN_PACE_NEW * (found - old) : found;
   pace = pace < 1 ? 1 : pace > 1e9 ? 1e9 : pace;
   aspen_stat_store(&me->pace, (uint32_t)pace);
   aspen_stat_add(&me->paced_ns, spent);
@@ -143,15 +145,15 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
 }
 
 /* Near the end of a layer, a tile that a slow core takes is done later than if it had waited for a faster one, and all that needs it waits.
- * So a slow core takes one only when the faster ones have enough to do: with `waiting` ready tiles they get to the last one after
- * waiting - 1 tiles of their time, shared by all of them. For no longer than ASPEN_PATIENCE tiles take it here: who should take it may be held up.
- * Without stealing nobody else would take it. */
+ * So a slow core takes one only when the faster ones have enough to do: with `waiting` ready tiles they get to the last one after what they
+ * have underway and waiting - 1 tiles of their time, shared by all of them. For no longer than ASPEN_PATIENCE tiles take it here: who should
+ * take it may be held up. Without stealing nobody else would take it. */
 static inline int aspen_dse_leaves(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   double waiting = 0;
   if (!(d->leaves > 0) || !aspen_stat_load(&c->signals.steal)) return 0;
   for (uint32_t r = 0; r < c->signals.n_rows; r++) waiting += aspen_stat_load(&c->row[r].waiting);
-  if (waiting < 1 || waiting >= 1 + d->leaves) return 0;
+  if (waiting < 1 || waiting >= 1 - ASPEN_UNDERWAY + d->leaves) return 0;
   uint64_t now = aspen_ticks();
   if (!d->left_since) {
     d->left_since = now | 1;

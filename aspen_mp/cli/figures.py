@@ -148,6 +148,9 @@ def scaling(
     simulated: Annotated[str, typer.Option("--simulate", metavar="16,64", help="Numbers of cores to simulate; none: nothing.")] = "4,16,64",
     cores: Cores = None,
     engines: Engines = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Also n requests at once on n runtimes of one core each: what cores take from each other.")
+    ] = False,
     rounds: RoundsOption = 5,
     seconds: Seconds = 0.3,
     runs: Runs = 3,
@@ -175,7 +178,7 @@ def scaling(
     with output.progress("bench", quiet=as_json) as update:
         for case in _cases(networks):
             plan = _plan(rounds, seconds, runs)
-            results.append(bench.measure(case, chosen, cpus, numbers, far, plan, lambda text: update(text, 0, 0)))
+            results.append(bench.measure(case, chosen, cpus, numbers, far, plan, lambda text: update(text, 0, 0), apart=apart))
             results[-1].absent = absent
     if plot is not None:
         bench.plot(results, plot)
@@ -190,7 +193,7 @@ def scaling(
                     *(f"{p.speedup:.2f}", "" if p.p_e is None else f"{p.p_e:.3f}"),
                     "" if p.p_e_min is None or p.simulated else f"{p.p_e_min:.3f}",
                 ]
-                for p in sorted(result.points, key=lambda p: (chosen.index(p.engine), p.cores))
+                for p in sorted(result.points, key=lambda p: ([*chosen, bench.APART].index(p.engine), p.cores))
             ]
             output.table(result.case, ["engine", "cores", "ms", "min ms", "speedup", "p_e", "by min"], rows, right=range(1, 7))
             output.out.print(result.verdict, highlight=False, soft_wrap=True)

@@ -3,6 +3,9 @@
 Strong scaling: the same request on 1 … N cores, for each engine. The serial run that counts is the best of any engine on one core, so
 that a slow serial run flatters nobody. p_e is the parallel fraction by Karp and Flatt: with speedup S on n cores,
 1 - (1/S - 1/n) / (1 - 1/n).
+What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core runs a request of
+its own (`APART`): n of those at the same time, on n runtimes that share nothing, take longer than one. Their time by n is about what a
+request would take on n cores if dividing it cost nothing.
 Machines that are not at hand are simulated (`aspen_mp.planner.simulate`), and say so.
 """
 
@@ -19,6 +22,9 @@ from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.planner.simulate import parallel_fraction
+
+APART = "aspen-mp, a request a core"
+"""Label of n requests on n cores; times are those of a run by n."""
 
 
 @dataclass(slots=True)
@@ -78,11 +84,22 @@ def _fraction(speedup: float, cores: int) -> float | None:
 
 
 def measure(
-    case: Case, engines: Sequence[str], cores: Sequence[int], numbers: Sequence[int], simulated: Sequence[int], plan: Plan, say: Say
+    case: Case,
+    engines: Sequence[str],
+    cores: Sequence[int],
+    numbers: Sequence[int],
+    simulated: Sequence[int],
+    plan: Plan,
+    say: Say,
+    *,
+    apart: bool = False,
 ) -> Result:
-    """Measures a network on the first n of `cores`, for each n of `numbers`; `simulated`: core counts to simulate."""
+    """Measures a network on the first n of `cores`, for each n of `numbers`; `simulated`: core counts to simulate. `apart`: n requests on n
+    runtimes, too."""
     counts = sorted({1, *numbers})
     variants = [Variant(_label(engine, n), engine, cores[:n]) for engine in engines for n in counts]
+    if apart:
+        variants += [Variant(_label(APART, n), OURS, cores[:n], {"apart": True}) for n in counts if n > 1]
     found = compare(case, variants, plan, say)
     result = of_comparison(found)
     if simulated and result.points:
@@ -103,13 +120,19 @@ def of_comparison(found: Comparison) -> Result:
         return result
     first = found.entries[0]
 
+    def apart(entry: Entry) -> bool:
+        return entry.label == _label(APART, entry.cores)
+
     def times(entry: Entry) -> tuple[float, float]:
-        return first.median_ms * entry.ratio, first.min_ms * entry.ratio_min
+        requests = entry.cores if apart(entry) else 1
+        return first.median_ms * entry.ratio / requests, first.min_ms * entry.ratio_min / requests
 
     serial = min((entry for entry in found.entries if entry.cores == 1), key=lambda entry: times(entry)[0])
     least = min(times(entry)[1] for entry in found.entries if entry.cores == 1)
     result.serial, result.serial_ms = serial.engine, times(serial)[0]
-    result.points = [_point(entry.engine, entry.cores, *times(entry), result.serial_ms, least) for entry in found.entries]
+    result.points = [
+        _point(APART if apart(entry) else entry.engine, entry.cores, *times(entry), result.serial_ms, least) for entry in found.entries
+    ]
     return result
 
 
@@ -129,6 +152,10 @@ def plot(results: Sequence[Result], file: Path) -> None:
         most = max((p.cores for p in result.points), default=1)
         axes.plot([1, most], [1, most], color="0.6", linewidth=0.8, label="ideal")
         for engine in dict.fromkeys(p.engine for p in result.points):
+            if engine == APART:
+                limit = sorted((p for p in result.points if p.engine == APART), key=lambda p: p.cores)
+                axes.plot([p.cores for p in limit], [p.speedup for p in limit], "k_", markersize=12, label=APART)
+                continue
             own = sorted((p for p in result.points if p.engine == engine and not p.simulated), key=lambda p: p.cores)
             axes.plot([p.cores for p in own], [p.speedup for p in own], "o-", color=colour(engine), label=engine)
             far = sorted((p for p in result.points if p.engine == engine and p.simulated), key=lambda p: p.cores)

@@ -119,8 +119,8 @@ class Seats:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of each engine: its version and how it was set."""
-        return {seat.engine: f"{seat.info['version']}: {seat.info['settings']}" for seat in self._seats}
+        """Of each engine: its version and how it was set in its first variant."""
+        return {seat.engine: f"{seat.info['version']}: {seat.info['settings']}" for seat in reversed(self._seats)}
 
     def settle(self, label: str, seconds: float, what: str) -> None:
         """Requests to one of the variants, if it is there, which are not measured."""

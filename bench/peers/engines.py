@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,13 @@ def load_aspen(
     planning: Mapping[str, Any] | None = None,
     order: str = "fifo",
     replan: bool = False,
+    apart: bool = False,
 ) -> Loaded:
     """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
-    made again for cores that have changed, which would go on while others are measured, and change what is."""
+    made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core, and
+    a run is one request on each of them at the same time."""
+    if apart:
+        return _apart(path, feeds, cores)
     import aspen_mp
     from aspen_mp import config
 
@@ -64,6 +69,23 @@ def load_aspen(
     except BaseException:
         runtime.close()
         raise
+
+
+def _apart(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """As many runtimes as cores, which share nothing but the machine."""
+    import aspen_mp
+
+    with ExitStack() as stack:
+        models = [stack.enter_context(aspen_mp.Runtime(cores=[core])).load(path) for core in cores]
+        close = stack.pop_all().close
+    names = [output.name for output in models[0].outputs]
+
+    def run() -> list[Array]:
+        futures = [model.submit(dict(feeds)) for model in models]
+        found = [future.result() for future in futures]
+        return [found[0][name] for name in names]
+
+    return Loaded(run, "a runtime a core, one request on each", close)
 
 
 def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:

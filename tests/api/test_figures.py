@@ -64,9 +64,10 @@ def test_synthetic(tmp_path: Path) -> None:
 
 
 def test_scaling(tmp_path: Path) -> None:
-    found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64")
+    found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64", "--apart")
     measured = [(p["engine"], p["cores"]) for p in found["points"] if not p["simulated"]]
-    assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} == set(measured)
+    apart = {(scaling.APART, CORES)} if CORES > 1 else set()
+    assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} | apart == set(measured)
     assert [p["cores"] for p in found["points"] if p["simulated"]] == [64]
 
 
@@ -117,6 +118,15 @@ def test_the_best_serial_run_counts_whoever_has_it() -> None:
     assert [p.speedup_min for p in found.points] == pytest.approx([1.0, 1 / 0.6, 1 / 1.1, 1 / 0.6])
     assert found.points[1].p_e == pytest.approx(1 - (1 / 1.6 - 0.5) / 0.5)
     assert "p_e on 2 cores aspen-mp 0.750" in found.verdict
+
+
+def test_requests_apart_count_each() -> None:
+    entries = [entry("a on 1", OURS, 1, 1.0, 1.0), entry("a on 4", OURS, 4, 0.4, 0.3), entry(f"{scaling.APART} on 4", OURS, 4, 1.25, 1.0)]
+    found = scaling.of_comparison(Comparison("x", None, entries))
+    assert [(p.engine, p.cores) for p in found.points] == [(OURS, 1), (OURS, 4), (scaling.APART, 4)]
+    assert found.points[2].ms == pytest.approx(100 * 1.25 / 4)
+    assert found.points[2].speedup == pytest.approx(3.2)
+    assert found.points[2].p_e_min == pytest.approx(1.0)
 
 
 def test_verdicts_of_nothing() -> None:

@@ -15,7 +15,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import JITTER, JITTER_UNLIKE, NODE, SAMPLES, Found, _Search, _tiles, search
+from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, SAMPLES, Found, _fair, _Search, _speeds, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -115,7 +115,15 @@ def test_latency_is_of_the_simulator(storage: Storage) -> None:
     jitter = np.hstack([found._jitter(k, rung.grid.n) for k, rung in enumerate(rungs)])
     rest = np.ones((SAMPLES, tiles.n - jitter.shape[1]))
     samples = [replace(tiles, ns=tiles.ns * factors) for factors in np.hstack([jitter, rest])]
-    assert found._latency(rungs) == pytest.approx(np.mean([simulate(sample, machine).latency_ns for sample in samples]))
+    machines = [Machine.of_speeds([1.0, 0.5 * by]) for by in AS_KNOWN]
+    assert len(AS_KNOWN) == SAMPLES
+    assert found._latency(rungs) == pytest.approx(np.mean([simulate(*each).latency_ns for each in zip(samples, machines, strict=True)]))
+
+
+def test_only_slow_cores_are_not_as_known() -> None:
+    assert _speeds(Machine.uniform(3)) == [[1.0] * 3] * 3
+    assert [core for core, *_ in _speeds(Machine.parse("1+2@0.5"))] == [1.0] * 3
+    assert [core for *_, core in _speeds(Machine.parse("1+2@0.5"))] == pytest.approx([0.465, 0.5, 0.54])
 
 
 def test_chance_is_the_same_whatever_has_been_changed(storage: Storage) -> None:
@@ -128,8 +136,22 @@ def test_chance_is_the_same_whatever_has_been_changed(storage: Storage) -> None:
     np.testing.assert_array_equal(other._jitter(3, 500), many)
     assert not np.array_equal(one._jitter(4, 7), few)
     assert np.log(many).std() == pytest.approx(JITTER, rel=0.1)
-    unlike = _Search(storage, Machine.parse("1+1@0.5"), 0)
-    assert np.log(unlike._jitter(3, 500)).std() == pytest.approx(JITTER_UNLIKE, rel=0.1)
+
+
+def test_unlike_cores_have_grids_of_fair_shares(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About as many tiles as let a core of a quarter of the speed run one while the other runs four, beside all others."""
+    assert _fair(Machine.uniform(4)) == []
+    assert [tiles for _, tiles in _fair(Machine.parse("1+1@0.25"))] == [5, 10, 15, 20]
+    assert [tiles for _, tiles in _fair(Machine.parse("2+4@0.5"))] == [8, 16, 24, 32]
+
+    def numbers() -> list[set[int]]:
+        return [{rung.grid.n for rung in ladder} for ladder in _Search(storage, Machine.parse("1+1@0.25"), 0).ladders]
+
+    found = numbers()
+    monkeypatch.setattr("aspen_mp.planner.search.PARTS", ())
+    others = numbers()
+    assert all(more >= less for more, less in zip(found, others, strict=True))
+    assert found != others
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])

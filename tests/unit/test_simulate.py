@@ -127,7 +127,7 @@ class Slow:
         """A slow core takes nothing that faster ones will be done with sooner."""
         own = self.m.cores[c].speed
         faster = sum(core.speed / own - 1 for core in self.m.cores if core.speed > 1.25 * own) if self.rules.steal else 0.0
-        return 0 < self.waiting() < 1 + faster
+        return 0 < self.waiting() < 0.5 + faster
 
     def patience(self, c: int) -> float:
         """Until when: no longer than four tiles take it."""
