@@ -49,7 +49,7 @@ DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
 HALF_PANEL = 16
 """Columns of a panel that PWDW computes together: it leaves out an empty half."""
-CACHED_BYTES = 8 << 20
+CACHED_BYTES = 16 << 20
 """Activations of an op that stay in the last-level cache until they are read."""
 PANEL = 32
 """Width of a weight panel."""

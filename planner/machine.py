@@ -59,9 +59,9 @@ class Engine:
     spin: float = 100_000.0
     claim: float = 1500.0
     claimed: float = 0.3
-    submit: float = 40_000.0
-    end: float = 80_000.0
-    copied: float = 0.1
+    submit: float = 30_000.0
+    end: float = 50_000.0
+    copied: float = 0.06
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,13 @@ BUILT_IN: Final = Rates()
 """Of cores with vectors of 256 bits, or with ones of 512 that they take in two halves (Zen 4, whose kernels the models were made of)."""
 WHOLE_VECTORS: Final = Rates(
     matrix=226.0,
-    cold=28.0,
+    cold=36.0,
     warm=60.0,
-    together=42.0,
+    together=48.0,
     tile_ns=1800.0,
-    factors={"ATTENTION": 0.9, "CONV": 0.93, "GEMM": 0.92, "PWDW": 0.92, "NORM": 0.75, "RESIZE": 0.65, "COPY": 1.4}
-    | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 2x2": 0.9, "WINO 3x3": 0.95, "WINO 4x4": 0.95, "WINO 6x6": 0.88},
+    factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
+    | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
+    | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.9},
 )
 """Of cores that take vectors of 512 bits whole (Zen 5)."""
 
