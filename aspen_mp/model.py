@@ -25,8 +25,9 @@ from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control, values
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import RequestError, RuntimeLost
-from aspen_mp.stages import StageTree, Stale, Transfers, set_exception
+from aspen_mp.stages import Stale, Transfers, set_exception
 from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
+from aspen_mp.tree import StageTree
 
 if TYPE_CHECKING:
     from aspen_mp.session import Session

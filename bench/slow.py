@@ -60,7 +60,7 @@ LEAST, MOST = 0.06, 0.98
 """Speeds that can be emulated."""
 _SLICES, _TRIAL_SLICES, _SLICE_S = 15, 5, 0.02
 _TRIALS: Final = 5
-_LEAST_BUSY: Final = 0.04
+_LEAST_BUSY, _MOST_BUSY = 0.04, 0.94
 _START_S: Final = 30.0
 _LOOPS: Final = 500
 
@@ -214,7 +214,7 @@ def _begin_fifo(speed: float, pids: list[int]) -> None:
         if abs(too_little) <= CLOSE * speed:
             return
         if busy - too_little >= min(_LEAST_BUSY, (1 - speed) / 2):
-            busy -= too_little
+            busy = min(busy - too_little, _MOST_BUSY)  # beyond, the kernel stops it for a while
         elif period < MOST_PERIODS * PERIOD_US * 1e-6:  # switching alone takes more than is to be taken
             busy, period = 1 - speed, 2 * period
         else:

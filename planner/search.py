@@ -1,13 +1,13 @@
 """The APU: finds the tiles of every node for a machine (ASPEN, section 4.2), judged by simulation.
 
 Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
-coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`). The search starts with what
-`policy` says of each node alone and climbs: nodes that are alike move up or down their ladders together, then each by itself, as long as
-the simulated latency of the whole network falls. Then it climbs again from an end of the ladders: "quick" from the coarsest tiles on few
-cores and from the finest on many, "thorough" from both, and so "quick" where cores are unlike, as far as its effort reaches (`STARTS`: of
-large networks the second end is left out). What comes out best counts. Where the network has branches, the search goes on from
-there with the critical path first (`priority.py`), if that gains anything. What a step changes in the tile graph is worked out for the node
-and its readers alone, so a step takes about as long as its simulation.
+coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
+those of which every core gets a whole share. The search starts with what `policy` says of each node alone and climbs: nodes that are alike
+move up or down their ladders together, then each by itself, as long as the simulated latency of the whole network falls. Then it climbs
+again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on many, "thorough" from both, and so
+"quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end is left out). What comes out best
+counts. Where the network has branches, the search goes on from there with the critical path first (`priority.py`), if that gains anything.
+What a step changes in the tile graph is worked out for the node and its readers alone, so a step takes about as long as its simulation.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
 """

@@ -1,0 +1,309 @@
+"""Running a model as its stages: the shapes of a request decide which plans it runs, and later stages are planned from earlier results.
+
+Most models are one static stage: `StageTree.single` finds it by the shapes of the inputs, and `Stage.run` is the whole path of a request.
+Otherwise the tree is walked: each level is keyed by the shapes of what became known, and by the values of the few tensors whose values
+decide shapes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.control import protocol
+from aspen_mp.session import Session
+from aspen_mp.shm import values
+from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.stages import Lost, Region, Short, Stage, Stale, Transfers, set_exception, set_result
+
+if TYPE_CHECKING:
+    from aspen_mp.control.client import ProgressCallback
+    from aspen_mp.future import RequestFuture
+
+MAX_DRIVERS: Final = 64
+"""Threads that drive requests of several stages; more such requests wait for one of them."""
+MAX_SHAPES: Final = 256
+"""Shapes of inputs whose plans a client remembers."""
+MAX_KEPT_BYTES: Final = 512 << 20
+"""Bytes of regions that a model keeps for coming requests; beyond, those of the shapes that were met first are given back."""
+MAX_VALUE_BYTES: Final = 64 << 10
+"""Largest value that may decide shapes."""
+
+Key = tuple[Any, ...]
+
+
+def shape_key(arrays: Mapping[str, Any]) -> Key:
+    """What of the values decides the plan: names and shapes, and for values that are no tensors the capacity of their buffers."""
+    return tuple([(name, _shape(value)) for name, value in arrays.items()])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.shape if _is_tensor(value) else (_capacity(values.encoded_size(value)),)
+
+
+def _capacity(nbytes: int) -> int:
+    """Capacities come in steps, so that values of like size share a plan."""
+    return 1 << max(8, (nbytes - 1).bit_length())
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype) if _is_tensor(value) else "object"
+
+
+class Stop:
+    """Cancels a request that a driver thread walks through its stages, wherever it is."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._ticket = -1
+        self._asked = False
+
+    def started(self, ticket: int) -> None:
+        """The driver waits for this ticket now (-1: for none)."""
+        with self._lock:
+            self._ticket = ticket
+            if ticket >= 0 and self._asked:
+                self._session.channel.cancel(ticket)
+
+    def ask(self) -> None:
+        with self._lock:
+            self._asked = True
+            if self._ticket >= 0:
+                self._session.channel.cancel(self._ticket)
+
+    def check(self) -> None:
+        if self._asked:
+            raise RequestCancelled("the request was cancelled")
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the shapes so far lead to: the values that have to be known too (`wanted`, then `by_value`), or a stage and what follows it."""
+
+    binds: list[list[protocol.Bind]]
+    wanted: tuple[str, ...] = ()
+    by_value: dict[tuple[bytes, ...], _Node] = field(default_factory=dict)
+    stage: Stage | None = None
+    next: dict[Key, _Node] = field(default_factory=dict)
+    planning: threading.Lock = field(default_factory=threading.Lock)
+    capacities: dict[str, int] = field(default_factory=dict)
+
+    def stages(self) -> list[Stage]:
+        found = [] if self.stage is None else [self.stage]
+        for child in (*self.by_value.values(), *self.next.values()):
+            found += child.stages()
+        return found
+
+
+class StageTree:
+    """The plans of a model that this client has met."""
+
+    def __init__(self, session: Session, model_id: int, model: str, outputs: Sequence[str]) -> None:
+        self.session = self._session = session
+        self._model_id = model_id
+        self._model = model
+        self._outputs = list(outputs)
+        self.transfers = Transfers()
+        self._roots: dict[Key, _Node] = {}
+        self._single: dict[Key, Stage] = {}
+        self._lock = threading.Lock()
+        self._drivers: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RequestError(f"model {self._model!r} has been unloaded")
+
+    def single(self, arrays: Mapping[str, Any]) -> Stage | None:
+        """The stage that is all of the model for these inputs, if that is known already."""
+        return self._single.get(shape_key(arrays)) if self._single else None
+
+    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None) -> None:
+        """Plans the first stage for inputs of these shapes, as far as shapes alone allow."""
+        key = shape_key(arrays)
+        node = self._roots.get(key) or self._root(key, arrays)
+        with node.planning:
+            if node.stage is None and not node.wanted:
+                self._plan(node, progress)
+        self._note_single(key, node)
+
+    def hold(self, arrays: Mapping[str, Any]) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+        """`Stage.hold` of the first stage for inputs of these shapes."""
+        self.plan_first(arrays, None)
+        stage = self._roots[shape_key(arrays)].stage
+        if stage is None:
+            raise RequestError(f"model {self._model!r} has no input buffers: values of its inputs decide shapes")
+        return stage.hold()
+
+    # ---- walking
+
+    def run(
+        self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None, *, borrow: bool = True
+    ) -> dict[str, Any]:
+        """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
+        self._check()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        known = dict(arrays)
+        key = shape_key(known)
+        node = self._find(self._roots.get(key) or self._root(key, known), known)
+        self._note_single(key, self._roots.get(key))
+        while True:
+            stage = node.stage
+            assert stage is not None
+            if stop is not None:
+                stop.check()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                results = stage.run(known, level, left, None, stop, borrow=borrow)
+            except RequestTimeout:
+                raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled") from None
+            except (Stale, Short) as again:
+                if isinstance(again, Short):
+                    node.capacities.update({name: _capacity(nbytes) for name, nbytes in again.capacities.items()})
+                self._forget(node, stage)
+                self._plan(node, None)
+                continue
+            known.update(results)
+            if stage.planned.last:
+                return {name: known[name] for name in self._outputs}
+            key = shape_key(results)
+            child = node.next.get(key)
+            if child is None:
+                child = node.next.setdefault(key, _Node([*node.binds, _binds(results)]))
+            node = self._find(child, known)
+
+    def submit(
+        self,
+        arrays: dict[str, Any],
+        level: int,
+        names: Sequence[str] | None,
+        future: RequestFuture,
+        lost: Lost,
+        *,
+        borrow: bool = False,
+    ) -> None:
+        """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
+        stop = Stop(self._session)
+        future.stop = stop.ask
+
+        def drive() -> None:
+            try:
+                if not future.cancelled():
+                    results = self.run(arrays, None, level, stop, borrow=borrow)
+                    set_result(future, results if names is None else {name: results[name] for name in names})
+            except BaseException as error:
+                if isinstance(error, RuntimeLost) and lost(error, arrays):
+                    return
+                set_exception(future, error)
+            future.settle()
+
+        with self._lock:
+            self._check()
+            if self._drivers is None:
+                self._drivers = ThreadPoolExecutor(MAX_DRIVERS, thread_name_prefix="aspen-mp stages")
+            self._drivers.submit(drive)
+
+    # ---- the tree
+
+    def _root(self, key: Key, arrays: Mapping[str, Any]) -> _Node:
+        with self._lock:
+            node = self._roots.setdefault(key, _Node([_binds(arrays)]))
+            while len(self._roots) > 1 and (len(self._roots) > MAX_SHAPES or self._kept_bytes() > MAX_KEPT_BYTES):
+                oldest = next(iter(self._roots))
+                self._single.pop(oldest, None)
+                for stage in self._roots.pop(oldest).stages():
+                    stage.close()
+        return node
+
+    def _kept_bytes(self) -> int:
+        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages())
+
+    def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
+        """The node with the stage to run, planned if it is new."""
+        while node.stage is None:
+            with node.planning:  # of several requests that need it, one asks
+                if not node.wanted and node.stage is None:
+                    self._plan(node, None)
+            if node.wanted:
+                node = self._with_values(node, known)
+        return node
+
+    def _with_values(self, node: _Node, known: Mapping[str, Any]) -> _Node:
+        bound = []
+        for name in node.wanted:
+            if name not in known:
+                raise RequestError(f"model {self._model!r}: the value of {name!r} decides shapes, but is not known when it is needed")
+            bound.append(known[name])
+        value = tuple(values.encode(v) if not _is_tensor(v) else v.tobytes() for v in bound)
+        for name, data in zip(node.wanted, value, strict=True):
+            if len(data) > MAX_VALUE_BYTES:
+                raise RequestError(
+                    f"model {self._model!r}: the value of {name!r} decides shapes and has {len(data)} bytes; {MAX_VALUE_BYTES} may"
+                )
+        child = node.by_value.get(value)
+        if child is None:
+            last = {bind.name: bind for bind in node.binds[-1]}
+            for name, data, v in zip(node.wanted, value, bound, strict=True):
+                last[name] = protocol.Bind(name, _dtype(v), list(_shape(v)), data)
+            child = node.by_value.setdefault(value, _Node([*node.binds[:-1], list(last.values())]))
+        return child
+
+    def _plan(self, node: _Node, progress: ProgressCallback | None) -> None:
+        capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
+        planned, _ = self._session.control.call(
+            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities), protocol.Planned, progress=progress
+        )
+        if planned.needs_values:
+            node.wanted = tuple(planned.needs_values)
+        else:
+            node.stage = Stage(self._session, self._model, planned, self.transfers)
+
+    def _note_single(self, key: Key, node: _Node | None) -> None:
+        """From the second request on, a model of one static stage takes the short way."""
+        stage = None if node is None else node.stage
+        if stage is not None and stage.planned.last and not stage.objects and stage.output_names == self._outputs:
+            self._single[key] = stage
+
+    def _forget(self, node: _Node, stage: Stage) -> None:
+        node.stage = None
+        for key in [key for key, known in self._single.items() if known is stage]:
+            del self._single[key]
+        stage.close()
+
+    def stale(self, stage: Stage) -> None:
+        """The plan of a `single` stage has gone."""
+        for node in self._roots.values():
+            if node.stage is stage:
+                self._forget(node, stage)
+
+    def retire(self) -> None:
+        """The session is lost. Who waits for a driver still gets one, and learns of it."""
+        if self._drivers is not None:
+            self._drivers.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Gives every region back. Requests that wait for a driver fail."""
+        self._closed = True
+        for node in self._roots.values():
+            for stage in node.stages():
+                stage.close()
+        self._roots.clear()
+        self._single.clear()
+        if self._drivers is not None:
+            self._drivers.shutdown(wait=False)
+
+
+def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
+    return [protocol.Bind(name, _dtype(value), list(_shape(value)), None) for name, value in arrays.items()]
