@@ -203,8 +203,13 @@ def _pss(roots: Sequence[int]) -> tuple[int, int]:
 def _weights_pss(roots: Sequence[int]) -> int:
     """The same of mappings of packed weights: segments, and files of the plan cache that are mapped in their place."""
     mappings = [(process.pid, mapping) for process in _family(roots) for mapping in process.memory_maps(grouped=False)]
-    weights = {mapping.path for pid, mapping in mappings if "weights" in Path(mapping.path).name or _begins_weights(pid, mapping)}
+    weights = {mapping.path for pid, mapping in mappings if _of_cache(mapping.path) or _begins_weights(pid, mapping)}
     return sum(mapping.pss for _, mapping in mappings if mapping.path in weights)
+
+
+def _of_cache(path: str) -> bool:
+    """Whether it is a file of packed weights in a plan cache."""
+    return Path(path).parent.name == "weights"
 
 
 def _begins_weights(pid: int, mapping: Any) -> bool:
