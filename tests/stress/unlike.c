@@ -82,6 +82,20 @@ int main(void) {
     check(!aspen_dse_leaves(&dse[1]) && !aspen_dse_leaves(&dse[2]), "fast ones leave nothing");
   }
 
+  /* Beside one fast core, half the speed more or less: one of two waiting tiles is taken, the only one is left. */
+  control.row[2].open = 0;
+  for (int k = 0; k < 2; k++) {
+    settle(0, k ? 1.8 : 2.2);
+    for (uint32_t n = 1; n <= 2; n++) {
+      waiting(0, n);
+      waiting(1, 0);
+      dse[0].left_since = 0;
+      check(aspen_dse_leaves(&dse[0]) == (n == 1), "the rule does not turn at half the speed");
+    }
+  }
+  control.row[2].open = 1;
+  settle(0, 4.0);
+
   /* Where nobody steals, nobody else would take them. */
   waiting(0, 1);
   waiting(1, 0);
