@@ -62,10 +62,8 @@ def build_plan(
     if largest is not None:
         _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
     _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
-    if options.grids:
-        found = Found(options.grids(storage, max(workers, 1)))
-    else:
-        found = _find(storage, machine or Machine.uniform(max(workers, 1), cost.rates()), planning)
+    machine = machine or Machine.uniform(max(workers, 1), cost.rates())
+    found = Found(options.grids(storage, len(machine))) if options.grids else _find(storage, machine, planning)
     grids = found.grids  # with barriers the same as without, and what was predicted is not of this plan: see `Planning`
     tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
@@ -81,6 +79,7 @@ def build_plan(
         tile_graph,
         edges,
         activation_bytes,
+        len(machine),
         found.critical,
         replace(options, metadata={**options.metadata, **({} if planning.barriers else _noted(found))}),
     ).plan()
@@ -115,11 +114,12 @@ class _Writer:
         tile_graph: TileGraph,
         edges: Edges,
         activation_bytes: int,
+        workers: int,
         critical: bool,
         options: PlanOptions,
     ) -> None:
         self.graph, self.storage, self.grids, self.tile_graph, self.edges = graph, storage, grids, tile_graph, edges
-        self.activation_bytes, self.critical, self.options = activation_bytes, critical, options
+        self.activation_bytes, self.workers, self.critical, self.options = activation_bytes, workers, critical, options
         self.consts = bytearray()
         self.blobs = bytearray(b"\0")  # offset 0: nothing
         self.weights: list[WeightItem] = []
@@ -292,7 +292,7 @@ class _Writer:
 
     def _costs(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Nanoseconds and bytes of each tile; joins and the end take none."""
-        found = [tilecost.tile_costs(node, *grid.boxes()) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
+        found = [tilecost.tile_costs(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
         return ns, moved

@@ -21,7 +21,7 @@ from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.storage import Storage, item_bytes
-from aspen_mp.planner.tilecost import ROWS, TileCost
+from aspen_mp.planner.tilecost import CACHED_WEIGHTS, ROWS, TileCost
 from aspen_mp.planner.winograd import Blocks
 
 MAX_TILES = 4096
@@ -146,8 +146,6 @@ FEWEST_ROWS = 48
 """Rows for which a weight may be read once more."""
 MOST_ROWS = 384
 """With more rows an operator takes long beside its last tiles."""
-CACHED_WEIGHTS = 24 << 20
-"""Bytes of a weight that are still in the last-level cache when they are read again."""
 
 
 def _halved(rows: Sequence[int], weights: int) -> int | None:
@@ -242,10 +240,9 @@ def _blocks_across(shape: Sequence[int], blocks: Blocks) -> int:
 
 
 def _winograd(node: Node, aim: Aim) -> Grid:
-    """Rows of whole blocks. Cutting channels repeats the transform of the input, cutting rows reads all weights again."""
+    """Rows of whole blocks. Cutting channels repeats the transform of the input on each worker, cutting rows reads all weights again."""
     shape = node.output.shape
-    x, evaluate = node.inputs[0], tilecost.of(node)
-    assert x is not None
+    evaluate = tilecost.of(node, aim.workers)
     assert isinstance(evaluate, tilecost.Winograd)
     blocks = evaluate.blocks
     parts = _winograd_parts(shape, evaluate, aim)
@@ -255,10 +252,8 @@ def _winograd(node: Node, aim: Aim) -> Grid:
         split(shape[2], parts[1], blocks.sides[0]),
         split(shape[3], parts[2], _blocks_across(shape, blocks)),
     )
-    weights, activations = blocks.weights * x.shape[1] * shape[1], x.size
-    pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
-    channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
-    return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+    channels_first = evaluate.channels_first(np.array([parts[0] * parts[1] * parts[2]]), np.array([len(cuts[1]) - 1]))
+    return Grid(shape, cuts, (1, 0, 2, 3) if channels_first[0] else (0, 2, 3, 1))
 
 
 @cost.remembered(8192)

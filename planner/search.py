@@ -61,8 +61,10 @@ SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
 real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
 longer than the waiting that they save."""
-AS_KNOWN: Final = (0.93, 1.0, 1.08)
-"""Of the samples, what slow cores give of the speed that they are taken to have: a plan must not be good for that speed alone."""
+AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
+"""Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
+beside a core that keeps the memory busy a slow one is slower than alone: a plan for one speed, with as many tiles as give every core its
+share, keeps the fast cores waiting for a slow one's last tile at any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def _unlike(machine: Machine) -> bool:
 
 def _speeds(machine: Machine) -> list[list[float]]:
     """Of the cores, one list for each sample."""
+    if not _unlike(machine):
+        return [[core.speed for core in machine.cores]] * SAMPLES
     slow = CLASS_GAP * max(core.speed for core in machine.cores)
     return [[core.speed * (by if core.speed < slow else 1.0) for core in machine.cores] for by in AS_KNOWN]
 
@@ -144,7 +148,8 @@ class _Search:
         self.rungs: list[_Rung] = []
         self.jitter: dict[int, Floats] = {}
         self.spent = 0
-        self.simulated = Samples(machine, _speeds(machine))
+        speeds = _speeds(machine)
+        self.samples, self.simulated = len(speeds), Samples(machine, speeds)
 
     def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
         """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
@@ -199,7 +204,7 @@ class _Search:
     def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
         if key not in self.made:
-            ns, moved = tilecost.tile_costs(node, *grid.boxes())
+            ns, moved = tilecost.tile_costs(node, *grid.boxes(), len(self.machine))
             self.made[key] = _Rung(grid, ns, moved, float(ns.sum()))
         return self.made[key]
 
@@ -244,8 +249,8 @@ class _Search:
         known = len(self.edges.known)
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
         self.spent += NODE * (len(self.edges.known) - known + 1)
-        self.spent += SAMPLES * tiles.n * (1 + len(self.machine) // AT_ONCE)
-        factors = np.ones((SAMPLES, tiles.n))
+        self.spent += self.samples * tiles.n * (1 + len(self.machine) // AT_ONCE)
+        factors = np.ones((self.samples, tiles.n))
         at = 0
         for k, rung in enumerate(rungs):
             factors[:, at : at + rung.grid.n] = self._jitter(k, rung.grid.n)
@@ -256,7 +261,7 @@ class _Search:
         """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
         differ by what has been changed, not by chance."""
         if k not in self.jitter or self.jitter[k].shape[1] < n:
-            longer = np.random.default_rng((1, k)).normal(0.0, JITTER, (max(2 * n, 16), SAMPLES))
+            longer = np.random.default_rng((1, k)).normal(0.0, JITTER, (max(2 * n, 16), self.samples))
             self.jitter[k] = np.exp(longer.T)
         return self.jitter[k][:, :n]
 

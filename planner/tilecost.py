@@ -34,6 +34,11 @@ PRODUCTS = 1.25
 """Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
+CACHED_WEIGHTS = 24 << 20
+"""Bytes of a weight that are still in the last-level cache when they are read again."""
+FEW_WEIGHTS = 4 << 20
+CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
+"""How many blocks WINO transforms at a time: see the constants of winograd.c."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -130,23 +135,48 @@ class Convolution(ImageCost):
 
 @dataclass(frozen=True, slots=True)
 class Winograd(ImageCost):
+    """`shape`: of the output. `inputs`: elements. `workers`: each transforms the input of a tile, and has it for its next tiles of other
+    channels."""
+
     channels: int
     blocks: Blocks
     element_ns: float
+    shape: tuple[int, ...]
+    inputs: int
+    workers: int
+
+    def channels_first(self, pixel_parts: Ints, channel_parts: Ints) -> npt.NDArray[np.bool_]:
+        """Whether tiles of the same channels follow each other, rather than those of the same pixels: large weights should be read once."""
+        weights = self.blocks.weights * self.channels * self.shape[1]
+        again = weights * (pixel_parts - 1) - self.inputs * (channel_parts - 1)
+        return np.asarray((pixel_parts > 1) & (4 * weights > CACHED_WEIGHTS) & (again > 0))
+
+    @property
+    def chunk(self) -> int:
+        """Blocks that are transformed at a time: a tile leaves its last ones to the next."""
+        block = 4 * self.blocks.products * self.channels
+        few = 4 * self.blocks.weights * self.channels * self.shape[1] <= FEW_WEIGHTS
+        most = min(CHUNK_BYTES // block, CHUNK_PRODUCTS // self.blocks.products) if few else min(LARGE_BYTES // block, LARGE_MOST)
+        return max(most, CHUNK_LEAST)
 
     def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
+        pixel_parts = -(-self.shape[0] // batch) * -(-self.shape[2] // height) * -(-self.shape[3] // width)
+        channel_parts = -(-self.shape[1] // n)
         rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
         blocks = batch * rows * columns
         weights = 4.0 * self.blocks.weights * self.channels * n
         steps, patch = self.blocks.steps, self.blocks.patch
         read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
-        others = 4.0 * (read * self.channels + batch * height * width * n)
+        found = np.maximum(1.0 - self.workers / channel_parts, 0.0) / -(-blocks // self.chunk)
+        transformed = np.where(self.channels_first(pixel_parts, channel_parts), 1.0, 1.0 - found)
+        others = 4.0 * (transformed * read * self.channels + batch * height * width * n)
         full, padded = blocks + BLOCKS_LOST * -(-blocks // BLOCKS), -(-n // PANEL) * PANEL
         products = 2.0 * self.channels * padded / (PRODUCTS * cost.rates().matrix)
-        transforms = self.blocks.transforms * (self.channels * TRANSFORM_IN_NS + padded * TRANSFORM_OUT_NS)
+        transforms = self.blocks.transforms * (transformed * self.channels * TRANSFORM_IN_NS + padded * TRANSFORM_OUT_NS)
         ns = full * self.blocks.products * (products + transforms) + SEEN * (weights + others) / cost.rates().warm
-        return np.asarray(ns + self.element_ns * batch * height * width * n)
+        first = 4.0 * self.channels * PANEL / cost.rates().cold  # nobody has fetched the first weights
+        return np.asarray(ns + first + self.element_ns * batch * height * width * n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +233,8 @@ class Even(TileCost):
         return [box.prod(axis=1)]
 
 
-def of(node: Node) -> TileCost:
-    """The model of a node's tiles."""
+def of(node: Node, workers: int = 1) -> TileCost:
+    """The model of a node's tiles, which so many workers share."""
     a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
     factor = cost.factor(node)
     if a is None or node.op not in _MODELS:
@@ -219,7 +249,7 @@ def of(node: Node) -> TileCost:
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
     if node.op == "WINO":
-        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node), factor=factor)
+        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node), shape, a.size, workers, factor=factor)
     if node.op == "PWDW":
         span = (cost.window_span(node, 0), cost.window_span(node, 1))
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
@@ -233,20 +263,16 @@ _MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION"})
 """Those with a model of their own. All other nodes count by elements."""
 
 
-def tile_ns(node: Node, lo: Ints, hi: Ints) -> Floats:
-    """Nanoseconds of the tiles of a node with boxes [n, rank] from `lo` to `hi`."""
-    model = of(node)
-    return model(model.sides(hi - lo))
-
-
-def tile_costs(node: Node, lo: Ints, hi: Ints) -> tuple[Floats, Floats]:
-    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`: nanoseconds alone on one core, and bytes that go to memory behind the
-    caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply with the last."""
+def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:
+    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`, which so many workers share: nanoseconds alone on one core, and bytes that
+    go to memory behind the caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply
+    with the last."""
     if node.op == "OPAQUE":
         return np.full(len(lo), cost.OPAQUE_NS), np.zeros(len(lo))
     if not len(lo):
         return np.zeros(0), np.zeros(0)
-    ns = tile_ns(node, lo, hi)
+    model = of(node, workers)
+    ns = model(model.sides(hi - lo))
     size = (hi - lo).prod(axis=1, dtype=np.float64)
     weights, passing = (share * size / max(float(size.sum()), 1.0) for share in cost.memory_bytes(node))
     cold = cost.rates().cold

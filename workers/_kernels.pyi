@@ -47,6 +47,8 @@ def time_tiles(
 ) -> int:
     """Nanoseconds of running a kernel on the tiles [n, 2, rank] (int64: lower and upper bounds), one after the other, `rounds` times.
 
+    As on a worker that has no others between them, the scratch of one is there for the next (`aspen_call.again`); each round begins anew.
+
     As `call` otherwise. RuntimeError: the kernel reports an error.
     """
 

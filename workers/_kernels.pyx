@@ -29,6 +29,7 @@ cdef extern from "kernel.h" nogil:
         int64_t hi[8]
         void *scratch
         size_t scratch_bytes
+        int again
     ctypedef int (*aspen_kernel_fn)(const aspen_call *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
@@ -190,6 +191,7 @@ def time_tiles(kernel, args, params, const int64_t[:, :, ::1] boxes, rounds=1, i
                 for axis in range(rank):
                     f.call.lo[axis] = boxes[i, 0, axis]
                     f.call.hi[axis] = boxes[i, 1, axis]
+                f.call.again = i > 0
                 error = error | fn(&f.call)
         spent = aspen_now_ns() - begin
     free(memory)

@@ -41,6 +41,7 @@ struct aspen_dse {
   uint32_t called;        /* one of them has been woken for it */
   void *scratch;
   size_t scratch_bytes;
+  uint32_t scratch_of, scratch_generation, scratch_op; /* instance, its generation and the op whose tile used `scratch` last; ASPEN_NONE: none did */
   uint16_t victim[ASPEN_MAX_WORKERS]; /* other rows, nearest first */
 };
 
@@ -75,6 +76,7 @@ static inline void aspen_dse_init(struct aspen_dse *d, struct aspen_control *con
                                   struct aspen_instance_view *const *instance, uint64_t *const *next) {
   memset(d, 0, sizeof *d);
   d->told = -1;
+  d->scratch_of = ASPEN_NONE;
   d->s = (struct aspen_station){.control = control, .bell = bell, .row = row, .segment = segment, .plan = plan, .instance = instance};
   d->s.user = (struct aspen_user){.signals = &control->signals,
                                   .next = next,
@@ -87,6 +89,7 @@ static inline void aspen_dse_init(struct aspen_dse *d, struct aspen_control *con
 /* Everything announced up to `seq` is mapped and prepared. */
 static inline void aspen_dse_attached(struct aspen_dse *d, uint32_t seq) {
   d->s.user.attached = seq;
+  d->scratch_of = ASPEN_NONE; /* other scratch, or another plan of the same numbers */
   aspen_store_release(&aspen_me(&d->s)->attached, seq);
 }
 
@@ -380,11 +383,15 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
     aspen_kernel_fn kernel = aspen_exec_prepare(e, tile, d->scratch, d->scratch_bytes, &call);
     int error = ASPEN_E_OK;
     if (kernel) {
+      call.again = d->scratch_of == id && d->scratch_generation == generation && d->scratch_op == op;
       aspen_exec_ahead(e, tile);
       aspen_dse_lap(d, &me->schedule_ticks);
       began = d->lap;
       if (aspen_tracing(&d->s.trace)) aspen_note_in_hand(&d->s.trace, item, began);
       error = kernel(&call);
+      d->scratch_of = error ? ASPEN_NONE : id;
+      d->scratch_generation = generation;
+      d->scratch_op = op;
       aspen_dse_lap(d, &me->kernel_ticks);
       d->expected_ns += p->op[op].expected_ns;
       if (d->expected_ns >= ASPEN_PACE_NS) aspen_dse_pace(d);

@@ -172,6 +172,7 @@ static inline void aspen_call_fill(aspen_call *c, const struct aspen_exec_op *op
   c->args = args + op->operand;
   c->n_inputs = op->n_inputs;
   c->params = op->params;
+  c->again = 0;
   for (uint32_t k = 0; k < ASPEN_TILE_AXES; k++) {
     c->lo[k] = t->lo[k];
     c->hi[k] = t->hi[k];

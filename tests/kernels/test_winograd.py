@@ -105,6 +105,8 @@ def compare(isa, rng, kind, batch, channels, outputs, image, pads: Pads, **optio
     assert same_bits(whole, run("WINO", out, [x, u, bias, residual, scale, shift], p, tiles, isa)), "bits depend on the tile"
     relaid = [channels_last(rng, x_values, not plain), u, bias, None if residual is None else filled(rng, residual), scale, shift]
     assert same_bits(whole, run("WINO", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
+    _kernels.time_tiles("WINO", [out, x, u, bias, residual, scale, shift], p, np.array(tiles, np.int64), isa=isa)
+    assert same_bits(whole, out), "bits depend on the tile before"
 
 
 @st.composite
@@ -176,6 +178,26 @@ def test_transforms_are_exact(kind):
         np.testing.assert_allclose(a.T @ ((g @ w) * (b.T @ d)), wanted, rtol=0, atol=1e-9)
         assert (b.astype(np.float32) == b).all()
         assert (g[axis.weights :] == g[axis.weights - 1]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("channels", "outputs"), [(40, 130), (300, 130), (300, 520)])
+def test_tiles_of_the_same_pixels(isa, channels, outputs):
+    """A tile begins with the input that the last one of the same pixels left transformed: with the last chunk of several, few weights and
+    many, or after other pixels."""
+    rng = np.random.default_rng(7)
+    size, p = 33, params(SQUARE, (1, 1, 1, 1), "RELU")
+    x = channels_last(rng, rng.standard_normal((1, channels, size, size), dtype=np.float32), True)
+    u = transformed(rng.standard_normal((outputs, channels, 3, 3), dtype=np.float32), SQUARE)
+    out = channels_last(rng, np.empty((1, outputs, size, size), np.float32), True)
+    whole = run("WINO", out, [x, u], p, isa=isa)
+    rows = [(0, 20), (20, 24), (24, size)]
+    columns = [(0, 32), (32, 64), (64, 128), (128, outputs)]
+    for tiles in ([(r, c) for r in rows for c in columns], [(r, c) for c in columns for r in rows], [((0, size), c) for c in columns]):
+        out[...] = np.nan
+        boxes_of = np.array([[[0, c[0], r[0], 0], [1, c[1], r[1], size]] for r, c in tiles], np.int64)
+        _kernels.time_tiles("WINO", [out, x, u], p, boxes_of, rounds=2, isa=isa)
+        assert same_bits(whole, out)
 
 
 def test_parameters_that_no_block_has():

@@ -6,7 +6,7 @@
  * All synchronisation is atomics on the shared words; a futex only puts to sleep, so it does not matter that ThreadSanitizer cannot see it.
  *
  * usage: dse_threads SEED REQUESTS        exit status: 0 every answer was right; 1 not; 66 ThreadSanitizer has something to say
- * PLANT_RELAXED, PLANT_LATE, PLANT_REUSE build in a fault that has to be found.
+ * PLANT_RELAXED, PLANT_LATE, PLANT_REUSE, PLANT_AGAIN build in a fault that has to be found.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

@@ -53,9 +53,23 @@ def test_no_race(clean: Path, seed: int) -> None:
     assert "fine" in output, output
 
 
-@pytest.mark.parametrize("fault", ["PLANT_RELAXED", "PLANT_LATE", "PLANT_REUSE"])
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("tsan") / "one_node", "GRAPH_NODES=1")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_of_one_node(one_node: Path, seed: int) -> None:
+    """What a kernel kept in scratch of one request is not found by the next one's, though nothing runs between them."""
+    code, output = run(one_node, seed, 1000)
+    assert code == 0, output
+    assert "fine" in output, output
+
+
+@pytest.mark.parametrize("fault", ["PLANT_RELAXED", "PLANT_LATE", "PLANT_REUSE", "PLANT_AGAIN"])
 def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
-    """Count-downs that order nothing; outputs written after the count-down; buffers taken over before their readers are done."""
+    """Count-downs that order nothing; outputs written after the count-down; buffers taken over before their readers are done; what was kept
+    in scratch taken for another request's."""
     program = build(tmp_path / "faulty", fault)
     code, output = run(program, 1, 250, "halt_on_error=1")
     assert code in (1, 66), output

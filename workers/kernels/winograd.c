@@ -11,14 +11,15 @@
  * square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
  *
  * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the products, rows of the micro-kernel.
- * A chunk's panel is transformed back, with the epilogue, as soon as its products are there.
+ * A chunk's panel is transformed back, with the epilogue, as soon as its products are there. Where a worker's next tile has other channels of
+ * the same pixels, it finds the last chunk transformed (`made`) and begins there.
  */
 #include "epilogue.h"
 #include "mm.h"
 #include "window.h"
 #include "winograd_lines.h"
 
-#define FEW_WEIGHTS (4 << 20)   /* bytes for a tile: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
+#define FEW_WEIGHTS (4 << 20)   /* bytes of all: above, what counts is how often they are read, once a chunk; below, that a chunk stays in L2 */
 #define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, … */
 #define CHUNK_PRODUCTS 1008     /* … and its blocks times their products, at most, with few weights … */
 #define LARGE_BYTES (4 << 20)   /* … and bytes and blocks with many */
@@ -87,6 +88,12 @@ typedef struct place {
   int64_t image, row, column;
 } place;
 
+/* Whose transformed input is in the workspace: the pixels of the tile [axes 0, 2, 3], and blocks [from, to) of them. */
+typedef struct made {
+  int64_t lo[3], hi[3], from, to, plane;
+} made;
+#define MADE_BYTES 128 /* at the beginning of scratch */
+
 typedef struct workspace {
   float *input;       /* [planes][chunk][row] */
   float *product;     /* [planes][chunk][ASPEN_NR] */
@@ -135,7 +142,7 @@ static int setup(wino *v, const aspen_call *c) {
   v->in_columns = min64(v->x->dims[3], (v->out->dims[3] - 1) * v->columns.stride + v->columns.kernel - v->pad_left);
   v->row = uneven_lines(v->channels);
   const int64_t floats = v->planes * (int64_t)sizeof(float), most = CHUNK_PRODUCTS / v->planes;
-  const int few = v->rows.weights * v->columns.weights * 4 * v->channels * (c->hi[1] - c->lo[1]) <= FEW_WEIGHTS;
+  const int few = v->rows.weights * v->columns.weights * 4 * v->channels * v->out->dims[1] <= FEW_WEIGHTS;
   v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (floats * v->row), few ? most : LARGE_MOST), LEAST);
   v->far = 4 * (v->channels * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
   return 0;
@@ -147,7 +154,7 @@ static int64_t blocks_of(const side *s, const aspen_call *c, int axis) { return 
 static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
   s->input_plane = uneven_lines(blocks * v->row);
   s->product_plane = uneven_lines(blocks * ASPEN_NR);
-  s->input = (float *)base;
+  s->input = (float *)(base + MADE_BYTES);
   s->product = s->input + v->planes * s->input_plane;
   s->places = (place *)(s->product + v->planes * s->product_plane);
   s->lines = (const char **)(s->places + 2 * blocks);
@@ -707,11 +714,22 @@ static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s
   return line - s->lines;
 }
 
+/* Are blocks [from, to) of the tile's pixels in the workspace? */
+static int is_made(const made *m, const made *wanted, int64_t from, int64_t to) {
+  return !memcmp(m->lo, wanted->lo, sizeof m->lo) && !memcmp(m->hi, wanted->hi, sizeof m->hi) && m->plane == wanted->plane && m->from == from && m->to == to;
+}
+
+/* The first block of a chunk. */
+static int64_t cut(int64_t grains, int64_t chunks, int64_t blocks, int64_t chunk) { return min64(mm_cut(grains, chunks, chunk) * GRAIN, blocks); }
+
 int FN(winograd)(const aspen_call *c) {
   wino v;
   workspace s;
   const int error = setup(&v, c);
   if (error) return error;
+  if (c->scratch_bytes < MADE_BYTES) return ASPEN_KERNEL_SCRATCH;
+  made *const m = c->scratch;
+  if (!c->again) *m = (made){0};
   const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v.rows, c, 2) * blocks_of(&v.columns, c, 3);
   if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -721,15 +739,25 @@ int FN(winograd)(const aspen_call *c) {
   if (lay_out(&v, &s, min64((grains + chunks - 1) / chunks * GRAIN, blocks), c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   const int64_t panel_size = v.rows.weights * v.columns.weights * v.channels * ASPEN_NR;
   const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
-  for (int64_t chunk = 0; chunk < chunks; chunk++) {
-    const int64_t from = mm_cut(grains, chunks, chunk) * GRAIN, to = min64(mm_cut(grains, chunks, chunk + 1) * GRAIN, blocks);
-    const int64_t next = chunk + 1 < chunks ? min64(mm_cut(grains, chunks, chunk + 2) * GRAIN, blocks) : to;
-    locate(&v, c, from, next, s.places);
-    input_of(&v, &s, to - from);
+  const made wanted = {.lo = {c->lo[0], c->lo[2], c->lo[3]}, .hi = {c->hi[0], c->hi[2], c->hi[3]}, .plane = s.input_plane};
+  const int backwards = chunks > 1 && is_made(m, &wanted, cut(grains, chunks, blocks, chunks - 1), blocks), step = backwards ? -1 : 1;
+  for (int64_t turn = 0, chunk = backwards ? chunks - 1 : 0; turn < chunks; turn++, chunk += step) {
+    const int64_t from = cut(grains, chunks, blocks, chunk), to = cut(grains, chunks, blocks, chunk + 1);
+    int64_t next = 0;
+    locate(&v, c, from, to, s.places);
+    if (turn + 1 < chunks) {
+      const int64_t begin = cut(grains, chunks, blocks, chunk + step), end = cut(grains, chunks, blocks, chunk + step + 1);
+      locate(&v, c, begin, end, s.places + (to - from));
+      next = end - begin;
+    }
+    if (!is_made(m, &wanted, from, to)) input_of(&v, &s, to - from);
+    *m = wanted;
+    m->from = from;
+    m->to = to;
     for (int64_t panel = first; panel < last; panel++) {
       const int64_t column = panel * ASPEN_NR;
       int64_t lines;
-      lines = v.far ? list_lines(&v, c, &s, to - from, next - to, column, panel - first, last - first) : 0;
+      lines = v.far ? list_lines(&v, c, &s, to - from, next, column, panel - first, last - first) : 0;
       products(&v, &s, (const float *)v.w->ptr + panel * panel_size, to - from, min64(ASPEN_NR, c->hi[1] - column), lines);
       output_of(&v, c, &s, to - from, column);
     }
