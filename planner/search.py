@@ -61,6 +61,9 @@ SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
 real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
 longer than the waiting that they save."""
+UNEVEN: Final = 0.85
+"""Where all cores are alike: what those of even numbers give of their speed in the second sample, those of odd numbers in the third. At any
+moment some have less, for what else runs, and memory and caches that are shared. With few coarse tiles, all wait for one of those."""
 AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
 """Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
 beside a core that keeps the memory busy a slow one is slower than alone: a plan for one speed, with as many tiles as give every core its
@@ -110,7 +113,8 @@ def _unlike(machine: Machine) -> bool:
 def _speeds(machine: Machine) -> list[list[float]]:
     """Of the cores, one list for each sample."""
     if not _unlike(machine):
-        return [[core.speed for core in machine.cores]] * SAMPLES
+        cores = list(enumerate(machine.cores))
+        return [[core.speed * (UNEVEN if k and i % 2 == k - 1 else 1.0) for i, core in cores] for k in range(SAMPLES)]
     slow = CLASS_GAP * max(core.speed for core in machine.cores)
     return [[core.speed * (by if core.speed < slow else 1.0) for core in machine.cores] for by in AS_KNOWN]
 

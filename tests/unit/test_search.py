@@ -15,7 +15,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, Found, _fair, _Search, _speeds, _tiles, search
+from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, UNEVEN, Found, _fair, _Search, _speeds, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -119,8 +119,11 @@ def test_latency_is_of_the_simulator(storage: Storage) -> None:
     assert found._latency(rungs) == pytest.approx(np.mean([simulate(*each).latency_ns for each in zip(samples, machines, strict=True)]))
 
 
+def test_cores_that_are_alike_are_so_on_average_only() -> None:
+    assert _speeds(Machine.uniform(3)) == [[1.0, 1.0, 1.0], [UNEVEN, 1.0, UNEVEN], [1.0, UNEVEN, 1.0]]
+
+
 def test_only_slow_cores_are_not_as_known() -> None:
-    assert _speeds(Machine.uniform(3)) == [[1.0] * 3] * 3
     assert [core for core, *_ in _speeds(Machine.parse("1+2@0.5"))] == [1.0] * 5
     assert [core for *_, core in _speeds(Machine.parse("1+2@0.5"))] == pytest.approx([0.39, 0.43, 0.47, 0.5, 0.54])
 
