@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from aspen_mp.planner import policy, tilecost
@@ -58,9 +59,30 @@ def test_more_pixels_allow_larger_blocks() -> None:
 def test_tiles_cut_no_block(shape: tuple[int, ...], workers: int) -> None:
     for (rows, columns, stride), sides in BLOCKS.items():
         blocks = blocks_of((rows, columns), (stride, stride), sides[-1])
-        parts = policy._winograd_parts(shape, tilecost.Winograd(64, blocks, 0.0), policy.Aim(workers, 0.5))
+        parts = policy._winograd_parts(
+            shape, tilecost.Winograd(64, blocks, 0.0, shape, 64 * shape[0] * shape[2] * shape[3], workers), policy.Aim(workers, 0.5)
+        )
         assert 1 <= parts[0] <= shape[0]
         assert 1 <= parts[3] <= -(-shape[1] // PANEL)
         cuts = split(shape[2], parts[1], blocks.sides[0]), split(shape[3], parts[2], policy._blocks_across(shape, blocks))
         for side, cut in zip(blocks.sides, cuts, strict=True):
             assert all(at % side == 0 for at in cut[:-1].tolist())
+
+
+@pytest.mark.parametrize(("channels", "size", "chunks"), [(512, 14, 1), (256, 56, 4)])
+def test_input_is_transformed_once_a_worker(channels: int, size: int, chunks: int) -> None:
+    """By tiles of the same pixels, but for all chunks of a tile but one. Tiles that go on with other pixels find nothing."""
+
+    def total(n: int, workers: int, rows: int = 1) -> float:
+        shape = (1, channels, size, size)
+        model = tilecost.Winograd(channels, blocks_of((3, 3), (1, 1), 4), 0.0, shape, channels * size * size, workers)
+        sides = [np.array([side]) for side in (1, size // rows, size, channels // n)]
+        return n * rows * float(model(sides)[0])
+
+    parts, workers = 8, 2
+    once = (total(parts, parts) - total(parts, 1)) / (parts - 1) * chunks  # transform of the whole input
+    assert once > 0
+    found = (total(parts, parts) - total(parts, workers)) / once
+    assert found == pytest.approx((parts - workers) / chunks, rel=0.01)
+    if channels == 512:  # weights that no cache holds are read by tiles of the same channels, one after the other
+        assert total(parts, 1, 2) == total(parts, parts, 2)
