@@ -357,6 +357,24 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   return aspen_dse_push(d, &ready);
 }
 
+/* ------------------------------------------------------------------------------------------------ scratch */
+
+#ifndef ASPEN_KEEPS_SCRATCH
+#define ASPEN_KEEPS_SCRATCH 1 /* 0: kernels look at nothing that a tile before left there, and which it was is no state of this DSE */
+#endif
+
+/* Is scratch as a tile of this op and request left it (`aspen_call.again`)? */
+static inline int aspen_dse_again(const struct aspen_dse *d, uint32_t instance, uint32_t generation, uint32_t op) {
+  return ASPEN_KEEPS_SCRATCH && d->scratch_of == instance && d->scratch_generation == generation && d->scratch_op == op;
+}
+
+static inline void aspen_dse_used_scratch(struct aspen_dse *d, uint32_t instance, uint32_t generation, uint32_t op) {
+  if (!ASPEN_KEEPS_SCRATCH) return;
+  d->scratch_of = instance;
+  d->scratch_generation = generation;
+  d->scratch_op = op;
+}
+
 /* Executes a tile up to the point where its children are counted down. ASPEN_BUSY: it is for Python. */
 static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   uint32_t id = ASPEN_ITEM_INSTANCE(item), tile = ASPEN_ITEM_TILE(item);
@@ -383,15 +401,13 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
     aspen_kernel_fn kernel = aspen_exec_prepare(e, tile, d->scratch, d->scratch_bytes, &call);
     int error = ASPEN_E_OK;
     if (kernel) {
-      call.again = d->scratch_of == id && d->scratch_generation == generation && d->scratch_op == op;
+      call.again = aspen_dse_again(d, id, generation, op);
       aspen_exec_ahead(e, tile);
       aspen_dse_lap(d, &me->schedule_ticks);
       began = d->lap;
       if (aspen_tracing(&d->s.trace)) aspen_note_in_hand(&d->s.trace, item, began);
       error = kernel(&call);
-      d->scratch_of = error ? ASPEN_NONE : id;
-      d->scratch_generation = generation;
-      d->scratch_op = op;
+      aspen_dse_used_scratch(d, error ? ASPEN_NONE : id, generation, op);
       aspen_dse_lap(d, &me->kernel_ticks);
       d->expected_ns += p->op[op].expected_ns;
       if (d->expected_ns >= ASPEN_PACE_NS) aspen_dse_pace(d);
@@ -411,6 +427,7 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
   uint64_t began = d->lap;
   d->opaque = 0;
+  d->scratch_of = ASPEN_NONE;
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
   d->paced += d->lap - began; /* nobody expects anything of Python: its time says nothing about the core */
   d->paced_tiles++;

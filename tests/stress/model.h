@@ -1,6 +1,7 @@
 /* The system under the model checker: what its parts (system.c: memory; roles.c: what each fiber does; model.c: scenarios) know of each other. */
 #ifndef MODEL_H
 #define MODEL_H
+#define ASPEN_KEEPS_SCRATCH 0 /* kernels here compute nothing */
 #include "dse.h"
 #include "recover.h"
 #include "search.h"
