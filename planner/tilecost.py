@@ -37,8 +37,9 @@ TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 CACHED_WEIGHTS = 24 << 20
 """Bytes of a weight that are still in the last-level cache when they are read again."""
 FEW_WEIGHTS = 4 << 20
+LINE = 16
 CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
-"""How many blocks WINO transforms at a time: see the constants of winograd.c."""
+"""How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -154,7 +155,7 @@ class Winograd(ImageCost):
     @property
     def chunk(self) -> int:
         """Blocks that are transformed at a time: a tile leaves its last ones to the next."""
-        block = 4 * self.blocks.products * self.channels
+        block = 4 * self.blocks.products * (-(-self.channels // LINE) | 1) * LINE
         few = 4 * self.blocks.weights * self.channels * self.shape[1] <= FEW_WEIGHTS
         most = min(CHUNK_BYTES // block, CHUNK_PRODUCTS // self.blocks.products) if few else min(LARGE_BYTES // block, LARGE_MOST)
         return max(most, CHUNK_LEAST)

@@ -427,7 +427,7 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   uint32_t id = ASPEN_ITEM_INSTANCE(item), op = d->s.instance[id]->plan->tiles[ASPEN_ITEM_TILE(item)].op;
   uint64_t began = d->lap;
   d->opaque = 0;
-  d->scratch_of = ASPEN_NONE;
+  d->scratch_of = ASPEN_NONE; /* what ran was no kernel: nobody says what it left */
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
   d->paced += d->lap - began; /* nobody expects anything of Python: its time says nothing about the core */
   d->paced_tiles++;

@@ -143,7 +143,7 @@ def _planned(report: dict[str, Any]) -> str:
     took = f"in {report['planning_s']:.2f} s"
     if found is None:
         return took
-    gain = f"{found['start_ms']:.2f} to {found['best_ms']:.2f} ms predicted"
+    gain = f"{found['start_ms']:.2f} to {found['best_ms']:.2f} ms simulated"
     first = "; critical path first" if found["order"] == "critical path" else ""
     return f"{took}; tiles searched: {gain}, {found['steps']} steps, {found['simulated'] / 1e6:.2f} million tiles simulated{first}"
 

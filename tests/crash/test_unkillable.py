@@ -64,10 +64,10 @@ def test_a_worker_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with aspen_mp.Runtime(workers=1, log="off") as runtime:
         model = chain(runtime)
         expected = model.run(feeds())["y"].tobytes()
-        futures = [model.submit(feeds()) for _ in range(30)]
-        futures[0].result(WATCHDOG_S)
         (victim,) = runtime.workers
         with undying(victim["pid"]) as tracer:
+            futures = [model.submit(feeds()) for _ in range(30)]  # with the tracer there: it takes longer to start than they do
+            futures[0].result(WATCHDOG_S)
             os.kill(victim["pid"], SPIN)
             assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 30
             assert alive(victim["pid"])

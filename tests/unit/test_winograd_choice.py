@@ -10,6 +10,7 @@ from aspen_mp.planner.algorithms import block_for
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import split
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
+from aspen_mp.workers import _kernels
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,24 @@ def test_input_is_transformed_once_a_worker(channels: int, size: int, chunks: in
     assert found == pytest.approx((parts - workers) / chunks, rel=0.01)
     if channels == 512:  # weights that no cache holds are read by tiles of the same channels, one after the other
         assert total(parts, 1, 2) == total(parts, parts, 2)
+
+
+@pytest.mark.parametrize("kernel", BLOCKS, ids=str)
+@pytest.mark.parametrize(("channels", "outputs"), [(3, 32), (64, 64), (130, 128), (256, 256), (512, 512), (1100, 64), (2048, 33)])
+def test_chunks_are_the_kernel_s(kernel: tuple[int, int, int], channels: int, outputs: int) -> None:
+    """As many blocks as scratch is made for: input and products of a chunk, its places and the next one's, lines to be fetched."""
+
+    def lines(floats: int) -> int:
+        return 4 * tilecost.LINE * (-(-floats // tilecost.LINE) | 1)
+
+    rows, columns, stride = kernel
+    for side in BLOCKS[kernel]:
+        shape = (1, outputs, 40, 40)
+        blocks = blocks_of((rows, columns), (stride, stride), side)
+        chunk = tilecost.Winograd(channels, blocks, 0.0, shape, channels * 1600, 1).chunk + 5  # what AVX2 may round up to
+        row = lines(channels) // 4
+        wanted = 128 + blocks.products * (lines(chunk * row) + lines(chunk * PANEL)) + 2 * chunk * 24 + 8 * (2 * 6144 + channels)
+        x, out = np.zeros((1, channels, 40 * stride + rows, 40 * stride + columns), np.float32), np.zeros(shape, np.float32)
+        u = np.zeros((1, 1, 1, 1), np.float32)
+        p = [1, rows, columns, stride, stride, 1, 1, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, side]
+        assert _kernels.scratch("WINO", [out, x, u], p, [0] * 4, shape) == wanted

@@ -93,6 +93,7 @@ typedef struct made {
   int64_t lo[3], hi[3], from, to, plane;
 } made;
 #define MADE_BYTES 128 /* at the beginning of scratch */
+_Static_assert(sizeof(made) <= MADE_BYTES, "");
 
 typedef struct workspace {
   float *input;       /* [planes][chunk][row] */
