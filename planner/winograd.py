@@ -30,7 +30,7 @@ POINTS = {
 """Finite points of interpolation for each number of products along an axis."""
 
 BLOCKS: dict[tuple[int, int, int], tuple[int, ...]] = {
-    (3, 3, 1): (2, 4, 6),
+    (3, 3, 1): (2, 3, 4, 6),
     (3, 3, 2): (2, 3, 4),
     (2, 2, 1): (5,),
     (4, 4, 1): (5,),

@@ -164,7 +164,8 @@ def test_error_of_a_layer(kind):
     for isa in ISAS:
         out = np.empty(wanted.shape, np.float32)
         assert _kernels.call("WINO", [out, x, transformed(w, kind)], params(kind, pads, "IDENTITY"), [0] * 4, out.shape, isa) == 0
-        assert np.abs(out - wanted).max() <= {2: 2e-6, 3: 2e-6, 4: 1e-5, 5: 3e-5, 6: 3e-5}[kind.m] * np.abs(wanted).max()
+        most = {2: 2e-6, 3: 2e-6 if kind.stride == 2 else 4e-6, 4: 1e-5, 5: 3e-5, 6: 3e-5}[kind.m]
+        assert np.abs(out - wanted).max() <= most * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -202,7 +203,7 @@ def test_tiles_of_the_same_pixels(isa, channels, outputs):
 
 def test_parameters_that_no_block_has():
     out, x, w = np.empty((1, 32, 4, 4), np.float32), np.zeros((1, 8, 4, 4), np.float32), np.zeros((1, 36, 8, 32), np.float32)
-    for place, value in [(16, 3), (16, 8), (0, 2), (1, 5), (3, 2), (6, 2)]:
+    for place, value in [(16, 5), (16, 8), (0, 2), (1, 5), (3, 2), (6, 2)]:
         p = params(SQUARE, (1, 1, 1, 1), "RELU")
         p[place] = value
         assert _kernels.call("WINO", [out, x, w], p, [0] * 4, out.shape) == 2

@@ -223,7 +223,7 @@ def test_damaged_left_factors(name: str, damage: Callable[[Bytes], None]) -> Non
 @pytest.mark.parametrize(
     ("name", "place", "value"),
     [
-        ("block", 16, 3),
+        ("block", 16, 5),
         ("shape of input 1", 16, 2),
         ("groups", 0, 2),
         ("kernel", 2, 5),

@@ -19,7 +19,8 @@ from aspen_mp.workers import _kernels
         (3, 64, 224, 0),  # a first layer
         (64, 8, 56, 0),  # most of a panel would be zeros
         (128, 128, 112, 6),
-        (256, 256, 14, 4),
+        (256, 256, 14, 3),  # less to read than with 4, where many cores share the memory
+        (512, 1024, 13, 3),
         (512, 512, 28, 4),
         (512, 512, 7, 2),  # as fast as memory gives the weights
         (2048, 2048, 1, 0),  # each weight is used once
