@@ -112,12 +112,13 @@ class InferenceSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
         """Outputs in the order of `output_names` (None: all, in the model's order). `RequestError` for what does not fit the model."""
-        names = self._outputs if output_names is None else list(output_names)
-        unknown = [name for name in names if name not in self._outputs]
-        if unknown:
-            raise RequestError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(self._outputs)}")
-        results = self._model.run(dict(input_feed), names)
-        return [results[name] for name in names]
+        names = None if output_names is None else list(output_names)
+        if names is not None:
+            unknown = [name for name in names if name not in self._outputs]
+            if unknown:
+                raise RequestError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(self._outputs)}")
+        results = self._model.run(input_feed, names)
+        return [results[name] for name in (self._outputs if names is None else names)]
 
     def get_inputs(self) -> list[NodeArg]:
         return [_node_arg(i) for i in self._model.inputs]

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import msgspec
@@ -31,6 +31,7 @@ from aspen_mp.tree import StageTree
 
 if TYPE_CHECKING:
     from aspen_mp.session import Session
+    from aspen_mp.shm._lane import Lane
 
 PRIORITIES: Final = _control.PRIORITIES
 
@@ -136,6 +137,7 @@ class Model:
         self._output_names = [info.name for info in self.outputs]
         self._lock = threading.Lock()
         self._own = None if elsewhere else self._new_tree()
+        self._lane: Lane | None = None  # of the stage that the last request ran
         self._gone = False
         self._counting = threading.Lock()
         self._begun = 0  # requests that have not ended
@@ -177,6 +179,7 @@ class Model:
     def forked(self) -> None:
         """Plans and regions are the parent's, and so is the runtime: it is not started again from here."""
         self._own = None
+        self._lane = None
         self._source = None
         self._lock = threading.Lock()
         self._counting = threading.Lock()
@@ -205,34 +208,50 @@ class Model:
         `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
         RequestTimeout, RuntimeLost. Ctrl-C cancels the request.
         """
-        arrays = self._check(feeds)
-        names = self._wanted(outputs)
         level = _priority(priority)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        losses = 0
         self._begins()
         try:
-            if self._source is None:
-                return self._run(arrays, names, level, timeout)
-            deadline = None if timeout is None else time.monotonic() + timeout
-            losses = 0
+            lane = self._lane
+            if lane is not None:
+                try:
+                    results = lane.run(feeds, outputs, level, timeout)
+                    if results is not None:
+                        return results
+                except Stale:
+                    self._tree.stale(lane.stage)
+                    self._lane = None
+                except RuntimeLost as lost:
+                    losses = self._losses(losses, lost)
+            arrays, names = self._check(feeds), self._wanted(outputs)
             while True:
                 try:
                     return self._run(arrays, names, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except RuntimeLost as lost:
-                    losses += lost.begun
-                    if losses >= MOST_LOSSES or not self._link.revives:
-                        raise
+                    losses = self._losses(losses, lost)
         finally:
             self._ends()
+
+    def _losses(self, losses: int, lost: RuntimeLost) -> int:
+        """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
+        losses += lost.begun
+        if self._source is None or losses >= MOST_LOSSES or not self._link.revives:
+            raise lost
+        return losses
 
     def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, npt.NDArray[Any]]:
         tree = self._tree
         stage = tree.single(arrays)
         if stage is not None:
+            self._lane = stage.lane
             try:
                 return stage.run(arrays, level, timeout, names)
             except Stale:
                 tree.stale(stage)
         results = tree.run(arrays, timeout, level, None)
+        stage = tree.single(arrays)
+        self._lane = None if stage is None else stage.lane
         return results if names is None else {name: results[name] for name in names}
 
     def submit(
@@ -347,7 +366,7 @@ class Model:
     def transfers(self) -> Transfers:
         """What this process has done with the inputs of its requests so far: `requests`, `copied_bytes` (into shared memory) and
         `in_place_bytes` (read by workers where the caller has them)."""
-        return replace(self._tree.transfers)
+        return self._tree.transfers
 
     # ---- streams
 

@@ -80,9 +80,12 @@ class Session:
         """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
         self.error: AspenError | None = None
         self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
-        self._slots = threading.Semaphore(self.channel.capacity)
+        self._scarce = threading.Condition()
+        self.wanting = 0
+        """Threads that sleep until there is a slot."""
         self._published: dict[int, Waiting] = {}
-        self._queue: deque[Waiting] = deque()
+        self.queue: deque[Waiting] = deque()
+        """Submitted requests that wait for a slot."""
         self._resolver: threading.Thread | None = None
         self._closing = False
         self._garbage: deque[Callable[[], None]] = deque()
@@ -207,38 +210,70 @@ class Session:
         None after `timeout` seconds. Then, and when Ctrl-C ends the wait, the request is cancelled, and `on_left()` is called as soon as
         nothing writes to its memory any more; otherwise the memory is free when this returns. `stop` can cancel it meanwhile.
         """
-        if not self._slots.acquire(timeout=timeout):
-            on_left()
-            return None
+        channel = self.channel
         try:
             if self.error is not None:
                 raise _loss(self.error, False)
-            ticket = self.channel.submit(plan, generation, data, offset, priority)
-        except BaseException:
-            self._slots.release()
+            ticket = channel.offer(plan, generation, data, offset, priority)
+            if ticket < 0:
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority), timeout)
+        except BaseException as error:
             on_left()
+            if isinstance(error, RuntimeLost) and self.error is not None:
+                raise _loss(self.error, False) from None
             raise
+        if ticket < 0:
+            on_left()
+            return None
         try:
             if stop is not None:
                 stop.started(ticket)
-            result = self.channel.wait(ticket, timeout)
+            result = channel.finish(ticket, timeout)
             if stop is not None:
                 stop.started(-1)
         except BaseException as error:
-            if isinstance(error, RuntimeLost) and self.error is not None:
-                begun = self._begun(ticket)
-                on_left()  # nobody uses this memory any more
-                raise _loss(self.error, begun) from None
-            self._abandon(ticket, on_left)
-            raise
+            raise self.unfinished(ticket, error, on_left) from None
         if result is None:
-            self._abandon(ticket, on_left)
+            self.leave(ticket, on_left)
             return None
-        self.channel.release(ticket)
-        self._slots.release()
-        if self._queue:
-            self.channel.wake()
+        if self.wanting or self.queue:
+            self.slot_is_free()
         return result
+
+    def unfinished(self, ticket: int, error: BaseException, on_left: Callable[[], None]) -> BaseException:
+        """What to raise where the wait for a ticket has ended with an error, not with a result."""
+        if isinstance(error, RuntimeLost) and self.error is not None:
+            begun = self._begun(ticket)
+            on_left()  # nobody uses this memory any more
+            return _loss(self.error, begun)
+        self.leave(ticket, on_left)
+        return error
+
+    def _slot(self, offer: Callable[[], int], timeout: float | None) -> int:
+        """The ticket of `offer`, repeated as slots get free; -1 after `timeout` seconds."""
+        ticket = -1
+
+        def offered() -> bool:
+            nonlocal ticket
+            ticket = offer()
+            return ticket >= 0
+
+        with self._scarce:
+            self.wanting += 1  # before the next look: who gives a slot back after that sees it
+            try:
+                self._scarce.wait_for(offered, timeout)
+            finally:
+                self.wanting -= 1
+                self._scarce.notify()  # who was woken, but left for another reason, wakes the next
+        return ticket
+
+    def slot_is_free(self) -> None:
+        """For those who wait for one: whoever has given one back looks at `wanting` and `queue`, and calls this where there is anybody."""
+        if self.wanting:
+            with self._scarce:
+                self._scarce.notify()
+        if self.queue:
+            self.channel.wake()
 
     def _begun(self, ticket: int) -> bool:
         """Whether a worker had begun with a request, now that the runtime is lost."""
@@ -247,7 +282,7 @@ class Session:
         except AspenError:
             return True
 
-    def _abandon(self, ticket: int, on_left: Callable[[], None]) -> None:
+    def leave(self, ticket: int, on_left: Callable[[], None]) -> None:
         """The resolver waits for what nobody else waits for."""
         waiting = Waiting(0, 0, 0, 0, 0, lambda _: on_left())
         waiting.ticket = ticket
@@ -263,19 +298,16 @@ class Session:
             if self.error is not None:
                 raise _loss(self.error, False)
             self._start_resolver()
-            if self._queue or not self._slots.acquire(blocking=False):
-                self._queue.append(waiting)
-                return
-            self._publish(waiting)
+            if self.queue or not self._publish(waiting):
+                self.queue.append(waiting)
 
-    def _publish(self, waiting: Waiting) -> None:
-        """With the lock held and a slot acquired."""
-        try:
-            waiting.ticket = self.channel.submit(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
-        except BaseException:
-            self._slots.release()
-            raise
+    def _publish(self, waiting: Waiting) -> bool:
+        """With the lock held. False where all slots are taken."""
+        waiting.ticket = self.channel.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
+        if waiting.ticket < 0:
+            return False
         self._published[waiting.ticket] = waiting
+        return True
 
     def cancel(self, waiting: Waiting) -> None:
         """Asks for the request to end; `on_done` still comes."""
@@ -301,24 +333,27 @@ class Session:
                 if result is not None:
                     del self._published[ticket]
                     self.channel.release(ticket)
-                    self._slots.release()
+                    if self.wanting:  # what is queued is published below
+                        self.slot_is_free()
                     ended.append((waiting, result))
             error = self.error
             if error is not None:
                 ended += [(waiting, _loss(error, self._begun(ticket))) for ticket, waiting in self._published.items()]
-                ended += [(waiting, _loss(error, False)) for waiting in self._queue]
+                ended += [(waiting, _loss(error, False)) for waiting in self.queue]
                 self._published.clear()
-                self._queue.clear()
-            while self._queue and (self._queue[0].cancelled or self._slots.acquire(blocking=False)):
-                waiting = self._queue.popleft()
+                self.queue.clear()
+            while self.queue:
+                waiting = self.queue[0]
                 if waiting.cancelled:
                     ended.append((waiting, _cancelled()))
-                    continue
-                try:
-                    self._publish(waiting)
-                except AspenError as refused:
-                    ended.append((waiting, refused))
-            done = self._closing and not self._published and not self._queue
+                else:
+                    try:
+                        if not self._publish(waiting):
+                            break
+                    except AspenError as refused:
+                        ended.append((waiting, refused))
+                self.queue.popleft()
+            done = self._closing and not self._published and not self.queue
         for waiting, outcome in ended:
             try:
                 waiting.on_done(outcome)
@@ -337,6 +372,8 @@ class Session:
             if self.error is None:
                 self.error = error
         self.channel.lost()
+        with self._scarce:
+            self._scarce.notify_all()
 
     def close(self) -> None:
         """Hangs up: the planner process cancels what is in flight and reclaims the memory. Futures fail with RuntimeLost."""
@@ -358,9 +395,11 @@ class Session:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
         self.error = error
         self._lock = threading.RLock()
+        self._scarce = threading.Condition()
+        self.wanting = 0
         self._resolver = None
         self._published = {}
-        self._queue = deque()
+        self.queue = deque()
         self.held = {}
         self.loans.abandon()
         self.control.abandon(error)
@@ -384,7 +423,7 @@ def _contents(fds: list[int]) -> bytes:
 class _NoChannel:
     """In place of a closed session's channel, so that its memory is unmapped: refuses everything that is not harmless."""
 
-    def submit(self, *_: object) -> int:
+    def offer(self, *_: object) -> int:
         raise RuntimeLost("the runtime is closed")
 
     def cancel(self, *_: object) -> None: ...

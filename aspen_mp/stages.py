@@ -23,6 +23,7 @@ from aspen_mp.control import protocol
 from aspen_mp.memory import Span
 from aspen_mp.session import Session, Stop, Waiting
 from aspen_mp.shm import _control, values
+from aspen_mp.shm._lane import Lane
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 if TYPE_CHECKING:
@@ -146,9 +147,26 @@ class Stage:
         self._lent: list[Region] = []
         self._given: dict[Region, int] = {}
         self._shared = 0
-        self._closed = False
+        self.closed = False
+        self.lane = self._lane()
         with _regions:
             _stages.add(self)
+
+    def _lane(self) -> Lane | None:
+        """The short way of requests, where all values are tensors and no output is lent."""
+        if self.objects or any(slot.nbytes >= LEND_BYTES for slot in self.planned.outputs):
+            return None
+        lendable = {k for k, _ in self._lendable}
+        inputs = [(slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable) for k, slot in enumerate(self.planned.inputs)]
+        return Lane(self, self._session, (self._plan, self._generation), self._free, inputs, self.output_names)
+
+    def count_transfers(self) -> None:
+        """Adds those of the short way to the model's."""
+        if self.lane is not None:
+            with _regions:
+                taken = self.lane.drain()
+                self._transfers.requests += taken
+                self._transfers.copied_bytes += taken * self._copies
 
     # ---- regions
 
@@ -170,7 +188,7 @@ class Stage:
         try:
             copied = self._fill(region, arrays)
         except BaseException:
-            self._end(region)
+            self.end(region)
             raise
         with _regions:
             self._transfers.requests += 1
@@ -178,7 +196,7 @@ class Stage:
             self._transfers.in_place_bytes += self._copies - copied
         return region
 
-    def _end(self, region: Region) -> None:
+    def end(self, region: Region) -> None:
         """The request needs the region no longer."""
         if region.user:
             with _regions:
@@ -201,7 +219,7 @@ class Stage:
             for k in region.borrowed:
                 region.inputs[k] = _NOTHING
             self._session.loans.give(region.loan)
-        elif self._closed:
+        elif self.closed:
             self.close()
 
     # ---- inputs that are there already
@@ -310,7 +328,8 @@ class Stage:
 
     def close(self) -> None:
         """Gives the regions back that no request uses; those in use follow when their requests end."""
-        self._closed = True
+        self.closed = True
+        self.count_transfers()
         if self._lendable:
             self._session.loans.owner_ended(self._number)
         while True:
@@ -372,17 +391,17 @@ class Stage:
         region = self._begin(arrays, borrow)
         span = region.span
         result = self._session.execute(
-            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self._end(region), stop
+            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self.end(region), stop
         )
         if result is None:
-            raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
+            raise self.late(timeout)
         try:
             self._check_loan(region)
             if result.error:
-                self._raise(result, region)
+                self.fail(result, region)
             return self._collect(region, names)
         finally:
-            self._end(region)
+            self.end(region)
 
     def submit(
         self,
@@ -406,7 +425,7 @@ class Stage:
                     if isinstance(outcome, AspenError):
                         raise outcome
                     if outcome.error:
-                        self._raise(outcome, region)
+                        self.fail(outcome, region)
                     set_result(future, self._collect(region, names))
             except Stale:
                 try:
@@ -421,7 +440,7 @@ class Stage:
             except BaseException as error:
                 set_exception(future, error)
             finally:
-                self._end(region)
+                self.end(region)
             future.settle()
 
         try:
@@ -429,7 +448,7 @@ class Stage:
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:
-            self._end(region)
+            self.end(region)
             raise
 
     def _check_loan(self, region: Region) -> None:
@@ -446,8 +465,11 @@ class Stage:
             for (name, is_object), view in zip(self._inputs, region.inputs, strict=True)
         }
 
-    def _raise(self, result: _control.Result, region: Region) -> None:
-        """The typed error of a failed request."""
+    def late(self, timeout: float | None) -> RequestTimeout:
+        return RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
+
+    def fail(self, result: _control.Result, region: Region) -> None:
+        """Raises the typed error of a failed request."""
         if result.error in _STALE:
             raise Stale
         if result.error == _NEEDS_SPACE:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -115,12 +115,22 @@ class StageTree:
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
-        self.transfers = Transfers()
+        self._transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._lock = threading.Lock()
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
+
+    @property
+    def transfers(self) -> Transfers:
+        """What has been done with the inputs of all requests so far."""
+        with self._lock:
+            nodes = list(self._roots.values())
+        for node in nodes:
+            for stage in node.stages():
+                stage.count_transfers()
+        return replace(self._transfers)
 
     def _check(self) -> None:
         if self._closed:
@@ -268,7 +278,7 @@ class StageTree:
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:
-            node.stage = Stage(self._session, self._model, planned, self.transfers)
+            node.stage = Stage(self._session, self._model, planned, self._transfers)
 
     def _note_single(self, key: Key, node: _Node | None) -> None:
         """From the second request on, a model of one static stage takes the short way."""

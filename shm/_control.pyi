@@ -62,6 +62,9 @@ class Result(NamedTuple):
     started_ns: int
     finished_ns: int
 
+FINE: Result
+"""A request that ended well."""
+
 @final
 class ControlTable:
     """The planner process's hand on the control segment and the doorbell page. One thread. Nothing here blocks.
@@ -187,12 +190,16 @@ class ClientChannel:
         """The planner process has dropped this client."""
     def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
         """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
+    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
+        """As `submit`, but -1 where `capacity` requests are in flight."""
     def state(self, ticket: int) -> str:
         """ "submitted", "running", "done"; RequestError for a ticket that was released."""
     def result(self, ticket: int) -> Result | None:
         """The result, None while it is not done."""
     def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
         """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
+    def finish(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
     def completions(self) -> int:
         """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
     def wait_any(self, seen: int, timeout: float | None = None) -> int:

@@ -196,6 +196,7 @@ ERRORS = _errors()
 ERROR_NAMES = {number: name for name, number in ERRORS.items()}
 Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
 Result.__module__ = __name__
+FINE = Result(0, -1, 0, "", 0, 0, 0)
 
 
 cdef uint32_t _role(role) except 0:
@@ -684,7 +685,7 @@ cdef class ClientChannel:
         for i in range(ASPEN_SLOTS):
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
-    def submit(self, plan, generation, data, offset, priority=1):
+    def offer(self, plan, generation, data, offset, priority=1):
         if not 0 <= priority < ASPEN_CLASSES:
             raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
         cdef aspen_request r
@@ -695,11 +696,19 @@ cdef class ClientChannel:
         r.offset = offset
         if self.closed:
             raise RuntimeLost("the runtime has gone: nothing can be submitted any more")
-        if not self._free:
-            raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
-        cdef uint32_t slot = self._free.pop()
+        cdef uint32_t slot
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            return -1
         cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
         return sequence * ASPEN_SLOTS + slot
+
+    def submit(self, plan, generation, data, offset, priority=1):
+        ticket = self.offer(plan, generation, data, offset, priority)
+        if ticket < 0:
+            raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
+        return ticket
 
     cdef aspen_slot *_slot(self, ticket, uint32_t *word) except NULL:
         """The ticket's slot and its word now; RequestError when the ticket is not valid any more."""
@@ -724,7 +733,8 @@ cdef class ClientChannel:
         cdef aspen_slot *slot = self._slot(ticket, &word)
         return self._result(slot) if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE else None
 
-    def wait(self, ticket, timeout=None):
+    cdef aspen_slot *_sleep(self, ticket, timeout) except? NULL:
+        """The ticket's slot when it is done; NULL after `timeout` seconds."""
         cdef uint32_t word
         cdef uint64_t ns
         cdef aspen_slot *slot
@@ -732,17 +742,34 @@ cdef class ClientChannel:
         while True:
             slot = self._slot(ticket, &word)
             if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE:
-                return self._result(slot)
+                return slot
             if self.closed:
                 raise RuntimeLost("the runtime has gone while this request was in flight")
             ns = self._slice(deadline)
             if ns == 0:
-                return None
+                return NULL
             with nogil:
                 aspen_wait_slot(slot, word, ns)
             PyErr_CheckSignals()
             if ASPEN_SLOT_STATE(aspen_load_acquire(&slot.word)) == ASPEN_SLOT_SUBMITTED:
                 self.ring()
+
+    def wait(self, ticket, timeout=None):
+        cdef aspen_slot *slot = self._sleep(ticket, timeout)
+        return None if slot == NULL else self._result(slot)
+
+    def finish(self, ticket, timeout=None):
+        cdef aspen_slot *slot = self._sleep(ticket, timeout)
+        if slot == NULL:
+            return None
+        result = self._result(slot) if slot.error else FINE
+        self._give(ticket)
+        return result
+
+    cdef int _give(self, ticket) except -1:
+        aspen_release(self.c, ticket % ASPEN_SLOTS)
+        self._free.append(ticket % ASPEN_SLOTS)
+        return 0
 
     cdef uint64_t _slice(self, deadline) except? 0:
         if deadline is None:
@@ -792,8 +819,7 @@ cdef class ClientChannel:
         self._slot(ticket, &word)
         if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE and not self.closed:
             raise RequestError(f"request {ticket} is still in flight: wait for it, or cancel it and wait")
-        aspen_release(self.c, ticket % ASPEN_SLOTS)
-        self._free.append(ticket % ASPEN_SLOTS)
+        self._give(ticket)
 
     def ring(self):
         aspen_ring_as(self.c, self.bell)

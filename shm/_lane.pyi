@@ -1,0 +1,40 @@
+"""The short way of a request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+@final
+class Lane:
+    """The way of a request through a stage whose values are all tensors and whose outputs are copied: after a network has run, nothing of
+    a client is left in the caches of its core, so what counts is how little code and how few objects a request needs.
+
+    `ids`: plan and generation. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape, and whether only
+    an array with memory of its own may be copied (others might be borrowed); `outputs`: names. Both in the order of a region's arrays.
+
+    What it does itself is what happens nearly always. `stage` and `session` see to the rest: `Session.unfinished`, `leave`,
+    `slot_is_free`, `Stage.end`, `late`, `fail`.
+    """
+
+    @property
+    def stage(self) -> Any:
+        """None when it has gone: a lane does not hold it."""
+    def __init__(
+        self,
+        stage: object,
+        session: object,
+        ids: tuple[int, int],
+        free: list[Any],
+        inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool]],
+        outputs: Sequence[str],
+    ) -> None: ...
+    def run(
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None
+    ) -> dict[str, npt.NDArray[Any]] | None:
+        """The outputs, all or those named. None where this is not the way: inputs of other names, types or shapes, in another memory order,
+        or that may lie in shared memory; no region or no slot free; the runtime lost. Nothing has been done then. Raises what
+        `Stage.run` raises."""
+    def drain(self) -> int:
+        """How many requests have gone this way since the last call."""

@@ -1,0 +1,143 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The short way of a request through shared memory: inputs in, publish, sleep, outputs out. Documentation of names: _lane.pyi."""
+
+from functools import partial
+from weakref import ref
+
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from aspen_mp.shm._control import FINE
+
+cnp.import_array()
+
+cdef enum:
+    LONG_COPY = 1 << 16  # bytes: other threads may run meanwhile
+
+
+cdef bint _fits(cnp.ndarray array, cnp.dtype dtype, tuple shape):
+    """Whether its bytes can be copied as they are."""
+    cdef Py_ssize_t i
+    if <PyObject *>cnp.PyArray_DESCR(array) != <PyObject *>dtype or cnp.PyArray_NDIM(array) != len(shape):
+        return False
+    for i in range(len(shape)):
+        if cnp.PyArray_DIM(array, i) != <Py_ssize_t>shape[i]:
+            return False
+    return cnp.PyArray_IS_C_CONTIGUOUS(array)
+
+
+cdef bint _own(cnp.ndarray array):
+    """Whether it lies in memory of numpy's, and not in somebody else's that may be shared."""
+    cdef PyObject *base = cnp.PyArray_BASE(array)
+    while base != NULL and cnp.PyArray_Check(<object>base):
+        base = cnp.PyArray_BASE(<cnp.ndarray>base)
+    return base == NULL
+
+
+cdef class Lane:
+    cdef object _stage, _session, _plan, _generation
+    cdef list _free
+    cdef tuple _inputs, _outputs
+    cdef uint64_t _taken
+
+    def __init__(self, stage, session, ids, list free, inputs, outputs):
+        self._stage = ref(stage)
+        self._session = session
+        self._plan, self._generation = ids
+        self._free = free
+        self._inputs = tuple([(name, dtype, tuple(shape), bool(own)) for name, dtype, shape, own in inputs])
+        self._outputs = tuple(outputs)
+
+    @property
+    def stage(self):
+        return self._stage()
+
+    def run(self, feeds, names, level, timeout):
+        if type(feeds) is not dict or len(<dict>feeds) != len(self._inputs):
+            return None
+        session = self._session
+        stage = self._stage()
+        if stage is None or session.error is not None or session.held:
+            return None
+        if names is not None:
+            for name in names:
+                if name not in self._outputs:
+                    return None
+        cdef PyObject *value
+        cdef list arrays = []
+        for name, dtype, shape, own in self._inputs:
+            value = PyDict_GetItem(feeds, name)
+            if value == NULL or not cnp.PyArray_CheckExact(<object>value) or not _fits(<cnp.ndarray>value, dtype, shape):
+                return None
+            if own and not _own(<cnp.ndarray>value):
+                return None
+            arrays.append(<object>value)
+        try:
+            region = self._free.pop()
+        except IndexError:
+            return None
+        ticket, channel = -1, session.channel
+        try:
+            self._copy(arrays, region.inputs)
+            span = region.span
+            ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level)
+        except Exception:
+            pass  # who goes the long way is told why
+        if ticket < 0:
+            self._back(stage, region)
+            return None
+        try:
+            result = channel.finish(ticket, timeout)
+        except BaseException as error:
+            region.holds = 1
+            raise session.unfinished(ticket, error, partial(stage.end, region)) from None
+        if result is None:
+            region.holds = 1
+            session.leave(ticket, partial(stage.end, region))
+            raise stage.late(timeout)
+        if session.wanting or session.queue:
+            session.slot_is_free()
+        self._taken += 1
+        try:
+            if result is not FINE:
+                stage.fail(result, region)
+            return self._collect(region.outputs, names)
+        finally:
+            self._back(stage, region)
+
+    cdef int _back(self, stage, region) except -1:
+        self._free.append(region)
+        if stage.closed:
+            stage.close()
+        return 0
+
+    cdef int _copy(self, list arrays, list views) except -1:
+        cdef Py_ssize_t i, nbytes
+        cdef void *to
+        cdef const void *source
+        for i in range(len(arrays)):
+            nbytes = cnp.PyArray_NBYTES(<cnp.ndarray>views[i])
+            to = cnp.PyArray_DATA(<cnp.ndarray>views[i])
+            source = cnp.PyArray_DATA(<cnp.ndarray>arrays[i])
+            if nbytes < LONG_COPY:
+                memcpy(to, source, nbytes)
+            else:
+                with nogil:
+                    memcpy(to, source, nbytes)
+        return 0
+
+    cdef dict _collect(self, list views, names):
+        cdef Py_ssize_t i
+        cdef dict results = {}
+        for i in range(len(self._outputs)):
+            if names is None or self._outputs[i] in names:
+                results[self._outputs[i]] = cnp.PyArray_NewCopy(<cnp.ndarray>views[i], cnp.NPY_CORDER)
+        return results
+
+    def drain(self):
+        cdef uint64_t taken = self._taken
+        self._taken = 0
+        return taken

@@ -1,0 +1,200 @@
+"""The short way of a request: which requests take it, and that nothing but their time tells them from the others."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import small_models
+
+import aspen_mp
+from aspen_mp.errors import RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.model import Model
+
+WATCHDOG_S = 60.0
+
+
+def x_of(batch: int = 4) -> np.ndarray:
+    return np.random.default_rng(batch).standard_normal((batch, 16)).astype(np.float32)
+
+
+def taken(model: Model) -> int:
+    """Requests that have gone the short way since the last call."""
+    return 0 if model._lane is None else model._lane.drain()
+
+
+@pytest.fixture
+def mlp(shared_runtime: aspen_mp.Runtime) -> Iterator[Model]:
+    model = shared_runtime.load(small_models.mlp("n"))
+    yield model
+    model.unload()
+
+
+def test_from_the_second_request_of_a_shape_on(mlp: Model) -> None:
+    x, other = {"x": x_of()}, {"x": x_of(3)}
+    expected = mlp.run(x)["y"]
+    assert taken(mlp) == 0
+    for n in range(3):
+        got = mlp.run(x)["y"]
+        assert got.tobytes() == expected.tobytes()
+        assert got.flags.owndata
+        assert got.flags.writeable
+        assert taken(mlp) == 1, n
+    assert mlp.run(other)["y"].shape[0] == 3  # another shape, another lane
+    assert taken(mlp) == 0
+    mlp.run(other)
+    assert taken(mlp) == 1
+
+
+def strided(x: np.ndarray) -> np.ndarray:
+    return np.asfortranarray(x)
+
+
+def subclass(x: np.ndarray) -> np.ndarray:
+    return x.view(np.matrix)
+
+
+@pytest.mark.parametrize("form", [strided, subclass, np.ndarray.tolist])
+def test_arrays_that_have_to_be_made_first(mlp: Model, form: Any) -> None:
+    x = x_of()
+    expected = mlp.run({"x": x})["y"]
+    assert mlp.run({"x": form(x)})["y"].tobytes() == expected.tobytes()
+    assert mlp.run(MappingProxyType({"x": x}))["y"].tobytes() == expected.tobytes()
+    assert taken(mlp) == 0
+    mlp.run({"x": x[:]})
+    assert taken(mlp) == 1
+
+
+def test_what_is_wrong_is_said_as_ever(mlp: Model) -> None:
+    x = x_of()
+    for _ in range(2):
+        mlp.run({"x": x})
+    taken(mlp)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"x": x.astype(np.float64)}, "float64"),
+        ({"x": x[:, :15]}, "shape"),
+        ({"x": x[0]}, "shape"),
+        ({}, "missing"),
+        ({"x": x, "z": x}, "no input 'z'"),
+        ({"z": x}, "'x' is missing"),
+    ]
+    for feeds, message in bad:
+        with pytest.raises(RequestError, match=message):
+            mlp.run(feeds)
+    with pytest.raises(RequestError, match="no output 'q'"):
+        mlp.run({"x": x}, ["q"])
+    with pytest.raises(RequestError, match="priority 'soon'"):
+        mlp.run({"x": x}, priority="soon")
+    assert mlp.run({"x": x}, [], priority="high") == {}
+    assert list(mlp.run({"x": x}, ["y"], priority="low", timeout=WATCHDOG_S)) == ["y"]
+    assert taken(mlp) == 2
+
+
+def test_transfers_are_counted(mlp: Model) -> None:
+    x = x_of()
+    for _ in range(5):
+        mlp.run({"x": x})
+    assert (mlp.transfers.requests, mlp.transfers.copied_bytes, mlp.transfers.in_place_bytes) == (5, 5 * x.nbytes, 0)
+    assert mlp.transfers.requests == 5
+    mlp._tree._roots[(("x", x.shape),)].stage.close()  # type: ignore[union-attr]
+    assert mlp.transfers.requests == 5
+
+
+def test_a_kernel_that_refuses_its_input(shared_runtime: aspen_mp.Runtime) -> None:
+    model = shared_runtime.load(small_models.gather())
+    good = {"i": np.array([0, 3, -1])}
+    expected = model.run(good)["y"].tobytes()
+    for _ in range(20):
+        with pytest.raises(RequestError, match=r"model 'gather': .*lookup"):
+            model.run({"i": np.array([0, 4, 1])})
+    assert taken(model) == 20
+    assert model.run(good)["y"].tobytes() == expected
+    assert len(model._tree._roots[(("i", (3,)),)].stage._free) == 1  # type: ignore[union-attr]
+    model.unload()
+
+
+def test_time_out(shared_runtime: aspen_mp.Runtime) -> None:
+    model = shared_runtime.load(small_models.conv_chain(24, 64, 64))
+    x = {"x": np.ones((1, 64, 64, 64), np.float32)}
+    expected = model.run(x)["y"].tobytes()
+    for timeout in (0.0, 1e-4, 0.0):
+        with pytest.raises(RequestTimeout, match="did not finish within"):
+            model.run(x, timeout=timeout)
+    assert model.run(x, timeout=WATCHDOG_S)["y"].tobytes() == expected
+    model.unload()
+
+
+def test_input_that_users_fill_in_place_is_not_copied(mlp: Model) -> None:
+    buffers = mlp.input_buffers({"x": (4, 16)})
+    buffers["x"][:] = x_of()
+    expected = mlp.run({"x": x_of()})["y"].tobytes()
+    before = mlp.transfers.copied_bytes
+    for _ in range(3):
+        assert mlp.run({"x": buffers["x"]})["y"].tobytes() == expected
+    assert mlp.transfers.copied_bytes == before
+    del buffers
+
+
+def wait_for_scarcity(runtime: aspen_mp.Runtime, waiting: int) -> Any:
+    session = runtime._link.session()
+    deadline = time.monotonic() + WATCHDOG_S
+    while session.wanting < waiting:
+        assert time.monotonic() < deadline, (session.wanting, session.channel.in_flight)
+        time.sleep(0.001)
+    return session
+
+
+def test_more_threads_than_slots(runtime: aspen_mp.Runtime) -> None:
+    """Those that find none sleep until one is given back."""
+    model = runtime.load(small_models.conv_chain(2, 32, 16))
+    x = {"x": np.random.default_rng(0).standard_normal((1, 32, 16, 16)).astype(np.float32)}
+    expected = model.run(x)["y"].tobytes()
+    runtime.scale(0)  # nobody begins with anything
+    threads = runtime._link.session().channel.capacity + 40
+
+    def some() -> int:
+        return sum(model.run(x, timeout=WATCHDOG_S)["y"].tobytes() == expected for _ in range(5))
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(some) for _ in range(threads)]
+        session = wait_for_scarcity(runtime, 40)
+        later = [model.submit(x) for _ in range(20)]  # queued among them
+        with pytest.raises(RequestTimeout):
+            model.run(x, timeout=0.01)
+        runtime.scale(2)
+        assert [f.result(WATCHDOG_S) for f in futures] == [5] * threads
+        assert all(f.result(WATCHDOG_S)["y"].tobytes() == expected for f in later)
+    assert (session.wanting, len(session.queue), session.channel.in_flight) == (0, 0, 0)
+
+
+def test_who_waits_for_a_slot_learns_that_the_runtime_has_gone() -> None:
+    ended: list[BaseException | None] = []
+    with aspen_mp.Runtime(workers=1) as runtime:
+        model = runtime.load(small_models.mlp())
+        x = {"x": x_of()}
+        model.run(x)
+        runtime.scale(0)
+
+        def one() -> None:
+            try:
+                model.run(x)
+                ended.append(None)
+            except BaseException as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=one) for _ in range(runtime._link.session().channel.capacity + 20)]
+        for thread in threads:
+            thread.start()
+        wait_for_scarcity(runtime, 20)
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(ended) == len(threads)
+    assert all(isinstance(error, RuntimeLost) for error in ended)
+    ended.clear()
