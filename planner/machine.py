@@ -59,7 +59,7 @@ class Engine:
     spin: float = 100_000.0
     claim: float = 1500.0
     claimed: float = 0.3
-    submit: float = 30_000.0
+    submit: float = 10_000.0
     end: float = 50_000.0
     copied: float = 0.06
 
