@@ -20,7 +20,7 @@ from aspen_mp.control import protocol
 from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
 from aspen_mp.planner.options import Planning
-from aspen_mp.shm import _control
+from aspen_mp.shm import _channel
 from aspen_mp.shm.errors import AspenError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 
@@ -34,7 +34,7 @@ class Stop(Protocol):
     def started(self, ticket: int) -> None: ...
 
 
-OnDone = Callable[[_control.Result | AspenError], None]
+OnDone = Callable[[_channel.Result | AspenError], None]
 """Called once with how a request ended; with an error when the runtime was lost. The slot has been given back by then."""
 
 
@@ -73,7 +73,7 @@ class Session:
         self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
         self._own.close_fd()
         self._doorbell.close_fd()
-        self.channel = _control.ClientChannel(self._own.mapping, self._doorbell.mapping)
+        self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping)
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.loans = Loans(self._make_loan, self._drop_data)
         self.held: dict[int, Region] = {}
@@ -204,7 +204,7 @@ class Session:
         timeout: float | None,
         on_left: Callable[[], None],
         stop: Stop | None = None,
-    ) -> _control.Result | None:
+    ) -> _channel.Result | None:
         """Publishes a request and sleeps until it is done, without a detour through another thread.
 
         None after `timeout` seconds. Then, and when Ctrl-C ends the wait, the request is cancelled, and `on_left()` is called as soon as
@@ -326,7 +326,7 @@ class Session:
 
     def _step(self) -> bool:
         """Resolves what is done and publishes what was queued. False when the thread should end."""
-        ended: list[tuple[Waiting, _control.Result | AspenError]] = []
+        ended: list[tuple[Waiting, _channel.Result | AspenError]] = []
         with self._lock:
             for ticket, waiting in list(self._published.items()):
                 result = self.channel.result(ticket)
@@ -387,7 +387,7 @@ class Session:
         self.loans.close()
         self.held.clear()
         self._garbage.clear()
-        self.channel = cast("_control.ClientChannel", _NoChannel())
+        self.channel = cast("_channel.ClientChannel", _NoChannel())
         self._own.close()
         self._doorbell.close()
 
@@ -450,7 +450,7 @@ def _cancelled() -> AspenError:
     return RequestCancelled("the request was cancelled")
 
 
-def _resolve(reference: weakref.ref[Session], channel: _control.ClientChannel) -> None:
+def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel) -> None:
     """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected."""
     while True:
         seen = channel.completions()

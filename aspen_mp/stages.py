@@ -22,7 +22,7 @@ from aspen_mp.borrow import BORROW_BYTES, PAGE, Piece, address, place
 from aspen_mp.control import protocol
 from aspen_mp.memory import Span
 from aspen_mp.session import Session, Stop, Waiting
-from aspen_mp.shm import _control, values
+from aspen_mp.shm import _channel, _control, values
 from aspen_mp.shm._lane import Lane
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
@@ -418,7 +418,7 @@ class Stage:
         it says whether it sees to the future."""
         region = self._begin(arrays, borrow)
 
-        def done(outcome: _control.Result | AspenError) -> None:
+        def done(outcome: _channel.Result | AspenError) -> None:
             try:
                 if not future.cancelled():
                     self._check_loan(region)
@@ -468,7 +468,7 @@ class Stage:
     def late(self, timeout: float | None) -> RequestTimeout:
         return RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
 
-    def fail(self, result: _control.Result, region: Region) -> None:
+    def fail(self, result: _channel.Result, region: Region) -> None:
         """Raises the typed error of a failed request."""
         if result.error in _STALE:
             raise Stale

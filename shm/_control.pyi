@@ -1,7 +1,7 @@
-"""The control segment as the planner process sees it, and a client's submission channel."""
+"""The control segment as the planner process sees it."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from typing_extensions import Buffer
 
@@ -18,7 +18,7 @@ PAGE: int
 MAX_BORROWED: int
 """Such pieces that a runtime may have at a time."""
 ERRORS: dict[str, int]
-"""Names and numbers of why a request failed (`Result.error`)."""
+"""Names and numbers of why a request failed (`_channel.Result.error`)."""
 ERROR_NAMES: dict[int, str]
 ROLES: dict[str, int]
 """control, doorbell, client, data, plan, weights, arena, trace"""
@@ -49,21 +49,6 @@ def trace_bytes(rings: int, capacity: int) -> int:
 
 def trace_format(buf: Buffer, rings: int, capacity: int) -> None:
     """Makes a new trace segment ready for DSEs. `capacity`: a power of two. ValueError for other numbers."""
-
-class Result(NamedTuple):
-    """How a request ended. `error` is 0 or a number of ERRORS; `op` the plan's op that failed (-1: none); `needed` the bytes of the OBJECT
-    result that did not fit; times are CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
-
-    error: int
-    op: int
-    needed: int
-    message: str
-    submitted_ns: int
-    started_ns: int
-    finished_ns: int
-
-FINE: Result
-"""A request that ended well."""
 
 @final
 class ControlTable:
@@ -168,49 +153,3 @@ class ControlTable:
         """Marks a running request as failed, unless it is already or another runs there now; its remaining tiles become no-ops."""
     def epoch_end(self) -> None:
         """Makes the epoch even and lets the DSEs go on."""
-
-@final
-class ClientChannel:
-    """A client's side: publishes requests, sleeps on their completion. Any thread may call anything; waiting releases the GIL and Ctrl-C
-    ends it.
-
-    A ticket is an int that names one submission for good (slot and sequence)."""
-
-    def __init__(self, client: Buffer, doorbell: Buffer) -> None: ...
-    @property
-    def client(self) -> int:
-        """The client's number in the control table."""
-    @property
-    def in_flight(self) -> int: ...
-    @property
-    def capacity(self) -> int:
-        """Most requests in flight: 256."""
-    @property
-    def closed(self) -> bool:
-        """The planner process has dropped this client."""
-    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
-        """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
-    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
-        """As `submit`, but -1 where `capacity` requests are in flight."""
-    def state(self, ticket: int) -> str:
-        """ "submitted", "running", "done"; RequestError for a ticket that was released."""
-    def result(self, ticket: int) -> Result | None:
-        """The result, None while it is not done."""
-    def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
-        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
-    def finish(self, ticket: int, timeout: float | None = None) -> Result | None:
-        """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
-    def completions(self) -> int:
-        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
-    def wait_any(self, seen: int, timeout: float | None = None) -> int:
-        """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
-    def lost(self) -> None:
-        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (wait_any)."""
-    def wake(self) -> None:
-        """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
-    def cancel(self, ticket: int) -> None:
-        """Asks for cancellation. The request still ends (CANCELLED, or as it would have): wait for it before reusing its memory."""
-    def release(self, ticket: int) -> None:
-        """Gives the slot of a finished request back."""
-    def ring(self) -> None:
-        """Rings the doorbell again for everything not yet claimed. Harmless; waits do it by themselves."""

@@ -1,21 +1,17 @@
 # cython: language_level=3, boundscheck=False
-"""The control segment as the planner process sees it, and a client's submission channel. Documentation of names: _control.pyi."""
+"""The control segment as the planner process sees it. Documentation of names: _control.pyi."""
 
-from collections import namedtuple
-from time import monotonic
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
-from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
-from aspen_mp.shm.errors import ProtocolError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
 cdef extern from *:
     """
     #include "recover.h"
-    #include "submit.h"
     #include "table.h"
     #include "trace.h"
     struct aspen_code { const char *name; long code; };
@@ -31,9 +27,9 @@ cdef extern from *:
 cdef extern from "table.h" nogil:
     enum:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
-        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_COLUMNS
+        ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
-        ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+        ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE
     struct aspen_magic:
         pass
     struct aspen_signals:
@@ -74,17 +70,8 @@ cdef extern from "table.h" nogil:
         uint32_t torn
     struct aspen_doorbell:
         uint32_t event
-    struct aspen_slot:
-        uint32_t word, error, op, message_bytes
-        uint64_t needed, submitted_ns, started_ns, finished_ns
-        char message[256]
     struct aspen_client_segment:
-        uint32_t client, closed, completions, waiters
         uint64_t pending[4]
-        aspen_slot slot[256]
-    struct aspen_request:
-        uint32_t plan, generation, data, class_
-        uint64_t offset
     struct aspen_trace_ring:
         uint64_t written
     struct aspen_trace_segment:
@@ -100,11 +87,6 @@ cdef extern from "table.h" nogil:
     uint32_t aspen_stat_load32 "aspen_stat_load"(uint32_t *)
     void aspen_store_seq(uint32_t *, uint32_t)
     void aspen_stat_store(uint32_t *, uint32_t)
-    uint32_t aspen_add_seq(uint32_t *, uint32_t)
-    int aspen_futex_wake(uint32_t *, uint32_t)
-    uint32_t ASPEN_SLOT_WORD(uint32_t, uint32_t)
-    uint32_t ASPEN_SLOT_STATE(uint32_t)
-    uint32_t ASPEN_SLOT_SEQUENCE(uint32_t)
     uint32_t ASPEN_ITEM_TILE(uint64_t)
     uint32_t ASPEN_ITEM_INSTANCE(uint64_t)
 
@@ -154,14 +136,6 @@ cdef extern from "recover.h" nogil:
     void aspen_recover(aspen_recovery *, int)
     int aspen_cas_word "aspen_cas_seq"(uint64_t *, uint64_t, uint64_t)
 
-cdef extern from "submit.h" nogil:
-    uint32_t aspen_submit(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *)
-    void aspen_cancel(aspen_client_segment *, aspen_doorbell *, uint32_t, uint32_t)
-    int aspen_wait_slot(aspen_slot *, uint32_t, uint64_t)
-    int aspen_wait_any(aspen_client_segment *, uint32_t, uint64_t)
-    void aspen_release(aspen_client_segment *, uint32_t)
-    void aspen_ring_as(aspen_client_segment *, aspen_doorbell *)
-
 CONTROL_BYTES = sizeof(aspen_control)
 DOORBELL_BYTES = 4096
 CLIENT_BYTES = sizeof(aspen_client_segment)
@@ -180,7 +154,6 @@ _COMMANDS = {"none": 0, "leave": 1, "stop": 2}
 _WORKER_STATES = ("none", "joining", "running", "leaving", "dead")
 _IDLE = ("busy", "looking", "parked")
 _INSTANCE_STATES = ("none", "free", "claimed", "running", "done")
-_SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
 
 
 cdef dict _errors():
@@ -194,9 +167,6 @@ cdef dict _errors():
 
 ERRORS = _errors()
 ERROR_NAMES = {number: name for name, number in ERRORS.items()}
-Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
-Result.__module__ = __name__
-FINE = Result(0, -1, 0, "", 0, 0, 0)
 
 
 cdef uint32_t _role(role) except 0:
@@ -272,7 +242,7 @@ def trace_bytes(rings, capacity):
 
 
 def trace_format(buf, rings, capacity):
-    cdef _Mapped mapped = _Mapped(buf, "trace", aspen_trace_bytes(rings, capacity))
+    cdef Mapped mapped = Mapped(buf, "trace", aspen_trace_bytes(rings, capacity))
     if not 0 < rings <= ASPEN_MAX_WORKERS or capacity < 1 or capacity & (capacity - 1):
         raise ValueError(f"a trace of {rings} rings of {capacity} records: expected 1 to {ASPEN_MAX_WORKERS}, and a power of two")
     cdef aspen_trace_segment *g = <aspen_trace_segment *>mapped.view.buf
@@ -280,10 +250,8 @@ def trace_format(buf, rings, capacity):
     g.capacity = capacity
 
 
-cdef class _Mapped:
+cdef class Mapped:
     """A buffer held for as long as this object lives."""
-    cdef Py_buffer view
-    cdef bint held
 
     def __cinit__(self, buf, role, size_t nbytes, bint check=True):
         PyObject_GetBuffer(buf, &self.view, PyBUF_WRITABLE)
@@ -299,7 +267,7 @@ cdef class _Mapped:
 
 
 cdef class ControlTable:
-    cdef _Mapped _control_buf, _bell_buf
+    cdef Mapped _control_buf, _bell_buf
     cdef aspen_control *c
     cdef aspen_doorbell *bell
     cdef set _dying_plans, _dying_clients, _dying_data
@@ -308,8 +276,8 @@ cdef class ControlTable:
     def __init__(self, control, doorbell, *, create=False, max_workers=ASPEN_MAX_WORKERS, spin_us=100):
         if not 1 <= max_workers <= ASPEN_MAX_WORKERS:
             raise ResourceLimitError(f"max_workers must be 1 to {ASPEN_MAX_WORKERS}, not {max_workers}")
-        self._control_buf = _Mapped(control, "control", sizeof(aspen_control))
-        self._bell_buf = _Mapped(doorbell, "doorbell", sizeof(aspen_doorbell))
+        self._control_buf = Mapped(control, "control", sizeof(aspen_control))
+        self._bell_buf = Mapped(doorbell, "doorbell", sizeof(aspen_doorbell))
         self.c = <aspen_control *>self._control_buf.view.buf
         self.bell = <aspen_doorbell *>self._bell_buf.view.buf
         self._dying_plans, self._dying_clients, self._dying_data = set(), set(), set()
@@ -350,7 +318,7 @@ cdef class ControlTable:
                 for i in range(1, ASPEN_MAX_SEGMENTS) if self.c.segment[i].state == ASPEN_SEGMENT_LIVE]
 
     def add_client(self, segment, buf):
-        cdef _Mapped mapped = _Mapped(buf, "client", sizeof(aspen_client_segment))
+        cdef Mapped mapped = Mapped(buf, "client", sizeof(aspen_client_segment))
         cdef uint32_t client = aspen_add_client(self.c, self._segment(segment, ("client",)), <aspen_client_segment *>mapped.view.buf)
         if not client:
             raise ResourceLimitError(f"the runtime has {ASPEN_MAX_CLIENTS - 1} clients already")
@@ -644,182 +612,3 @@ cdef class ControlTable:
         if not epoch & 1:
             raise RuntimeError(f"no epoch has begun ({epoch})")
         aspen_epoch_end(self.c)
-
-
-cdef class ClientChannel:
-    cdef _Mapped _client_buf, _bell_buf
-    cdef aspen_client_segment *c
-    cdef aspen_doorbell *bell
-    cdef list _free
-    cdef bint _lost
-
-    def __init__(self, client, doorbell):
-        self._client_buf = _Mapped(client, "client", sizeof(aspen_client_segment))
-        self._bell_buf = _Mapped(doorbell, "doorbell", sizeof(aspen_doorbell), False)  # other clients may have written anything there
-        self.c = <aspen_client_segment *>self._client_buf.view.buf
-        self.bell = <aspen_doorbell *>self._bell_buf.view.buf
-        self._free = [i for i in range(ASPEN_SLOTS - 1, -1, -1)
-                      if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[<uint32_t>i].word)) == ASPEN_SLOT_FREE]
-
-    @property
-    def client(self):
-        return self.c.client
-
-    @property
-    def in_flight(self):
-        return ASPEN_SLOTS - len(self._free)
-
-    @property
-    def capacity(self):
-        return ASPEN_SLOTS
-
-    @property
-    def closed(self):
-        return self._lost or aspen_load_acquire(&self.c.closed) != 0
-
-    def lost(self):
-        cdef uint32_t i
-        self._lost = True
-        aspen_add_seq(&self.c.completions, 1)
-        aspen_futex_wake(&self.c.completions, INT_MAX)
-        for i in range(ASPEN_SLOTS):
-            aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
-
-    def offer(self, plan, generation, data, offset, priority=1):
-        if not 0 <= priority < ASPEN_CLASSES:
-            raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
-        cdef aspen_request r
-        r.plan = plan
-        r.generation = generation
-        r.data = data
-        r.class_ = priority
-        r.offset = offset
-        if self.closed:
-            raise RuntimeLost("the runtime has gone: nothing can be submitted any more")
-        cdef uint32_t slot
-        try:
-            slot = self._free.pop()
-        except IndexError:
-            return -1
-        cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
-        return sequence * ASPEN_SLOTS + slot
-
-    def submit(self, plan, generation, data, offset, priority=1):
-        ticket = self.offer(plan, generation, data, offset, priority)
-        if ticket < 0:
-            raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
-        return ticket
-
-    cdef aspen_slot *_slot(self, ticket, uint32_t *word) except NULL:
-        """The ticket's slot and its word now; RequestError when the ticket is not valid any more."""
-        cdef aspen_slot *slot = &self.c.slot[<uint32_t>(ticket % ASPEN_SLOTS)]
-        word[0] = aspen_load_acquire(&slot.word)
-        if ASPEN_SLOT_SEQUENCE(word[0]) != ticket // ASPEN_SLOTS or ASPEN_SLOT_STATE(word[0]) == ASPEN_SLOT_FREE:
-            raise RequestError(f"request {ticket} is unknown or was released")
-        return slot
-
-    cdef object _result(self, aspen_slot *s):
-        cdef uint32_t n = s.message_bytes if s.message_bytes < ASPEN_MESSAGE else ASPEN_MESSAGE
-        message = s.message[:n].decode("utf-8", "replace") if s.error else ""
-        return Result(s.error, -1 if s.op == <uint32_t>ASPEN_NONE else s.op, s.needed, message, s.submitted_ns, s.started_ns, s.finished_ns)
-
-    def state(self, ticket):
-        cdef uint32_t word
-        self._slot(ticket, &word)
-        return {ASPEN_SLOT_RUNNING: "running", ASPEN_SLOT_DONE: "done"}.get(ASPEN_SLOT_STATE(word), "submitted")
-
-    def result(self, ticket):
-        cdef uint32_t word
-        cdef aspen_slot *slot = self._slot(ticket, &word)
-        return self._result(slot) if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE else None
-
-    cdef aspen_slot *_sleep(self, ticket, timeout) except? NULL:
-        """The ticket's slot when it is done; NULL after `timeout` seconds."""
-        cdef uint32_t word
-        cdef uint64_t ns
-        cdef aspen_slot *slot
-        deadline = None if timeout is None else monotonic() + timeout
-        while True:
-            slot = self._slot(ticket, &word)
-            if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE:
-                return slot
-            if self.closed:
-                raise RuntimeLost("the runtime has gone while this request was in flight")
-            ns = self._slice(deadline)
-            if ns == 0:
-                return NULL
-            with nogil:
-                aspen_wait_slot(slot, word, ns)
-            PyErr_CheckSignals()
-            if ASPEN_SLOT_STATE(aspen_load_acquire(&slot.word)) == ASPEN_SLOT_SUBMITTED:
-                self.ring()
-
-    def wait(self, ticket, timeout=None):
-        cdef aspen_slot *slot = self._sleep(ticket, timeout)
-        return None if slot == NULL else self._result(slot)
-
-    def finish(self, ticket, timeout=None):
-        cdef aspen_slot *slot = self._sleep(ticket, timeout)
-        if slot == NULL:
-            return None
-        result = self._result(slot) if slot.error else FINE
-        self._give(ticket)
-        return result
-
-    cdef int _give(self, ticket) except -1:
-        aspen_release(self.c, ticket % ASPEN_SLOTS)
-        self._free.append(ticket % ASPEN_SLOTS)
-        return 0
-
-    cdef uint64_t _slice(self, deadline) except? 0:
-        if deadline is None:
-            return _SLICE_NS
-        left = int((deadline - monotonic()) * 1e9)
-        return 0 if left <= 0 else min(left, _SLICE_NS)
-
-    def completions(self):
-        return aspen_load_acquire(&self.c.completions)
-
-    def wait_any(self, seen, timeout=None):
-        cdef uint32_t now, was = seen
-        cdef uint64_t ns
-        deadline = None if timeout is None else monotonic() + timeout
-        while True:
-            now = aspen_load_acquire(&self.c.completions)
-            if now != was or self.closed:
-                return now
-            ns = self._slice(deadline)
-            if ns == 0:
-                return now
-            with nogil:
-                aspen_wait_any(self.c, was, ns)
-            PyErr_CheckSignals()
-            if self._unclaimed():
-                self.ring()
-
-    cdef bint _unclaimed(self):
-        cdef uint32_t i
-        for i in range(ASPEN_SLOTS):
-            if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_SUBMITTED:
-                return True
-        return False
-
-    def wake(self):
-        aspen_add_seq(&self.c.completions, 1)
-        aspen_futex_wake(&self.c.completions, INT_MAX)
-
-    def cancel(self, ticket):
-        cdef uint32_t word
-        self._slot(ticket, &word)
-        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE:
-            aspen_cancel(self.c, self.bell, ticket % ASPEN_SLOTS, ticket // ASPEN_SLOTS)
-
-    def release(self, ticket):
-        cdef uint32_t word
-        self._slot(ticket, &word)
-        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE and not self.closed:
-            raise RequestError(f"request {ticket} is still in flight: wait for it, or cancel it and wait")
-        self._give(ticket)
-
-    def ring(self):
-        aspen_ring_as(self.c, self.bell)

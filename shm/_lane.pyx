@@ -10,7 +10,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from aspen_mp.shm._control import FINE
+from aspen_mp.shm._channel import FINE
 
 cnp.import_array()
 

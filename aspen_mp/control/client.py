@@ -54,7 +54,9 @@ class ControlClient:
         """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away or stays silent."""
         self._sock.settimeout(timeout)
         try:
-            self._sock.sendall(protocol.encode(protocol.Hello(protocol.VERSION, f"{_tables.LAYOUT_HASH:016x}", package)))
+            hello = protocol.Hello(protocol.VERSION, f"{_tables.LAYOUT_HASH:016x}", package)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused this client, and said why, already
+                self._sock.sendall(protocol.encode(hello))
             while True:
                 if not self._receiver.read(self._sock):
                     raise RuntimeLost("the runtime's planner process ended before it answered")

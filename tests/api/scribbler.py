@@ -25,7 +25,7 @@ import small_models
 from guests import Guest
 
 from aspen_mp.control import protocol
-from aspen_mp.shm import _control, values
+from aspen_mp.shm import _channel, values
 from aspen_mp.shm.errors import AspenError
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -83,7 +83,7 @@ class Scribbler:
         for label, (model, shapes) in models().items():
             self._load(label, model, shapes)
         assert len(self.plans) >= 8, "too few of the models could be planned"
-        self.channel = _control.ClientChannel(self.own.data, self.bell.data)
+        self.channel = _channel.ClientChannel(self.own.data, self.bell.data)
 
     def _map(self, fd: int, dtype: Any) -> Any:
         return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype)
@@ -204,7 +204,7 @@ class Scribbler:
         elif kind < 0.92:
             for memory, head in zip((self.own, self.bell), self.heads, strict=True):
                 memory[:16] = head
-            self.channel = _control.ClientChannel(self.own.data, self.bell.data)
+            self.channel = _channel.ClientChannel(self.own.data, self.bell.data)
         else:
             with suppress(Exception):
                 self.channel.ring()

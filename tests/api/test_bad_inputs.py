@@ -37,7 +37,7 @@ from guests import Guest
 
 import aspen_mp
 from aspen_mp.errors import RequestError, ResourceLimitError, UnsupportedModelError
-from aspen_mp.shm import _control
+from aspen_mp.shm import _channel
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from bad_models import BAD, N, constant, given, model, value
@@ -223,7 +223,7 @@ def test_cancelling_another_s_request(shared_runtime: aspen_mp.Runtime) -> None:
     expected = chain.run(x)["y"].tobytes()
     with Guest(shared_runtime._session.welcome.address) as other:
         own, bell = (mmap.mmap(fd, os.fstat(fd).st_size) for fd in other.fds)
-        channel = _control.ClientChannel(own, bell)
+        channel = _channel.ClientChannel(own, bell)
         futures = [chain.submit(x) for _ in range(8)]
         for _ in range(20):
             for slot in range(256):

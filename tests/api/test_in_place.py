@@ -26,7 +26,7 @@ from aspen_mp import borrow
 from aspen_mp.control import protocol
 from aspen_mp.control.clients import ClientMemory
 from aspen_mp.errors import RequestError, ResourceLimitError
-from aspen_mp.shm import _control
+from aspen_mp.shm import _channel, _control
 from aspen_mp.shm.segments import Segment
 
 WATCHDOG_S = 60.0
@@ -564,7 +564,7 @@ def test_outputs_on_borrowed_pages(runtime):
         ready = guest.ask("Borrow", 3, PAGE + nbytes, [[PAGE, 0, nbytes]], fds=[memory])
         assert isinstance(ready, protocol.DataReady)
         own, bell, data = (mmap.mmap(fd, os.fstat(fd).st_size) for fd in (*guest.fds[:2], guest.fds[known]))
-        channel = _control.ClientChannel(own, bell)
+        channel = _channel.ClientChannel(own, bell)
         for k in range(3):
             ticket = channel.submit(planned.plan, planned.generation, ready.index, PAGE)
             assert channel.wait(ticket, WATCHDOG_S) is not None

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from synthetic import Synthetic
 
 from aspen_mp.shm import _control
-from aspen_mp.shm._control import ClientChannel, ControlTable, Result
+from aspen_mp.shm._channel import ClientChannel, Result
+from aspen_mp.shm._control import ControlTable
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._dse import Engine
 

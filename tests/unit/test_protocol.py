@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from aspen_mp.control import protocol
-from aspen_mp.errors import AspenError, ProtocolError, RequestError
+from aspen_mp.control.client import ControlClient
+from aspen_mp.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.planner.options import Planning
 
 HEADER = struct.Struct("<IHH")
@@ -150,3 +151,19 @@ def test_errors_by_name():
     assert type(protocol.make_error("RequestError", "x")) is RequestError
     assert type(protocol.make_error("SystemExit", "x")) is AspenError
     assert type(protocol.make_error("annotations", "x")) is AspenError
+
+
+def test_who_is_refused_before_he_greets_learns_why(pair):
+    """The planner process may have hung up by the time that the greeting is sent."""
+    a, b = pair
+    a.sendall(protocol.encode(protocol.Failed(0, "ResourceLimitError", "too many clients")))
+    a.close()
+    with pytest.raises(ResourceLimitError, match="too many clients"):
+        ControlClient(b, lambda _: None).handshake("0.1.0", 10)
+
+
+def test_who_is_hung_up_on_without_a_word_learns_that(pair):
+    a, b = pair
+    a.close()
+    with pytest.raises(RuntimeLost, match="planner process"):
+        ControlClient(b, lambda _: None).handshake("0.1.0", 10)

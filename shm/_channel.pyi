@@ -1,0 +1,66 @@
+"""A client's submission channel."""
+
+from typing import NamedTuple, final
+
+from typing_extensions import Buffer
+
+class Result(NamedTuple):
+    """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` the plan's op that failed (-1: none); `needed` the bytes of
+    the OBJECT result that did not fit; times are CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
+
+    error: int
+    op: int
+    needed: int
+    message: str
+    submitted_ns: int
+    started_ns: int
+    finished_ns: int
+
+FINE: Result
+"""A request that ended well."""
+
+@final
+class ClientChannel:
+    """A client's side: publishes requests, sleeps on their completion. Any thread may call anything; waiting releases the GIL and Ctrl-C
+    ends it.
+
+    A ticket is an int that names one submission for good (slot and sequence)."""
+
+    def __init__(self, client: Buffer, doorbell: Buffer) -> None: ...
+    @property
+    def client(self) -> int:
+        """The client's number in the control table."""
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def capacity(self) -> int:
+        """Most requests in flight: 256."""
+    @property
+    def closed(self) -> bool:
+        """The planner process has dropped this client."""
+    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
+        """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
+    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
+        """As `submit`, but -1 where `capacity` requests are in flight."""
+    def state(self, ticket: int) -> str:
+        """ "submitted", "running", "done"; RequestError for a ticket that was released."""
+    def result(self, ticket: int) -> Result | None:
+        """The result, None while it is not done."""
+    def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
+    def finish(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
+    def completions(self) -> int:
+        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
+    def wait_any(self, seen: int, timeout: float | None = None) -> int:
+        """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
+    def lost(self) -> None:
+        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (wait_any)."""
+    def wake(self) -> None:
+        """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
+    def cancel(self, ticket: int) -> None:
+        """Asks for cancellation. The request still ends (CANCELLED, or as it would have): wait for it before reusing its memory."""
+    def release(self, ticket: int) -> None:
+        """Gives the slot of a finished request back."""
+    def ring(self) -> None:
+        """Rings the doorbell again for everything not yet claimed. Harmless; waits do it by themselves."""

@@ -1,0 +1,3 @@
+cdef class Mapped:
+    cdef Py_buffer view
+    cdef bint held
