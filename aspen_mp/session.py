@@ -21,7 +21,7 @@ from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
 from aspen_mp.planner.options import Planning
 from aspen_mp.shm import _channel
-from aspen_mp.shm.errors import AspenError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
@@ -211,13 +211,16 @@ class Session:
         nothing writes to its memory any more; otherwise the memory is free when this returns. `stop` can cancel it meanwhile.
         """
         channel = self.channel
+        taken: list[int] = []
         try:
             if self.error is not None:
                 raise _loss(self.error, False)
-            ticket = channel.offer(plan, generation, data, offset, priority)
+            ticket = channel.offer(plan, generation, data, offset, priority, taken)
             if ticket < 0:
-                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority), timeout)
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken), timeout)
         except BaseException as error:
+            if taken:
+                raise self.unfinished(taken[0], error, on_left) from None
             on_left()
             if isinstance(error, RuntimeLost) and self.error is not None:
                 raise _loss(self.error, False) from None
@@ -286,7 +289,13 @@ class Session:
         """The resolver waits for what nobody else waits for."""
         waiting = Waiting(0, 0, 0, 0, 0, lambda _: on_left())
         waiting.ticket = ticket
-        self.channel.cancel(ticket)
+        try:
+            self.channel.cancel(ticket)
+        except RequestError:  # it had ended, and its slot had been given back, when Ctrl-C came
+            on_left()
+            if self.wanting or self.queue:
+                self.slot_is_free()
+            return
         with self._lock:
             self._published[ticket] = waiting
             self._start_resolver()

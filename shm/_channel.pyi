@@ -40,8 +40,9 @@ class ClientChannel:
         """The planner process has dropped this client."""
     def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
         """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
-    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
-        """As `submit`, but -1 where `capacity` requests are in flight."""
+    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None) -> int:
+        """As `submit`, but -1 where `capacity` requests are in flight. `taken` gets the ticket, too, before Ctrl-C can come between the
+        request and its ticket."""
     def state(self, ticket: int) -> str:
         """ "submitted", "running", "done"; RequestError for a ticket that was released."""
     def result(self, ticket: int) -> Result | None:

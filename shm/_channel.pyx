@@ -83,7 +83,7 @@ cdef class ClientChannel:
         for i in range(ASPEN_SLOTS):
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
-    def offer(self, plan, generation, data, offset, priority=1):
+    def offer(self, plan, generation, data, offset, priority=1, list taken=None):
         if not 0 <= priority < ASPEN_CLASSES:
             raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
         cdef aspen_request r
@@ -100,7 +100,10 @@ cdef class ClientChannel:
         except IndexError:
             return -1
         cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
-        return sequence * ASPEN_SLOTS + slot
+        ticket = sequence * ASPEN_SLOTS + slot
+        if taken is not None:
+            taken.append(ticket)
+        return ticket
 
     def submit(self, plan, generation, data, offset, priority=1):
         ticket = self.offer(plan, generation, data, offset, priority)

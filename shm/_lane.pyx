@@ -98,10 +98,10 @@ cdef class Lane:
             region.holds = 1
             session.leave(ticket, partial(stage.end, region))
             raise stage.late(timeout)
-        if session.wanting or session.queue:
-            session.slot_is_free()
         self._taken += 1
         try:
+            if session.wanting or session.queue:
+                session.slot_is_free()
             if result is not FINE:
                 stage.fail(result, region)
             return self._collect(region.outputs, names)

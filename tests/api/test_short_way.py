@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -198,3 +199,42 @@ def test_who_waits_for_a_slot_learns_that_the_runtime_has_gone() -> None:
     assert len(ended) == len(threads)
     assert all(isinstance(error, RuntimeLost) for error in ended)
     ended.clear()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_interrupts_at_any_moment(runtime: aspen_mp.Runtime) -> None:
+    """As Ctrl-C in a notebook: what a request writes to belongs to no other request before it has ended."""
+    model = runtime.load(small_models.conv_chain(2, 32, 16))
+    xs = [{"x": np.full((1, 32, 16, 16), k, np.float32)} for k in range(3)]
+    expected = [model.run(x)["y"].tobytes() for x in xs]
+    assert len(set(expected)) == 3
+    rng = np.random.default_rng(0)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for n in range(2000):
+            k = n % 3
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-6, 4e-4)))
+                got = model.run(xs[k], timeout=WATCHDOG_S if n % 2 else None)["y"].tobytes()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert got == expected[k], n
+            except Interrupted:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 100
+    session = runtime._link.session()
+    deadline = time.monotonic() + WATCHDOG_S
+    while session.channel.in_flight:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [model.run(x)["y"].tobytes() for x in xs] == expected
