@@ -1,6 +1,7 @@
 """A stage of a model: one plan, the regions of shared memory that its requests use, and a request's way through them.
 
-`Stage.run` is the whole path of most requests: inputs in, publish, sleep, outputs out. Which stages a request runs, `tree.py` says.
+`Stage.run` is the whole path of a request: inputs in, publish, sleep, outputs out; `shm/_lane.pyx` is the same for ordinary ones. Which
+stages a request runs, `tree.py` says.
 """
 
 from __future__ import annotations
