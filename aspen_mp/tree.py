@@ -281,7 +281,7 @@ class StageTree:
             node.stage = Stage(self._session, self._model, planned, self._transfers)
 
     def _note_single(self, key: Key, node: _Node | None) -> None:
-        """From the second request on, a model of one static stage takes the short way."""
+        """From the second request on, the shapes of the inputs are all that is asked of a model of one static stage."""
         stage = None if node is None else node.stage
         if stage is not None and stage.planned.last and not stage.objects and stage.output_names == self._outputs:
             self._single[key] = stage

@@ -11,6 +11,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from aspen_mp.shm._channel import FINE
+from aspen_mp.shm.errors import RuntimeLost
 
 cnp.import_array()
 
@@ -84,8 +85,8 @@ cdef class Lane:
             self._copy(arrays, region.inputs)
             span = region.span
             ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level)
-        except Exception:
-            pass  # who goes the long way is told why
+        except RuntimeLost:
+            pass  # who goes the long way learns that, or has another runtime started
         if ticket < 0:
             self._back(stage, region)
             return None
