@@ -59,11 +59,7 @@ def known(folder: str) -> tuple[Rates, str]:
     from aspen_mp.planner import rates
     from aspen_mp.workers import _isa
 
-    try:
-        isa = _isa.name_of(_isa.find())
-    except (ValueError, NotImplementedError):  # workers say so themselves
-        isa = ""
-    return rates.load(folder, __version__, rates.built_in(isa, halved=_isa.halved_vectors()))
+    return rates.load(folder, __version__, rates.built_in(_isa.wide_vectors()))
 
 
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from aspen_mp.planner import cost
 from aspen_mp.planner.ir import Shape
+from aspen_mp.planner.options import Vectors
 from aspen_mp.planner.winograd import BLOCKS, PANEL, blocks_of
 
 WORTH = 0.12
@@ -78,19 +80,25 @@ def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int
     return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
 
 
-SEVEN_DEPTH = 512
-"""Terms of a product from which on Strassen's seven products of halves are faster than eight: below, they are too short to pay for what
-comes before and after them."""
-SEVEN_ROWS = 48
-"""The same of rows, with weights that come from memory."""
-SEVEN_COLUMNS = 512
-"""The same of columns: left factors have to be made for them."""
+class Least(NamedTuple):
+    """What a product has at least for which Strassen's seven products of halves are faster than eight: rows, which share the making of
+    right factors, from weights that come from memory; terms, too few of which do not pay for what comes before and after them; columns,
+    which share that of left factors."""
+
+    rows: int
+    depth: int
+    columns: int
 
 
-def seven_products(rows: int, depth: int, columns: int) -> bool:
+SEVENS: dict[Vectors, Least] = {"halved": Least(48, 512, 512), "whole": Least(64, 768, 768)}
+"""By how a core takes vectors of 512 bits: in halves, it multiplies half as fast as it loads. With shorter vectors nothing is gained."""
+
+
+def seven_products(rows: int, depth: int, columns: int, vectors: Vectors) -> bool:
     """Whether a product of constant weights is computed by Strassen's algorithm, one level deep: in 7/8 of the multiplications. More
     levels would take more time for sums than they save."""
-    return rows >= SEVEN_ROWS and depth >= SEVEN_DEPTH and depth % 2 == 0 and columns >= SEVEN_COLUMNS
+    least = SEVENS.get(vectors)
+    return least is not None and rows >= least.rows and depth >= least.depth and depth % 2 == 0 and columns >= least.columns
 
 
 def _products(channels: int, out: Shape, taps: int) -> float:

@@ -12,7 +12,7 @@ from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo,
 from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import UNSEARCHED, Planning
+from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
 from aspen_mp.planner.passes import cleanup, pipeline, strassen
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
@@ -24,13 +24,13 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
-    `strassen`: False every product.
+    `strassen`: for which vectors products are computed by Strassen's algorithm; "": none is.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
     see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
     fuse: bool = True
     winograd: bool = True
-    strassen: bool = True
+    strassen: Vectors = "halved"
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
     planning: Planning = UNSEARCHED
@@ -114,7 +114,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     if options.fuse:
         pipeline.kernel_level(kernels)
     if options.fuse and options.winograd and options.strassen:
-        strassen.use_seven_products(kernels)
+        strassen.use_seven_products(kernels, options.strassen)
         verify.check(kernels, "Strassen's products", kernel_level=True)
     return kernels
 

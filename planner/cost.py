@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
+from aspen_mp.planner.params import seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
 from aspen_mp.planner.winograd import Blocks
@@ -63,7 +64,7 @@ _FUNCTION_NS |= {"ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.
 _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 """The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
-_ELEMENT_NS = {"STRASSEN": 0.07, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
+_ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
 _DIVIDED_NS = 1.9
@@ -348,7 +349,7 @@ def scratch_bytes(node: Node) -> int:
     if node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"]):
         a = node.inputs[0]
         assert a is not None
-        return (320 if by_sevens(node) else 128) * a.shape[-1]
+        return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
     if node.op == "ATTENTION":
         q, k, v = node.inputs[:3]
         assert q is not None

@@ -9,6 +9,8 @@ import msgspec
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 Effort = Literal["none", "quick", "thorough"]
+Vectors = Literal["", "halved", "whole"]
+"""How a core takes vectors of 512 bits, "": its vectors are shorter (`workers._isa.wide_vectors`)."""
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 

@@ -84,6 +84,19 @@ def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
+SEVEN_PART = 192
+"""Terms of a half, at most, that Strassen's products take at a time."""
+
+
+def seven_scratch(terms: int) -> int:
+    """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what 128
+    pairs of rows have so far."""
+    half = terms // 2
+    parts = max(-(-half // SEVEN_PART), 1)
+    longest = half if parts == 1 else -(-half // (16 * parts)) * 16
+    return 4 * 32 * (5 * longest + (7 * 128 if parts > 1 else 0))
+
+
 def _conv(a: dict[str, Any]) -> list[int]:
     window = [*a["kernel"], *a["strides"], *a["dilations"], *a["pads"]]
     return [a["groups"], *window, *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]

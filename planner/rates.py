@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from aspen_mp.planner.options import Vectors
+
 FORMAT: Final = 4
 
 
@@ -48,9 +50,9 @@ WHOLE_VECTORS: Final = Rates(
 """Of cores that take vectors of 512 bits whole (Zen 5)."""
 
 
-def built_in(isa: str, *, halved: bool) -> tuple[Rates, str]:
-    """Rates for an instruction set and the name that plans made with them carry. `halved`: see `workers._isa.halved_vectors`."""
-    return (WHOLE_VECTORS, "whole vectors") if isa == "avx512" and not halved else (BUILT_IN, "")
+def built_in(vectors: Vectors) -> tuple[Rates, str]:
+    """Rates and the name that plans made with them carry."""
+    return (WHOLE_VECTORS, "whole vectors") if vectors == "whole" else (BUILT_IN, "")
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,8 +28,8 @@ HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
 """Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
-SEVEN = 0.915
-"""A multiply-add of GEMM in Strassen's seven products, in those of other products."""
+SEVEN, SEVEN_RIGHT = 0.9, 3.5
+"""A multiply-add of GEMM in Strassen's seven products, in those of other products; what right factors cost a tile, in pairs of rows."""
 PRODUCTS = 1.25
 """Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
@@ -92,7 +92,7 @@ class Product(TileCost):
         m = m if self.batched else lead * m
         full = batches * _rows(m) * (-(-n // PANEL) * PANEL)
         if self.seven:
-            full = SEVEN * batches * 2 * _rows(-(-m // 2)) * (-(-n // (2 * PANEL)) * 2 * PANEL)
+            full = SEVEN * batches * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) * (-(-n // (2 * PANEL)) * 2 * PANEL)
         weights = batches * 4.0 * n * self.depth
         others = batches * 4.0 * m * (self.depth + n)
         ns = 2.0 * full * self.depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm

@@ -1,3 +1,5 @@
+from typing import Literal
+
 def names() -> list[str]:
     """Names of the instruction sets that this CPU and operating system support, best first."""
 
@@ -11,6 +13,6 @@ def find(name: str | None = None) -> int:
     ValueError: unknown name. NotImplementedError: this CPU or operating system lacks it.
     """
 
-def halved_vectors() -> bool:
-    """Whether workers that are given no instruction set by name run on vectors of 512 bits that a core takes in two halves, as Zen 4 does:
-    there, loads are cheap beside multiplications. False also where no instruction set can be chosen, which workers report themselves."""
+def wide_vectors() -> Literal["", "halved", "whole"]:
+    """How a core takes vectors of 512 bits, if workers are given no instruction set by name: "whole", or "halved", as Zen 4 does. "": they
+    run on shorter ones, or none can be chosen, which they report themselves."""

@@ -35,8 +35,9 @@ def find(name=None):
     return code
 
 
-def halved_vectors():
+def wide_vectors():
     try:
-        return find() == ASPEN_ISA_AVX512 and bool(aspen_isa_halves())
+        wide = find() == ASPEN_ISA_AVX512
     except (ValueError, NotImplementedError):
-        return False
+        wide = False
+    return "" if not wide else "halved" if aspen_isa_halves() else "whole"

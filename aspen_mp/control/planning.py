@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aspen_mp.control import cache, keep, protocol
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
-from aspen_mp.planner.options import AUTOMATIC, Planning
+from aspen_mp.planner.options import AUTOMATIC, Planning, Vectors
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
@@ -34,16 +34,16 @@ _ALIGN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a model is planned; part of its identity. `strassen`: also products by Strassen's algorithm, which not every core
-    gains by (`workers._isa.halved_vectors`)."""
+    """How a model is planned; part of its identity. `strassen`: for which vectors products are computed by Strassen's
+    algorithm (`workers._isa.wide_vectors`); "": none."""
 
     precision: str
     winograd: bool
     planning: Planning = AUTOMATIC
-    strassen: bool = False
+    strassen: Vectors = ""
 
     @property
-    def key(self) -> tuple[str, bool, Planning, bool]:
+    def key(self) -> tuple[str, bool, Planning, Vectors]:
         """What plans depend on."""
         return self.precision, self.winograd, self.planning, self.strassen
 

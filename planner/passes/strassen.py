@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from aspen_mp.planner.algorithms import seven_products
 from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.options import Vectors
 from aspen_mp.planner.params import left_factors
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 
-def use_seven_products(graph: Graph) -> None:
+def use_seven_products(graph: Graph, vectors: Vectors) -> None:
     """After all rewrites of GEMM: none of them knows of left factors."""
     rewriter, made = Rewriter(graph), dict[Tensor, Tensor]()
     for node in rewriter.live():
@@ -17,7 +18,7 @@ def use_seven_products(graph: Graph) -> None:
             continue
         a, shape = node.inputs[0], node.output.shape
         assert a is not None
-        if a.shape[:-1] != shape[:-1] or not seven_products(shape[-2], a.shape[-1], shape[-1]):
+        if a.shape[:-1] != shape[:-1] or not seven_products(shape[-2], a.shape[-1], shape[-1], vectors):
             continue
         if a not in made:
             made[a] = rewriter.insert(node, "STRASSEN", [a], left_factors(a.shape), {})

@@ -35,9 +35,9 @@ def test_best_comes_first_and_portable_is_everywhere():
 
 
 @pytest.mark.parametrize("environment", ["avx2", "portable", "sse9"])
-def test_only_vectors_of_512_bits_are_halved(environment, monkeypatch):
+def test_only_vectors_of_512_bits_are_wide(environment, monkeypatch):
     monkeypatch.setenv("ASPEN_MP_ISA", environment)
-    assert not _isa.halved_vectors()
+    assert _isa.wide_vectors() == ""
 
 
 def test_select_changes_what_runs():

@@ -8,16 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
-from aspen_mp.planner.params import left_factors
+from aspen_mp.planner.params import SEVEN_PART, left_factors, seven_scratch
 from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
+HALVES = st.one_of(SIZES, st.sampled_from([192, 193, 200, 207, 385, 400, 577]))
 FURTHER = 6.0
 """How much further these products may be off than direct ones, beside the largest of a pair's rows and columns."""
 
 
 def params(alpha: float = 1.0, activation: str = "IDENTITY", residual_last: int = 0) -> list[int | float]:
     return [1, alpha, *ACTIVATIONS[activation], residual_last, 0, 0]
+
+
+def parts(half: int) -> list[range]:
+    """Terms of a half that are multiplied at a time: whole lines but for the last part."""
+    each = -(-half // (16 * -(-half // SEVEN_PART))) * 16
+    return [range(lo, min(lo + each, half)) for lo in range(0, half, each)]
 
 
 def left_of(a: np.ndarray, isa: str) -> np.ndarray:
@@ -35,7 +42,7 @@ def with_partners(magnitude: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), batch=st.lists(st.integers(1, 3), max_size=2), m=SIZES, half=SIZES, plain=st.booleans())
+@given(seed=st.integers(0, 2**32), batch=st.lists(st.integers(1, 3), max_size=2), m=SIZES, half=HALVES, plain=st.booleans())
 def test_left_factors(isa, seed, batch, m, half, plain):
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((*batch, m, 2 * half), dtype=np.float32)
@@ -45,20 +52,20 @@ def test_left_factors(isa, seed, batch, m, half, plain):
     a = filled(rng, rows, plain)
     out = np.full(left_factors(a.shape), 7, np.float32)
     result = run("STRASSEN", out, [a], [], isa=isa)
-    even, odd = np.zeros((2, *batch, -(-m // 2), 2 * half), np.float32)
-    even[...], odd[..., : m // 2, :] = rows[..., ::2, :], rows[..., 1::2, :]
+    even, odd = rows[..., ::2, :], rows[..., [*range(1, m, 2), *[m - 1] * (m % 2)], :]  # a last row is its own partner
     (a11, a12), (a21, a22) = ((x[..., :half], x[..., half:]) for x in (even, odd))
-    found = result.reshape(*result.shape[:-1], 7, -1)
     with np.errstate(invalid="ignore", over="ignore"):
-        wanted = np.stack([a11 + a22, a21 + a22, a11, a22, a11 + a12, a21 - a11, a12 - a22], axis=-2)
-        np.testing.assert_array_equal(found[..., :half], wanted)
+        factors = np.stack([a11 + a22, a21 + a22, a11, a22, a11 + a12, a21 - a11, a12 - a22], axis=-2)
         tops = np.abs(even).max(axis=-1), np.abs(odd).max(axis=-1)
         alike = (tops[0] < 1e15) & (tops[1] < 1e15) & (tops[0] <= 8 * tops[1]) & (tops[1] <= 8 * tops[0])
-        if m % 2:
-            alike[..., -1] = tops[0][..., -1] < 1e15
-    assert (found[..., half] == alike[..., None]).all()
-    assert (found[..., half + 1 :] == 0).all()
-    assert found.shape[-1] // 16 % 2 == 1
+    wanted, at = np.zeros_like(result), 0
+    for part in parts(half):
+        for i in range(7):
+            wanted[..., at : at + len(part)] = factors[..., i, part]
+            at += -(-len(part) // 16) * 16
+    wanted[..., -1] = alike
+    np.testing.assert_array_equal(result, wanted)
+    assert result.shape[-1] // 16 % 2 == 1
     pieces = [([*lo, 0], [*hi, out.shape[-1]]) for lo, hi in boxes(rng, out.shape[:-1], int(rng.integers(2, 6)))]
     assert same_bits(result, run("STRASSEN", out, [filled(rng, rows)], [], pieces, isa))
 
@@ -69,7 +76,7 @@ def test_left_factors(isa, seed, batch, m, half, plain):
     seed=st.integers(0, 2**32),
     batch=st.lists(st.integers(1, 3), max_size=2),
     m=st.one_of(SIZES, st.integers(120, 300)),
-    half=SIZES,
+    half=HALVES,
     n=st.one_of(SIZES, st.sampled_from([128, 160, 192, 200])),
     plain=st.booleans(),
     alpha=st.sampled_from([1.0, -1.7]),
@@ -153,6 +160,13 @@ def test_large(isa, m, k, n):
     result = run("GEMM", np.empty((m, n), np.float32), [a, pack_panels(w), *[None] * 4, left_of(a, isa)], params(), isa=isa)
     wanted = a.astype(np.float64) @ w
     assert np.abs(result - wanted).max() <= 4e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("terms", [2, 64, 384, 386, 512, 768, 1000, 3072, 4096, 11008])
+def test_the_planner_knows_the_scratch(terms):
+    out, a, b = (np.empty(shape, np.float32) for shape in ((2, 64), (2, terms), (2, terms, 32)))
+    left = np.empty(left_factors(a.shape), np.float32)
+    assert _kernels.scratch("GEMM", [out, a, b, None, None, None, None, left], params(), [0, 0], [2, 64]) == seven_scratch(terms)
 
 
 def test_bad_arguments_are_refused():

@@ -11,7 +11,10 @@ from net_tools import Net, lowered
 from aspen_mp.control import planning
 from aspen_mp.planner import algorithms, api
 from aspen_mp.planner.ir import Node
+from aspen_mp.planner.options import Vectors
 from aspen_mp.planner.params import left_factors
+
+VECTORS: tuple[Vectors, ...] = ("", "halved", "whole")
 
 
 def kernels(net: Net, *outputs: str) -> list[Node]:
@@ -36,19 +39,25 @@ def test_readers_share_left_factors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "terms", "columns", "yes"),
+    ("rows", "terms", "columns", "yes", "whole"),
     [
-        (128, 768, 768, True),
-        (48, 512, 512, True),
-        (47, 512, 512, False),
-        (128, 511, 512, False),
-        (128, 513, 512, False),
-        (128, 512, 480, False),
-        (1, 4096, 4096, False),
+        (128, 768, 768, True, True),
+        (64, 768, 768, True, True),
+        (63, 768, 768, True, False),
+        (48, 512, 512, True, False),
+        (47, 512, 512, False, False),
+        (128, 511, 512, False, False),
+        (128, 769, 768, False, False),
+        (128, 512, 480, False, False),
+        (128, 768, 767, True, False),
+        (128, 766, 768, True, False),
+        (1, 4096, 4096, False, False),
     ],
 )
-def test_where_it_is_worth_it(rows: int, terms: int, columns: int, yes: bool) -> None:
-    assert algorithms.seven_products(rows, terms, columns) == yes
+def test_where_it_is_worth_it(rows: int, terms: int, columns: int, yes: bool, whole: bool) -> None:
+    assert algorithms.seven_products(rows, terms, columns, "halved") == yes
+    assert algorithms.seven_products(rows, terms, columns, "whole") == whole
+    assert not algorithms.seven_products(rows, terms, columns, "")
     net = Net(x=(rows, terms))
     assert ("STRASSEN" in [n.op for n in kernels(net, net("MatMul", "x", net.weight(terms, columns)))]) == yes
 
@@ -62,14 +71,14 @@ def test_the_option() -> None:
     net = Net(x=(64, 512))
     model = net.model(net("MatMul", "x", net.weight(512, 512)))
     bindings = [{"x": api.Binding(np.dtype(np.float32), (64, 512), None)}]
-    for winograd, strassen in product((True, False), repeat=2):
+    for winograd, strassen in product((True, False), VECTORS):
         plan = api.plan_stage(model, bindings, workers=2, options=api.Options(winograd=winograd, strassen=strassen)).plan
         assert plan is not None
-        assert ("STRASSEN" in {row.kernel for row in plan.info}) == (winograd and strassen)
+        assert ("STRASSEN" in {row.kernel for row in plan.info}) == (winograd and strassen == "halved")
 
 
 def test_plans_with_and_without_are_not_taken_for_each_other() -> None:
     """Packed weights are the same; plans are not."""
-    one, other = (planning.Options("f32", True, strassen=on) for on in (True, False))
+    one, other = (planning.Options("f32", True, strassen=on) for on in VECTORS[:2])
     assert one.key != other.key
     assert one.weights_key == other.weights_key

@@ -11,13 +11,16 @@
  * A value is rounded beside the largest of its pair's rows, not of its own alone. So pairs whose rows are of very unlike size, or not
  * finite, are computed directly: it depends on the pair alone which way is taken, never on the tile.
  *
- * An eighth fewer multiplications are paid for by more loads, most of them from L2. So the planner uses it where multiplying takes long beside
- * loading: on cores that take vectors of 512 bits in two halves (Zen 4). On those that take them whole (Zen 5) BERT-base and ViT-B/16 are slower by
- * 7 to 10 %. With AVX2 BERT-base is slower by 4 % on Zen 4 and faster by 3 % on Zen 5; it is computed directly.
+ * An eighth fewer multiplications are paid for by more loads and stores, most of them of L2, which the part that is multiplied at a time must
+ * not overflow; and a store that has to wait for its line holds up all behind it, so lines that are stored to are fetched before.
  */
 #include "mm.h"
 
 #define PAIRS 128     /* at a time, for which right factors are made */
+#define PART 192      /* terms of a half, at most, that are multiplied at a time: so many of all factors stay in L2 */
+#define LINE 16       /* floats of a cache line */
+#define LINES 64      /* that a block's results go to, at most: a power of two */
+#define AHEAD 16      /* terms that right factors are fetched ahead where they are made */
 #define PRODUCTS 7
 #define KEPT 5        /* right factors that are sums */
 #define WIDE 2        /* vectors of columns in the micro-kernel */
@@ -26,52 +29,74 @@
 
 enum { TOP, BOTTOM };
 
-/* Floats of a left factor: those of half the terms, one that says whether the pair is alike, and zeros up to an uneven number of lines, so
- * that rows do not compete for the same sets of L1. */
-static int64_t factor_floats(int64_t half) { return (half / 16 + 1 | 1) * 16; }
+/* Floats of a pair's left factors, [parts][PRODUCTS][padded terms], zeros up to an uneven number of lines, so that rows do not compete for the
+ * same sets of L1, and in the last one whether the pair is alike. */
+static int64_t left_floats(int64_t half) { return PRODUCTS * ((half / LINE + 1) | 1) * LINE; }
+
+/* Halves of many terms are cut into parts, whole lines but for the last one. */
+static int64_t parts_of(int64_t half) { return half > PART ? (half + PART - 1) / PART : 1; }
+static int64_t part_end(int64_t half, int64_t parts, int64_t part) {
+  const int64_t each = (half + LINE * parts - 1) / (LINE * parts) * LINE, end = (part + 1) * each;
+  return end < half ? end : half;
+}
+static int64_t padded(int64_t terms) { return (terms + LINE - 1) / LINE * LINE; }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_seven(int64_t terms) { return (size_t)(KEPT * (terms / 2) * ASPEN_NR) * sizeof(float); }
+size_t aspen_scratch_seven(int64_t terms) {
+  const int64_t half = terms / 2, parts = parts_of(half);
+  const int64_t products = parts > 1 ? PAIRS * PRODUCTS : 0;
+  return (size_t)((KEPT * part_end(half, parts, 0) + products) * ASPEN_NR) * sizeof(float);
+}
 #endif
 
 /* ---- left factors ---- */
 
-INLINE vf terms_of(const float *p, int64_t stride, int64_t lanes) {
-  return !p ? vzero() : stride != 1 ? vload_strided(p, stride, lanes) : lanes >= VL ? vload(p) : vload_part(p, lanes);
-}
-
-/* Those of a pair of rows, NULL beyond the last one, to [PRODUCTS][each]; then whether the rows are alike. */
-static void factors_of(const float *const *row, int64_t stride, int64_t half, int64_t each, float *to) {
-  vf largest[2] = {vzero(), vzero()}, nothing = vzero(); /* unless a value is not finite */
-  for (int64_t k = 0; k < half; k += VL) {
+/* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole vectors. Where the pair
+ * `step` elements on is, too: its terms are brought nearer. */
+INLINE void part_of(const int unit, const float *const *row, int64_t stride, int64_t step, int64_t half, int64_t lo, int64_t hi, float *to, vf *largest,
+                    vf *nothing) {
+  const int64_t each = padded(hi - lo);
+  const float *const top = row[TOP], *const bottom = row[BOTTOM];
+  for (int64_t k = lo; k < lo + each; k += VL) {
     vf a[2][2];
-    for (int r = 0; r < 2; r++)
-      for (int h = 0; h < 2; h++) {
-        const vf x = a[r][h] = terms_of(row[r] ? row[r] + (h * half + k) * stride : NULL, stride, half - k);
-        nothing = vfma(x, vzero(), nothing);
-        largest[r] = vmax(vabs(x), largest[r]);
-      }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const float *p = (i < 2 ? top : bottom) + (i % 2 * half + k) * (unit ? 1 : stride);
+      const int64_t lanes = hi - k;
+      const vf x = unit ? vload(p) : lanes <= 0 ? vzero() : stride != 1 ? vload_strided(p, stride, lanes) : vload_part(p, lanes);
+      if (unit) __builtin_prefetch(p + step);
+      a[i / 2][i % 2] = x;
+      *nothing = vfma(x, vzero(), *nothing);
+      largest[i / 2] = vmax(vabs(x), largest[i / 2]);
+    }
     const vf left[PRODUCTS] = {a[0][0] + a[1][1], a[1][0] + a[1][1], a[0][0], a[1][1], a[0][0] + a[0][1], a[1][0] - a[0][0], a[0][1] - a[1][1]};
 #pragma GCC unroll 7
-    for (int i = 0; i < PRODUCTS; i++) {
-      vstore(to + i * each + k, left[i]);
-    }
+    for (int i = 0; i < PRODUCTS; i++) vstore(to + i * each + k - lo, left[i]);
   }
+}
+
+/* Those of a pair of rows. */
+static void factors_of(const float *const *row, int64_t stride, int64_t step, int64_t half, float *to) {
+  vf largest[2] = {vzero(), vzero()}, nothing = vzero(); /* unless a value is not finite */
+  const int64_t parts = parts_of(half);
+  float *const end_of_all = to + left_floats(half);
+  for (int64_t part = 0, lo = 0, hi; part < parts; part++, to += PRODUCTS * padded(hi - lo), lo = hi) {
+    hi = part_end(half, parts, part);
+    if (stride == 1 && (hi - lo) % VL == 0 && padded(hi - lo) == hi - lo) part_of(1, row, 1, step, half, lo, hi, to, largest, &nothing);
+    else part_of(0, row, stride, step, half, lo, hi, to, largest, &nothing);
+  }
+  for (; to < end_of_all; to += VL) vstore(to, vzero());
   const float top = vhmax(largest[TOP]), bottom = vhmax(largest[BOTTOM]);
   const int finite = vhmax(nothing) == 0.0f && top < LARGEST && bottom < LARGEST;
-  const int alike = finite && (!row[BOTTOM] || (top <= UNLIKE * bottom && bottom <= UNLIKE * top));
-  for (int i = 0; i < PRODUCTS; i++) {
-    for (int64_t k = half; k < each; k++) to[i * each + k] = 0.0f;
-    to[i * each + half] = (float)alike;
-  }
+  end_of_all[-1] = (float)(finite && top <= UNLIKE * bottom && bottom <= UNLIKE * top);
 }
 
 int FN(strassen)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1];
   const int rank = out->rank, pair_axis = rank - 2;
   if (rank < 2 || a->rank != rank || out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t terms = a->dims[rank - 1], rows = a->dims[pair_axis], each = factor_floats(terms / 2);
-  if (terms % 2 || out->dims[rank - 1] != PRODUCTS * each || out->dims[pair_axis] != (rows + 1) / 2 || out->strides[rank - 1] != 1)
+  const int64_t terms = a->dims[rank - 1], rows = a->dims[pair_axis], floats = left_floats(terms / 2);
+  if (terms % 2 || out->dims[rank - 1] != floats || out->dims[pair_axis] != (rows + 1) / 2 || out->strides[rank - 1] != 1)
     return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < rank; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
@@ -82,8 +107,8 @@ int FN(strassen)(const aspen_call *c) {
     const float *even = (const float *)a->ptr + 2 * at[pair_axis] * a->strides[pair_axis];
     float *to = (float *)out->ptr + at[pair_axis] * out->strides[pair_axis];
     for (int i = 0; i < pair_axis; i++) even += at[i] * a->strides[i], to += at[i] * out->strides[i];
-    const float *const row[2] = {even, 2 * at[pair_axis] + 1 < rows ? even + a->strides[pair_axis] : NULL};
-    factors_of(row, a->strides[rank - 1], terms / 2, each, to);
+    const float *const row[2] = {even, even + (2 * at[pair_axis] + 1 < rows ? a->strides[pair_axis] : 0)};
+    factors_of(row, a->strides[rank - 1], 2 * a->strides[pair_axis], terms / 2, to);
     int axis = pair_axis;
     for (; axis >= 0 && ++at[axis] >= c->hi[axis]; axis--) at[axis] = c->lo[axis];
     if (axis < 0) return 0;
@@ -99,6 +124,7 @@ INLINE void term(const int R, const int how, const float *const *p, int64_t k, c
 #pragma GCC unroll 2
   for (int v = 0; v < WIDE; v++) {
     w[v] = vload(b1 + v * VL);
+    if (how != ALONE) __builtin_prefetch(b1 + AHEAD * ASPEN_NR + v * VL), __builtin_prefetch(b2 + AHEAD * ASPEN_NR + v * VL);
     if (how == SUM) w[v] += vload(b2 + v * VL);
     if (how == DIFFERENCE) w[v] -= vload(b2 + v * VL);
     if (how != ALONE) vstore(keep + v * VL, w[v]);
@@ -111,35 +137,47 @@ INLINE void term(const int R, const int how, const float *const *p, int64_t k, c
   }
 }
 
-/* All terms of R rows, factor `at` of each, to sums[R][ASPEN_NR]. Meanwhile what comes next from memory is brought nearer, `step` bytes for
- * two terms; not as far as L2, which the factors fill. */
+/* What else is done while terms are multiplied: these are brought nearer, from `next` on, `step` bytes for two terms, and lines[0 … mask]. */
+typedef struct aside {
+  const char *next, *const *lines;
+  int64_t step;
+  int mask, more; /* more: sums are added to those of the terms before */
+} aside;
+
+/* `terms` terms of R rows, from `at` on, to sums[R][ASPEN_NR]. */
 INLINE void multiply(const int R, const int how, const float *const *rows, int64_t at, const float *b1, const float *b2, float *keep,
-                     int64_t terms, float *sums, const char *next, int64_t step) {
+                     int64_t terms, float *sums, const aside *w) {
   vf sum[MM_ROWS * WIDE];
 #pragma GCC unroll 32
   for (int i = 0; i < R * WIDE; i++) sum[i] = vzero();
   const float *p[MM_ROWS];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) p[r] = rows[r] + at;
+  const char *next = w->next, *const *lines = w->lines;
+  const int64_t step = w->step;
+  const int mask = w->mask;
   int64_t k = 0;
   for (; k + 2 <= terms; k += 2, b1 += 2 * ASPEN_NR, b2 += 2 * ASPEN_NR, keep += 2 * ASPEN_NR) {
-    __builtin_prefetch(next, 0, 1);
+    __builtin_prefetch(next, 0, 2);
+    __builtin_prefetch(lines[k / 2 & mask]);
+    __builtin_prefetch(sums + k / 2 % 16 * 16); /* a store that waits for its line holds up those behind it */
     next += step;
     term(R, how, p, k, b1, b2, keep, sum);
     term(R, how, p, k + 1, b1 + ASPEN_NR, b2 + ASPEN_NR, keep + ASPEN_NR, sum);
   }
   if (k < terms) term(R, how, p, k, b1, b2, keep, sum);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < WIDE; v++) vstore(sums + r * ASPEN_NR + v * VL, sum[r * WIDE + v]);
+  if (w->more)
+#pragma GCC unroll 32
+    for (int i = 0; i < R * WIDE; i++) sum[i] += vload(sums + i / WIDE * ASPEN_NR + i % WIDE * VL);
+#pragma GCC unroll 32
+  for (int i = 0; i < R * WIDE; i++) vstore(sums + i / WIDE * ASPEN_NR + i % WIDE * VL, sum[i]);
 }
 
-typedef void multiply_fn(const float *const *, int64_t, const float *, const float *, float *, int64_t, float *, const char *, int64_t);
+typedef void multiply_fn(const float *const *, int64_t, const float *, const float *, float *, int64_t, float *, const aside *);
 #define MULTIPLY(R, HOW)                                                                                                           \
   static void multiply_##R##_##HOW(const float *const *rows, int64_t at, const float *b1, const float *b2, float *keep,            \
-                                   int64_t terms, float *sums, const char *next, int64_t step) {                                   \
-    multiply(R, HOW, rows, at, b1, b2, keep, terms, sums, next, step);                                                             \
+                                   int64_t terms, float *sums, const aside *w) {                                                   \
+    multiply(R, HOW, rows, at, b1, b2, keep, terms, sums, w);                                                                      \
   }
 #define MULTIPLIES(R) MULTIPLY(R, ALONE) MULTIPLY(R, SUM) MULTIPLY(R, DIFFERENCE)
 #define ENTRY(R) {multiply_##R##_ALONE, multiply_##R##_SUM, multiply_##R##_DIFFERENCE}
@@ -161,7 +199,8 @@ static const struct {
 
 /* ---- output ---- */
 
-/* A pair of rows: its left factors, and of each row that is in the box where it is read directly and written. out: NULL outside the box. */
+/* A pair of rows: its left factors, the rows (a last one without a partner is its own), and where those in the box are written; out: NULL
+ * outside the box. */
 typedef struct pair {
   const float *left, *a[2];
   float *out[2];
@@ -175,26 +214,43 @@ static void add_row(const pair *p, int half, mm_rows *rows) {
   rows->rows++;
 }
 
-/* Rows of one half of a block's pairs that are in the box, and one of their two panels, from the products [PRODUCTS][rows][ASPEN_NR]. */
-static void finish(const mm_job *job, const pair *pairs, int rows, int half, int panel, const float *products, int64_t column, int64_t first,
-                   int64_t last) {
-  if (column >= last || column + ASPEN_NR <= first) return;
-  float sums[MM_ROWS * ASPEN_NR] __attribute__((aligned(64)));
+/* The rows of a block's pairs that are in the box, both panels, from the products [PRODUCTS][rows][ASPEN_NR]. */
+static void finish(const mm_job *job, const pair *pairs, int rows, const float *products, int64_t column, int64_t first, int64_t last) {
+  float sums[2][2][MM_ROWS * ASPEN_NR] __attribute__((aligned(64))); /* of halves and panels */
   const int64_t each = (int64_t)rows * ASPEN_NR;
-  mm_rows out = {.rows = 0, .taps = 1};
+  mm_rows out[2] = {{.rows = 0, .taps = 1}, {.rows = 0, .taps = 1}};
   for (int r = 0; r < rows; r++) {
-    if (!pairs[r].out[half]) continue;
     const float *p = products + r * ASPEN_NR;
-    float *to = sums + out.rows * ASPEN_NR;
+    float *top = sums[TOP][0] + out[TOP].rows * ASPEN_NR, *bottom = sums[BOTTOM][0] + out[BOTTOM].rows * ASPEN_NR;
     for (int64_t j = 0; j < ASPEN_NR; j += VL) {
 #define P(i) vload(p + (i - 1) * each + j)
-      const vf sum = half == TOP ? (panel == 0 ? P(1) + P(4) - P(5) + P(7) : P(3) + P(5)) : (panel == 0 ? P(2) + P(4) : P(1) - P(2) + P(3) + P(6));
+      const vf p1 = P(1), p2 = P(2), p3 = P(3), p4 = P(4), p5 = P(5), p6 = P(6), p7 = P(7);
 #undef P
-      vstore(to + j, sum);
+      vstore(top + j, p1 + p4 - p5 + p7);
+      vstore(top + MM_ROWS * ASPEN_NR + j, p3 + p5);
+      vstore(bottom + j, p2 + p4);
+      vstore(bottom + MM_ROWS * ASPEN_NR + j, p1 - p2 + p3 + p6);
     }
-    add_row(&pairs[r], half, &out);
+    for (int half = 0; half < 2; half++)
+      if (pairs[r].out[half]) add_row(&pairs[r], half, &out[half]);
   }
-  if (out.rows) FN(mm_finish)(job, &out, sums, column, first, last);
+  for (int half = 0; half < 2; half++)
+    for (int panel = 0; panel < 2 && out[half].rows; panel++) {
+      const int64_t from = column + panel * ASPEN_NR;
+      if (from < last && from + ASPEN_NR > first) FN(mm_finish)(job, &out[half], sums[half][panel], from, first, last);
+    }
+}
+
+/* Lists the lines that a block's results go to, over and over, or what is added to them. */
+static void lines_to_come(const pair *pairs, int rows, int residuals, int64_t column, const char *none, const char **lines) {
+  int n = 0;
+  for (int r = 0; r < rows; r++)
+    for (int half = 0; half < 2; half++) {
+      const float *at = residuals ? pairs[r].residual[half] : pairs[r].out[half];
+      for (int64_t line = 0; line < 2 * ASPEN_NR && at; line += LINE) lines[n++] = (const char *)(at + column + line);
+    }
+  if (!n) lines[n++] = none;
+  for (int i = n; i < LINES; i++) lines[i] = lines[i - n];
 }
 
 /* ---- a tile ---- */
@@ -216,17 +272,53 @@ static void direct_rows(const mm_job *job, const pair *pairs, int n, const float
   }
 }
 
-/* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B; kept: [KEPT][half][ASPEN_NR]. */
-static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const float *weights, int64_t first, int64_t last, int64_t columns,
-                  float *kept) {
-  const int64_t half = job->k / 2, panel = job->b_panel, each = factor_floats(half);
+/* A part of the terms of a pair of panels. */
+typedef struct right_part {
+  int64_t column, lo, hi; /* its first column; terms of the halves */
+  const float *b;         /* its first panel */
+  float *kept;            /* [KEPT][part][ASPEN_NR] */
+  const float *coming;    /* what is multiplied with after it, its first quadrant; NULL: nothing */
+  int64_t share;          /* of which so many bytes are brought nearer with every two terms */
+  int last;               /* of the parts */
+} right_part;
+
+/* The seven products of a block of pairs, to products[PRODUCTS][rows][ASPEN_NR]. first: of the blocks; it makes the right factors. */
+static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *const *left, int rows, int block, float *products) {
+  const int64_t half = job->k / 2, panel = job->b_panel, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
   const int64_t quadrant[4] = {0, half * ASPEN_NR, panel, panel + half * ASPEN_NR};
+  const int passes = ASPEN_NR / (WIDE * VL);
+  const char *lines[LINES];
+  for (int product = 0; product < PRODUCTS; product++) {
+    /* With the last products comes first what is added to the results, then where they go to. */
+    const int residuals = product + 1 < PRODUCTS;
+    const int lists = w->last && product + 2 >= PRODUCTS && job->direct && (!residuals || pairs[0].residual[TOP]);
+    if (lists) lines_to_come(pairs, rows, residuals, w->column, (const char *)w->b, lines);
+    else lines[0] = (const char *)w->b;
+    const int brings = w->coming && product < 4; /* a quadrant */
+    for (int pass = 0; pass < passes; pass++) {
+      const int j = pass * WIDE * VL;
+      const float *b = w->b + w->lo * ASPEN_NR + j, *b1 = b + quadrant[right[product].first], *b2 = b + quadrant[right[product].second];
+      float *keep = w->kept + right[product].kept * longest * ASPEN_NR + j;
+      const char *next = brings ? (const char *)(w->coming + quadrant[product]) + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
+      const aside besides = {.next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .more = w->lo > 0};
+      int how = right[product].how;
+      if (block > 0 && how != ALONE) how = ALONE, b1 = keep;
+      multiplies[rows - 1][how](left, PRODUCTS * w->lo + product * padded(terms), b1, b2, keep, terms, products + product * rows * ASPEN_NR + j, &besides);
+    }
+  }
+}
+
+/* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B. scratch: the right factors, then, where
+ * there are several parts, the products so far, [PAIRS][PRODUCTS][ASPEN_NR]. */
+static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const float *weights, int64_t first, int64_t last, int64_t columns,
+                  float *scratch) {
+  const int64_t half = job->k / 2, panel = job->b_panel, parts = parts_of(half);
+  float *const so_far = scratch + KEPT * part_end(half, parts, 0) * ASPEN_NR;
   const int blocks = (int)mm_blocks(alike), passes = ASPEN_NR / (WIDE * VL);
   const float *left[PAIRS];
   for (int i = 0; i < alike; i++) left[i] = pairs[i].left;
-  /* While the blocks pass over a pair of panels, the next pair comes from memory, a share with every two terms. */
-  const int64_t shares = (int64_t)blocks * PRODUCTS * passes * (half / 2), bytes = 2 * panel * (int64_t)sizeof(float);
-  const int64_t share = shares ? (bytes + shares - 1) / shares : 0;
+  /* While the blocks pass over a part, the next one comes from memory. */
+  const int64_t share = blocks ? (2 * ASPEN_NR * (int64_t)sizeof(float) + blocks * passes - 1) / (blocks * passes) : 0;
   for (int64_t column = first / (2 * ASPEN_NR) * 2 * ASPEN_NR; column < last; column += 2 * ASPEN_NR) {
     const float *b = weights + column / ASPEN_NR * panel;
     const int64_t from = column > first ? column : first, end = column + 2 * ASPEN_NR;
@@ -234,26 +326,19 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
       direct_rows(job, pairs, n, b, column, from, last);
       return;
     }
-    const int more = end + ASPEN_NR < columns; /* also behind the tile's last column, where another tile begins */
-    const char *next = (const char *)(more ? b + 2 * panel : b);
-    const int64_t step = more ? share : 0;
-    for (int i = 0, at = 0; i < blocks; i++) {
-      const int rows = (int)(mm_cut(alike, blocks, i + 1) - at);
-      float products[PRODUCTS * MM_ROWS * ASPEN_NR] __attribute__((aligned(64)));
-      for (int product = 0; product < PRODUCTS; product++) {
-        for (int pass = 0; pass < passes; pass++) {
-          const int j = pass * WIDE * VL;
-          const float *b1 = b + quadrant[right[product].first] + j, *b2 = b + quadrant[right[product].second] + j;
-          float *keep = kept + right[product].kept * half * ASPEN_NR + j;
-          int how = right[product].how;
-          if (i > 0 && how != ALONE) how = ALONE, b1 = keep;
-          multiplies[rows - 1][how](left + at, product * each, b1, b2, keep, half, products + product * rows * ASPEN_NR + j, next, step);
-          next += half / 2 * step;
-        }
+    for (int64_t part = 0, lo = 0, hi; part < parts; part++, lo = hi) {
+      hi = part_end(half, parts, part);
+      right_part w = {.column = column, .lo = lo, .hi = hi, .b = b, .kept = scratch, .share = share, .last = part + 1 == parts};
+      /* Also behind the tile's last column, where another tile begins. */
+      w.coming = !w.last ? b + hi * ASPEN_NR : end + ASPEN_NR < columns ? b + 2 * panel : NULL;
+      for (int i = 0, at = 0; i < blocks; i++) {
+        const int rows = (int)(mm_cut(alike, blocks, i + 1) - at);
+        float whole[PRODUCTS * MM_ROWS * ASPEN_NR] __attribute__((aligned(64)));
+        float *products = parts > 1 ? so_far + at * PRODUCTS * ASPEN_NR : whole;
+        seven(job, &w, pairs + at, left + at, rows, i, products);
+        if (w.last) finish(job, pairs + at, rows, products, column, from, last);
+        at += rows;
       }
-      for (int r = 0; r < 2; r++)
-        for (int p = 0; p < 2; p++) finish(job, pairs + at, rows, r, p, products, column + p * ASPEN_NR, from, last);
-      at += rows;
     }
     direct_rows(job, pairs + alike, n - alike, b, column, from, end < last ? end : last);
   }
@@ -265,7 +350,7 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm) {
   const int rank = out->rank, m_axis = rank - 2;
   const int64_t rows = out->dims[m_axis], half = gemm->k / 2;
   if (!c->params[0] || gemm->k % 2 || left->rank != rank || left->dtype != ASPEN_DT_F32 || left->strides[rank - 1] != 1 ||
-      left->dims[m_axis] != (rows + 1) / 2 || left->dims[rank - 1] != PRODUCTS * factor_floats(half))
+      left->dims[m_axis] != (rows + 1) / 2 || left->dims[rank - 1] != left_floats(half))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < aspen_scratch_seven(gemm->k)) return ASPEN_KERNEL_SCRATCH;
   mm_job job = *gemm;
@@ -284,19 +369,19 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm) {
       for (int i = 0; i < m_axis; i++) p.left += at[i] * left->strides[i];
       for (int r = 0; r < 2; r++) {
         const int64_t m = 2 * at[m_axis] + r;
-        if (m < c->lo[m_axis] || m >= c->hi[m_axis]) continue;
         const float *pointers[4];
         for (int o = 0; o < 4; o++) {
           const aspen_arg *x = operands[o];
-          pointers[o] = x->dtype ? (const float *)x->ptr + m * x->strides[m_axis] : NULL;
+          pointers[o] = x->dtype ? (const float *)x->ptr + (m < rows ? m : rows - 1) * x->strides[m_axis] : NULL;
           for (int i = 0; x->dtype && i < m_axis; i++) pointers[o] += at[i] * x->strides[i];
         }
         p.a[r] = pointers[0];
+        if (m < c->lo[m_axis] || m >= c->hi[m_axis]) continue;
         p.out[r] = (float *)pointers[1];
         p.bias[r] = pointers[2];
         p.residual[r] = pointers[3];
       }
-      if (p.left[half] != 0.0f) pairs[alike++] = p;
+      if (p.left[left_floats(half) - 1] != 0.0f) pairs[alike++] = p;
       else pairs[--n] = p;
       int axis = m_axis;
       at[axis]++;
