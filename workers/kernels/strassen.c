@@ -5,7 +5,7 @@
  *   P1 = (A11 + A22)(B11 + B22)   P2 = (A21 + A22) B11   P3 = A11 (B12 - B22)   P4 = A22 (B21 - B11)
  *   P5 = (A11 + A12) B22          P6 = (A21 - A11)(B11 + B12)                   P7 = (A12 - A22)(B21 + B22)
  *   C11 = P1 + P4 - P5 + P7       C12 = P3 + P5       C21 = P2 + P4             C22 = P1 - P2 + P3 + P6
- * STRASSEN makes the left factors, once for all that read A. The right ones GEMM makes of a pair of panels while it multiplies the first
+ * STRASSEN makes the left factors, once for all that read A (a last row without a partner is its own). The right ones GEMM makes of a pair of panels while it multiplies the first
  * rows with them, and keeps them for the other rows of the tile: weights are kept once.
  *
  * A value is rounded beside the largest of its pair's rows, not of its own alone. So pairs whose rows are of very unlike size, or not
@@ -51,8 +51,8 @@ size_t aspen_scratch_seven(int64_t terms) {
 
 /* ---- left factors ---- */
 
-/* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole vectors. Where the pair
- * `step` elements on is, too: its terms are brought nearer. */
+/* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole lines; then those of the next
+ * pair, `step` elements on, are brought nearer. */
 INLINE void part_of(const int unit, const float *const *row, int64_t stride, int64_t step, int64_t half, int64_t lo, int64_t hi, float *to, vf *largest,
                     vf *nothing) {
   const int64_t each = padded(hi - lo);
@@ -82,7 +82,7 @@ static void factors_of(const float *const *row, int64_t stride, int64_t step, in
   float *const end_of_all = to + left_floats(half);
   for (int64_t part = 0, lo = 0, hi; part < parts; part++, to += PRODUCTS * padded(hi - lo), lo = hi) {
     hi = part_end(half, parts, part);
-    if (stride == 1 && (hi - lo) % VL == 0 && padded(hi - lo) == hi - lo) part_of(1, row, 1, step, half, lo, hi, to, largest, &nothing);
+    if (stride == 1 && padded(hi - lo) == hi - lo) part_of(1, row, 1, step, half, lo, hi, to, largest, &nothing);
     else part_of(0, row, stride, step, half, lo, hi, to, largest, &nothing);
   }
   for (; to < end_of_all; to += VL) vstore(to, vzero());
@@ -199,8 +199,7 @@ static const struct {
 
 /* ---- output ---- */
 
-/* A pair of rows: its left factors, the rows (a last one without a partner is its own), and where those in the box are written; out: NULL
- * outside the box. */
+/* A pair of rows: its left factors, and of each row that is in the box where it is read directly and written. out: NULL outside the box. */
 typedef struct pair {
   const float *left, *a[2];
   float *out[2];
@@ -282,7 +281,7 @@ typedef struct right_part {
   int last;               /* of the parts */
 } right_part;
 
-/* The seven products of a block of pairs, to products[PRODUCTS][rows][ASPEN_NR]. first: of the blocks; it makes the right factors. */
+/* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right factors. */
 static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *const *left, int rows, int block, float *products) {
   const int64_t half = job->k / 2, panel = job->b_panel, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
   const int64_t quadrant[4] = {0, half * ASPEN_NR, panel, panel + half * ASPEN_NR};
@@ -369,14 +368,14 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm) {
       for (int i = 0; i < m_axis; i++) p.left += at[i] * left->strides[i];
       for (int r = 0; r < 2; r++) {
         const int64_t m = 2 * at[m_axis] + r;
+        if (m < c->lo[m_axis] || m >= c->hi[m_axis]) continue;
         const float *pointers[4];
         for (int o = 0; o < 4; o++) {
           const aspen_arg *x = operands[o];
-          pointers[o] = x->dtype ? (const float *)x->ptr + (m < rows ? m : rows - 1) * x->strides[m_axis] : NULL;
+          pointers[o] = x->dtype ? (const float *)x->ptr + m * x->strides[m_axis] : NULL;
           for (int i = 0; x->dtype && i < m_axis; i++) pointers[o] += at[i] * x->strides[i];
         }
         p.a[r] = pointers[0];
-        if (m < c->lo[m_axis] || m >= c->hi[m_axis]) continue;
         p.out[r] = (float *)pointers[1];
         p.bias[r] = pointers[2];
         p.residual[r] = pointers[3];
