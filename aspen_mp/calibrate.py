@@ -59,7 +59,7 @@ def known(folder: str) -> tuple[Rates, str]:
     from aspen_mp.planner import rates
     from aspen_mp.workers import _isa
 
-    return rates.load(folder, __version__, rates.built_in(_isa.wide_vectors()))
+    return rates.load(folder, __version__, rates.built_in(_isa.vectors()))
 
 
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:

@@ -9,8 +9,8 @@ import msgspec
 MOST_TILES = 4096
 """Tiles that a node may be asked to have."""
 Effort = Literal["none", "quick", "thorough"]
-Vectors = Literal["", "halved", "whole"]
-"""How a core takes vectors of 512 bits, "": its vectors are shorter (`workers._isa.wide_vectors`)."""
+Vectors = Literal["", "short", "halved", "whole"]
+"""What vectors a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 

@@ -13,6 +13,6 @@ def find(name: str | None = None) -> int:
     ValueError: unknown name. NotImplementedError: this CPU or operating system lacks it.
     """
 
-def wide_vectors() -> Literal["", "halved", "whole"]:
-    """How a core takes vectors of 512 bits, if workers are given no instruction set by name: "whole", or "halved", as Zen 4 does. "": they
-    run on shorter ones, or none can be chosen, which they report themselves."""
+def vectors() -> Literal["", "short", "halved", "whole"]:
+    """What vectors a core multiplies, if workers are given no instruction set by name: of 512 bits, "whole" or, as on
+    Zen 4, "halved"; "short" ones of 256; "": shorter ones, or none can be chosen, which they report themselves."""

@@ -3,7 +3,7 @@
 
 cdef extern from "isa.h" nogil:
     enum:
-        ASPEN_N_ISA, ASPEN_ISA_AVX512
+        ASPEN_N_ISA, ASPEN_ISA_AVX2, ASPEN_ISA_AVX512
     cdef enum aspen_isa:
         pass
     const char *aspen_isa_name(aspen_isa)
@@ -35,9 +35,11 @@ def find(name=None):
     return code
 
 
-def wide_vectors():
+def vectors():
     try:
-        wide = find() == ASPEN_ISA_AVX512
+        code = find()
     except (ValueError, NotImplementedError):
-        wide = False
-    return "" if not wide else "halved" if aspen_isa_halves() else "whole"
+        return ""
+    if code == ASPEN_ISA_AVX512:
+        return "halved" if aspen_isa_halves() else "whole"
+    return "short" if code == ASPEN_ISA_AVX2 else ""

@@ -35,7 +35,7 @@ _ALIGN: Final = 64
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a model is planned; part of its identity. `strassen`: for which vectors products are computed by Strassen's
-    algorithm (`workers._isa.wide_vectors`); "": none."""
+    algorithm (`workers._isa.vectors`); "": none."""
 
     precision: str
     winograd: bool

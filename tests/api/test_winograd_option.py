@@ -16,7 +16,7 @@ import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
 from aspen_mp.planner import algorithms
-from aspen_mp.workers._isa import wide_vectors
+from aspen_mp.workers._isa import vectors
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_products_on_and_off() -> None:
     assert error_of([fast[kept]], [direct[kept]]) <= 4e-6
     assert fast[32].tobytes() == direct[32].tobytes()
     differs = fast[kept].tobytes() != direct[kept].tobytes()
-    assert differs == (wide_vectors() in algorithms.SEVENS), "Strassen's algorithm belongs to wide vectors"
+    assert differs == (vectors() in algorithms.SEVENS), "Strassen's algorithm belongs to vectors of 256 bits and more"
 
 
 def test_profile_decides_where_load_does_not(chain: onnx.ModelProto) -> None:

@@ -34,10 +34,12 @@ def test_best_comes_first_and_portable_is_everywhere():
     assert selected_by("").stdout.strip() == _kernels.isas()[0]
 
 
-@pytest.mark.parametrize("environment", ["avx2", "portable", "sse9"])
-def test_only_vectors_of_512_bits_are_wide(environment, monkeypatch):
+@pytest.mark.parametrize(
+    ("environment", "vectors"), [("avx512", ("halved", "whole")), ("avx2", ("short",)), ("portable", ("",)), ("sse9", ("",))]
+)
+def test_vectors_are_those_of_the_instruction_set(environment, vectors, monkeypatch):
     monkeypatch.setenv("ASPEN_MP_ISA", environment)
-    assert _isa.wide_vectors() == ""
+    assert _isa.vectors() in (vectors if environment in _isa.names() else ("",))
 
 
 def test_select_changes_what_runs():

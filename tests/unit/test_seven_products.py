@@ -14,7 +14,7 @@ from aspen_mp.planner.ir import Node
 from aspen_mp.planner.options import Vectors
 from aspen_mp.planner.params import left_factors
 
-VECTORS: tuple[Vectors, ...] = ("", "halved", "whole")
+VECTORS: tuple[Vectors, ...] = ("", "short", "halved", "whole")
 
 
 def kernels(net: Net, *outputs: str) -> list[Node]:
@@ -39,7 +39,7 @@ def test_readers_share_left_factors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "terms", "columns", "yes", "whole"),
+    ("rows", "terms", "columns", "yes", "others"),
     [
         (128, 768, 768, True, True),
         (64, 768, 768, True, True),
@@ -54,9 +54,10 @@ def test_readers_share_left_factors() -> None:
         (1, 4096, 4096, False, False),
     ],
 )
-def test_where_it_is_worth_it(rows: int, terms: int, columns: int, yes: bool, whole: bool) -> None:
+def test_where_it_is_worth_it(rows: int, terms: int, columns: int, yes: bool, others: bool) -> None:
     assert algorithms.seven_products(rows, terms, columns, "halved") == yes
-    assert algorithms.seven_products(rows, terms, columns, "whole") == whole
+    for vectors in ("short", "whole"):
+        assert algorithms.seven_products(rows, terms, columns, vectors) == others
     assert not algorithms.seven_products(rows, terms, columns, "")
     net = Net(x=(rows, terms))
     assert ("STRASSEN" in [n.op for n in kernels(net, net("MatMul", "x", net.weight(terms, columns)))]) == yes
