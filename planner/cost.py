@@ -322,14 +322,24 @@ def even_ns(node: Node) -> float:
     return family(node).ns(node, flops(node)) + max(_traffic(node) - weights - passing, 0.0) / rates().warm
 
 
+def weight_bytes(node: Node) -> float:
+    """Constants that a node reads."""
+    return 0.0 if node.op == "GATHER" else float(sum(nbytes(t) for t in node.inputs if t is not None and t.is_const))
+
+
+def activation_bytes(node: Node) -> float:
+    """All else that it reads and writes."""
+    return _traffic(node) - weight_bytes(node)
+
+
 def memory_bytes(node: Node) -> tuple[float, float]:
-    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request; and
-    activations where they are too many to stay, those that are written twice: a cache reads a line before it is written."""
-    if node.op == "GATHER":
-        return 0.0, _traffic(node)
-    weights = float(sum(nbytes(t) for t in node.inputs if t is not None and t.is_const))
-    passing = _traffic(node) - weights
-    return weights, passing + sum(nbytes(t) for t in node.outputs) if passing > CACHED_BYTES else 0.0
+    """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, unless
+    another part of the batch has just read them; and activations where they are too many to stay, those that are written twice: a cache
+    reads a line before it is written."""
+    passing = activation_bytes(node)
+    if node.op != "GATHER":
+        passing = passing + sum(nbytes(t) for t in node.outputs) if passing > CACHED_BYTES else 0.0
+    return 0.0 if node.part[0] else weight_bytes(node), passing
 
 
 def tail(workers: int) -> float:

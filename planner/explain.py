@@ -21,7 +21,7 @@ def op_info(node: Node, grid: Grid, work: Work) -> OpInfo:
     """The row of one node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
     sides = tuple(int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts) + node.output.shape[len(grid.cuts) :]
     names = node.name, node.onnx_op or node.op, cost.kernel(node)
-    return OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE")
+    return OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE", node.part)
 
 
 @dataclass(frozen=True, slots=True)

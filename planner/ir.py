@@ -101,7 +101,8 @@ class Source:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show."""
+    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show. ``part``:
+    which part of the batch it computes, of how many (`aspen_mp.planner.parts`)."""
 
     op: str
     name: str
@@ -110,6 +111,7 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     onnx_op: str = ""
     source: Source | None = None
+    part: tuple[int, int] = (0, 1)
 
     @property
     def output(self) -> Tensor:

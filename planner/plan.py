@@ -55,6 +55,8 @@ class OpInfo:
     bytes: float
     predicted_ms: float
     opaque: bool
+    part: tuple[int, int] = (0, 1)
+    """Of the batch, and how many there are."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -105,6 +106,11 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     return replace(best, simulated=found.spent)
 
 
+def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
+    """Of a request alone on a machine of several cores, as the search sees it: simulated, nanoseconds."""
+    return _Search(storage, machine, 0).latency(grids)
+
+
 def _unlike(machine: Machine) -> bool:
     """Whether some of its cores are faster than others."""
     return len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
@@ -140,13 +146,8 @@ class _Search:
         self.workers = max(1, round(machine.power))
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
-        kinds = [self._kind(node) for node in storage.steps]
-        ladders: dict[tuple[object, ...], list[_Rung]] = {}
-        for kind, node in zip(kinds, storage.steps, strict=True):
-            if kind not in ladders:
-                ladders[kind] = self._ladder(kind, node)
-        self.kinds, self.ladders = kinds, [ladders[kind] for kind in kinds]
-        self.layers = np.arange(len(kinds))
+        self.kinds = [self._kind(node) for node in storage.steps]
+        self.layers = np.arange(len(self.kinds))
         self.critical = self._critical()
         self.order = self.layers
         self.rungs: list[_Rung] = []
@@ -188,11 +189,20 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------------------------- ladders
 
+    @cached_property
+    def ladders(self) -> list[list[_Rung]]:
+        """Of every step."""
+        of: dict[tuple[object, ...], list[_Rung]] = {}
+        for kind, node in zip(self.kinds, self.storage.steps, strict=True):
+            if kind not in of:
+                of[kind] = self._ladder(kind, node)
+        return [of[kind] for kind in self.kinds]
+
     def _kind(self, node: Node) -> tuple[object, ...]:
         """Equal for nodes whose ladders are: constants come from memory, and a tile's bytes are its elements' dtypes'."""
         inputs = tuple(None if x is None else (x.shape, x.dtype, x.is_const) for x in node.inputs)
         attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name != "model"))
-        return (node.op, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
+        return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
         """Distinct grids of a node, coarse to fine."""

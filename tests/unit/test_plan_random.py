@@ -98,10 +98,11 @@ def _tokens(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
 
 
 @hs.composite
-def graphs(draw: hs.DrawFn) -> Graph:
+def graphs(draw: hs.DrawFn, most: int = 2) -> Graph:
+    """`most`: images or sequences in a batch."""
     b = GraphBuilder(draw(hs.integers(0, 100)))
     images = draw(hs.booleans())
-    shape = (draw(hs.integers(1, 2)), draw(hs.integers(1, 4)), draw(hs.integers(2, 7)), draw(hs.integers(2, 7)))
+    shape = (draw(hs.integers(1, most)), draw(hs.integers(1, 4)), draw(hs.integers(2, 7)), draw(hs.integers(2, 7)))
     pool = [b.input(*(shape if images else shape[:3]))]
     for _ in range(draw(hs.integers(1, 9))):
         y = (_images if images else _tokens)(b, draw, pool)
