@@ -57,13 +57,17 @@ def build_plan(
     express. ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
-    machine = machine or Machine.uniform(max(workers, 1), cost.rates())
-    storage, found = _tiled(graph, machine, planning) if options.grids is None else _by(options.grids, graph, machine)
+    storage = assign_storage(graph)
     budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
     if largest is not None:
         _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
     _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
+    machine = machine or Machine.uniform(max(workers, 1), cost.rates())
+    if options.grids is not None:
+        found = Found(options.grids(storage, len(machine)))
+    else:
+        storage, found = _tiled(graph, storage, machine, planning)
     grids = found.grids  # with barriers the same as without, and what was predicted is not of this plan: see `Planning`
     tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
@@ -85,14 +89,8 @@ def build_plan(
     ).plan()
 
 
-def _by(policy: Any, graph: Graph, machine: Machine) -> tuple[Storage, Found]:
-    storage = assign_storage(graph)
-    return storage, Found(policy(storage, len(machine)))
-
-
-def _tiled(graph: Graph, machine: Machine, planning: Planning) -> tuple[Storage, Found]:
+def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning) -> tuple[Storage, Found]:
     """The tiles of the graph, or of the same with runs of layers in parts of the batch, whichever finishes sooner."""
-    storage = assign_storage(graph)
     if planning.search == "none" or planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles))
     found = search(storage, machine, planning.search)
@@ -117,9 +115,9 @@ def _noted(found: Found) -> dict[str, Any]:
     """What a plan says of how its tiles were found."""
     if not found.simulated:
         return {}
-    latency = {"start_ms": round(found.start_ns * 1e-6, 6), "best_ms": round(found.best_ns * 1e-6, 6)}
+    simulated = {"start_ms": round(found.start_ns * 1e-6, 6), "best_ms": round(found.best_ns * 1e-6, 6)}
     order = "critical path" if found.critical else "layers"
-    return {"search": {**latency, "steps": found.steps, "simulated": found.simulated, "order": order}}
+    return {"search": {**simulated, "steps": found.steps, "simulated": found.simulated, "order": order}}
 
 
 def _within(budget: int, needed: int, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -188,8 +189,9 @@ def _inputs(plan: Plan, source: sources.Source, batch: int | None, seq: int | No
 def _show(report: dict[str, Any], explain: bool) -> None:
     if explain:
         rows = []
-        for row in report["layers"]:
-            note = f"opaque: {row['why']}" if row["opaque"] else ""
+        for row in _by_layer(report["layers"]):
+            parts = f"{row['part'][1]} parts of the batch" if row["part"][1] > 1 else ""
+            note = f"opaque: {row['why']}" if row["opaque"] else parts
             tile = sources.describe(row["tile_shape"])
             work = f"{row['flops'] / 1e6:.2f}"
             moved = f"{row['bytes'] / 1e6:.2f}"
@@ -231,6 +233,30 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             *([("written", report["file"])] if "file" in report else []),
         ]
     )
+
+
+def _by_layer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for all parts of the batch that an op is executed for one after the other."""
+    out: list[dict[str, Any]] = []
+    first: dict[tuple[Any, ...], dict[str, Any]] = {}
+    alike: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        part, parts = row["part"]
+        kind = (row["name"], row["op"], row["kernel"], parts)
+        key = (*kind, alike[*kind, part])
+        alike[*kind, part] += 1
+        if part == 0:
+            first[key] = {**row}
+            out.append(first[key])
+            continue
+        whole = first[key]
+        for name in ("tiles", "flops", "bytes", "predicted_ms", "measured_ms", "measured_min_ms"):
+            if name in row:
+                whole[name] += row[name]
+        if "measured_ms" in row:
+            ns = max(whole["measured_ms"] * 1e6, 1.0)
+            whole |= {"gflops": whole["flops"] / ns, "gbytes_per_s": whole["bytes"] / ns}
+    return out
 
 
 def _latency(report: dict[str, Any]) -> str:

@@ -149,6 +149,17 @@ def test_plan(model: Path, tmp_path: Path) -> None:
     assert "opaque" in text
 
 
+def test_plan_shows_parts_of_the_batch_as_one_row() -> None:
+    report = as_json("plan", "zoo:squeezenet1_1", "--batch", 8, "--measure", "--rounds", 1)
+    text = ok("plan", "zoo:squeezenet1_1", "--batch", 8, "--explain")
+    parts = max(row["part"][1] for row in report["layers"])
+    assert parts > 1
+    cut = [row["name"] for row in report["layers"] if row["part"] == [0, parts]]
+    assert cut
+    assert all(text.count(f"{name} ") == 1 for name in set(cut))
+    assert f"{parts} parts of the batch" in text
+
+
 def test_bench_prediction(tmp_path: Path) -> None:
     file = tmp_path / "prediction.json"
     report = as_json("bench", "prediction", "squeezenet1_1", "--rounds", 2, "--seconds", 0, "-o", file)
