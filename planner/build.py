@@ -34,6 +34,8 @@ from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPER
 
 DEPTHS = LIMITS["depths"]
 LAST_RANK = 0xFFFFFFFF
+WORTH_PARTS = 0.02
+"""What layers in parts of the batch have to gain, of the latency: they are more to plan and to schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning)
         return storage, found
     other = min(others, key=lambda one: _finishes(one, machine, choose_grids(one, len(machine))))
     tried = search(other, machine, planning.search)
-    ways = [(other, tried), (storage, found)]
-    return min(ways, key=lambda way: way[1].best_ns or _finishes(way[0], machine, way[1].grids))
+    whole_ns, parts_ns = (way.best_ns or _finishes(at, machine, way.grids) for at, way in ((storage, found), (other, tried)))
+    return (other, tried) if parts_ns < (1 - WORTH_PARTS) * whole_ns else (storage, found)
 
 
 def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:

@@ -8,12 +8,15 @@ from typing_extensions import Buffer
 def is_memory(fd: int) -> bool:
     """Whether a descriptor is of a file in memory (tmpfs, memfd): reading it never waits for a device or for another process."""
 
+def free_huge(file: str = "/proc/buddyinfo") -> int:
+    """Bytes of the machine's memory that are free in pieces of 2 MiB and more; 0 where that cannot be known."""
+
 def reserve(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
     """Gives an empty file of shared memory its length and all of its space, zeroed.
 
     In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory): they cost less than reserving
-    and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Returns how
-    many bytes lie in such pages. `holes`: (begin, end), ascending,
+    and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Where memory
+    would have to be moved for that, only as long as it is soon done. Returns how many bytes lie in such pages. `holes`: (begin, end), ascending,
     for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
     """
 

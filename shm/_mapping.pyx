@@ -37,7 +37,7 @@ cdef enum:
     HUGE = 2 << 20
     COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
     PIECE = 64 << 20  # each call makes every CPU flush its lists of new pages, so not one for each huge page
-    PATIENCE_NS = 3000000  # for each: far more than moving other memory out of the way takes where there is enough
+    PATIENCE_NS = 3000000  # for each, where other memory has to be moved: far more than that takes where there is enough
 
 
 cdef void *_map(int fd, size_t nbytes, int prot) noexcept nogil:
@@ -60,8 +60,8 @@ cdef void *_map(int fd, size_t nbytes, int prot) noexcept nogil:
     return at
 
 
-cdef size_t _huge(int fd, size_t nbytes) noexcept nogil:
-    """An empty file's space in huge pages, as far as they can be had without much ado. Returns the bytes that lie in them."""
+cdef size_t _huge(int fd, size_t nbytes, uint64_t patience_ns) noexcept nogil:
+    """An empty file's space in huge pages, until they take longer than that each. Returns the bytes that lie in them."""
     cdef size_t end = nbytes // HUGE * HUGE, start = 0, stop, at
     cdef uint64_t began
     cdef char *space = <char *>_map(fd, nbytes, PROT_READ)
@@ -77,10 +77,20 @@ cdef size_t _huge(int fd, size_t nbytes) noexcept nogil:
             break
         began = (aspen_now_ns() - began) // ((stop - start) // HUGE)
         start = stop
-        if began > PATIENCE_NS:
+        if began > patience_ns:
             break
     munmap(space, nbytes)
     return start
+
+
+def free_huge(str file="/proc/buddyinfo"):
+    cdef int order = (HUGE // os.sysconf("SC_PAGE_SIZE")).bit_length() - 1
+    try:
+        with open(file, encoding="ascii") as lines:
+            counts = [[int(n) for n in line.split("zone", 1)[1].split()[1:]] for line in lines]
+    except (OSError, ValueError, IndexError):
+        return 0
+    return sum(n * HUGE << k for row in counts for k, n in enumerate(row[order:]))
 
 
 def is_memory(int fd):
@@ -89,6 +99,7 @@ def is_memory(int fd):
 
 def reserve(int fd, Py_ssize_t nbytes, holes=()):
     cdef size_t huge = 0
+    cdef uint64_t patience
     cdef int error
     cdef int64_t at = 0, to
     if ftruncate(fd, nbytes):
@@ -103,9 +114,11 @@ def reserve(int fd, Py_ssize_t nbytes, holes=()):
                     raise OSError(error, os.strerror(error))
             at = end
         return 0
+    # Where nothing has to be moved, what takes long is the memory itself, which some virtual machines first have to be given.
+    patience = <uint64_t>-1 if free_huge() >= nbytes else PATIENCE_NS
     with nogil:
         if nbytes >= HUGE:
-            huge = _huge(fd, nbytes)
+            huge = _huge(fd, nbytes, patience)
         error = posix_fallocate(fd, 0, nbytes)
     if error:
         raise OSError(error, os.strerror(error))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aspen_mp.shm._mapping import Mapping, reserve
+from aspen_mp.shm._mapping import Mapping, free_huge, reserve
 from aspen_mp.shm.segments import Segment
 
 HUGE = 2 << 20
@@ -36,6 +37,22 @@ def test_all_of_the_space_is_there_and_zero(nbytes: int) -> None:
         assert os.pread(fd, 1, nbytes - 1) == b"\5"
     finally:
         os.close(fd)
+
+
+def test_what_is_free_in_huge_pages(tmp_path: Path) -> None:
+    """Of 4 KiB pages: blocks of order 9 are huge pages, those of order 10 two of them."""
+    file = tmp_path / "buddyinfo"
+    zone = "Node {}, zone {:>8} {}\n"
+    small = [7, 6, 5, 4, 3, 2, 1, 1, 9]
+    rows = [(0, "DMA", [*small, 1, 3]), (0, "Normal", [*small, 10, 20]), (1, "Normal", [*small, 0, 1])]
+    file.write_text("".join(zone.format(node, name, " ".join(map(str, counts))) for node, name, counts in rows))
+    if os.sysconf("SC_PAGE_SIZE") == 4096:
+        assert free_huge(str(file)) == (1 + 6 + 10 + 40 + 2) * HUGE
+    for text in ("", "Node 0, zone", "nonsense\n", "Node 0, zone Normal x y\n"):
+        file.write_text(text)
+        assert free_huge(str(file)) == 0
+    assert free_huge(str(tmp_path / "missing")) == 0
+    assert free_huge() >= 0
 
 
 def test_what_has_no_length_is_an_error() -> None:
