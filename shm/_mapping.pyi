@@ -16,8 +16,8 @@ def reserve(fd: int, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> int:
 
     In pages of 2 MiB where the kernel has them to give (Linux 6.1, whatever its setting for shared memory): they cost less than reserving
     and touching 512 small pages each, in every process that maps them, and fewer translations for who streams through them. Where memory
-    would have to be moved for that, only as long as it is soon done. Returns how many bytes lie in such pages. `holes`: (begin, end), ascending,
-    for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
+    would have to be moved for that, only as long as it is soon done. Returns how many bytes lie in such pages. `holes`: (begin, end),
+    ascending, for which no space is wanted. Raises OSError, with ENOSPC or ENOMEM where there is not enough.
     """
 
 @final
