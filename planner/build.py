@@ -92,17 +92,15 @@ def build_plan(
 
 
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning) -> tuple[Storage, Found]:
-    """The tiles of the graph, or of the same with runs of layers in parts of the batch, whichever finishes sooner."""
+    """The tiles of the graph, or of the same with runs of layers in parts of the batch, if that finishes sooner before any search."""
     if planning.search == "none" or planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles))
-    found = search(storage, machine, planning.search)
     others = [assign_storage(other) for other in in_parts(graph)]
-    if not others:
-        return storage, found
-    other = min(others, key=lambda one: _finishes(one, machine, choose_grids(one, len(machine))))
-    tried = search(other, machine, planning.search)
-    whole_ns, parts_ns = (way.best_ns or _finishes(at, machine, way.grids) for at, way in ((storage, found), (other, tried)))
-    return (other, tried) if parts_ns < (1 - WORTH_PARTS) * whole_ns else (storage, found)
+    if others:
+        ends = [_finishes(one, machine, choose_grids(one, len(machine))) for one in (storage, *others)]
+        k = int(np.argmin(ends))
+        storage = others[k - 1] if ends[k] < (1 - WORTH_PARTS) * ends[0] else storage
+    return storage, search(storage, machine, planning.search)
 
 
 def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
