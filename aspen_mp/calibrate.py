@@ -51,15 +51,30 @@ FACTORS: Final = (0.1, 10.0)
 LEAST_NS: Final = 2000.0
 """Of an op's prediction, for the op to count."""
 TINY_OPS, TINY_RUNS = 200, 50
+LEAST_CACHED, MOST_CACHED = 4 << 20, 128 << 20
+"""Smaller caches are not the last ones before memory, of larger ones others have a part."""
 
 
 def known(folder: str) -> tuple[Rates, str]:
     """The rates that plans are made with here, measured ones kept in `folder` or built-in ones, and the name that such plans carry."""
+    import msgspec
+
     from aspen_mp import __version__
     from aspen_mp.planner import rates
     from aspen_mp.workers import _isa
 
-    return rates.load(folder, __version__, rates.built_in(_isa.vectors()))
+    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors()))
+    return msgspec.structs.replace(found, cached=cached()), name
+
+
+def cached() -> int:
+    """Bytes of activations that the last-level cache of this process' first core holds beside the weights that pass through it: half of it,
+    within reason."""
+    from aspen_mp.planner.rates import Rates
+    from aspen_mp.workers import topology
+
+    sizes = [size for size, _ in topology.cache_sizes(min(os.sched_getaffinity(0))).values()]
+    return min(max(max(sizes) // 2, LEAST_CACHED), MOST_CACHED) if sizes else Rates().cached
 
 
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:
@@ -100,6 +115,7 @@ def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rate
         warm=MIXED_WARM * limits.read[SIZES[-2]],
         together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
+        cached=cached(),
     )
 
 

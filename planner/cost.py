@@ -50,8 +50,6 @@ DEPTHWISE_OUT_NS = 0.03
 """An element of the output of PWDW or DWCONV besides its multiply-adds."""
 HALF_PANEL = 16
 """Columns of a panel that PWDW computes together: it leaves out an empty half."""
-CACHED_BYTES = 16 << 20
-"""Activations of an op that stay in the last-level cache until they are read."""
 PANEL = 32
 """Width of a weight panel."""
 NARROW_COST = 1.6
@@ -338,7 +336,7 @@ def memory_bytes(node: Node) -> tuple[float, float]:
     reads a line before it is written."""
     passing = activation_bytes(node)
     if node.op != "GATHER":
-        passing = passing + sum(nbytes(t) for t in node.outputs) if passing > CACHED_BYTES else 0.0
+        passing = passing + sum(nbytes(t) for t in node.outputs) if passing > rates().cached else 0.0
     return 0.0 if node.part[0] else weight_bytes(node), passing
 
 

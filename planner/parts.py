@@ -22,10 +22,10 @@ from aspen_mp.planner.grids import split
 from aspen_mp.planner.ir import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import CONVOLUTIONS, ELEMENTWISE, nbytes
-from aspen_mp.planner.tilecost import CACHED_WEIGHTS
+from aspen_mp.planner.tilecost import cached_weights
 
-GOAL_BYTES = cost.CACHED_BYTES // 2
-"""Of activations that an operator may read and write of a part: several live at a time."""
+GOAL = 0.5
+"""What an operator may read and write of a part, of what a cache holds: several layers' activations live at a time."""
 RECYCLED = 3
 """After so many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
 PART_NS = (15_000.0, 45_000.0)
@@ -64,13 +64,13 @@ def in_parts(graph: Graph) -> list[Graph]:
 def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
     nodes = graph.nodes
-    each = np.array([cost.activation_bytes(node) for node in nodes])
-    if not (each > cost.CACHED_BYTES).any():
+    each, cached = np.array([cost.activation_bytes(node) for node in nodes]), cost.rates().cached
+    if not (each > cached).any():
         return []
     batch = np.array([_batch(node) for node in nodes])
     written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
-    moved = np.where(each > cost.CACHED_BYTES, [cost.memory_bytes(node)[1] for node in nodes], written)
-    moved[each * RECYCLED <= cost.CACHED_BYTES] = 0.0
+    moved = np.where(each > cached, [cost.memory_bytes(node)[1] for node in nodes], written)
+    moved[each * RECYCLED <= cached] = 0.0
     weights = np.array([cost.weight_bytes(node) for node in nodes])
     steps = np.array([node.op not in VIEW_OPS and node.op != "concat" for node in nodes])
     saved = moved / cost.rates().cold * steps
@@ -82,7 +82,7 @@ def find_runs(graph: Graph, part_ns: float) -> list[Run]:
         lo, hi = todo.pop()
         best, gain = None, least
         for parts in _numbers(int(batch[lo:hi].max(initial=0))):
-            fits = np.clip(2.0 - each / (GOAL_BYTES * parts), 0.0, 1.0)
+            fits = np.clip(2.0 - each / (GOAL * cached * parts), 0.0, 1.0)
             value = fits * saved - (parts - 1) * part_ns * steps
             run, worth = _best(value, weights, batch, parts, lo, hi)
             if run is not None and worth > gain and (run.end - run.begin) * (parts - 1) <= room:
@@ -108,7 +108,7 @@ def _best(value: Floats, weights: Floats, batch: npt.NDArray[np.int64], parts: i
         other = np.flatnonzero(batch[begin:hi] != batch[begin])
         end = begin + int(other[0]) if len(other) else hi
         worth = np.cumsum(value[begin:end])
-        worth[np.cumsum(weights[begin:end]) > CACHED_WEIGHTS] = -np.inf
+        worth[np.cumsum(weights[begin:end]) > cached_weights()] = -np.inf
         worth[np.cumsum(value[begin:end] > 0.0) < 2] = -np.inf  # nothing passes from one to another
         k = int(np.argmax(worth))
         if worth[k] > most:

@@ -21,7 +21,7 @@ from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.storage import Storage, item_bytes
-from aspen_mp.planner.tilecost import CACHED_WEIGHTS, ROWS, TileCost
+from aspen_mp.planner.tilecost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.winograd import Blocks
 
 MAX_TILES = 4096
@@ -152,7 +152,7 @@ def _halved(rows: Sequence[int], weights: int) -> int | None:
     """Which of the row axes (batch, tokens) is cut into two halves that follow each other, each with all columns: what comes after the
     first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: large
     weights should be read once."""
-    if not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > CACHED_WEIGHTS:
+    if not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > cached_weights():
         return None
     if rows[0] > 1:
         return 0

@@ -24,7 +24,8 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
     large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a shared cache. `tile_ns`: what
     a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`cost.kernel`), how long its
-    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said.
+    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op that
+    stay in the last-level cache until they are read.
     """
 
     matrix: float = 118.0
@@ -33,6 +34,7 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     together: float = 33.0
     tile_ns: float = 2000.0
     factors: dict[str, float] = {}
+    cached: int = 16 << 20
 
 
 BUILT_IN: Final = Rates()
@@ -106,7 +108,7 @@ def load(folder: str, version: str, otherwise: tuple[Rates, str] = (BUILT_IN, ""
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return otherwise
     rates = found.rates
-    plain = [rates.matrix, rates.cold, rates.warm, rates.together, rates.tile_ns, *rates.factors.values()]
+    plain = [rates.matrix, rates.cold, rates.warm, rates.together, rates.tile_ns, float(rates.cached), *rates.factors.values()]
     if found.format != FORMAT or not all(1e-6 < value < 1e9 for value in plain):
         return otherwise
     return rates, hashlib.sha256(data).hexdigest()[:16]

@@ -34,8 +34,8 @@ PRODUCTS = 1.25
 """Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
 TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
-CACHED_WEIGHTS = 24 << 20
-"""Bytes of a weight that are still in the last-level cache when they are read again."""
+WEIGHTS_CACHED = 1.5
+"""So much larger than activations may weights be that stay in the last-level cache."""
 FEW_WEIGHTS = 4 << 20
 LINE = 16
 CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
@@ -43,6 +43,11 @@ CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+def cached_weights() -> float:
+    """Bytes of weights that are still in the last-level cache when they are read again."""
+    return WEIGHTS_CACHED * cost.rates().cached
 
 
 def _rows(m: Ints) -> Floats:
@@ -150,7 +155,7 @@ class Winograd(ImageCost):
         """Whether tiles of the same channels follow each other, rather than those of the same pixels: large weights should be read once."""
         weights = self.blocks.weights * self.channels * self.shape[1]
         again = weights * (pixel_parts - 1) - self.inputs * (channel_parts - 1)
-        return np.asarray((pixel_parts > 1) & (4 * weights > CACHED_WEIGHTS) & (again > 0))
+        return np.asarray((pixel_parts > 1) & (4 * weights > cached_weights()) & (again > 0))
 
     @property
     def chunk(self) -> int:

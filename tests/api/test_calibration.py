@@ -152,6 +152,20 @@ def test_factors_scale_predictions() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("sizes", "cached"),
+    [
+        ({"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}, 16 << 20),
+        ({"L1d": 32 << 10, "L2": 512 << 10}, calibrate.LEAST_CACHED),
+        ({"L3": 1 << 30}, calibrate.MOST_CACHED),
+        ({}, rates.BUILT_IN.cached),
+    ],
+)
+def test_what_stays_in_the_last_level_cache(sizes: dict[str, int], cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "cache_sizes", lambda cpu: {name: (size, 2) for name, size in sizes.items()})
+    assert calibrate.known("")[0].cached == calibrate.cached() == cached
+
+
 def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
     assert rates.built_in("halved") == rates.built_in("") == (rates.BUILT_IN, "")
     whole, name = rates.built_in("whole")

@@ -137,7 +137,7 @@ def test_where_layers_move_more_than_a_cache_holds() -> None:
 def test_weights_of_a_run_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(48, layers=6)
     each = max(cost.weight_bytes(node) for node in graph.nodes)
-    monkeypatch.setattr(parts, "CACHED_WEIGHTS", 2 * each)
+    monkeypatch.setattr(parts, "cached_weights", lambda: 2 * each)
     assert [run.end - run.begin for run in find_runs(graph, 15_000.0)] == [2, 2, 2]
 
 
