@@ -41,7 +41,7 @@ OnDone = Callable[[_channel.Result | AspenError], None]
 class Waiting:
     """A request that is published, or waits for a slot: what to publish, and whom to tell."""
 
-    __slots__ = ("cancelled", "data", "generation", "offset", "on_done", "plan", "priority", "ticket")
+    __slots__ = ("cancelled", "data", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
 
     def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone) -> None:
         self.plan = plan
@@ -52,6 +52,8 @@ class Waiting:
         self.on_done = on_done
         self.ticket = -1
         self.cancelled = False
+        self.handed_over = False
+        """`on_done` will be called, or has been: whoever submitted it sees to nothing any more."""
 
 
 class Session:
@@ -302,16 +304,16 @@ class Session:
         self.channel.wake()
 
     def submit(self, waiting: Waiting) -> None:
-        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread."""
+        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread, also where this is
+        interrupted once `waiting.handed_over` is set."""
         with self._lock:
             if self.error is not None:
                 raise _loss(self.error, False)
             self._start_resolver()
-            if self.queue or not self._publish(waiting):
-                self.queue.append(waiting)
+            self.channel.hand_over(waiting, self._published, self.queue)
 
     def _publish(self, waiting: Waiting) -> bool:
-        """With the lock held. False where all slots are taken."""
+        """With the lock held, in the resolver's thread. False where all slots are taken."""
         waiting.ticket = self.channel.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
         if waiting.ticket < 0:
             return False

@@ -444,12 +444,16 @@ class Stage:
                 self.end(region)
             future.settle()
 
+        waiting = None
         try:
             waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done)
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:
-            self.end(region)
+            if waiting is not None and waiting.handed_over:
+                self._session.cancel(waiting)
+            else:
+                self.end(region)
             raise
 
     def _check_loan(self, region: Region) -> None:

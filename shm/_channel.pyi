@@ -1,8 +1,22 @@
 """A client's submission channel."""
 
-from typing import NamedTuple, final
+from collections import deque
+from typing import NamedTuple, Protocol, TypeVar, final
 
 from typing_extensions import Buffer
+
+class Offered(Protocol):
+    """What `hand_over` publishes."""
+
+    plan: int
+    generation: int
+    data: int
+    offset: int
+    priority: int
+    ticket: int
+    handed_over: bool
+
+OfferedT = TypeVar("OfferedT", bound=Offered)
 
 class Result(NamedTuple):
     """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` the plan's op that failed (-1: none); `needed` the bytes of
@@ -43,6 +57,9 @@ class ClientChannel:
     def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None) -> int:
         """As `submit`, but -1 where `capacity` requests are in flight. `taken` gets the ticket, too, before Ctrl-C can come between the
         request and its ticket."""
+    def hand_over(self, waiting: OfferedT, published: dict[int, OfferedT], queue: deque[OfferedT]) -> None:
+        """Offers a request and puts it into `published` by its ticket; where all slots are taken, or others wait for one, appends it to
+        `queue`. Ctrl-C comes before all of that or after `handed_over` says that it is done."""
     def state(self, ticket: int) -> str:
         """ "submitted", "running", "done"; RequestError for a ticket that was released."""
     def result(self, ticket: int) -> Result | None:

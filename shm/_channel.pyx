@@ -105,6 +105,17 @@ cdef class ClientChannel:
             taken.append(ticket)
         return ticket
 
+    def hand_over(self, waiting, dict published, queue):
+        ticket = -1
+        if not queue:
+            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
+        if ticket < 0:
+            queue.append(waiting)
+        else:
+            waiting.ticket = ticket
+            published[ticket] = waiting
+        waiting.handed_over = True
+
     def submit(self, plan, generation, data, offset, priority=1):
         ticket = self.offer(plan, generation, data, offset, priority)
         if ticket < 0:

@@ -18,6 +18,7 @@ from aspen_mp.bench.kernels import measure
 from aspen_mp.measure import OpTime
 from aspen_mp.planner import api, cost, rates
 from aspen_mp.planner.plan import OpInfo
+from aspen_mp.workers import topology
 
 STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
 

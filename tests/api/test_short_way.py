@@ -232,9 +232,48 @@ def test_interrupts_at_any_moment(runtime: aspen_mp.Runtime) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 100
+    all_ends(runtime)
+    assert [model.run(x)["y"].tobytes() for x in xs] == expected
+
+
+def all_ends(runtime: aspen_mp.Runtime) -> None:
     session = runtime._link.session()
     deadline = time.monotonic() + WATCHDOG_S
-    while session.channel.in_flight:
+    while session.channel.in_flight or session.queue:
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_interrupts_while_requests_are_submitted(runtime: aspen_mp.Runtime) -> None:
+    """Whether a request was on its way when Ctrl-C came or not: its memory is given back once, and not before it has ended."""
+    model = runtime.load(small_models.conv_chain(2, 32, 16))
+    xs = [{"x": np.full((1, 32, 16, 16), k, np.float32)} for k in range(3)]
+    many = [model.submit(xs[n % 3]) for n in range(64)]  # which have made room for those to come
+    expected = [future.result(WATCHDOG_S)["y"].tobytes() for future in many][:3]
+    rng = np.random.default_rng(0)
+    interrupted = 0
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    flying: list[tuple[int, aspen_mp.RequestFuture]] = []
+    try:
+        for n in range(4000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-6, 1.5e-4)))
+                future = model.submit(xs[n % 3])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                flying.append((n % 3, future))
+            except Interrupted:
+                interrupted += 1
+            if len(flying) > 3:
+                k, future = flying.pop(0)
+                assert future.result(WATCHDOG_S)["y"].tobytes() == expected[k], n
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 100
+    assert all(future.result(WATCHDOG_S)["y"].tobytes() == expected[k] for k, future in flying)
+    all_ends(runtime)
     assert [model.run(x)["y"].tobytes() for x in xs] == expected
