@@ -1,4 +1,4 @@
-"""Layers that run for one part of the batch after the other, depth first (BrainSlug, section 3, for whole operators).
+"""Layers that run for one part of the batch after the other: depth first, BrainSlug's idea, for whole operators.
 
 A layer of a large batch writes more than caches hold, and the next one reads it from memory. A *run* of layers whose images do not see each
 other is instead executed for some images through all of its layers, then for the next ones: what passes from layer to layer stays in the
@@ -33,6 +33,7 @@ PART_NS = (15_000.0, 45_000.0)
 more parts they have; which are the better ones the simulation says."""
 MOST_NODES = 1000
 """That a graph may have more than before."""
+MOST_RUNS = 16
 WORTH = 0.01
 """Of a graph's work: a run must save at least this."""
 BY_ROWS = frozenset({"GEMM", "STRASSEN", "ATTENTION"})
@@ -40,6 +41,7 @@ BY_ROWS = frozenset({"GEMM", "STRASSEN", "ATTENTION"})
 OPS = CONVOLUTIONS | ELEMENTWISE | VIEW_OPS | BY_ROWS | {"LRN", "RESIZE", "REDUCE", "SOFTMAX", "NORM", "concat"}
 """Whose attributes say nothing of the first axis' length."""
 
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -68,26 +70,25 @@ def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     if not (each > cached).any():
         return []
     batch = np.array([_batch(node) for node in nodes])
-    written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
-    moved = np.where(each > cached, [cost.memory_bytes(node)[1] for node in nodes], written)
-    moved[each * RECYCLED <= cached] = 0.0
-    weights = np.array([cost.weight_bytes(node) for node in nodes])
     steps = np.array([node.op not in VIEW_OPS and node.op != "concat" for node in nodes])
-    saved = moved / cost.rates().cold * steps
+    written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
+    moved = np.where(each > cached, [cost.memory_bytes(node)[1] for node in nodes], written) * steps
+    moved[each * RECYCLED <= cached] = 0.0
     least = WORTH * sum(cost.work(node).ns for node, step in zip(nodes, steps, strict=True) if step)
+    stops = _stops(batch, np.array([cost.weight_bytes(node) for node in nodes]))
+    values = {}
+    for parts in _numbers(int(batch.max(initial=0))):
+        fits = np.clip(2.0 - each / (GOAL * cached * parts), 0.0, 1.0)
+        values[parts] = np.where(batch >= parts, fits * moved / cost.rates().cold - (parts - 1) * part_ns * steps, -np.inf)
     found: list[Run] = []
     room = MOST_NODES
     todo = [(0, len(nodes))]
-    while todo:
+    while todo and len(found) < MOST_RUNS:
         lo, hi = todo.pop()
-        best, gain = None, least
-        for parts in _numbers(int(batch[lo:hi].max(initial=0))):
-            fits = np.clip(2.0 - each / (GOAL * cached * parts), 0.0, 1.0)
-            value = fits * saved - (parts - 1) * part_ns * steps
-            run, worth = _best(value, weights, batch, parts, lo, hi)
-            if run is not None and worth > gain and (run.end - run.begin) * (parts - 1) <= room:
-                best, gain = run, worth
-        if best is not None:
+        runs = [_best(value, stops, parts, lo, hi) for parts, value in values.items()]
+        fitting = [(worth, run) for worth, run in runs if worth > least and (run.end - run.begin) * (run.parts - 1) <= room]
+        if fitting:
+            _, best = max(fitting, key=lambda one: one[0])
             found.append(best)
             room -= (best.end - best.begin) * (best.parts - 1)
             todo += [(lo, best.begin), (best.end, hi)]
@@ -99,21 +100,30 @@ def _numbers(batch: int) -> list[int]:
     return sorted({min(2**k, batch) for k in range(1, batch.bit_length() + 1)} - {1}) if batch > 1 else []
 
 
-def _best(value: Floats, weights: Floats, batch: npt.NDArray[np.int64], parts: int, lo: int, hi: int) -> tuple[Run | None, float]:
-    """The run within nodes [lo, hi) of most value."""
-    best, most = None, 0.0
-    for begin in range(lo, hi):
-        if batch[begin] < parts or value[begin] <= 0.0:  # a run begins where it gains something
+def _stops(batch: Ints, weights: Floats) -> Ints:
+    """Where runs that begin at each node end at the latest: they have one batch, and their weights stay in the cache."""
+    before = np.concatenate([np.zeros(1), np.cumsum(weights)])
+    stops = np.searchsorted(before, before[:-1] + cached_weights(), side="right") - 1
+    end = len(batch)
+    for k in range(len(batch) - 1, -1, -1):
+        if k + 1 < len(batch) and batch[k + 1] != batch[k]:
+            end = k + 1
+        stops[k] = min(stops[k], end)
+    return stops
+
+
+def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[float, Run]:
+    """The run within nodes [lo, hi) of most value, and its value; 0 where there is none."""
+    most, best = 0.0, Run(lo, lo, parts)
+    gains = np.concatenate([np.zeros(1, np.int64), np.cumsum(value > 0.0)])
+    for begin in np.flatnonzero(value[lo:hi] > 0.0) + lo:  # a run begins where it gains something
+        worth = np.cumsum(value[begin : min(stops[begin], hi)])
+        if not len(worth):
             continue
-        other = np.flatnonzero(batch[begin:hi] != batch[begin])
-        end = begin + int(other[0]) if len(other) else hi
-        worth = np.cumsum(value[begin:end])
-        worth[np.cumsum(weights[begin:end]) > cached_weights()] = -np.inf
-        worth[np.cumsum(value[begin:end] > 0.0) < 2] = -np.inf  # nothing passes from one to another
-        k = int(np.argmax(worth))
-        if worth[k] > most:
-            best, most = Run(begin, begin + k + 1, parts), float(worth[k])
-    return best, most
+        end = int(begin + np.argmax(worth) + 1)
+        if worth[end - begin - 1] > most and gains[end] - gains[begin] > 1:  # else nothing passes from one node to another
+            most, best = float(worth[end - begin - 1]), Run(int(begin), end, parts)
+    return most, best
 
 
 def _batch(node: Node) -> int:
