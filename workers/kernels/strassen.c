@@ -19,11 +19,16 @@
 #define PAIRS 128     /* at a time, for which right factors are made */
 #define PART 192      /* terms of a half, at most, that are multiplied at a time: so many of all factors stay in L2 */
 #define LINE 16       /* floats of a cache line */
-#define LINES 64      /* that a block's results go to, at most: a power of two */
+#define LINES 128     /* that a block's results go to, at most: a power of two */
 #define AHEAD 16      /* terms that right factors are fetched ahead where they are made */
 #define PRODUCTS 7
 #define KEPT 5        /* right factors that are sums */
-#define WIDE 2        /* vectors of columns in the micro-kernel */
+#define WIDE 2        /* vectors of columns in the micro-kernel, … */
+#if VL == 16
+#define ROWS 14       /* … and pairs of rows: 14 x 2 sums in 32 registers */
+#else
+#define ROWS MM_ROWS
+#endif
 #define UNLIKE 8.0f   /* a pair's rows differ in their largest magnitude by no more than this … */
 #define LARGEST 1e15f /* … which is less than this: sums and products of it are finite */
 
@@ -117,9 +122,9 @@ int FN(strassen)(const aspen_call *c) {
 
 /* ---- products ---- */
 
-/* One term: R rows times WIDE vectors of b1 (ALONE), b1 + b2 (SUM) or b1 - b2 (DIFFERENCE), which are kept. */
+/* One term: R rows, `row` apart, three to a pointer, times WIDE vectors of b1 (ALONE), b1 + b2 (SUM) or b1 - b2 (DIFFERENCE), which are kept. */
 enum right_factor { ALONE, SUM, DIFFERENCE };
-INLINE void term(const int R, const int how, const float *const *p, int64_t k, const float *b1, const float *b2, float *keep, vf *sum) {
+INLINE void term(const int R, const int how, const float *const *base, int64_t row, int64_t k, const float *b1, const float *b2, float *keep, vf *sum) {
   vf w[WIDE];
 #pragma GCC unroll 2
   for (int v = 0; v < WIDE; v++) {
@@ -129,9 +134,9 @@ INLINE void term(const int R, const int how, const float *const *p, int64_t k, c
     if (how == DIFFERENCE) w[v] -= vload(b2 + v * VL);
     if (how != ALONE) vstore(keep + v * VL, w[v]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
-    const vf x = vset1(p[r][k]);
+    const vf x = vset1(base[r / 3][(r % 3) * row + k]);
 #pragma GCC unroll 2
     for (int v = 0; v < WIDE; v++) VFMA_IN(sum[r * WIDE + v], x, w[v]);
   }
@@ -144,15 +149,15 @@ typedef struct aside {
   int mask, more; /* more: sums are added to those of the terms before */
 } aside;
 
-/* `terms` terms of R rows, from `at` on, to sums[R][ASPEN_NR]. */
-INLINE void multiply(const int R, const int how, const float *const *rows, int64_t at, const float *b1, const float *b2, float *keep,
+/* `terms` terms of R rows to sums[R][ASPEN_NR]. */
+INLINE void multiply(const int R, const int how, const float *rows, int64_t row, const float *b1, const float *b2, float *keep,
                      int64_t terms, float *sums, const aside *w) {
-  vf sum[MM_ROWS * WIDE];
+  vf sum[ROWS * WIDE];
 #pragma GCC unroll 32
   for (int i = 0; i < R * WIDE; i++) sum[i] = vzero();
-  const float *p[MM_ROWS];
+  const float *base[(ROWS + 2) / 3]; /* more pointers than that find no registers */
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) p[r] = rows[r] + at;
+  for (int r = 0; r < R; r += 3) base[r / 3] = rows + r * row;
   const char *next = w->next, *const *lines = w->lines;
   const int64_t step = w->step;
   const int mask = w->mask;
@@ -162,10 +167,10 @@ INLINE void multiply(const int R, const int how, const float *const *rows, int64
     __builtin_prefetch(lines[k / 2 & mask]);
     __builtin_prefetch(sums + k / 2 % 16 * 16); /* a store that waits for its line holds up those behind it */
     next += step;
-    term(R, how, p, k, b1, b2, keep, sum);
-    term(R, how, p, k + 1, b1 + ASPEN_NR, b2 + ASPEN_NR, keep + ASPEN_NR, sum);
+    term(R, how, base, row, k, b1, b2, keep, sum);
+    term(R, how, base, row, k + 1, b1 + ASPEN_NR, b2 + ASPEN_NR, keep + ASPEN_NR, sum);
   }
-  if (k < terms) term(R, how, p, k, b1, b2, keep, sum);
+  if (k < terms) term(R, how, base, row, k, b1, b2, keep, sum);
   if (w->more)
 #pragma GCC unroll 32
     for (int i = 0; i < R * WIDE; i++) sum[i] += vload(sums + i / WIDE * ASPEN_NR + i % WIDE * VL);
@@ -173,22 +178,22 @@ INLINE void multiply(const int R, const int how, const float *const *rows, int64
   for (int i = 0; i < R * WIDE; i++) vstore(sums + i / WIDE * ASPEN_NR + i % WIDE * VL, sum[i]);
 }
 
-typedef void multiply_fn(const float *const *, int64_t, const float *, const float *, float *, int64_t, float *, const aside *);
+typedef void multiply_fn(const float *, int64_t, const float *, const float *, float *, int64_t, float *, const aside *);
 #define MULTIPLY(R, HOW)                                                                                                           \
-  static void multiply_##R##_##HOW(const float *const *rows, int64_t at, const float *b1, const float *b2, float *keep,            \
-                                   int64_t terms, float *sums, const aside *w) {                                                   \
-    multiply(R, HOW, rows, at, b1, b2, keep, terms, sums, w);                                                                      \
+  static void multiply_##R##_##HOW(const float *rows, int64_t row, const float *b1, const float *b2, float *keep, int64_t terms,   \
+                                   float *sums, const aside *w) {                                                                  \
+    multiply(R, HOW, rows, row, b1, b2, keep, terms, sums, w);                                                                     \
   }
 #define MULTIPLIES(R) MULTIPLY(R, ALONE) MULTIPLY(R, SUM) MULTIPLY(R, DIFFERENCE)
 #define ENTRY(R) {multiply_##R##_ALONE, multiply_##R##_SUM, multiply_##R##_DIFFERENCE}
 MULTIPLIES(1) MULTIPLIES(2) MULTIPLIES(3) MULTIPLIES(4) MULTIPLIES(5) MULTIPLIES(6)
-#if MM_ROWS == 8
-MULTIPLIES(7) MULTIPLIES(8)
+#if ROWS > 6
+MULTIPLIES(7) MULTIPLIES(8) MULTIPLIES(9) MULTIPLIES(10) MULTIPLIES(11) MULTIPLIES(12) MULTIPLIES(13) MULTIPLIES(14)
 #endif
-static multiply_fn *const multiplies[MM_ROWS][3] = {
+static multiply_fn *const multiplies[ROWS][3] = {
     ENTRY(1), ENTRY(2), ENTRY(3), ENTRY(4), ENTRY(5), ENTRY(6),
-#if MM_ROWS == 8
-    ENTRY(7), ENTRY(8),
+#if ROWS > 6
+    ENTRY(7), ENTRY(8), ENTRY(9), ENTRY(10), ENTRY(11), ENTRY(12), ENTRY(13), ENTRY(14),
 #endif
 };
 
@@ -213,10 +218,9 @@ static void add_row(const pair *p, int half, mm_rows *rows) {
   rows->rows++;
 }
 
-/* The rows of a block's pairs that are in the box, both panels, from the products [PRODUCTS][rows][ASPEN_NR]. */
-static void finish(const mm_job *job, const pair *pairs, int rows, const float *products, int64_t column, int64_t first, int64_t last) {
+/* The rows of up to MM_ROWS pairs that are in the box, both panels, from their products, which lie `each` apart. */
+static void finish(const mm_job *job, const pair *pairs, int rows, const float *products, int64_t each, int64_t column, int64_t first, int64_t last) {
   float sums[2][2][MM_ROWS * ASPEN_NR] __attribute__((aligned(64))); /* of halves and panels */
-  const int64_t each = (int64_t)rows * ASPEN_NR;
   mm_rows out[2] = {{.rows = 0, .taps = 1}, {.rows = 0, .taps = 1}};
   for (int r = 0; r < rows; r++) {
     const float *p = products + r * ASPEN_NR;
@@ -282,7 +286,7 @@ typedef struct right_part {
 } right_part;
 
 /* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right factors. */
-static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *const *left, int rows, int block, float *products) {
+static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
   const int64_t half = job->k / 2, panel = job->b_panel, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
   const int64_t quadrant[4] = {0, half * ASPEN_NR, panel, panel + half * ASPEN_NR};
   const int passes = ASPEN_NR / (WIDE * VL);
@@ -302,9 +306,22 @@ static void seven(const mm_job *job, const right_part *w, const pair *pairs, con
       const aside besides = {.next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .more = w->lo > 0};
       int how = right[product].how;
       if (block > 0 && how != ALONE) how = ALONE, b1 = keep;
-      multiplies[rows - 1][how](left, PRODUCTS * w->lo + product * padded(terms), b1, b2, keep, terms, products + product * rows * ASPEN_NR + j, &besides);
+      multiplies[rows - 1][how](left + PRODUCTS * w->lo + product * padded(terms), row, b1, b2, keep, terms, products + product * rows * ASPEN_NR + j,
+                                &besides);
     }
   }
+}
+
+/* Cuts `n` pairs into blocks of up to ROWS whose left factors lie evenly, from start[i] to start[i + 1]. Returns the number of blocks. */
+static int cut_blocks(const pair *pairs, int n, int *start) {
+  int blocks = 0;
+  for (int from = 0, to; from < n; from = to) {
+    for (to = from + 1; to < n && pairs[to].left - pairs[to - 1].left == pairs[from + 1].left - pairs[from].left; to++) {}
+    const int pieces = (to - from + ROWS - 1) / ROWS;
+    for (int i = 0; i < pieces; i++) start[blocks++] = from + (int)mm_cut(to - from, pieces, i);
+  }
+  start[blocks] = n;
+  return blocks;
 }
 
 /* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B. scratch: the right factors, then, where
@@ -313,9 +330,9 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
                   float *scratch) {
   const int64_t half = job->k / 2, panel = job->b_panel, parts = parts_of(half);
   float *const so_far = scratch + KEPT * part_end(half, parts, 0) * ASPEN_NR;
-  const int blocks = (int)mm_blocks(alike), passes = ASPEN_NR / (WIDE * VL);
-  const float *left[PAIRS];
-  for (int i = 0; i < alike; i++) left[i] = pairs[i].left;
+  const int passes = ASPEN_NR / (WIDE * VL);
+  int start[PAIRS + 1]; /* of blocks, whose pairs lie evenly */
+  const int blocks = cut_blocks(pairs, alike, start);
   /* While the blocks pass over a part, the next one comes from memory. */
   const int64_t share = blocks ? (2 * ASPEN_NR * (int64_t)sizeof(float) + blocks * passes - 1) / (blocks * passes) : 0;
   for (int64_t column = first / (2 * ASPEN_NR) * 2 * ASPEN_NR; column < last; column += 2 * ASPEN_NR) {
@@ -330,13 +347,16 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
       right_part w = {.column = column, .lo = lo, .hi = hi, .b = b, .kept = scratch, .share = share, .last = part + 1 == parts};
       /* Also behind the tile's last column, where another tile begins. */
       w.coming = !w.last ? b + hi * ASPEN_NR : end + ASPEN_NR < columns ? b + 2 * panel : NULL;
-      for (int i = 0, at = 0; i < blocks; i++) {
-        const int rows = (int)(mm_cut(alike, blocks, i + 1) - at);
-        float whole[PRODUCTS * MM_ROWS * ASPEN_NR] __attribute__((aligned(64)));
-        float *products = parts > 1 ? so_far + at * PRODUCTS * ASPEN_NR : whole;
-        seven(job, &w, pairs + at, left + at, rows, i, products);
-        if (w.last) finish(job, pairs + at, rows, products, column, from, last);
-        at += rows;
+      for (int i = 0; i < blocks; i++) {
+        const pair *const of = pairs + start[i];
+        const int rows = start[i + 1] - start[i];
+        float whole[PRODUCTS * ROWS * ASPEN_NR] __attribute__((aligned(64)));
+        float *products = parts > 1 ? so_far + start[i] * PRODUCTS * ASPEN_NR : whole;
+        seven(job, &w, of, of->left, rows > 1 ? of[1].left - of->left : 0, rows, i, products);
+        for (int at = 0, n; w.last && at < rows; at += n) {
+          n = rows - at < MM_ROWS ? rows - at : MM_ROWS;
+          finish(job, of + at, n, products + at * ASPEN_NR, (int64_t)rows * ASPEN_NR, column, from, last);
+        }
       }
     }
     direct_rows(job, pairs + alike, n - alike, b, column, from, end < last ? end : last);
