@@ -119,6 +119,7 @@ typedef struct workspace {
   block_run *runs;
   const float **pointers;
   float *input;
+  int64_t step; /* between the pixels of all runs, elements; 0: they do not lie evenly */
 } workspace;
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -271,9 +272,9 @@ typedef struct tap_steps {
   int64_t row, column, kernel_row, kernel_column;
 } tap_steps;
 
-/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows. Returns the number of runs. Layers with few
- * channels spend as much time here as in arithmetic if this is done carelessly. */
-static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, int64_t oh0, int64_t rows, int64_t ow0, int64_t columns) {
+/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows; many: or as many as mm.h takes of those that
+ * lie evenly. Returns the number of runs. Layers with few channels spend as much time here as in arithmetic if this is done carelessly. */
+static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const float *x, int64_t oh0, int64_t rows, int64_t ow0, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
   const int joined = v->copy && horizontal.tap == 1;
   const int64_t across = joined ? 1 : v->columns.kernel; /* taps of a kernel row */
@@ -288,6 +289,10 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
   const int64_t out_row = v->out->strides[2], out_column = v->out->strides[3];
   const int64_t residual_row = v->residual ? v->residual->strides[2] : 0, residual_column = v->residual ? v->residual->strides[3] : 0;
   job->k = joined ? v->columns.kernel * channels : channels;
+  /* Pixels of 1 x 1 that lie evenly, also from row to row. */
+  const int even = many && !v->copy && v->taps == 1 && inside_lo == ow0 && inside_hi == ow0 + columns &&
+                   (rows == 1 || step.row == columns * step.column);
+  s->step = even ? step.column : 0;
   int64_t runs = 0, pointers = 0, pixel = 0;
   for (int64_t i = 0; i < rows;) {
     int64_t from, to, next = i + 1, a, b;
@@ -297,7 +302,7 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, const float *x, i
       if (a != from || b != to) break;
     }
     const int64_t skipped = from * v->columns.kernel * channels * ASPEN_NR;
-    const int64_t pixels = (next - i) * columns, pieces = mm_blocks(pixels);
+    const int64_t pixels = (next - i) * columns, pieces = even && to > from ? mm_even_blocks(pixels, step.column) : mm_blocks(pixels);
     int64_t row = i, column = 0;
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
@@ -336,6 +341,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
   mm_rows block;
   block.next = NULL;
+  block.a_step = s->step;
   block.bias[0] = bias;
   block.residual[0] = NULL;
   for (int64_t oc = oc_lo; oc < oc_hi;) {
@@ -402,7 +408,7 @@ static void all_groups(const conv *v, workspace *s, mm_job *job, const aspen_cal
       multiply_rows(v, s, job, oh, rows, ow, columns, w, bias, residual, out, oc_lo, oc_hi);
       continue;
     }
-    if (!v->copy || !runs) runs = point(v, s, job, x, oh, rows, ow, columns);
+    if (!v->copy || !runs) runs = point(v, s, job, 1, x, oh, rows, ow, columns);
     multiply_block(v, s, job, runs, w, out, bias, residual, oc_lo, oc_hi);
   }
 }
@@ -513,7 +519,7 @@ static int narrow_conv(const conv *v, const aspen_call *c, mm_job *job) {
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
     for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
       for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
-        const int64_t runs = point(&one, &s, job, (const float *)v->x->ptr + n * v->x->strides[0], oh, min64(rows, c->hi[2] - oh), ow,
+        const int64_t runs = point(&one, &s, job, 0, (const float *)v->x->ptr + n * v->x->strides[0], oh, min64(rows, c->hi[2] - oh), ow,
                                    min64(columns, c->hi[3] - ow));
         float *out = (float *)v->out->ptr + n * v->out->strides[0];
         const float *residual = v->residual ? (const float *)v->residual->ptr + n * v->residual->strides[0] : NULL;

@@ -75,12 +75,14 @@ INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int
  * panel that comes next lies behind this one. */
 static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int follows,
                      int64_t column, int64_t first, int64_t last) {
-  const int64_t blocks = mm_blocks(rows);
+  const int64_t a_step = walk->axes == 1 ? walk->stride[ROW_A][0] : 0;
+  const int even = a_step && job->a_stride == 1 && job->b_stride == ASPEN_NR;
+  const int64_t blocks = even ? mm_even_blocks(rows, a_step) : mm_blocks(rows);
   /* While the blocks of rows pass over a panel, the next one comes from memory, a share with each block. */
   const char *next = (const char *)(b + (last - column + ASPEN_NR - 1) / ASPEN_NR * job->b_panel);
   const int64_t step = ((int64_t)sizeof(float) * ASPEN_NR + blocks - 1) / blocks; /* rounded up: what is left out would be waited for */
-  const float *a[MM_ROWS];
-  mm_rows block = {.taps = 1, .a = a, .next_step = step};
+  const float *a[MM_EVEN_ROWS];
+  mm_rows block = {.taps = 1, .a = a, .a_step = a_step, .next_step = step};
   for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {
     block.rows = (int)(mm_cut(rows, blocks, i + 1) - row);
     block.next = follows && blocks > 1 ? next + i * step * job->k : NULL;

@@ -74,7 +74,7 @@ static __attribute__((noinline)) void finish(const mm_job *job, const mm_rows *r
 INLINE vf columns_of(const float *p, const int whole, int64_t left) { return whole ? vload(p) : left > 0 ? vload_part(p, left) : vzero(); }
 
 INLINE void add_residual(const int R, const int V, const int whole, const mm_rows *rows, vf *sum, int64_t column, int64_t last) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
     const float *from = rows->residual[r] + column;
 #pragma GCC unroll 8
@@ -83,7 +83,7 @@ INLINE void add_residual(const int R, const int V, const int whole, const mm_row
 }
 
 INLINE void multiply_residual(const int R, const int V, const int whole, const mm_rows *rows, vf *sum, int64_t column, int64_t last) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
     const float *from = rows->residual[r] + column;
 #pragma GCC unroll 8
@@ -104,11 +104,11 @@ INLINE void before_act(const int R, const int V, const int whole, const mm_job *
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) {
       const vf bias = columns_of(rows->bias[0] + column + v * VL, whole, last - column - v * VL);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < R; r++) sum[r * V + v] += bias;
     }
   else if (rows->bias[0])
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) sum[r * V + v] += columns_of(rows->bias[r] + column + v * VL, whole, last - column - v * VL);
@@ -123,17 +123,17 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
     for (int v = 0; v < V; v++) {
       const int64_t at = column + v * VL, left = last - at;
       const vf scale = columns_of(job->scale + at, whole, left), shift = columns_of(job->shift + at, whole, left);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < R; r++) sum[r * V + v] = vfma(sum[r * V + v], scale, shift);
     }
   if (rows->residual[0] && job->epilogue.residual_last) {
     if (job->epilogue.gated) multiply_residual(R, V, whole, rows, sum, column, last);
     else add_residual(R, V, whole, rows, sum, column, last);
   }
-  float *out[MM_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
-#pragma GCC unroll 8
+  float *out[MM_EVEN_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
+#pragma GCC unroll 16
   for (int r = 0; r < R; r++) out[r] = rows->out[r] + column;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++)
@@ -143,10 +143,11 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
         vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
-/* Lists the lines that R rows of V vectors go to, and those of their residual, over and over. */
-INLINE void lines_to_come(const int R, const int V, const mm_job *job, const mm_rows *rows, int64_t column, const char *none, const char **lines) {
-  const int across = (V + LINE - 1) / LINE, half = AHEAD / 2;
-#pragma GCC unroll 16
+/* Lists `n` lines: those that R rows of V vectors go to, and those of their residual, over and over. */
+INLINE void lines_to_come(const int R, const int V, const int n, const mm_job *job, const mm_rows *rows, int64_t column, const char *none,
+                          const char **lines) {
+  const int across = (V + LINE - 1) / LINE, half = n / 2;
+#pragma GCC unroll 32
   for (int i = 0; i < half; i++) {
     const int r = i / across % R, v = i % across * LINE;
     const char *out = job->direct ? (const char *)(rows->out[r] + column + v * VL) : none;
@@ -198,6 +199,27 @@ INLINE const float *contiguous_terms(const int R, const int V, const float *cons
   return b;
 }
 
+/* The sums of a block, through the epilogue. */
+INLINE void home(const int R, const int V, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column, int64_t first, int64_t last) {
+  if (job->direct && first <= column) {
+    const int whole = column + V * VL <= last;
+    if (whole)
+      before_act(R, V, 1, job, rows, sum, column, last);
+    else
+      before_act(R, V, 0, job, rows, sum, column, last);
+    epilogue_act(&job->epilogue, sum, R * V);
+    if (whole)
+      after_act(R, V, 1, job, rows, sum, column, last);
+    else
+      after_act(R, V, 0, job, rows, sum, column, last);
+  } else {
+    float sums[R * V * VL] __attribute__((aligned(64)));
+#pragma GCC unroll 64
+    for (int i = 0; i < R * V; i++) vstore(sums + i * VL, sum[i]);
+    finish(job, rows, sums, V * VL, column, first, last);
+  }
+}
+
 /* R rows times V vectors of columns, all sums in registers. `column` is that of the first vector, b its address in B. half: of the last
  * vector, only the lower half is wanted, and half as wide operations will do. */
 INLINE void multiply(const int R, const int V, const int half, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
@@ -209,7 +231,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
   const char *lines[AHEAD];
   const int spread = V <= PANEL_VECTORS;
   if (spread) {
-    lines_to_come(R, V, job, rows, column, (const char *)b, lines);
+    lines_to_come(R, V, AHEAD, job, rows, column, (const char *)b, lines);
   } else if (job->direct) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -277,24 +299,50 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) sum[r * V + W] = _mm512_zextps256_ps512(lower[r]);
 #endif
-  if (job->direct && first <= column) {
-    const int whole = column + V * VL <= last;
-    if (whole)
-      before_act(R, V, 1, job, rows, sum, column, last);
-    else
-      before_act(R, V, 0, job, rows, sum, column, last);
-    epilogue_act(&job->epilogue, sum, R * V);
-    if (whole)
-      after_act(R, V, 1, job, rows, sum, column, last);
-    else
-      after_act(R, V, 0, job, rows, sum, column, last);
-  } else {
-    float sums[MM_ROWS * WIDEST * VL] __attribute__((aligned(64)));
-#pragma GCC unroll 64
-    for (int i = 0; i < R * V; i++) vstore(sums + i * VL, sum[i]);
-    finish(job, rows, sums, V * VL, column, first, last);
+  home(R, V, job, rows, sum, column, first, last);
+}
+
+#if MM_EVEN_ROWS > MM_ROWS
+/* One term of R rows that lie evenly, three to a pointer, times a panel. */
+INLINE void even_term(const int R, const float *const *base, int64_t step, const float *b, int64_t k, vf *sum) {
+  vf w[PANEL_VECTORS];
+#pragma GCC unroll 2
+  for (int v = 0; v < PANEL_VECTORS; v++) {
+    w[v] = vload(b + v * VL);
+    __builtin_prefetch(b + PREFETCH_PACKED * ASPEN_NR + v * VL);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const vf x = vset1(base[r / 3][(r % 3) * step + k]);
+#pragma GCC unroll 2
+    for (int v = 0; v < PANEL_VECTORS; v++) sum[r * PANEL_VECTORS + v] = vfma(x, w[v], sum[r * PANEL_VECTORS + v]);
   }
 }
+
+/* The same as above for R > MM_ROWS rows and a whole panel. */
+INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) {
+  vf sum[MM_EVEN_ROWS * PANEL_VECTORS];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * PANEL_VECTORS; i++) sum[i] = vzero();
+  const char *lines[2 * AHEAD];
+  lines_to_come(R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, lines);
+  const float *base[(MM_EVEN_ROWS + 2) / 3];
+  const int64_t terms = job->k, a_step = rows->a_step, next_step = rows->next ? rows->next_step : 0;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r += 3) base[r / 3] = rows->a[0] + r * a_step;
+  const char *next = rows->next ? rows->next : (const char *)b;
+  int64_t k = 0;
+  for (; k + 2 <= terms; k += 2)
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++, b += ASPEN_NR, next += next_step) {
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(lines[(k + i) % (2 * AHEAD)]);
+      even_term(R, base, a_step, b, k + i, sum);
+    }
+  if (k < terms) even_term(R, base, a_step, b, k, sum);
+  home(R, PANEL_VECTORS, job, rows, sum, column, first, last);
+}
+#endif
 
 /* Sums [R][ASPEN_NR] that were made elsewhere, V vectors of each row at a time. */
 INLINE void finish_direct(const int R, const int V, const mm_job *job, const mm_rows *rows, const float *sums, int64_t column, int64_t last) {
@@ -359,8 +407,13 @@ static multiply_fn *const by_24[] = {multiply_1x24, multiply_2x24, multiply_3x24
                                      multiply_7x24, multiply_8x24};
 static multiply_fn *const by_1[] = {multiply_1x1, multiply_2x1, multiply_3x1, multiply_4x1, multiply_5x1, multiply_6x1,
                                      multiply_7x1, multiply_8x1};
-static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2,
-                                     multiply_7x2, multiply_8x2};
+#define MULTIPLY_EVEN(R)                                                                                                           \
+  static void multiply_##R##x2(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) { \
+    multiply_even(R, job, rows, b, column, first, last);                                                                           \
+  }
+MULTIPLY_EVEN(9) MULTIPLY_EVEN(10) MULTIPLY_EVEN(11) MULTIPLY_EVEN(12) MULTIPLY_EVEN(13) MULTIPLY_EVEN(14)
+static multiply_fn *const by_2[] = {multiply_1x2, multiply_2x2, multiply_3x2, multiply_4x2, multiply_5x2, multiply_6x2, multiply_7x2,
+                                    multiply_8x2, multiply_9x2, multiply_10x2, multiply_11x2, multiply_12x2, multiply_13x2, multiply_14x2};
 static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4, multiply_4x4, multiply_5x4, multiply_6x4};
 static multiply_fn *const by_8[] = {multiply_1x8, multiply_2x8, multiply_3x8};
 #else
@@ -370,6 +423,24 @@ static multiply_fn *const by_4[] = {multiply_1x4, multiply_2x4, multiply_3x4};
 static multiply_fn *const by_8[] = {multiply_1x8};
 #endif
 #define MOST(table) (int)(sizeof(table) / sizeof *(table))
+
+#if MM_EVEN_ROWS > MM_ROWS
+/* A last panel that is not used to its full width, of more than MM_ROWS rows. */
+static void narrow_panel(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) {
+  const float *a[MM_ROWS];
+  for (int done = 0, n; done < rows->rows; done += n) {
+    n = rows->rows - done < MM_ROWS ? rows->rows - done : MM_ROWS;
+    mm_rows part = {.rows = n, .taps = 1, .a = a, .next = done ? NULL : rows->next, .next_step = rows->next_step};
+    for (int r = 0; r < n; r++) {
+      a[r] = rows->a[0] + (done + r) * rows->a_step;
+      part.out[r] = rows->out[done + r];
+      part.bias[r] = rows->bias[0] ? rows->bias[job->one_bias ? 0 : done + r] : NULL;
+      part.residual[r] = rows->residual[0] ? rows->residual[done + r] : NULL;
+    }
+    FN(mm_block)(job, &part, b, column, first, last);
+  }
+}
+#endif
 
 void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first, int64_t last) {
   const int r = rows->rows;
@@ -389,6 +460,12 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
       width = 2 * VL;
       f = by_2[r - 1];
     }
+#if MM_EVEN_ROWS > MM_ROWS
+    if (r > MM_ROWS && last - column <= VL + VL / 2) {
+      if (column + ASPEN_NR > first) narrow_panel(job, rows, b, column, first, last);
+      return;
+    }
+#endif
     if (last - column <= VL) { /* a narrow last panel */
       if (column + VL > first) by_1[r - 1](job, rows, b, column, first, last);
       return;

@@ -1,6 +1,6 @@
 /* Blocks of a matrix product: the inner loops that GEMM and CONV share.
  *
- * A block is up to MM_ROWS rows of A, each with its own pointer, times columns of B; B comes in panels of ASPEN_NR columns,
+ * A block is up to MM_ROWS rows of A, each with its own pointer, or MM_EVEN_ROWS that lie evenly, times columns of B; B comes in panels of ASPEN_NR columns,
  * b[panel][k][column]. Rows may be cut into taps (convolution): tap t of row r is `k` terms at a[t * rows + r], and B runs on through all
  * taps. Every output element is summed in ascending k by one vfma per term from zero on, in whatever block it lies, so that a
  * caller may cut rows and columns as it likes without changing a bit.
@@ -12,12 +12,15 @@
 #include "vec.h"
 
 #if VL == 16
-#define MM_ROWS 8 /* 8 x 2 accumulators; more rows run into L1 sets when rows are a multiple of 4 KiB apart */
+#define MM_ROWS 8       /* 8 x 2 accumulators: more pointers find no registers */
+#define MM_EVEN_ROWS 14 /* 14 x 2 of rows that lie evenly, three to a pointer */
 #else
 #define MM_ROWS 6 /* 6 x 2 accumulators in 16 registers */
+#define MM_EVEN_ROWS MM_ROWS
 #endif
 
-#define MM_MAX_ROWS 8 /* the largest MM_ROWS of any ISA */
+#define MM_MAX_ROWS 14 /* the largest MM_EVEN_ROWS of any ISA */
+#define MM_SET_BYTES 4096 /* rows a multiple of so many bytes apart compete for the same sets of L1 */
 
 /* What is the same for all blocks of a tile. Strides in elements. */
 typedef struct mm_job {
@@ -38,9 +41,10 @@ typedef struct mm_job {
  * that of all rows and the others are not read. */
 typedef struct mm_rows {
   int rows, taps;
-  const float *const *a; /* [taps][rows] */
-  float *out[MM_ROWS];
-  const float *bias[MM_ROWS], *residual[MM_ROWS];
+  const float *const *a; /* [taps][rows]; of more than MM_ROWS rows the first alone */
+  int64_t a_step;        /* between rows, elements, with more than MM_ROWS: then there is one tap, terms are contiguous, and B is packed */
+  float *out[MM_EVEN_ROWS];
+  const float *bias[MM_EVEN_ROWS], *residual[MM_EVEN_ROWS];
   const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
   int64_t next_step;
 } mm_rows;
@@ -92,6 +96,11 @@ void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_strid
 /* Number of blocks for `rows` rows, of sizes that differ by one at most; block i of n is rows [mm_cut(rows, n, i),
  * mm_cut(rows, n, i + 1)). */
 INLINE int64_t mm_blocks(int64_t rows) { return (rows + MM_ROWS - 1) / MM_ROWS; }
+/* The same of rows that lie `step` elements apart, terms of one tap contiguous and B packed. */
+INLINE int64_t mm_even_blocks(int64_t rows, int64_t step) {
+  const int most = step * (int64_t)sizeof(float) % MM_SET_BYTES ? MM_EVEN_ROWS : MM_ROWS;
+  return (rows + most - 1) / most;
+}
 INLINE int64_t mm_cut(int64_t rows, int64_t n, int64_t i) {
   const int64_t extra = rows % n;
   return rows / n * i + (i < extra ? i : extra);

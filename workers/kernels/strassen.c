@@ -24,11 +24,7 @@
 #define PRODUCTS 7
 #define KEPT 5        /* right factors that are sums */
 #define WIDE 2        /* vectors of columns in the micro-kernel, … */
-#if VL == 16
-#define ROWS 14       /* … and pairs of rows: 14 x 2 sums in 32 registers */
-#else
-#define ROWS MM_ROWS
-#endif
+#define ROWS MM_EVEN_ROWS /* … and pairs of rows */
 #define UNLIKE 8.0f   /* a pair's rows differ in their largest magnitude by no more than this … */
 #define LARGEST 1e15f /* … which is less than this: sums and products of it are finite */
 
