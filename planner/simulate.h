@@ -24,6 +24,8 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 #define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
 #define SIM_UNDERWAY 0.5 /* ASPEN_UNDERWAY */
 #define SIM_PATIENCE 4 /* ASPEN_PATIENCE */
+#define SIM_PARTS 65536 /* ASPEN_PARTS */
+#define SIM_WALK 1024 /* ASPEN_WALK */
 #define SIM_ROUNDING 1e-12
 #define SIM_NEVER (-1.0)
 
@@ -76,6 +78,7 @@ struct sim_core {
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
   double patience;  /* how long it leaves tiles to them: as long as SIM_PATIENCE take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
+  uint32_t part;    /* where its part of a layer begins, of SIM_PARTS (aspen_dse_share). A DSE knows it after its first millisecond */
 };
 
 struct sim {
@@ -89,6 +92,7 @@ struct sim {
   uint32_t *head, *tail;        /* [cores][SIM_COLUMNS] */
   uint32_t *next, *child;       /* [in_flight][n]; `child`: of SIM_LAYER's heaps */
   uint32_t *missing;            /* [in_flight][n] */
+  uint32_t *ready;              /* [n]: tiles that became ready together */
   uint32_t *request;            /* [in_flight] */
   double *submitted, *arrival;  /* [requests], [in_flight]: times at which the next ones are seen, a ring */
   uint32_t n_arrivals, first_arrival, n_submitted, n_done, *free_instance, n_free;
@@ -173,7 +177,11 @@ static inline void sim_put(struct sim *s, uint32_t row, uint32_t item, uint32_t 
   s->mask[row] |= (uint64_t)1 << column;
 }
 
-static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t *random) {
+static inline uint32_t sim_first_of_part(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->part / SIM_PARTS); }
+
+/* Core `c` takes an item of a row (aspen_row_take). */
+static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
+  struct sim_core *k = &s->core[c];
   uint64_t mask = s->mask[row];
   if (!mask) return SIM_NONE;
   s->waiting--;
@@ -184,8 +192,16 @@ static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t *random) {
     return item;
   }
   if (s->r->order == SIM_RANDOM)
-    for (uint32_t skip = sim_random(random) % (uint32_t)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
-  uint32_t column = (uint32_t)__builtin_ctzll(mask), *head = &s->head[row * SIM_COLUMNS + column], item = *head;
+    for (uint32_t skip = sim_random(&k->random) % (uint32_t)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
+  uint32_t column = (uint32_t)__builtin_ctzll(mask), *head = &s->head[row * SIM_COLUMNS + column], item = *head, before = SIM_NONE;
+  if (k->part && s->r->order == SIM_FIFO)
+    for (uint32_t n = 2, at = 0, seen = s->next[item]; seen != SIM_NONE && n <= SIM_WALK / s->m->cores; n++, seen = s->next[seen])
+      if (sim_first_of_part(k, n) > at) at++, before = item, item = s->next[item];
+  if (before != SIM_NONE) {
+    s->next[before] = s->next[item];
+    if (s->next[item] == SIM_NONE) s->tail[row * SIM_COLUMNS + column] = before;
+    return item;
+  }
   *head = s->next[item];
   if (*head == SIM_NONE) s->mask[row] &= ~((uint64_t)1 << column);
   return item;
@@ -294,11 +310,26 @@ static inline void sim_share(struct sim *s) {
 
 /* ------------------------------------------------------------------------------------------------ a core's steps */
 
+/* aspen_dse_own_part. */
+static inline uint32_t sim_own_part(const struct sim *s, const struct sim_core *k, uint32_t best, uint32_t pushed) {
+  const struct sim_graph *g = s->g;
+  uint32_t n = 1, at, i = 0;
+  if (!g->rank[best]) return best;
+  for (uint32_t j = 0; j < pushed; j++) n += g->depth[s->ready[j]] == g->depth[best];
+  at = sim_first_of_part(k, n);
+  if (!at) return best;
+  while (g->depth[s->ready[i]] != g->depth[best] || --at) i++;
+  uint32_t own = s->ready[i];
+  memmove(s->ready + 1, s->ready, i * sizeof *s->ready);
+  s->ready[0] = best;
+  return own;
+}
+
 /* Counts the children of a finished tile down; returns what pushing the others takes. */
 static inline double sim_finish(struct sim *s, uint32_t c) {
   const struct sim_graph *g = s->g;
   struct sim_core *k = &s->core[c];
-  uint32_t n = g->n, tile = k->item % n, instance = k->item / n, base = instance * n, best = SIM_NONE, pushed = 0;
+  uint32_t n = g->n, tile = k->item % n, instance = k->item / n, base = instance * n, best = SIM_NONE, pushed = 0, *ready = s->ready;
   int follow = s->r->order == SIM_RANDOM ? (int)(sim_random(&k->random) & 1) : s->r->order != SIM_LAYER;
   if (s->o->line_tile) {
     s->o->line_tile[s->n_line] = tile;
@@ -315,15 +346,15 @@ static inline double sim_finish(struct sim *s, uint32_t c) {
   for (uint32_t i = g->child_begin[tile]; i < g->child_begin[tile + 1]; i++) {
     uint32_t child = g->children[i];
     if (--s->missing[base + child]) continue;
-    uint32_t put = base + child;
     if (follow && (best == SIM_NONE || g->rank[child] < g->rank[best])) {
-      put = best == SIM_NONE ? SIM_NONE : base + best;
+      if (best != SIM_NONE) ready[pushed++] = best;
       best = child;
+    } else {
+      ready[pushed++] = child;
     }
-    if (put == SIM_NONE) continue;
-    sim_put(s, c, put, &k->random);
-    pushed++;
   }
+  if (best != SIM_NONE && k->part && s->r->order == SIM_FIFO) best = sim_own_part(s, k, best, pushed);
+  for (uint32_t i = 0; i < pushed; i++) sim_put(s, c, base + ready[i], &k->random);
   k->follow = best == SIM_NONE ? SIM_NONE : base + best;
   if (tile == n - 1) {
     uint32_t q = s->request[instance];
@@ -365,10 +396,10 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   uint32_t item = k->follow;
   k->follow = SIM_NONE;
   int leaves = item == SIM_NONE && sim_leaves(s, c) && (k->left_since == SIM_NEVER || s->now < k->left_since + k->patience);
-  if (item == SIM_NONE && !leaves) item = sim_pop(s, c, &k->random);
+  if (item == SIM_NONE && !leaves) item = sim_pop(s, c, c);
   if (item == SIM_NONE && !leaves && s->r->steal && s->waiting) {
     const uint16_t *victim = &s->m->victim[(size_t)c * (s->m->cores - 1)];
-    for (uint32_t v = 0; v + 1 < s->m->cores && item == SIM_NONE; v++) item = sim_pop(s, victim[v], &k->random);
+    for (uint32_t v = 0; v + 1 < s->m->cores && item == SIM_NONE; v++) item = sim_pop(s, victim[v], c);
     s->o->steals[c]++;
     cost += e->steal;
   }
@@ -400,13 +431,14 @@ static inline int sim_allocate(struct sim *s) {
   s->at = (double *)malloc(cores * sizeof *s->at);
   s->mask = (uint64_t *)calloc(cores, sizeof *s->mask);
   s->head = (uint32_t *)malloc(2 * cores * SIM_COLUMNS * sizeof *s->head);
-  s->next = (uint32_t *)malloc(3 * items * sizeof *s->next);
+  s->next = (uint32_t *)malloc((3 * items + s->g->n) * sizeof *s->next);
   s->request = (uint32_t *)malloc(2 * (size_t)s->r->in_flight * sizeof *s->request);
   s->submitted = (double *)malloc(((size_t)s->r->requests + s->r->in_flight) * sizeof *s->submitted);
   if (!s->core || !s->at || !s->mask || !s->head || !s->next || !s->request || !s->submitted) return 0;
   s->tail = s->head + cores * SIM_COLUMNS;
   s->child = s->next + items;
   s->missing = s->child + items;
+  s->ready = s->missing + items;
   s->free_instance = s->request + s->r->in_flight;
   s->arrival = s->submitted + s->r->requests;
   return 1;
@@ -422,9 +454,17 @@ static inline void sim_release(struct sim *s) {
   free(s->submitted);
 }
 
+/* How large a core's part of a layer is, beside that of the fastest. */
+static inline double sim_part(const struct sim *s, uint32_t c, double fastest) {
+  return fastest > SIM_SLOWER * s->m->speed[c] ? s->m->speed[c] / fastest : 1;
+}
+
 static inline void sim_begin(struct sim *s) {
-  double total = 0;
+  double total = 0, fastest = 0, before = 0, all = 0;
   for (uint32_t t = 0; t < s->g->n; t++) total += s->g->ns[t];
+  for (uint32_t c = 0; c < s->m->cores; c++)
+    if (s->m->speed[c] > fastest) fastest = s->m->speed[c];
+  for (uint32_t c = 0; c < s->m->cores; c++) all += sim_part(s, c, fastest);
   for (uint32_t c = 0; c < s->m->cores; c++) {
     s->core[c].item = s->core[c].follow = SIM_NONE;
     for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
@@ -433,6 +473,8 @@ static inline void sim_begin(struct sim *s) {
     s->core[c].patience = SIM_PATIENCE * total / s->g->n / s->m->speed[c];
     s->core[c].left_since = SIM_NEVER;
     if (s->core[c].leaves > 0) s->slow = 1;
+    s->core[c].part = (uint32_t)ceil(before / all * SIM_PARTS);
+    before += sim_part(s, c, fastest);
     s->at[c] = INFINITY;
   }
   s->idle = s->m->cores;

@@ -10,6 +10,9 @@
 #include "atomics.h"
 #include "layout.h"
 
+#define ASPEN_PARTS 65536 /* `part` of aspen_user: of so many */
+#define ASPEN_WALK 1024   /* items of a queue that all workers together look through, who wait for each other meanwhile */
+
 enum aspen_outcome {
   ASPEN_OK = 0,
   ASPEN_EMPTY,  /* nothing there */
@@ -27,6 +30,8 @@ struct aspen_user {
   uint32_t epoch;         /* the even epoch this caller works in */
   uint32_t attached;      /* attach_seq up to which it has mapped everything */
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
+  uint32_t part;          /* where this worker's part of a layer begins, of ASPEN_PARTS (README, "Pop") */
+  uint32_t walk;          /* items of a queue that it looks through */
 };
 
 static inline uint32_t aspen_random(uint32_t *state) {
@@ -99,12 +104,24 @@ static inline unsigned aspen_mask_pick(uint64_t mask, struct aspen_user *u) {
   return (unsigned)__builtin_ctzll(mask);
 }
 
-/* Takes the first item of the best column of a row whose mask is not 0. */
+/* Of `n` tiles in the order of a layer, the number of the one that a worker takes. */
+static inline uint32_t aspen_first_of_part(const struct aspen_user *u, uint32_t n) { return (uint32_t)((uint64_t)n * u->part / ASPEN_PARTS); }
+
+/* Takes an item of the best column of a row whose mask is not 0: the first, or the first of the caller's part, as far as it looks. */
 static inline uint64_t aspen_row_take(struct aspen_row *row, uint64_t mask, struct aspen_user *u) {
   unsigned column = aspen_mask_pick(mask, u);
   struct aspen_queue *q = &row->column[column];
-  uint64_t item = aspen_load_guarded(&q->head), after = aspen_load_guarded(aspen_link(u, item));
-  if (after)
+  uint64_t item = aspen_load_guarded(&q->head), after = aspen_load_guarded(aspen_link(u, item)), before = 0;
+  if (u->part && after && aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_FIFO) {
+    uint64_t seen = after; /* the item at aspen_first_of_part of all items up to here is `item` */
+    for (uint32_t n = 2, at = 0; seen && n <= u->walk; n++, seen = aspen_load_guarded(aspen_link(u, seen)))
+      if (aspen_first_of_part(u, n) > at) at++, before = item, item = aspen_load_guarded(aspen_link(u, item));
+    after = aspen_load_guarded(aspen_link(u, item));
+  }
+  if (before) {
+    aspen_store_guarded(aspen_link(u, before), after);
+    if (!after) aspen_store_guarded(&q->tail, before);
+  } else if (after)
     aspen_store_guarded(&q->head, after);
   else /* relaxed: clearing late makes someone look in vain, and the lock orders it for the next holder */
     aspen_store_relaxed(&row->mask, mask & ~((uint64_t)1 << column));

@@ -57,3 +57,6 @@ def peak(turns: int, isa: str | None = None) -> float:
 
 def read_rate(data: np.ndarray, rounds: int, isa: str | None = None) -> float:
     """Reading an array of float32 `rounds` times, GB/s of this core."""
+
+def flush(data: np.ndarray) -> bool:
+    """Puts an array of bytes out of the caches of all cores, into memory only. False: programs of this processor cannot."""

@@ -35,6 +35,7 @@ cdef extern from "kernel.h" nogil:
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
     double aspen_probe_flops(aspen_isa, int64_t)
     void aspen_probe_read(aspen_isa, const float *, int64_t, int64_t)
+    int aspen_probe_flush(const char *, int64_t)
 
 cdef extern from "atomics.h" nogil:
     uint64_t aspen_now_ns()
@@ -221,3 +222,10 @@ def read_rate(const float[::1] data, rounds, isa=None):
         aspen_probe_read(<aspen_isa>which, &data[0], data.shape[0], turns)
         begin = aspen_now_ns() - begin
     return 4.0 * data.shape[0] * turns / max(begin, 1)
+
+
+def flush(const uint8_t[::1] data):
+    cdef int done
+    with nogil:
+        done = aspen_probe_flush(<const char *>&data[0], data.shape[0]) if data.shape[0] else 1
+    return done != 0

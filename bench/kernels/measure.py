@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 SIZES = (16 << 10, 256 << 10, 8 << 20, 128 << 20)
 """Sizes of the buffers whose reading is measured: first- and second-level cache, last-level cache, memory."""
 EVICT_BYTES = 96 << 20
+"""Where a processor cannot be told to put data out of its caches, so much is read instead."""
 ALIGN = 64
 
 
@@ -85,8 +86,8 @@ def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
     return sum(rates)
 
 
-def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None], *, cold: bool = True) -> Timing:
-    """Times one call. `evict()` empties the caches; `cold`: also with weights in memory only."""
+def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[Sequence[Array]], None], *, cold: bool = True) -> Timing:
+    """Times one call. `evict` puts arrays out of the caches; `cold`: also with weights in memory only."""
     rng = np.random.default_rng(0)
     arrays = [None if operand is None else _array(operand, rng) for operand in call.operands]
     boxes = tiles(call)
@@ -98,10 +99,11 @@ def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[], None
     warm = _rounds(run, seconds)
     without = None
     if cold and any(operand is not None and operand.weight for operand in call.operands):
-        near = [a for a, operand in zip(arrays, call.operands, strict=True) if a is not None and operand is not None and not operand.weight]
+        used = [(a, operand.weight) for a, operand in zip(arrays, call.operands, strict=True) if a is not None and operand is not None]
+        far, near = [a for a, weight in used if weight], [a for a, weight in used if not weight]
 
         def cold_run() -> int:
-            evict()
+            evict(far)
             for a in near:
                 a.sum(dtype=np.float64)
             return run()
@@ -128,15 +130,28 @@ def tiles(call: KernelCall) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(np.stack([lows, highs], axis=1))
 
 
-def evictor() -> Callable[[], None]:
-    """Reads more than any cache holds."""
-    data = _aligned(np.dtype(np.float32), EVICT_BYTES // 4)
-    data[:] = 1
+def evictor() -> Callable[[Sequence[Array]], None]:
+    """Puts arrays out of the caches: each by itself, or all there is by reading something else."""
+    other = np.zeros(0, np.float32)
 
-    def evict() -> None:
-        _kernels.read_rate(data, 1)
+    def evict(arrays: Sequence[Array]) -> None:
+        nonlocal other
+        if all(_kernels.flush(_memory(a)) for a in arrays):
+            return
+        if not other.size:
+            other = _aligned(np.dtype(np.float32), EVICT_BYTES // 4)
+            other[:] = 1
+        _kernels.read_rate(other, 1)
 
     return evict
+
+
+def _memory(a: Array) -> Array:
+    """The bytes that an array of `_array` lies in."""
+    whole: Any = a
+    while getattr(whole, "base", None) is not None:  # also through what is no array: views with strides of their own
+        whole = whole.base
+    return np.asarray(whole).view(np.uint8)
 
 
 def _aligned(dtype: np.dtype[Any], n: int) -> Array:

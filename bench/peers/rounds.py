@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,7 @@ def measure(
                     seats.append(Seat.start(engine, here / "model.onnx", here / "feeds.npz", here / f"{engine}.npz", cores))
                 except SeatError as error:
                     failed[engine] = str(error)
+            os.sync()  # what loading wrote would go to disk during the first rounds, by threads of the kernel's
             turns, rejected, disturbed = take_turns(case, seats, failed, plan, advance)
             results = [result(seat, [r[seat.engine] for r in turns]) for seat in seats if turns and seat.engine in turns[0]]
             compare(results, turns, here)

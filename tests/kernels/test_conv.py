@@ -176,6 +176,28 @@ def test_shapes_of_networks(isa, plain, case, activation):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    batch=st.integers(1, 2),
+    groups=st.sampled_from([1, 1, 2]),
+    inputs=st.sampled_from([129, 130, 144, 256, 1024]),  # 1024: rows compete for the same sets of L1
+    outputs=st.sampled_from([1, 16, 20, 32, 40, 56, 64, 70]),
+    image=st.tuples(st.integers(1, 5), st.integers(1, 15)),
+    pads=st.sampled_from([(0, 0), (0, 0), (1, 0), (0, 2), (1, 1)]),
+    activation=st.sampled_from(["IDENTITY", "RELU", "GELU_ERF"]),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
+)
+def test_pixels_that_lie_evenly(isa, seed, batch, groups, inputs, outputs, image, pads, **epilogue):
+    """1 x 1 with many channels last: as many pixels at a time as there are registers, but for margins, whose pixels are zeros."""
+    case = (batch, groups, inputs, outputs, image, Geometry((1, 1), before=pads, after=pads))
+    compare("CONV", isa, np.random.default_rng(seed), case, plain=True, **epilogue)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", ["RELU", "CLIP", "SWISH"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("residual", [None, "early", "late"])

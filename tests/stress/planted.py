@@ -130,6 +130,27 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "    if (r) return r;\n    aspen_store_seq(&claim->lock, 0);",
             "attach",
         ),
+        (
+            "takes the last item of a queue and leaves it as its end",
+            "pool.h",
+            "    if (!after) aspen_store_guarded(&q->tail, before);\n",
+            "",
+            "rush parts walks=30000",
+        ),
+        (
+            "leaves what it takes from within a queue",
+            "pool.h",
+            "    aspen_store_guarded(aspen_link(u, before), after);\n",
+            "",
+            "pair parts",
+        ),
+        (
+            "loses the tile that it leaves to those whose part it is",
+            "dse.h",
+            "  ready->item[0] = best;\n",
+            "",
+            "diamond parts",
+        ),
         ("thieves do not lock", "pool.h", "thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY)", "thief ? ASPEN_OK", "pair"),
         (
             "pops by the mask it saw before it had the lock",

@@ -30,6 +30,7 @@ UNSEEN = {"goes on seeding when it has parked"}
 SCENARIOS = [
     *("beside", "announce", "queued", "leave", "drop-data", "again", "cancel", "bequeath"),
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
+    *("diamond parts", "pair parts"),
 ]
 LONGER = ["relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
 DEATHS = [

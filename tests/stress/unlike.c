@@ -1,4 +1,5 @@
-/* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (shm/README.md, "Unlike cores").
+/* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (shm/README.md, "Unlike cores");
+ * and which part of a layer each takes ("Push, Pop, Steal").
  *
  * exit status: 0 everything is as it should be; else a line says what is not
  */
@@ -45,6 +46,57 @@ static void settle(int w, double times) {
 static void waiting(int row, uint32_t n) { control.row[row].waiting = n; }
 
 static int about(double a, double b) { return a > 0.98 * b && a < 1.02 * b; }
+
+/* Worker `w` takes a tile of row 0; returns its number. */
+static uint32_t takes(int w) {
+  uint64_t item = 0;
+  int r = aspen_pool_pop(&control.row[0], &dse[w].s.user, w != 0, &item);
+  return r == ASPEN_OK ? ASPEN_ITEM_TILE(item) : ASPEN_NONE;
+}
+
+static void push(uint32_t from, uint32_t n) {
+  for (uint32_t k = from; k < from + n; k++) {
+    uint64_t item = ASPEN_ITEM(1, 1, k);
+    uint8_t column = 3;
+    check(aspen_pool_push(&control.row[0], &dse[0].s.user, &item, &column, 1, 0) == ASPEN_OK, "pushed");
+  }
+}
+
+/* Neighbouring tiles go to the same worker, whoever takes first, and all tiles are taken. */
+static void takes_parts(void) {
+  for (int w = 0; w < WORKERS; w++) control.worker[w].pace = 1024, control.row[w].open = w < 3, works(w, 10, 1.0);
+  for (uint32_t n = 3; n <= 60; n += 3)
+    for (int first = 0; first < 3; first++) {
+      push(0, n);
+      for (uint32_t k = 0; k < n; k++) {
+        int w = (int)(k + (uint32_t)first) % 3;
+        check(takes(w) == (uint32_t)w * n / 3 + k / 3, "a third each");
+      }
+      check(control.row[0].mask == 0 && control.row[0].waiting == 0, "all taken");
+    }
+  push(0, 7);
+  uint32_t seen = 0;
+  for (int k = 0; k < 7; k++) seen |= 1u << takes(1);
+  check(seen == 127 && takes(1) == ASPEN_NONE, "one alone takes all");
+  push(0, 2);
+  check(takes(2) == 1, "the last one");
+  push(1, 1); /* behind what is still there */
+  check(takes(0) == 0 && takes(0) == 1 && takes(0) == ASPEN_NONE, "the end of a queue is known");
+
+  /* Half as fast: half as much. A closed row has no part, and nobody looks through more of a queue than its share. */
+  control.row[2].open = 0;
+  settle(1, 2.0);
+  works(0, 10, 1.0);
+  check(dse[0].s.user.part == 0 && about(dse[1].s.user.part, 2.0 / 3 * ASPEN_PARTS), "a third for the slow one");
+  control.row[2].open = 1;
+  for (int w = 0; w < 3; w++) settle(w, 1.0);
+  push(0, 1);
+  dse[1].s.user.walk = 4;
+  check(takes(1) == 0, "alone in a queue");
+  push(0, 12);
+  check(takes(1) == 1 && takes(1) == 2 && takes(1) == 3, "looks no farther than it may");
+  while (takes(0) != ASPEN_NONE) {}
+}
 
 int main(void) {
   control.signals.n_rows = WORKERS;
@@ -147,6 +199,8 @@ int main(void) {
   /* The other program has gone: as fast as the others again. */
   settle(0, 1.0);
   check(dse[0].leaves == 0 && aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == item, "no longer slow");
+  while (takes(0) != ASPEN_NONE) {}
+  takes_parts();
   printf("fine\n");
   return 0;
 }

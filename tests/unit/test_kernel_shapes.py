@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +43,13 @@ def test_written_and_measured(network: str, tmp_path: Path) -> None:
     assert shapes.names(tmp_path) == [network]
     assert {"GEMM"} <= {call.kernel for call in calls}
     limits = measure.Limits("portable", 10.0, dict.fromkeys(measure.SIZES, 10.0))
-    evicted: list[None] = []
+    evicted: list[int] = []
     for isa in _kernels.isas():
-        timings = [measure.measure(call, isa, 0.0, lambda: evicted.append(None)) for call in calls]
+        timings = [measure.measure(call, isa, 0.0, lambda arrays: evicted.append(len(arrays))) for call in calls]
         assert all(t.warm >= t.best > 0 for t in timings)
         assert all((t.cold is not None) == any(o is not None and o.weight for o in t.call.operands) for t in timings)
     assert evicted
+    assert min(evicted) > 0
     document = report.document([(network, limits, timings)])
     assert len(document["calls"]) == len(calls)
     assert document["calls"][0]["of_peak"] > 0
@@ -73,3 +75,14 @@ def test_limits_of_the_core() -> None:
     for isa in _kernels.isas():
         assert _kernels.peak(1000, isa) > 0
         assert _kernels.read_rate(np.ones(4096, np.float32), 10, isa) > 0
+
+
+def test_put_out_of_the_caches() -> None:
+    data = np.arange(251, dtype=np.uint8)
+    assert _kernels.flush(data) == _kernels.flush(data[:0]) == (platform.machine() == "x86_64")
+    assert (data == np.arange(251)).all()
+    call = shapes.parse("1 GEMM f32:4x32/32,1 f32:4x8/8,1 w:1x8x32/256,32,1 tile=4x32 flops=2048 bytes=0 params= name=x")
+    arrays = [measure._array(operand, np.random.default_rng(0)) for operand in call.operands if operand is not None]
+    before = [a.copy() for a in arrays]
+    measure.evictor()(arrays)
+    assert all((a == b).all() for a, b in zip(arrays, before, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import deque
 from typing import Any
@@ -69,6 +71,10 @@ class Slow:
         self.submitted: list[float] = []
         self.latency: dict[int, float] = {}
         self.steals = [0] * self.n_cores
+        fastest = max(core.speed for core in machine.cores)
+        parts = [core.speed / fastest if fastest > 1.25 * core.speed else 1.0 for core in machine.cores]
+        ends = list(itertools.accumulate(parts, initial=0.0))
+        self.part = [math.ceil(end / ends[-1] * 65536) if rules.order == "fifo" else 0 for end in ends[:-1]]
         self.line: list[tuple[int, int, int]] = []
         self.now = self.end = 0.0
         for _ in range(in_flight):
@@ -99,7 +105,12 @@ class Slow:
         else:
             queue.append(item)
 
-    def pop(self, c: int) -> tuple[int, int] | None:
+    def first_of_part(self, c: int, n: int) -> int:
+        """Of n tiles of a layer in order, which one core `c` begins with."""
+        return n * self.part[c] // 65536
+
+    def pop(self, c: int, by: int) -> tuple[int, int] | None:
+        """Core `by` takes an item of row `c`."""
         full = [d for d, q in self.rows[c].items() if q]
         if not full:
             return None
@@ -109,7 +120,10 @@ class Slow:
                 if best in q:
                     q.remove(best)
             return best
-        return self.rows[c][min(full)].popleft()
+        queue = self.rows[c][min(full)]
+        item = queue[self.first_of_part(by, max(min(len(queue), 1024 // self.n_cores), 1))]
+        queue.remove(item)
+        return item
 
     def asleep(self, c: int, at: float) -> bool:
         return at - self.idle[c] > self.m.engine.spin and c not in self.left
@@ -173,6 +187,12 @@ class Slow:
                     best = child
                 else:
                     pushed.append(child)
+            assert best is not None
+            alike = [child for child in pushed if self.t.depth[child] == self.t.depth[best]]
+            if self.t.rank[best] and (at := self.first_of_part(c, len(alike) + 1)):
+                pushed.remove(alike[at - 1])
+                pushed.insert(0, best)
+                best = alike[at - 1]
             self.follow[c] = (request, best)
         else:
             pushed = ready
@@ -198,10 +218,10 @@ class Slow:
             cost += e.claim + e.claimed * self.t.n
         item = self.follow.pop(c, None)
         leaves = item is None and self.leaves(c) and not (c in self.left and self.now >= self.patience(c))
-        item = item or (None if leaves else self.pop(c))
+        item = item or (None if leaves else self.pop(c, c))
         if item is None and self.rules.steal and not leaves:
             for v in self.near(c):
-                item = self.pop(v)
+                item = self.pop(v, c)
                 if item is not None:
                     self.steals[c] += 1
                     cost += e.steal

@@ -84,3 +84,15 @@ void aspen_probe_read(enum aspen_isa isa, const float *p, int64_t n, int64_t rou
   else if (isa == ASPEN_ISA_AVX2) aspen_probe_read_avx2(p, n, rounds, &sink);
   else aspen_probe_read_portable(p, n, rounds, &sink);
 }
+
+int aspen_probe_flush(const char *p, int64_t bytes) {
+#if defined(__x86_64__)
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_ia32_clflush(p + i);
+  if (bytes > 0) __builtin_ia32_clflush(p + bytes - 1);
+  __builtin_ia32_mfence();
+  return 1;
+#else
+  (void)p, (void)bytes;
+  return 0;
+#endif
+}
