@@ -26,7 +26,8 @@ from aspen_mp.planner.parts import in_parts
 from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
-from aspen_mp.planner.search import Found, latency, search
+from aspen_mp.planner.search import Found, latency, search, unlike
+from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
@@ -70,25 +71,28 @@ def build_plan(
         found = Found(options.grids(storage, len(machine)))
     else:
         storage, found = _tiled(graph, storage, machine, planning)
-    grids = found.grids  # with barriers the same as without, and what was predicted is not of this plan: see `Planning`
-    tile_graph = barriers(grids) if planning.barriers else build_edges(storage, grids)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
-    parents, children = tile_graph.edges() if planning.barriers else order_recycling(tile_graph, lives, len(storage.steps))
-    origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
-    edges = finish(parents, children, tile_graph.op_tiles, origin)
-    return _Writer(
-        graph,
-        storage,
-        grids,
-        tile_graph,
-        edges,
-        activation_bytes,
-        len(machine),
-        found.critical,
-        replace(options, metadata={**options.metadata, **({} if planning.barriers else _noted(found))}),
-    ).plan()
+
+    def plan(found: Found, *, between: bool = False) -> Plan:
+        grids = found.grids
+        tile_graph = barriers(grids) if between else build_edges(storage, grids)
+        parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
+        origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
+        edges = finish(parents, children, tile_graph.op_tiles, origin)
+        noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
+        return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, len(machine), found.critical, noted).plan()
+
+    built = plan(found)
+    if found.steps and not unlike(machine):  # on unlike cores the search judges more than one speed
+        # It knows nothing of memory that is used again, for which tiles of small networks may wait longer than they gain.
+        start = replace(found, grids=choose_grids(storage, len(machine)), critical=False, best_ns=found.start_ns, steps=0)
+        other = plan(start)
+        if simulate(of_plan(other), machine).latency_ns < simulate(of_plan(built), machine).latency_ns:
+            found, built = start, other
+    # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Planning`.
+    return plan(found, between=True) if planning.barriers else built
 
 
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning) -> tuple[Storage, Found]:

@@ -94,7 +94,7 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
     found = _Search(storage, machine, budget)
     best = found.climb(grids)
-    both = effort == "thorough" or _unlike(machine)
+    both = effort == "thorough" or unlike(machine)
     for end in (0, -1) if both else (0,) if machine.power < FEW else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
         if effort == "quick" and found.spent > STARTS * budget:
             break
@@ -111,14 +111,14 @@ def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
     return _Search(storage, machine, 0).latency(grids)
 
 
-def _unlike(machine: Machine) -> bool:
+def unlike(machine: Machine) -> bool:
     """Whether some of its cores are faster than others."""
     return len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
 
 
 def _speeds(machine: Machine) -> list[list[float]]:
     """Of the cores, one list for each sample."""
-    if not _unlike(machine):
+    if not unlike(machine):
         cores = list(enumerate(machine.cores))
         return [[core.speed * (UNEVEN if k and i % 2 == k - 1 else 1.0) for i, core in cores] for k in range(SAMPLES)]
     slow = CLASS_GAP * max(core.speed for core in machine.cores)
@@ -128,7 +128,7 @@ def _speeds(machine: Machine) -> list[list[float]]:
 def _fair(machine: Machine) -> list[tuple[float, int | None]]:
     """Tails and numbers of tiles of which every core of a machine with unlike cores gets its share, a whole number of them."""
     shares = machine.power / min(core.speed for core in machine.cores)
-    return [(1.0, max(2, round(parts * shares))) for parts in PARTS] if _unlike(machine) else []
+    return [(1.0, max(2, round(parts * shares))) for parts in PARTS] if unlike(machine) else []
 
 
 @dataclass(frozen=True, slots=True)
