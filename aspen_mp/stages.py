@@ -181,20 +181,22 @@ class Stage:
 
     def _begin(self, arrays: Mapping[str, Any], borrow: bool) -> Region:
         """A region with the inputs in it: where one of them is there already, the region in which it lies."""
-        region = self._held(arrays) if self._session.held else None
-        if region is None and borrow and self._lendable:
-            region = self._borrow(arrays)
-        if region is None:
-            region = self._acquire()
-        try:
+        region = None
+        try:  # Ctrl-C may come at any of these lines, and what it leaks is made anew
+            region = self._held(arrays) if self._session.held else None
+            if region is None and borrow and self._lendable:
+                region = self._borrow(arrays)
+            if region is None:
+                region = self._acquire()
             copied = self._fill(region, arrays)
+            with _regions:
+                self._transfers.requests += 1
+                self._transfers.copied_bytes += copied
+                self._transfers.in_place_bytes += self._copies - copied
         except BaseException:
-            self.end(region)
+            if region is not None:
+                self.end(region)
             raise
-        with _regions:
-            self._transfers.requests += 1
-            self._transfers.copied_bytes += copied
-            self._transfers.in_place_bytes += self._copies - copied
         return region
 
     def end(self, region: Region) -> None:
