@@ -35,7 +35,7 @@ MOST_WORKERS: Final = 8
 MATRIX: Final = 0.95
 """What kernels reach of the peak of multiply-adds where nothing else costs anything; factors say the rest."""
 MIXED_WARM: Final = 0.63
-"""What reading and writing together reach of the rate of reading alone in the last-level cache."""
+"""What reading and writing together reach of the rate of reading alone, between tiles."""
 MIXED_COLD: Final = 0.85
 """What kernels reach of the rate of reading one long buffer, in memory."""
 MOST_READERS: Final = 16
@@ -63,7 +63,7 @@ def known(folder: str) -> tuple[Rates, str]:
     from aspen_mp.planner import rates
     from aspen_mp.workers import _isa
 
-    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors()))
+    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors(), rates.vendor()))
     return msgspec.structs.replace(found, cached=cached()), name
 
 
@@ -106,13 +106,13 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
 
 def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rates:
     """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read."""
-    from aspen_mp.bench.kernels.measure import SIZES
+    from aspen_mp.bench.kernels.measure import BETWEEN_TILES, SIZES
     from aspen_mp.planner.rates import Rates
 
     return Rates(
         matrix=MATRIX * limits.gflops,
         cold=MIXED_COLD * limits.read[SIZES[-1]],
-        warm=MIXED_WARM * limits.read[SIZES[-2]],
+        warm=MIXED_WARM * limits.read[BETWEEN_TILES],
         together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
         cached=cached(),

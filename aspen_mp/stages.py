@@ -182,7 +182,7 @@ class Stage:
     def _begin(self, arrays: Mapping[str, Any], borrow: bool) -> Region:
         """A region with the inputs in it: where one of them is there already, the region in which it lies."""
         region = None
-        try:  # Ctrl-C may come at any of these lines, and what it leaks is made anew
+        try:  # Ctrl-C may come at any of these lines: what was taken by then is given back
             region = self._held(arrays) if self._session.held else None
             if region is None and borrow and self._lendable:
                 region = self._borrow(arrays)

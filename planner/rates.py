@@ -15,14 +15,14 @@ import msgspec
 
 from aspen_mp.planner.options import Vectors
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
 
     `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
-    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a shared cache. `tile_ns`: what
+    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a cache. `tile_ns`: what
     a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`cost.kernel`), how long its
     tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op that
     stay in the last-level cache until they are read.
@@ -49,12 +49,27 @@ WHOLE_VECTORS: Final = Rates(
     | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
     | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.9},
 )
-"""Of cores that take vectors of 512 bits whole (Zen 5)."""
+"""Of AMD's cores that take vectors of 512 bits whole (Zen 5)."""
+INTEL: Final = "GenuineIntel"
+WHOLE_VECTORS_INTEL: Final = Rates(
+    matrix=165.0,
+    cold=13.8,
+    warm=32.0,
+    together=26.5,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 1.42, "CONV": 0.92, "GEMM": 0.86, "PWDW": 0.95, "DWCONV": 0.57, "STRASSEN": 0.77}
+    | {"BINARY": 0.68, "COPY": 5.8, "GATHER": 0.6, "NORM": 0.97, "POOL": 1.05, "RESIZE": 1.68}
+    | {"WINO 1x4": 1.0, "WINO 4x1": 1.0, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
+    | {"WINO 2x2": 1.1, "WINO 3x3": 0.96, "WINO 4x4": 1.1, "WINO 5x5": 1.15, "WINO 6x6": 1.23},
+)
+"""Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
 
 
-def built_in(vectors: Vectors) -> tuple[Rates, str]:
-    """Rates and the name that plans made with them carry."""
-    return (WHOLE_VECTORS, "whole vectors") if vectors == "whole" else (BUILT_IN, "")
+def built_in(vectors: Vectors, vendor: str = "") -> tuple[Rates, str]:
+    """Rates and the name that plans made with them carry. `vendor`: see `vendor`."""
+    if vectors != "whole":
+        return BUILT_IN, ""
+    return (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +89,18 @@ NAMES: Final = ("model name", "vendor_id", "cpu family", "model", "stepping", "C
 
 def processor(file: str = "/proc/cpuinfo") -> str:
     """What the first processor is, by the kernel's list of them."""
+    found = _facts(file)
+    return (
+        ", ".join(found[name] if name == "model name" else f"{name} {found[name]}" for name in NAMES if name in found) or os.uname().machine
+    )
+
+
+def vendor(file: str = "/proc/cpuinfo") -> str:
+    """Who made it, as x86 processors say it themselves; "" where they do not."""
+    return _facts(file).get("vendor_id", "")
+
+
+def _facts(file: str) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
@@ -85,9 +112,7 @@ def processor(file: str = "/proc/cpuinfo") -> str:
                     break
     except OSError:
         pass
-    return (
-        ", ".join(found[name] if name == "model name" else f"{name} {found[name]}" for name in NAMES if name in found) or os.uname().machine
-    )
+    return found
 
 
 def path(folder: str, version: str) -> str:

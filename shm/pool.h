@@ -30,7 +30,7 @@ struct aspen_user {
   uint32_t epoch;         /* the even epoch this caller works in */
   uint32_t attached;      /* attach_seq up to which it has mapped everything */
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
-  uint32_t part;          /* where this worker's part of a layer begins, of ASPEN_PARTS (README, "Pop") */
+  uint32_t part;          /* where this worker's part of a layer begins, of ASPEN_PARTS (README, "Parts") */
   uint32_t walk;          /* items of a queue that it looks through */
 };
 

@@ -107,7 +107,7 @@ cdef extern from "dse.h" nogil:
     size_t aspen_plan_scratch(const aspen_exec_plan *, const aspen_arg *)
     size_t aspen_tile_scratch(const aspen_exec_instance *, uint32_t)
     void aspen_exec_move(aspen_exec_instance *, char *, uint32_t)
-    int aspen_exec_tile(const aspen_exec_instance *, uint32_t, void *, size_t)
+    int aspen_exec_tile(const aspen_exec_instance *, uint32_t, int, void *, size_t)
     uint64_t *aspen_exec_next(const aspen_exec_instance *)
     void aspen_dse_init(aspen_dse *, aspen_control *, aspen_doorbell *, uint32_t, const aspen_mapping *, aspen_plan_view **, aspen_instance_view **,
                         uint64_t **)
@@ -577,9 +577,9 @@ cdef class PlanRunner:
     def n_tiles(self):
         return self.p.view.n_tiles
 
-    def run_tile(self, tile):
+    def run_tile(self, tile, again=False):
         cdef uint32_t t = self._tile(tile)
-        cdef int error
+        cdef int error, goes_on = again
         if self.p.ops[self.p.view.tiles[t].op].kernel == ASPEN_K_OPAQUE:
             if self._opaque is None:
                 return ASPEN_E_OPAQUE_FAILED
@@ -587,7 +587,7 @@ cdef class PlanRunner:
             self._opaque(blob, outputs, inputs)
             return 0
         with nogil:
-            error = aspen_exec_tile(self.e, t, self.scratch, self.p.scratch_bytes)
+            error = aspen_exec_tile(self.e, t, goes_on, self.scratch, self.p.scratch_bytes)
         return error
 
     def run(self, order="fifo", seed=0):

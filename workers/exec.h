@@ -367,10 +367,11 @@ static inline void aspen_exec_ahead(const struct aspen_exec_instance *e, uint32_
   }
 }
 
-/* Runs a tile's kernel. Returns enum aspen_error. */
-static inline int aspen_exec_tile(const struct aspen_exec_instance *e, uint32_t tile, void *scratch, size_t scratch_bytes) {
+/* Runs a tile's kernel. `again`: as in aspen_call. Returns enum aspen_error. */
+static inline int aspen_exec_tile(const struct aspen_exec_instance *e, uint32_t tile, int again, void *scratch, size_t scratch_bytes) {
   aspen_call c;
   aspen_kernel_fn run = aspen_exec_prepare(e, tile, scratch, scratch_bytes, &c);
+  c.again = again;
   return run ? run(&c) : ASPEN_E_OK;
 }
 

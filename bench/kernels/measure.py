@@ -19,8 +19,10 @@ from aspen_mp.workers import _kernels
 from .shapes import KernelCall, Operand
 
 Array = npt.NDArray[Any]
-SIZES = (16 << 10, 256 << 10, 8 << 20, 128 << 20)
-"""Sizes of the buffers whose reading is measured: first- and second-level cache, last-level cache, memory."""
+BETWEEN_TILES = 2 << 20
+"""About as many bytes pass from the tiles of one layer to those of the next: a large second-level cache holds some of them."""
+SIZES = (16 << 10, 256 << 10, BETWEEN_TILES, 8 << 20, 128 << 20)
+"""Sizes of the buffers whose reading is measured: first- and second-level cache, what passes between tiles, last-level cache, memory."""
 EVICT_BYTES = 96 << 20
 """Where a processor cannot be told to put data out of its caches, so much is read instead."""
 ALIGN = 64

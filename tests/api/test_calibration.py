@@ -18,7 +18,7 @@ from aspen_mp.bench.kernels import measure
 from aspen_mp.measure import OpTime
 from aspen_mp.planner import api, cost, rates
 from aspen_mp.planner.plan import OpInfo
-from aspen_mp.workers import topology
+from aspen_mp.workers import _isa, topology
 
 STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
 
@@ -101,7 +101,7 @@ def timed(kernel: str, predicted_ns: float, taken_ns: float, nbytes: float = 0.0
 
 def test_fit() -> None:
     """Factors are those of all ops of a kernel together; what waits for memory, or is too short, says nothing."""
-    limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 30.0), strict=True)))
+    limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 70.0, 30.0), strict=True)))
     known = calibrate.without_kernels(limits, 100.0, 55.0)
     assert known.matrix == calibrate.MATRIX * 50.0
     assert known.warm == calibrate.MIXED_WARM * 80.0
@@ -172,6 +172,20 @@ def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
     whole, name = rates.built_in("whole")
     assert name
     assert whole.matrix > rates.BUILT_IN.matrix
+    assert rates.built_in("whole", "AuthenticAMD") == (whole, name)
+    intel, other = rates.built_in("whole", rates.INTEL)
+    assert other not in ("", name)
+    assert rates.BUILT_IN.matrix < intel.matrix < whole.matrix
+    assert rates.built_in("short", rates.INTEL) == (rates.BUILT_IN, "")
+
+
+def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for vendor in (rates.INTEL, "AuthenticAMD", ""):
+        monkeypatch.setattr(rates, "vendor", lambda vendor=vendor: vendor)
+        monkeypatch.setattr(_isa, "vectors", lambda: "whole")
+        found, name = calibrate.known("")
+        wanted, named = rates.built_in("whole", vendor)
+        assert (msgspec.structs.replace(found, cached=wanted.cached), name) == (wanted, named)
 
 
 def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,14 @@ def test_processors_that_virtual_machines_give_one_name(tmp_path: Path) -> None:
     assert "0xd0c" in of(ARM)
 
 
+def test_who_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    for text, wanted in ((X86.format(family=25, mhz=2500), "AuthenticAMD"), (ARM, "")):
+        path.write_text(text)
+        assert rates.vendor(str(path)) == wanted
+    assert rates.vendor(str(tmp_path / "none")) == ""
+
+
 def test_a_list_that_is_not_there(tmp_path: Path) -> None:
     assert rates.processor(str(tmp_path / "cpuinfo"))
     assert rates.processor()
