@@ -83,8 +83,8 @@ class PlanRunner:
     @property
     def n_tiles(self) -> int: ...
     def run_tile(self, tile: int, again: bool = False) -> int:
-        """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing. `again`: the last
-        tile with a kernel was of the same op, and its inputs have not changed since: what that left in scratch memory holds."""
+        """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing. `again`: the
+        last tile with a kernel was of the same op, and its inputs have not changed since: what that left in scratch memory holds."""
     def run(self, order: str = "fifo", seed: int = 0) -> int:
         """Executes all tiles in a legal order: "fifo", "lifo" or "random". Returns the first error. PlanError: one never became ready."""
     def scratch_bytes(self, tile: int) -> int:

@@ -71,8 +71,8 @@ def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Sour
     from aspen_mp.bench import models
 
     name = text.removeprefix("zoo:")
-    if name not in models.names():
-        raise typer.BadParameter(f"the zoo has no {name!r}; it has {', '.join(sorted(models.names()))}", param_hint="MODEL")
+    if name not in models.names(extra=True):
+        raise typer.BadParameter(f"the zoo has no {name!r}; it has {', '.join(sorted(models.names(extra=True)))}", param_hint="MODEL")
     return Source(text, models.build(name, batch=batch or 1, seq=seq or 128), zoo=True)
 
 

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from aspen_mp.control import protocol
-from aspen_mp.control.cache import WeightFile
+from aspen_mp.control.cache import File, WeightFile
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
@@ -65,12 +65,14 @@ class JobSegment(protocol.Message):
 
 
 class Inspected(protocol.Message):
-    """`digest`: SHA-256 of the model's bytes where it did not come from a file, which tells equal models of several clients."""
+    """`digest`: SHA-256 of the model's bytes where it did not come from a file, which tells equal models of several clients. `external`: the
+    files of its external data."""
 
     name: str
     digest: bytes
     inputs: list[ValueInfo]
     outputs: list[ValueInfo]
+    external: list[File] = []
 
 
 class StagePlanned(protocol.Message):

@@ -149,7 +149,7 @@ class ModelStore:
             protocol.close_all(fds)
             raise
         model = self._by_key.get(key) if key[0] == "path" else None
-        if model is not None:
+        if model is not None and not model.source.changed():
             if model.loaded is not None:
                 self._welcome(model, asker)
             else:
@@ -169,7 +169,7 @@ class ModelStore:
         known = self._cache.model(source.path, source.touched) if self._cache is not None and source.path else None
         if known is not None:
             model.digest = known.digest
-            self._inspected(model, Inspected(known.name, b"", known.inputs, known.outputs))
+            self._inspected(model, Inspected(known.name, b"", known.inputs, known.outputs, known.files[1:]))
             return
         model.child.submit(
             Job(
@@ -183,6 +183,7 @@ class ModelStore:
     def _inspected(self, model: Model, result: Inspected | StagePlanned) -> None:
         assert isinstance(result, Inspected)
         waiting, model.waiting = model.waiting, []
+        model.source.external = result.external
         known = model
         if result.digest:
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)

@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -56,13 +56,14 @@ class Options:
 @dataclass(slots=True)
 class Source:
     """A model's bytes: a file (`path`, with `stamp` of when it was loaded, and `touched`, which also changes when its name or mode does) or
-    a descriptor that this object owns."""
+    a descriptor that this object owns. `external`: the files of its external data, once it has been read."""
 
     name: str
     path: str = ""
     stamp: tuple[int, ...] = ()
     touched: cache.Stamp = ()
     fd: int = -1
+    external: list[cache.File] = field(default_factory=list)
 
     @classmethod
     def from_path(cls, path: str) -> Source:
@@ -100,14 +101,34 @@ class Source:
             return b""
         return keep.file_digest(self.fd)
 
+    def changed(self) -> str:
+        """Which of the files that it was read from is no longer the same; empty if none."""
+        files = [(self.path, self.stamp)] if self.path else []
+        files += [(file.path, file.stamp[: len(self.stamp)]) for file in self.external]
+        for path, stamp in files:
+            try:
+                if _stamp(os.stat(path)) == stamp:
+                    continue
+            except OSError:
+                pass
+            return path
+        return ""
+
+    def check(self) -> None:
+        """PlanError if one is not: versions of a model's weights must not be mixed."""
+        path = self.changed()
+        if path:
+            what = "model file" if path == self.path else "external data"
+            raise PlanError(f"{what} {path!r} has changed since model {self.name!r} was loaded; load it again")
+
     def read(self) -> api.Model:
-        """The model, opened and checked. Raises the loader's typed errors, and PlanError if the file is no longer the same."""
+        """The model, opened and checked. Raises the loader's typed errors, and PlanError if a file is no longer the same."""
         from aspen_mp.planner import api
 
         if self.path:
             model = api.load(self.path)
-            if _stamp(os.stat(self.path)) != self.stamp:
-                raise PlanError(f"model file {self.path!r} has changed since it was loaded; load it again")
+            self.external = self.external or [cache.File(path, cache.stamp_of(os.stat(path))) for path in model.files]
+            self.check()
             return model
         size = os.fstat(self.fd).st_size
         try:
@@ -178,7 +199,7 @@ class Planner:
             if self.keeper is not None and self._source.path:
                 self.keeper.read([self._source.path, *self._opened.files])
         if isinstance(message, Inspect):
-            found = _inspect(self._opened, self._source.digest())
+            found = _inspect(self._opened, self._source)
             if self.keeper is not None:
                 self.keeper.inspected(found)
             return found
@@ -199,6 +220,8 @@ class Planner:
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [])
         used, packed = self._pack(plan, side)
+        if packed:
+            self._source.check()
         number = {segment: i for i, segment in enumerate(used)}
         plan.place_weights({item.key: (number[self._directory[item.key][0]], self._directory[item.key][1]) for item in plan.weights})
         with Segment.create("plan", plan.nbytes) as segment:
@@ -266,9 +289,9 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
     ChildSide(sock).run(planner.do)
 
 
-def _inspect(model: api.Model, digest: bytes) -> Inspected:
-    signature = model.signature
-    return Inspected(model.graph.name, digest, [_value(v) for v in signature.inputs], [_value(v) for v in signature.outputs])
+def _inspect(model: api.Model, source: Source) -> Inspected:
+    inputs, outputs = ([_value(v) for v in values] for values in (model.signature.inputs, model.signature.outputs))
+    return Inspected(model.graph.name, source.digest(), inputs, outputs, source.external)
 
 
 def _value(info: api.ValueInfo) -> protocol.ValueInfo:
