@@ -65,14 +65,14 @@ class JobSegment(protocol.Message):
 
 
 class Inspected(protocol.Message):
-    """`digest`: SHA-256 of the model's bytes where it did not come from a file, which tells equal models of several clients. `external`: the
-    files of its external data."""
+    """`digest`: SHA-256 of the model's bytes where it did not come from a file, which tells equal models of several clients. `external`:
+    the files of its external data."""
 
     name: str
     digest: bytes
     inputs: list[ValueInfo]
     outputs: list[ValueInfo]
-    external: list[File] = []
+    external: list[File]
 
 
 class StagePlanned(protocol.Message):

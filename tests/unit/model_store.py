@@ -93,7 +93,7 @@ class World:
         path = folder / "chain.onnx"
         path.write_bytes(small_models.conv_chain(3, 8, 8).SerializeToString())
         self.store.load(protocol.Load(1, str(path), "chain", 1, "f32", True), [], self.asker(1))
-        self.finish(Inspected("chain", b"", [], []), [])
+        self.finish(Inspected("chain", b"", [], [], []), [])
         self.model = self.answers[-1].model  # type: ignore[attr-defined]
 
     def _child(self, *args: Any) -> Child:

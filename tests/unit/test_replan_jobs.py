@@ -215,7 +215,7 @@ def test_a_nice_child() -> None:
     loop, found = Loop(), list[Inspected]()
 
     def serve(sock: socket.socket) -> None:
-        ChildSide(sock).run(lambda message, side: Inspected(str(os.nice(0)), b"", [], []))
+        ChildSide(sock).run(lambda message, side: Inspected(str(os.nice(0)), b"", [], [], []))
 
     child = PlannerChild(loop, "m", serve, limits=Limits(nice=7))
     child.submit(Job(Inspect(), lambda result, segments: found.append(result), pytest.fail, lambda progress: None))  # type: ignore[arg-type]
