@@ -112,7 +112,7 @@ class InferenceSession:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
         """Outputs in the order of `output_names` (None: all, in the model's order). `RequestError` for what does not fit the model."""
-        names = None if output_names is None else list(output_names)
+        names = [output_names] if isinstance(output_names, str) else None if output_names is None else list(output_names)
         if names is not None:
             unknown = [name for name in names if name not in self._outputs]
             if unknown:

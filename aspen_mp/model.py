@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp import link
+from aspen_mp import arguments, link
 from aspen_mp.borrow import address
 from aspen_mp.buffers import InputBuffers
 from aspen_mp.control import protocol
@@ -30,6 +30,7 @@ from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
 from aspen_mp.tree import StageTree
 
 if TYPE_CHECKING:
+    from aspen_mp.runtime import Runtime
     from aspen_mp.session import Session
     from aspen_mp.shm._lane import Lane
 
@@ -123,9 +124,18 @@ class Model:
     """
 
     def __init__(
-        self, way: Link, loaded: protocol.Loaded, name: str | None = None, *, source: Source | None = None, elsewhere: bool = False
+        self,
+        way: Link,
+        loaded: protocol.Loaded,
+        name: str | None = None,
+        *,
+        source: Source | None = None,
+        elsewhere: bool = False,
+        runtime: Runtime | None = None,
     ) -> None:
-        """`source`: to load it from again when the runtime was lost. `elsewhere`: it was loaded by another process."""
+        """`source`: to load it from again when the runtime was lost. `elsewhere`: it was loaded by another process. `runtime`: which must
+        not end because nobody but this model refers to it any more; it never refers to its models."""
+        self._runtime = runtime
         self._source = source
         self._link = way
         self._loaded = loaded
@@ -196,9 +206,16 @@ class Model:
         return f"<aspen_mp.Model {self.name!r}: {', '.join(self._input_names)} -> {', '.join(self._output_names)}>"
 
     def run(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, timeout: float | None = None, priority: str = "normal"
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
     ) -> dict[str, npt.NDArray[Any]]:
         """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
+
+        Where the model needs one input only, its array alone will do.
 
         A large output lies in the runtime's shared memory until nobody refers to it any more. Inputs are copied there, but for those from
         `input_buffers`, and for contiguous ones of 1 MiB and more that begin at a multiple of 4096 bytes of shared memory of the caller's
@@ -206,9 +223,15 @@ class Model:
 
         Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
         `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
-        RequestTimeout, RuntimeLost. Ctrl-C cancels the request.
+        RequestTimeout, RuntimeLost; TypeError, ValueError for what no model could take. Ctrl-C cancels the request.
         """
         level = _priority(priority)
+        if feeds.__class__ is not dict:
+            feeds = self._named(feeds)
+        if outputs is not None:
+            outputs = self._wanted(outputs)
+        if timeout is not None:
+            timeout = arguments.seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         losses = 0
         self._begins()
@@ -224,10 +247,10 @@ class Model:
                     self._lane = None
                 except RuntimeLost as lost:
                     losses = self._losses(losses, lost)
-            arrays, names = self._check(feeds), self._wanted(outputs)
+            arrays = self._check(feeds)
             while True:
                 try:
-                    return self._run(arrays, names, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    return self._run(arrays, outputs, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except RuntimeLost as lost:
                     losses = self._losses(losses, lost)
         finally:
@@ -255,14 +278,14 @@ class Model:
         return results if names is None else {name: results[name] for name in names}
 
     def submit(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
     ) -> RequestFuture:
         """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
 
         Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
         that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
         """
-        return self._start(feeds, self._wanted(outputs), _priority(priority), copy)
+        return self._start(self._named(feeds), self._wanted(outputs), _priority(priority), copy)
 
     def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True) -> RequestFuture:
         arrays = self._check(feeds)
@@ -336,7 +359,7 @@ class Model:
         return self._link.later(submit)
 
     async def run_async(
-        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
+        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
     ) -> dict[str, npt.NDArray[Any]]:
         """`run` for asyncio; cancelling the task cancels the request. `copy`: as of `submit`."""
         import asyncio
@@ -356,11 +379,16 @@ class Model:
             for info in self.inputs
             if not info.optional and info.shape is not None and all(isinstance(d, int) for d in info.shape)
         }
-        given.update({name: tuple(shape) for name, shape in (shapes or {}).items()})
+        if shapes is not None:
+            given.update(arguments.shapes("shapes", shapes))
         for info in self.inputs:
             if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
                 raise RequestError(f"model {self.name!r}: input {info.name!r} is no tensor of numbers, so it has no buffer")
-        return InputBuffers(*self._tree.hold(self._blanks(given)))  # type: ignore[arg-type]
+        blanks = self._blanks(given)  # type: ignore[arg-type]
+        region, inputs, outputs = self._tree.hold(blanks)
+        # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
+        arrays = {name: inputs[name] if name in inputs else np.zeros(blank.shape, blank.dtype) for name, blank in blanks.items()}
+        return InputBuffers(region, arrays, outputs)
 
     @property
     def transfers(self) -> Transfers:
@@ -438,9 +466,10 @@ class Model:
         return Stream(
             lambda item: self._start(self._feeds(item), names, level, copy),
             items,
+            model=self.name,
             concurrency=self._concurrency(concurrency),
             ordered=ordered,
-            timeout=timeout,
+            timeout=arguments.seconds("timeout", timeout),
             return_exceptions=return_exceptions,
             progress=progress,
         )
@@ -467,9 +496,10 @@ class Model:
         return stream_async(
             lambda item: self._start(self._feeds(item), names, level, copy),
             items,
+            model=self.name,
             concurrency=self._concurrency(concurrency),
             ordered=ordered,
-            timeout=timeout,
+            timeout=arguments.seconds("timeout", timeout),
             return_exceptions=return_exceptions,
             progress=progress,
         )
@@ -480,9 +510,18 @@ class Model:
         return self._loaded.instances
 
     def _concurrency(self, wanted: int | None) -> int:
-        if wanted is not None and wanted < 1:
-            raise ValueError(f"concurrency must be at least 1, not {wanted}")
-        return wanted or WAITING * self.instances
+        return WAITING * self.instances if wanted is None else arguments.whole("concurrency", wanted, 1)
+
+    def _named(self, feeds: Any) -> Mapping[str, Any]:
+        """What `run` and `submit` were given, by name."""
+        if isinstance(feeds, Mapping):
+            return feeds
+        needed = [info.name for info in self.inputs if not info.optional]
+        if len(needed) == 1 and hasattr(feeds, "__array__"):
+            return {needed[0]: feeds}
+        names = ", ".join(f"{name!r}: array" for name in needed)
+        alone = " or that array alone" if len(needed) == 1 else ""
+        raise TypeError(f"model {self.name!r}: feeds must be a dict {{{names}}}{alone}, not a {type(feeds).__name__}")
 
     def _feeds(self, item: Any) -> Mapping[str, Any]:
         if isinstance(item, Mapping):
@@ -494,14 +533,18 @@ class Model:
 
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing."""
-        self._tree.plan_first(self._blanks(shapes), progress)
+        self._tree.plan_first(self._blanks(arguments.shapes("shapes", shapes)), progress)
 
-    def _blanks(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    def _blanks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         """Arrays of these shapes, checked. Shape and dtype are all that planning reads of them; no memory stands behind them."""
         arrays: dict[str, Any] = {}
         for info in self.inputs:
             if info.name in shapes:
-                arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), tuple(shapes[info.name]))
+                shape = shapes[info.name]
+                try:
+                    arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), shape)
+                except (ValueError, OverflowError):
+                    raise ValueError(f"model {self.name!r}: no array can have the shape {shape} of input {info.name!r}") from None
             elif not info.optional:
                 raise RequestError(f"model {self.name!r}: no shape is given for input {info.name!r}")
         for name in shapes:
@@ -588,13 +631,17 @@ class Model:
                     raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
         return array
 
-    def _wanted(self, outputs: Sequence[str] | None) -> Sequence[str] | None:
+    def _wanted(self, outputs: Iterable[str] | None) -> list[str] | None:
+        """The names of outputs that were asked for, checked; one alone may be given as it is."""
         if outputs is None:
             return None
-        for name in outputs:
+        if not isinstance(outputs, Iterable):
+            raise TypeError(f"model {self.name!r}: outputs must be a list of names, not {outputs!r} ({type(outputs).__name__})")
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        for name in names:
             if name not in self._output_names:
                 raise RequestError(f"model {self.name!r} has no output {name!r}; it has {', '.join(self._output_names)}")
-        return outputs
+        return names
 
 
 class _Request:
@@ -633,7 +680,7 @@ def _release(session: Session, tree: StageTree, number: int) -> None:
 def _priority(name: str) -> int:
     try:
         return PRIORITIES[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise RequestError(f"priority {name!r} is none of {', '.join(map(repr, PRIORITIES))}") from None
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import aspen_mp
-from aspen_mp import config, link
+from aspen_mp import arguments, config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from aspen_mp.model import Model
     from aspen_mp.session import Session
     from aspen_mp.tracing.trace import Trace
-
-MAX_INSTANCES = 32
 
 Answer = TypeVar("Answer")
 Progress = Callable[[str, int, int], None]
@@ -59,6 +57,8 @@ class Runtime:
     runtime, or has its handle by fork or pickle, gets RuntimeLost: the runtime is not his to start.
 
     `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
+
+    It also stays for as long as a model of it is referenced: a function may start a runtime and return a model alone.
 
     Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
     are first used. The runtime still ends with the process that started it.
@@ -96,10 +96,12 @@ class Runtime:
         from aspen_mp.control import rundir
         from aspen_mp.session import Session
 
+        rundir.check_name(name)
+        limit = arguments.seconds("timeout", timeout)
         self = cls.__new__(cls)
         self._server = None
         self._profile = config.load(None)
-        session = Session(rundir.connect(name), aspen_mp.__version__, timeout)
+        session = Session(rundir.connect(name), aspen_mp.__version__, limit)
         self._begin(Link(session.welcome.address, session))
         return self
 
@@ -110,6 +112,7 @@ class Runtime:
         self._server = None
         self._profile = profile
         self._begin(link.to(address))
+        self._unpickled = True
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,6 +123,7 @@ class Runtime:
         way.on_fork(self)
         self._lock = threading.Lock()
         self._closed = False
+        self._unpickled = False
         self._life = None  # of all that happens up to the end
         _live.add(self)
 
@@ -161,42 +165,49 @@ class Runtime:
         `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for convolutions and Strassen's for
         products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest output). None takes the profile's
         value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError,
-        ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
+        ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the
+        model, TypeError and ValueError for arguments that no model could take.
         """
         from aspen_mp.model import Model, Source
 
         self._session.sweep()
         defaults = self._profile.models
-        path, data, label = _source(model)
-        instances = defaults.instances if instances is None else instances
-        precision = precision or defaults.precision
-        winograd = defaults.winograd if winograd is None else winograd
+        name = None if name is None else arguments.text("name", name)
+        instances = arguments.whole("instances", defaults.instances if instances is None else instances, 1, arguments.MOST_INSTANCES)
+        precision = defaults.precision if precision is None else precision
+        winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
+        shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
+        planning = Planning() if planning is None else planning
         if precision != "f32":
             raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
-        if not 1 <= instances <= MAX_INSTANCES:
-            raise ValueError(f"instances must be 1 to {MAX_INSTANCES}, not {instances}")
-        source = Source(
-            path, data, name or label, instances, precision, winograd, (planning or Planning()).checked(), keep=self._link.revives
-        )
+        if not isinstance(planning, Planning):
+            raise TypeError(f"planning must be an aspen_mp.planner.options.Planning, not {planning!r} ({type(planning).__name__})")
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
+        path, data, label = _source(model)
+        source = Source(path, data, name or label, instances, precision, winograd, planning.checked(), keep=self._link.revives)
         del data
         losses = 0
         while True:
             try:
                 loaded = source.load(self._session, progress)
-                result = Model(self._link, loaded, name, source=source if self._link.revives else None)
-                return self._prepared(result, input_shapes, progress)
+                result = Model(self._link, loaded, name, source=source if self._link.revives else None, runtime=self)
+                return self._prepared(result, shapes, progress)
             except RuntimeLost:
                 losses += 1
                 if losses >= MOST_LOSSES or not self._link.revives:
                     raise
 
-    def _prepared(self, result: Model, input_shapes: Mapping[str, Sequence[int]] | None, progress: Progress | None) -> Model:
+    def _prepared(self, result: Model, input_shapes: Mapping[str, tuple[int, ...]] | None, progress: Progress | None) -> Model:
         """Planned as far as shapes are known; given back where that fails."""
         shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
-        if input_shapes is not None:
-            shapes.update({key: tuple(value) for key, value in input_shapes.items()})
+        shapes.update(input_shapes or {})
         fixed = {key: shape for key, shape in shapes.items() if shape is not None and all(isinstance(d, int) for d in shape)}
         try:
+            names = [info.name for info in result.inputs]
+            for name in input_shapes or ():
+                if name not in names:
+                    raise RequestError(f"model {result.name!r} has no input {name!r}; it has {', '.join(sorted(names))}")
             if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
                 result.prepare(fixed, progress)  # type: ignore[arg-type]
             elif input_shapes is not None:
@@ -212,23 +223,21 @@ class Runtime:
 
     def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
         """`n` workers more, on `cores` if given, while requests run; returns how many there are now."""
-        count = len(cores or ()) if n is None else n
-        return self._resize(add=count or 1, cores=list(cores or ()))
+        count, cpus = _workers_asked(n, cores)
+        return self._resize(add=count, cores=cpus)
 
     def remove_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
         """`n` workers less, the newest ones, or those on `cores`; each finishes the tile in hand, others take the rest. Without any worker
         requests wait. Returns how many there are now. Raises RequestError if there are fewer, or none on one of `cores`."""
-        count = len(cores or ()) if n is None else n
-        return self._resize(remove=count or 1, cores=list(cores or ()))
+        count, cpus = _workers_asked(n, cores)
+        return self._resize(remove=count, cores=cpus)
 
     def scale(self, total: int | None) -> int:
         """As many workers as `total`; with 0, requests wait until there are some again. None: as many as the machine is good for, now and
         whenever that changes, as in a runtime that was started without a number. Returns how many there are now."""
         from aspen_mp.control.protocol import AUTOMATIC
 
-        if total is not None and total < 0:
-            raise ValueError(f"there cannot be {total} workers")
-        return self._resize(total=AUTOMATIC if total is None else total)
+        return self._resize(total=AUTOMATIC if total is None else arguments.whole("total", total, 0, arguments.MOST_WORKERS))
 
     def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
         n = self._ask(lambda session: session.resize(add, remove, total, cores or []))
@@ -267,7 +276,7 @@ class Runtime:
         """
         from aspen_mp.tracing.trace import Trace
 
-        return Trace(self._link.session, path, records)
+        return Trace(self._link.session, path, arguments.whole("records", records, 0, arguments.MOST_RECORDS))
 
     def _ask(self, question: Callable[[Session], Answer]) -> Answer:
         """Asks again where the runtime is lost meanwhile and started again: the new one knows nothing of the question."""
@@ -335,7 +344,8 @@ class Runtime:
             self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_lock"):
+        # Other unpickled handles of this process may go the same way to the runtime: it ends with the last of them.
+        if hasattr(self, "_lock") and not self._unpickled:
             self.close()
 
     def forked(self) -> None:
@@ -368,25 +378,25 @@ def server_config(
 ) -> dict[str, Any]:
     """What `start_server` takes, checked: arguments first, the profile where they are None."""
     own = profile.workers
-    if name:
+    if name is not None and name != "":
         from aspen_mp.control import rundir
 
         rundir.check_name(name)
     if workers is None and cores is None:
         workers = None if own.count == "auto" else own.count
         cores = None if own.cores == "auto" else own.cores
-    if workers is not None and not 1 <= workers <= 256:
-        raise ValueError(f"workers must be 1 to 256, not {workers}")
+    if workers is not None:
+        workers = arguments.whole("workers", workers, 1, arguments.MOST_WORKERS)
     if max_workers is None and own.max != "auto":
         max_workers = own.max
-    if max_workers is not None and not 1 <= max_workers <= 256:
-        raise ValueError(f"max_workers must be 1 to 256, not {max_workers}")
+    if max_workers is not None:
+        max_workers = arguments.whole("max_workers", max_workers, 1, arguments.MOST_WORKERS)
     if log not in (None, "info", "warning", "off"):
         raise ValueError(f"log is 'info', 'warning' or 'off', not {log!r}")
     return {
         "name": name or "",
         "workers": workers,
-        "cores": None if cores is None else [int(cpu) for cpu in cores],
+        "cores": None if cores is None else arguments.cpus("cores", cores),
         "max_workers": max_workers,
         "classes": list(own.classes),
         "smt": own.smt,
@@ -401,6 +411,12 @@ def server_config(
         "replan": profile.models.replan,
         "log": log or profile.log,
     }
+
+
+def _workers_asked(n: int | None, cores: Sequence[int] | None) -> tuple[int, list[int]]:
+    """How many workers are to join or leave, and the CPUs that were named for it."""
+    cpus = [] if cores is None else arguments.cpus("cores", cores)
+    return (len(cpus) or 1) if n is None else arguments.whole("n", n, 0, arguments.MOST_WORKERS), cpus
 
 
 def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
@@ -430,17 +446,19 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
     if isinstance(model, str) and model.startswith("zoo:"):
         from aspen_mp.bench import models
 
+        if model[4:] not in models.names(extra=True):
+            raise FileNotFoundError(f"the zoo has no {model[4:]!r}; it has {', '.join(sorted(models.names(extra=True)))}")
         return "", models.build(model[4:]).SerializeToString(), model[4:]
     if isinstance(model, (str, os.PathLike)):
-        path = os.path.abspath(os.fspath(model))
+        path = os.path.abspath(os.fsdecode(model))
         if not os.path.exists(path):
             raise FileNotFoundError(f"no such model file: {path}")
-        return path, None, Path(path).stem
+        return arguments.text("the path of a model", path), None, Path(path).stem
     if isinstance(model, (bytes, bytearray, memoryview)):
         return "", bytes(model), "model"
-    if hasattr(model, "SerializeToString"):
+    if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
         try:
-            return "", model.SerializeToString(), model.graph.name or "model"
+            return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
         except ValueError as error:
             raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
     raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}")

@@ -70,8 +70,8 @@ def _noted(error: BaseException, item: _Item) -> BaseException:
     return error
 
 
-def _late(timeout: float | None) -> RequestTimeout:
-    return RequestTimeout(f"the request did not finish within {timeout:g} s and was cancelled")
+def _late(model: str, timeout: float | None) -> RequestTimeout:
+    return RequestTimeout(f"model {model!r}: the request did not finish within {timeout:g} s and was cancelled")
 
 
 R = TypeVar("R")
@@ -88,6 +88,7 @@ class Stream(Iterator[R]):
         submit: Submit,
         items: Iterable[Any],
         *,
+        model: str,
         concurrency: int,
         ordered: bool,
         timeout: float | None,
@@ -95,6 +96,7 @@ class Stream(Iterator[R]):
         progress: Progress,
     ) -> None:
         self._submit = submit
+        self._model = model
         self._items: Iterator[Any] | None = iter(items)
         self._concurrency = concurrency
         self._ordered = ordered
@@ -215,7 +217,7 @@ class Stream(Iterator[R]):
         """It takes too long; unless its result comes at this very moment."""
         item.late = True
         if item.future.cancel():
-            return _Item(item.index, _failed(_late(self._timeout)), None)
+            return _Item(item.index, _failed(_late(self._model, self._timeout)), None)
         return item
 
     # ---- the end
@@ -244,6 +246,7 @@ async def stream_async(
     submit: Submit,
     items: Iterable[Any] | AsyncIterable[Any],
     *,
+    model: str,
     concurrency: int,
     ordered: bool,
     timeout: float | None,
@@ -275,7 +278,7 @@ async def stream_async(
                 if flying and flying[0].left == 0.0 and not flying[0].future.done():
                     late = flying[0]
                     late.future.cancel()
-                    flying[0] = _Item(late.index, _failed(_late(timeout)), None)
+                    flying[0] = _Item(late.index, _failed(_late(model, timeout)), None)
             elif taking is not None:
                 await asyncio.sleep(0)  # an item that is there is taken before a result is handed out
             if taking is not None and taking.done():

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 def main() -> None:
     """Entry point of the console script. Exit status: 0 done, 1 failed, 2 wrong use."""
+    _open_streams()
     from aspen_mp.cli.app import app
 
     app(prog_name="aspen-mp")
+
+
+def _open_streams() -> None:
+    """A standard stream that was closed (``aspen-mp … >&-``) leads to nowhere, in the processes that we start, too. Left closed, its number
+    would go to the next file or socket, and what is printed into that."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if nowhere == number:
+            os.set_inheritable(nowhere, True)
+        setattr(sys, name, open(nowhere, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115

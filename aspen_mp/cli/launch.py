@@ -14,11 +14,28 @@ from typing import Annotated, Any
 import typer
 
 from aspen_mp import errors
+from aspen_mp.arguments import MOST_CPU, MOST_WORKERS
 from aspen_mp.cli import output, sources
+from aspen_mp.control import rundir
 from aspen_mp.errors import AspenError
 from aspen_mp.workers import topology
 
-NameOption = Annotated[str, typer.Option("--name", help="Name of the runtime.")]
+
+def named(name: str | None) -> str | None:
+    """The value of a --name, checked."""
+    if name is not None:
+        try:
+            rundir.check_name(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    return name
+
+
+NameOption = Annotated[str, typer.Option("--name", help="Name of the runtime.", callback=named)]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Workers of a private runtime; default: one for each core."),
+]
 
 
 class LogLevel(StrEnum):
@@ -31,10 +48,13 @@ class LogLevel(StrEnum):
 def launch(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]…", help="Models to load at once: .onnx files or zoo:NAME.")] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-w", min=1, help="Number of workers; default: one for each usable core.")
+        int | None,
+        typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Number of workers; default: one for each usable core."),
     ] = None,
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to pin the workers to.")] = None,
-    max_workers: Annotated[int | None, typer.Option("--max-workers", min=1, help="Most workers that may ever join.")] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max-workers", min=1, max=MOST_WORKERS, help="Most workers that may ever join.")
+    ] = None,
     name: NameOption = "default",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
@@ -108,7 +128,7 @@ def _cpus(text: str | None) -> list[int] | None:
             cpus += topology.parse_cpus(part)
     except ValueError:
         cpus = []
-    if not cpus:
+    if not 1 <= len(cpus) <= MOST_WORKERS or max(cpus) > MOST_CPU:
         raise typer.BadParameter(f"{text!r} is no list of CPUs such as 0,2-3", param_hint="--cores")
     return cpus
 

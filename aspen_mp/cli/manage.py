@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aspen_mp.arguments import MOST_WORKERS
 from aspen_mp.cli import output
 from aspen_mp.cli.launch import NameOption, _cpus
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from aspen_mp import Runtime
 
 MOST_EVENTS = 12
-Count = Annotated[int, typer.Argument(metavar="N", min=0, help="Number of workers.")]
+Count = Annotated[int, typer.Argument(metavar="N", min=0, max=MOST_WORKERS, help="Number of workers.")]
 
 
 @contextmanager
@@ -73,8 +74,8 @@ def scale(
     as_json: output.Json = False,
 ) -> None:
     """Bring a running runtime to N workers; requests go on, or wait where N is 0. With "auto" it follows what the machine allows."""
-    if n != "auto" and not n.isdecimal():
-        raise typer.BadParameter(f"{n!r} is neither a number of workers nor 'auto'", param_hint="N")
+    if n != "auto" and not (n.isdecimal() and len(n) < 10 and int(n) <= MOST_WORKERS):
+        raise typer.BadParameter(f"{n!r} is neither a number of workers (0 to {MOST_WORKERS}) nor 'auto'", param_hint="N")
     with _runtime(name) as runtime:
         runtime.scale(None if n == "auto" else int(n))
         _workers(runtime, as_json)

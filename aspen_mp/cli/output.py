@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # The width of a terminal that cannot be asked (a pipe, a log) must not cut tables.
-out = Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160, highlight=False)
+out = Console(soft_wrap=False, width=None if sys.stdout and sys.stdout.isatty() else 160, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import typer
 
 from aspen_mp.cli import output, sources
+from aspen_mp.cli.launch import WorkersOption, named
 from aspen_mp.errors import AspenError
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def run(
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-w", min=1, help="Workers of a private runtime; default: one for each core.")
-    ] = None,
+    workers: WorkersOption = None,
     profile: Annotated[str | None, typer.Option("--profile", help="Profile of the private runtime: a name or a TOML file.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.", callback=named)
+    ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Timed runs, after one that is not counted.")] = 1,
     output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare every output with onnxruntime's.")] = False,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aspen_mp.arguments import MOST_RECORDS
 from aspen_mp.cli import output, sources
 from aspen_mp.cli.interrupt import Pause
+from aspen_mp.cli.launch import WorkersOption, named
 from aspen_mp.cli.run import feeds_for
 
 if TYPE_CHECKING:
@@ -35,17 +37,18 @@ def trace(
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-w", min=1, help="Workers of a private runtime; default: one for each core.")
-    ] = None,
+    workers: WorkersOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The running runtime of this name; without MODEL by default 'default'.")
+        str | None, typer.Option("--name", help="The running runtime of this name; without MODEL by default 'default'.", callback=named)
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Requests of MODEL, after one that is not traced.")] = 3,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests of MODEL in flight at a time.")] = 1,
     seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Without MODEL: how long; default: until Ctrl-C.")] = None,
     records: Annotated[
-        int, typer.Option("--records", min=0, help="Records that each worker keeps, about one a tile; 0: some hundred thousand.")
+        int,
+        typer.Option(
+            "--records", min=0, max=MOST_RECORDS, help="Records that each worker keeps, about one a tile; 0: some hundred thousand."
+        ),
     ] = 0,
     as_json: output.Json = False,
 ) -> None:

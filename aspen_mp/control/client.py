@@ -26,12 +26,13 @@ def fresh(error: AspenError) -> AspenError:
 
 
 class _Call:
-    __slots__ = ("answer", "done", "fds", "progress")
+    __slots__ = ("answer", "done", "failure", "fds", "progress")
 
     def __init__(self, progress: ProgressCallback | None) -> None:
         self.done = threading.Event()
         self.progress = progress
         self.answer: protocol.ToClient | AspenError | None = None
+        self.failure: BaseException | None = None  # of `progress`
         self.fds: list[int] = []
 
 
@@ -50,7 +51,7 @@ class ControlClient:
         self.lost: AspenError | None = None
         self._thread: threading.Thread | None = None
 
-    def handshake(self, package: str, timeout: float) -> tuple[protocol.Welcome, list[int]]:
+    def handshake(self, package: str, timeout: float | None) -> tuple[protocol.Welcome, list[int]]:
         """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away or stays silent."""
         self._sock.settimeout(timeout)
         try:
@@ -72,7 +73,7 @@ class ControlClient:
                     self._thread.start()
                     return message, fds
         except TimeoutError:
-            raise RuntimeLost(f"the runtime did not answer within {timeout:g} s") from None
+            raise RuntimeLost(f"the runtime did not answer within {timeout or 0:g} s") from None
         except OSError as error:
             raise RuntimeLost(f"the runtime's planner process hung up: {error.strerror}") from None
 
@@ -81,7 +82,8 @@ class ControlClient:
     ) -> tuple[M, list[int]]:
         """Sends ``make(id)`` and waits for its answer, which must be a `kind`; the caller owns the descriptors that came along.
 
-        Ctrl-C ends the wait; the answer is then dropped when it comes. Raises the answer's typed error, RuntimeLost when the runtime ends.
+        Ctrl-C ends the wait, and so does an error of `progress`, which is raised here; the answer is then dropped when it comes. Raises the
+        answer's typed error, RuntimeLost when the runtime ends.
         """
         call = _Call(progress)
         with self._lock:
@@ -99,6 +101,8 @@ class ControlClient:
                 raise
         try:
             call.done.wait()
+            if call.failure is not None:
+                raise call.failure
         except BaseException:
             with self._lock:
                 self._calls.pop(number, None)
@@ -171,7 +175,11 @@ class ControlClient:
             return
         if isinstance(message, protocol.Progress):
             if call.progress is not None:
-                call.progress(message.step, message.done, message.total)
+                try:
+                    call.progress(message.step, message.done, message.total)
+                except BaseException as error:  # it is its caller's, not of this thread, which every other call needs
+                    call.failure, call.progress = error, None
+                    call.done.set()
             return
         call.answer = make_error(message.error, message.text) if isinstance(message, protocol.Failed) else message
         call.fds = fds

@@ -136,6 +136,14 @@ class Connection:
                     break
                 except protocol.Undelivered as error:
                     self.fail(getattr(error.message, "id", 0), error)
+                except protocol.Invalid as error:
+                    if not self.greeted:
+                        raise
+                    completed = True
+                    self.unanswered += 1
+                    self.fail(error.id, error)
+                    if self.closed or self._closing:
+                        return
         except BlockingIOError:
             return
         except ProtocolError as error:

@@ -6,7 +6,8 @@ unknown or duplicate ones, and surplus fields are refused. Nothing is ever pickl
 
 The first message of a client is `Hello`, answered by `Welcome` or `Failed` within `HANDSHAKE_S`; a frame once begun must also be
 complete within `HANDSHAKE_S`. Every later request of a client carries an `id` of the client's choice; its answer carries the same, after
-any number of `Progress` messages. Answers may come in any order.
+any number of `Progress` messages. Answers may come in any order. A request that is framed as it should be, but has fields of other types or
+out of range, is answered with `Failed` like any other that cannot be met; whatever else breaks these rules ends the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -344,6 +345,32 @@ class Undelivered(ResourceLimitError):
         self.message = message
 
 
+class Invalid(ProtocolError):
+    """A request whose fields are not what they should be. `id`: what its answer has to carry."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.id = number
+
+
+_requests = frozenset(kind.__name__ for kind in get_args(ToServer)) - {"Hello"}
+_short_arrays = frozenset(bytes([0x90 + n]) for n in range(2, 16))
+_parts = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_tag = msgspec.msgpack.Decoder(str)
+_number = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=1, le=1 << 32)])
+
+
+def _request_number(payload: bytes) -> int:
+    """The id of a request that does not decode as a whole; 0 where it is not known, or it is none."""
+    if payload[:1] not in _short_arrays:
+        return 0  # no message has so many fields, and a million of them would take memory
+    try:
+        tag, number, *_ = _parts.decode(payload)
+        return _number.decode(number) if _tag.decode(tag) in _requests else 0
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError):
+        return 0
+
+
 class Receiver(Generic[T]):
     """Cuts a byte stream with descriptors into messages. Owns every descriptor received and not yet handed out; `close` closes those."""
 
@@ -385,7 +412,8 @@ class Receiver(Generic[T]):
     def messages(self) -> Iterator[tuple[T, list[int]]]:
         """Complete messages, each with the descriptors that came along; the caller owns those.
 
-        ProtocolError for anything else; `Undelivered` for one whose descriptors there was no room for (call again: others may follow).
+        ProtocolError for anything else; `Undelivered` for one whose descriptors there was no room for, `Invalid` for a request with wrong
+        fields (call again after both: others may follow).
         Descriptors come with the first byte of the frame that announces them, so the only ones that may be left are those of a frame that
         has begun: whoever sends more, or sends them with nothing, fills no table of ours.
         """
@@ -414,7 +442,9 @@ class Receiver(Generic[T]):
                 message = self._decoder.decode(payload)
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 close_all(fds)
-                raise ProtocolError(f"malformed message: {error}") from None
+                number = _request_number(payload) if isinstance(error, msgspec.ValidationError) else 0
+                text = f"malformed message: {error}"
+                raise (Invalid(text, number) if number else ProtocolError(text)) from None
             if lacking:
                 raise Undelivered(message)
             yield message, fds

@@ -19,7 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """A runtime's name: 1 to 64 letters, digits, `_`, `.` or `-`, the first a letter or digit. Raises ValueError."""
+    """A runtime's name: 1 to 64 letters, digits, `_`, `.` or `-`, the first a letter or digit. ValueError, or TypeError."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a runtime must be a string, not {name!r} ({type(name).__name__})")
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
     return name

@@ -81,15 +81,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server:
-    def __init__(self, config: Config, starter: socket.socket, nursery: Nursery) -> None:
-        """`nursery`: it may have begun to start workers already."""
+    def __init__(self, config: Config, claim: rundir.Claim | None, starter: socket.socket, nursery: Nursery) -> None:
+        """`claim`: of its name, where it has one. `nursery`: it may have begun to start workers already."""
         self._config = config
         self._loop = Loop()
         self._journal = Journal(config.name, config.log)
         self._loop.on_scarce = self._scarce
         self._scarce_at: dict[str, float] = {}
         self._started = time.time()
-        self._claim = rundir.Claim(config.name) if config.name else None
+        self._claim = claim
         self._leases = Leases(config.leases)
         self._limits = topology.LimitsReader()
         self._seen = self._limits.read()
@@ -625,6 +625,17 @@ def _sealed(role: str, nbytes: int) -> Segment:
     return Segment.create(role, nbytes, memfd=True)
 
 
+def _started(config: Config, starter: socket.socket, nursery: Nursery) -> Server:
+    """The server, or an error and no files of its name in the run directory."""
+    claim = rundir.Claim(config.name) if config.name else None
+    try:
+        return Server(config, claim, starter, nursery)
+    except BaseException:
+        if claim is not None:
+            claim.release()
+        raise
+
+
 def main(argv: list[str], nursery: Nursery) -> None:
     """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `nursery`: as in `Server`."""
     sock = socket.socket(fileno=SOCKET_FD)
@@ -636,7 +647,7 @@ def main(argv: list[str], nursery: Nursery) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        server = Server(msgspec.json.decode(argv[0], type=Config), sock, nursery)
+        server = _started(msgspec.json.decode(argv[0], type=Config), sock, nursery)
     except (AspenError, OSError, MemoryError) as error:
         if not isinstance(error, AspenError) and not is_scarce(error):
             raise

@@ -102,6 +102,14 @@ def test_run_random_as_json(model: Path) -> None:
         (["plan", "MODEL", "--shape", "x=5"], "not 5"),
         (["plan", "MODEL", "--cores", "8P+X"], "'X' is no group of cores"),
         (["launch", "--cores", "a-b"], "no list of CPUs"),
+        (["launch", "--cores", "0-400"], "no list of CPUs"),
+        (["launch", "--name", "a/b"], "'a/b' is no runtime name"),
+        (["launch", "--workers", "1000"], "256"),
+        (["status", "--name", "a/b"], "'a/b' is no runtime name"),
+        (["run", "MODEL", "--random", "--name", ""], "'' is no runtime name"),
+        (["trace", "--name", "-x"], "'-x' is no runtime name"),
+        (["scale", "1000"], "neither a number of workers (0 to 256) nor 'auto'"),
+        (["add", "1000"], "256"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -262,6 +270,13 @@ def test_doctor() -> None:
     assert "A runtime would lease" in ok("doctor")
 
 
+def test_a_closed_output_is_no_failure() -> None:
+    for arguments in ("doctor", "doctor --json", "--version"):
+        command = f"exec {sys.executable} -m aspen_mp.cli {arguments} >&-"
+        done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, cwd="/", timeout=WATCHDOG_S)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
 def test_doctor_finds_and_removes_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = tmp_path / "aspen-mp"
@@ -310,6 +325,14 @@ def test_life_of_a_detached_runtime(model: Path) -> None:
     assert as_json("stop", "--name", "one") == {"name": "one", "stopped": True}
     assert cli("status", "--name", "one").returncode == 1
     assert as_json("doctor")["stale"] == {"runtimes": [], "segments": []}
+
+
+def test_a_launch_that_fails_leaves_no_files(runtimes: Path) -> None:
+    for detach in ([], ["--detach"]):
+        done = cli("launch", *detach, "--cores", 4000, "--name", "failed")
+        assert done.returncode == 1
+        assert "CPU 4000 cannot be used" in " ".join(done.stderr.replace("│", " ").split())
+        assert list((runtimes / "aspen-mp").iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

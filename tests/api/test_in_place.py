@@ -245,6 +245,14 @@ def test_what_has_no_buffers(mlp, shared_runtime, staged):
     assert staged.submit(buffers).result(WATCHDOG_S)["y"].tolist() == [2, 4, 6]
 
 
+def test_buffers_of_nothing(mlp):
+    empty = mlp.input_buffers({"x": (0, 16)})
+    assert {name: array.shape for name, array in empty.items()} == {"x": (0, 16)}
+    assert (len(empty), empty.nbytes) == (1, 0)
+    for y in (mlp.run(empty), mlp.submit(empty).result(WATCHDOG_S)):
+        assert y["y"].shape == (0, 8)
+
+
 def test_buffers_need_a_plan_that_shapes_decide(runtime):
     model = runtime.load(small_models.reshape_by_input())
     with pytest.raises(RequestError, match="values of its inputs decide"):
