@@ -41,7 +41,6 @@ _KNOWN = {
     "test_attention_4d_causal_fp16": "the expected values carry the float16 rounding of each step of onnx.reference's softmax; ours is "
     "computed in float32 and rounded once, which is nearer to the exact result (largest error 4.0e-4 against 4.9e-4)",
     "test_gradient_of": "training: onnx.reference does not have the operator Gradient either",
-    "test_range_": "onnx.reference fails as well: the expanded function's loop gives its results an axis too many",
 }
 
 

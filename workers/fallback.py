@@ -1,4 +1,5 @@
-"""Execution of what has no kernel: one opaque tile is a small ONNX model, evaluated by `onnx.reference` on views of shared memory.
+"""Execution of what has no kernel: one opaque tile is a small ONNX model, evaluated by `onnx.reference` on views of shared memory,
+with some operators of our own (`operators.py`).
 
 `run_tile` is what a worker calls. It never raises for anything that the model or its inputs can cause: the request fails with a text that
 names node and op, the worker goes on. onnx itself is imported when the first such tile arrives (about 0.2 s), so that workers of models
@@ -32,7 +33,8 @@ class Opaque:
 
     def __init__(self, model: bytes | bytearray | memoryview | onnx.ModelProto, name: str = "") -> None:
         import onnx
-        from onnx.reference import ReferenceEvaluator
+
+        from aspen_mp.workers.operators import Evaluator
 
         if isinstance(model, (bytes, bytearray, memoryview)):
             model = onnx.load_from_string(bytes(model))
@@ -42,7 +44,7 @@ class Opaque:
         self.outputs = [o.name for o in model.graph.output]
         self._dtypes = [_declared(o.type) for o in model.graph.output]
         try:
-            self._evaluator = ReferenceEvaluator(model)
+            self._evaluator = Evaluator(model)
         except Exception as error:
             raise RequestError(self._message(error)) from error
 
@@ -75,8 +77,12 @@ class Opaque:
 
     def _message(self, error: BaseException) -> str:
         where = _failed_node(error.__traceback__)
+        while error.__cause__ is not None:  # onnx.reference says in its own words that a body failed
+            error = error.__cause__
+            where = _failed_node(error.__traceback__) or where
         text = " ".join(str(error).split()) or type(error).__name__
-        inside = f" ({where})" if where and where != self.name else ""
+        known = not where or where == self.name or self.name.endswith(f" ({where})")  # the tile's own node, which may have no name
+        inside = "" if known else f" ({where})"
         return f"{self.name}{inside} failed: {text[:600]}"
 
 

@@ -27,7 +27,7 @@ from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helpe
 from aspen_mp.planner.frontends import functions, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
-from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, attributes, evaluate, quick
+from aspen_mp.planner.frontends.evaluate import LOOPING, OURS, RANDOM, VIEWS, attributes, evaluate, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
 from aspen_mp.planner.ir import Node, Shape, Source, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
@@ -251,7 +251,12 @@ class Binder:
             for name, (dtype, shape) in types.items():  # nothing to compute
                 self.env[name] = Tensor(name, shape, dtype, data=np.empty(shape, dtype))
             return []
-        if not entry.nested and op not in RANDOM and all(t is None or t.is_const for t in inputs) and self._fold(entry, inputs, types):
+        if (
+            not entry.nested
+            and op not in RANDOM | OURS
+            and all(t is None or t.is_const for t in inputs)
+            and self._fold(entry, inputs, types)
+        ):
             return []
         if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
             return Blocked()

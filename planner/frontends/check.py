@@ -14,6 +14,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from aspen_mp.planner.frontends import tensors
+from aspen_mp.planner.frontends.runnable import why_not
 from aspen_mp.planner.frontends.wire import REFERENCE
 from aspen_mp.planner.ir import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedModelError
@@ -104,7 +105,9 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
             _text(node.name, node.op_type, node.domain, *node.input, *node.output)
             domain = domain_of(node)
             known = (domain, node.op_type, node.overload) in functions
-            if not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
+            if not known and (reason := why_not(node, domain)):
+                unknown.append(f"{name_of(node)} {reason}")
+            elif not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
                 where = f"{domain}." if domain else ""
                 unknown.append(f"{name_of(node)}: no operator {where}{node.op_type} in opset {versions.get(domain, 'none')}")
             _attributes(node, store)

@@ -18,6 +18,9 @@ Attrs = dict[str, Any]
 
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
+OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool"})
+"""Operators that ONNX's reference implementation computes wrongly or not at all: workers do, so they are never constants."""
+
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand"})
 """Operators whose value is a numpy view of the first input's."""
 
@@ -30,9 +33,6 @@ LOOPING |= {
     "Conv",
     "ConvInteger",
     "QLinearConv",
-    "LSTM",
-    "GRU",
-    "RNN",
     "NonMaxSuppression",
 }
 """Operators that ONNX's reference implementation computes one element after the other."""

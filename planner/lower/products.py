@@ -249,3 +249,13 @@ def _global_pool(b: Builder, node: Node) -> Tensor:
         pads=(0, 0, 0, 0),
         count_include_pad=False,
     )
+
+
+@rule("GlobalLpPool", widened=True)
+def _global_lp_pool(b: Builder, node: Node) -> Tensor:
+    x, p = data(node), float(node.attrs.get("p", 2))
+    require_f32(x)
+    axes = range(2, len(x.shape))
+    if p not in {1.0, 2.0} or x.size == 0 or all(x.shape[a] == 1 for a in axes):
+        raise NoKernel("norm of another order, or of single elements")
+    return b.reduce("L1" if p == 1 else "L2", x, axes)

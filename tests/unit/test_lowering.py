@@ -25,9 +25,7 @@ from aspen_mp.planner.lower.signs import Sign, sign_of
 ELSEWHERE = {
     r"bernoulli": "random",
     r"image_decoder": "needs Pillow",
-    r"range_.*_expanded": "onnx.reference gives Loop's scan outputs another shape",
     r"if_opt": "onnx.reference wraps an optional sequence once more",
-    r"scan_sum": "onnx.reference has no Scan of opset 8",
 }
 """Cases whose difference is not the planner's, and why."""
 

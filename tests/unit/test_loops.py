@@ -1,0 +1,250 @@
+"""Loop and Scan of workers: what iterations give, no iterations, missing inputs, bodies in bodies, outer values; and GlobalLpPool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from kernel_graphs import run_model
+from onnx import TensorProto, helper
+
+from aspen_mp.planner import api
+from aspen_mp.planner.frontends.runnable import UNRUNNABLE
+from aspen_mp.planner.lower import has_rule
+from aspen_mp.shm.errors import RequestError, UnsupportedModelError
+from aspen_mp.workers.fallback import Opaque
+from aspen_mp.workers.operators import OPERATORS
+
+N = helper.make_node
+F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def V(name: str, kind: int, shape: list[Any] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def info(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
+    return V(name, helper.np_dtype_to_tensor_dtype(x.dtype), list(x.shape))
+
+
+def model(nodes: list[Any], feeds: dict[str, Any], outputs: list[Any], opset: int = 17, **kwargs: Any) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "outer", [info(n, x) for n, x in feeds.items()], outputs, **kwargs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def both(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    """What the planner and workers make of a model, after a comparison with onnxruntime."""
+    got = run_model(api.load(proto), feeds)
+    for g, want in zip(got, onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds), strict=True):
+        assert (g.shape, g.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(g, want, rtol=1e-5)
+    return got
+
+
+def doubling(shape: list[Any] | None) -> onnx.GraphProto:
+    """s = 2 s + e, given out in every iteration; e is an outer value."""
+    nodes = [N("Identity", ["c"], ["c2"]), N("Add", ["s", "s"], ["t"]), N("Add", ["t", "e"], ["s2"]), N("Identity", ["s2"], ["o"])]
+    return helper.make_graph(
+        nodes, "body", [V("i", INT, []), V("c", B, []), V("s", F, shape)], [V("c2", B, []), V("s2", F, shape), V("o", F, shape)]
+    )
+
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+E = np.full((2, 3), 0.5, np.float32)
+
+
+@pytest.mark.parametrize("trips", [0, 1, 3])
+@pytest.mark.parametrize("given", [["n", "c"], ["n", ""], ["n1", "c1"]])
+@pytest.mark.parametrize("declared", [[2, 3], ["a", "b"], None])
+def test_iterations_are_stacked(trips: int, given: list[str], declared: list[Any] | None) -> None:
+    flags = {"n": np.array(trips), "n1": np.array([trips]), "c": np.array(True), "c1": np.array([True])}
+    feeds = {n: x for n, x in {**flags, "x": X, "e": E}.items() if n in {*given, "x", "e"}}
+    proto = model([N("Loop", [*given, "x"], ["y", "z"], body=doubling(declared))], feeds, [V("y", F), V("z", F)])
+    if given == ["n1", "c1"] or (trips == 0 and declared != [2, 3]):
+        # onnxruntime does not take vectors where the body has scalars, and knows no more of a body that never runs than what is declared.
+        y, z = run_model(api.load(proto), feeds)
+    else:
+        y, z = both(proto, feeds)
+        assert z.shape == (trips, 2, 3)
+    states = [X]
+    for _ in range(trips):
+        states.append(2 * states[-1] + E)
+    np.testing.assert_array_equal(y, states[-1])
+    np.testing.assert_array_equal(z, np.array(states[1:], np.float32).reshape(trips, *z.shape[1:]))
+    assert (z.ndim, z.dtype) == (3, np.float32)
+
+
+def test_scalars() -> None:
+    nodes = [N("Less", ["i", "four"], ["c2"]), N("Mul", ["i", "i"], ["o"])]
+    body = helper.make_graph(nodes, "body", [V("i", INT, []), V("c", B, [])], [V("c2", B, []), V("o", INT, [])])
+    feeds = {"four": np.array(3)}
+    (y,) = both(model([N("Loop", ["", ""], ["y"], body=body)], feeds, [V("y", INT)]), feeds)
+    assert y.tolist() == [0, 1, 4, 9]
+
+
+def test_the_condition_ends_it() -> None:
+    nodes = [N("Add", ["s", "s"], ["s2"]), N("ReduceMax", ["s2"], ["m"], keepdims=0), N("Less", ["m", "most"], ["c2"])]
+    body = helper.make_graph(nodes, "body", [V("i", INT, []), V("c", B, []), V("s", F)], [V("c2", B, []), V("s2", F)])
+    for begin in (True, False):
+        feeds = {"c": np.array(begin), "x": X, "most": np.array(100, np.float32)}
+        both(model([N("Loop", ["", "c", "x"], ["y"], body=body)], feeds, [V("y", F)]), feeds)
+
+
+def test_loop_in_a_loop() -> None:
+    """The inner body reads a value of the outer body and one of the graph."""
+    nodes = [N("Add", ["t", "j"], ["u"]), N("Add", ["u", "offset"], ["t2"]), N("Identity", ["d"], ["d2"]), N("Mul", ["t2", "i"], ["p"])]
+    given, made = [V("j", INT, []), V("d", B, []), V("t", INT, [])], [V("d2", B, []), V("t2", INT, []), V("p", INT, [])]
+    inner = helper.make_graph(nodes, "inner", given, made)
+    nodes = [N("Loop", ["i", "", "s"], ["s2", "row"], body=inner), N("ReduceSum", ["row"], ["o"], keepdims=0), N("Identity", ["c"], ["c2"])]
+    outer = helper.make_graph(
+        nodes, "body", [V("i", INT, []), V("c", B, []), V("s", INT, [])], [V("c2", B, []), V("s2", INT, []), V("o", INT, [])]
+    )
+    feeds = {"n": np.array(4), "x": np.array(2), "offset": np.array(10)}
+    y, z = both(model([N("Loop", ["n", "", "x"], ["y", "z"], body=outer)], feeds, [V("y", INT), V("z", INT)]), feeds)
+    assert y == 2 + 6 * 10 + (0 + 0 + 1 + 0 + 1 + 2)
+    assert z.shape == (4,)
+
+
+def test_a_body_in_a_branch_with_a_layer_in_it() -> None:
+    """Everything that is ours is so in branches, bodies and functions, too."""
+    rng = np.random.default_rng(0)
+    w = {n: rng.standard_normal(s, dtype=np.float32) for n, s in {"W": (1, 12, 3), "R": (1, 12, 4), "x": (5, 2, 3)}.items()}
+    feeds = {**w, "lens": np.array([5, 2], np.int32), "yes": np.array(True), "n": np.array(2)}
+    nodes = [N("GRU", ["x", "W", "R", "", "lens"], ["", "h"], hidden_size=4, clip=0.5), N("Identity", ["c"], ["c2"])]
+    body = helper.make_graph(nodes, "body", [V("i", INT, []), V("c", B, [])], [V("c2", B, []), V("h", F, [1, 2, 4])])
+    then = helper.make_graph([N("Loop", ["n", ""], ["hs"], body=body)], "then", [], [V("hs", F, [None, 1, 2, 4])])
+    other = helper.make_graph([N("Unsqueeze", ["W", "axis"], ["u"])], "else", [], [V("u", F)])
+    axis = onnx.numpy_helper.from_array(np.array([0]), "axis")
+    proto = model([N("If", ["yes"], ["y"], then_branch=then, else_branch=other)], feeds, [V("y", F)], initializer=[axis])
+    assert both(proto, feeds)[0].shape == (2, 1, 2, 4)
+
+
+def test_a_bodys_constant_may_have_an_outer_name() -> None:
+    body = doubling([2, 3])
+    body.initializer.append(onnx.numpy_helper.from_array(10 * E, "e"))
+    feeds = {"n": np.array(1), "x": X, "e": E}
+    y, _ = Opaque(model([N("Loop", ["n", "", "x"], ["y", "z"], body=body)], feeds, [V("y", F), V("z", F)])).run(list(feeds.values()))
+    np.testing.assert_array_equal(y, 2 * X + 10 * E)
+
+
+@pytest.mark.parametrize("case", ["condition", "trips", "shapes"])
+def test_what_cannot_be_run_says_so_once(case: str) -> None:
+    feeds = {
+        "n": np.array([1, 2] if case == "trips" else 2),
+        "c": np.array([True, True][: 2 if case == "condition" else 1]),
+        "x": X,
+        "e": E,
+    }
+    body = doubling(None)
+    if case == "shapes":
+        body.node[3].CopyFrom(N("Slice", ["s2", "zero", "i1"], ["o"]))
+        body.node.insert(3, N("Reshape", ["i", "one"], ["i1"]))
+    constants = [onnx.numpy_helper.from_array(np.array([k]), n) for k, n in enumerate(["zero", "one"])]
+    proto = model([N("Loop", ["n", "c", "x"], ["y", "z"], body=body)], feeds, [V("y", F), V("z", F)], initializer=constants)
+    with pytest.raises(RequestError, match=r"^y \(Loop\) failed: .*(condition|trip count|same shape)"):
+        Opaque(proto, "y (Loop)").run(list(feeds.values()))
+
+
+def test_a_failure_inside_names_what_failed() -> None:
+    feeds = {"n": np.array(1), "x": X, "e": E[:, :2]}
+    proto = model([N("Loop", ["n", "", "x"], ["y", "z"], body=doubling(None))], feeds, [V("y", F), V("z", F)])
+    with pytest.raises(RequestError, match=r"^y \(Loop\) \(Add\) failed: "):
+        Opaque(proto, "y (Loop)").run(list(feeds.values()))
+
+
+SCAN = helper.make_graph(
+    [N("Add", ["s", "e"], ["s2"]), N("Mul", ["s2", "e"], ["o"])],
+    "body",
+    [V("s", F, [3]), V("e", F, [3])],
+    [V("s2", F, [3]), V("o", F, [3])],
+)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("out_axis", [0, 1, -1])
+@pytest.mark.parametrize("out_backward", [0, 1])
+def test_scan(axis: int, backward: int, out_axis: int, out_backward: int) -> None:
+    x = np.random.default_rng(1).standard_normal((4, 3) if axis == 0 else (3, 4), dtype=np.float32)
+    feeds = {"i": np.ones(3, np.float32), "x": x}
+    options = {"scan_input_axes": [axis], "scan_input_directions": [backward]}
+    options |= {"scan_output_axes": [out_axis], "scan_output_directions": [out_backward]}
+    both(model([N("Scan", ["i", "x"], ["y", "z"], num_scan_inputs=1, body=SCAN, **options)], feeds, [V("y", F), V("z", F)]), feeds)
+
+
+def test_scan_of_nothing() -> None:
+    feeds = {"i": np.ones(3, np.float32), "x": np.zeros((0, 3), np.float32)}
+    proto = model([N("Scan", ["i", "x"], ["y", "z"], num_scan_inputs=1, body=SCAN, scan_output_axes=[1])], feeds, [V("y", F), V("z", F)])
+    y, z = Opaque(proto).run(list(feeds.values()))
+    assert y.tolist() == [1, 1, 1]
+    assert (z.shape, z.dtype) == ((3, 0), np.float32)
+
+
+def test_scan_of_lengths_that_differ() -> None:
+    feeds = {"x": np.zeros((4, 3), np.float32), "z": np.zeros((3, 3), np.float32)}
+    body = helper.make_graph([N("Add", ["a", "b"], ["o"])], "body", [V("a", F, [3]), V("b", F, [3])], [V("o", F, [3])])
+    proto = model([N("Scan", ["x", "z"], ["y"], num_scan_inputs=2, body=body)], feeds, [V("y", F)])
+    with pytest.raises(RequestError, match=r"lengths \[3, 4\]"):
+        Opaque(proto).run(list(feeds.values()))
+
+
+def test_scan_of_batches() -> None:
+    """Opset 8: the batch comes first, sequences have lengths of their own."""
+    rng = np.random.default_rng(2)
+    feeds = {
+        "l": np.array([4, 2]),
+        "i": rng.standard_normal((2, 3), dtype=np.float32),
+        "x": rng.standard_normal((2, 4, 3), dtype=np.float32),
+    }
+    proto = model([N("Scan", ["l", "i", "x"], ["y", "z"], num_scan_inputs=1, body=SCAN)], feeds, [V("y", F), V("z", F)], opset=8)
+    y, z = Opaque(proto).run(list(feeds.values()))
+    for row, length in enumerate(feeds["l"]):
+        states = feeds["i"][row] + np.cumsum(feeds["x"][row, :length], axis=0)
+        np.testing.assert_allclose(y[row], states[-1], rtol=1e-5)
+        np.testing.assert_allclose(z[row, :length], states * feeds["x"][row, :length], rtol=1e-5, atol=1e-6)
+    assert not z[1, 2:].any()
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 2, 6), (2, 2, 1, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_global_lp_pool(p: int, shape: tuple[int, ...], dtype: Any) -> None:
+    x = np.random.default_rng(3).standard_normal(shape).astype(dtype)
+    proto = model([N("GlobalLpPool", ["x"], ["y"], p=p)], {"x": x}, [V("y", helper.np_dtype_to_tensor_dtype(x.dtype))])
+    (y,) = run_model(api.load(proto), {"x": x})
+    constant = model(list(proto.graph.node), {}, list(proto.graph.output), initializer=[onnx.numpy_helper.from_array(x, "x")])
+    np.testing.assert_array_equal(run_model(api.load(constant), {})[0], y)
+    want = (np.abs(x.astype(np.float64)) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, want, rtol=2e-3 if dtype == np.float16 else 1e-5)
+
+
+def test_what_no_one_implements_is_refused_when_loaded() -> None:
+    proto = model([N("Multinomial", ["x"], ["y"], name="draw", sample_size=2)], {"x": X}, [V("y", TensorProto.INT32)])
+    with pytest.raises(UnsupportedModelError, match=r"'draw' \(Multinomial\) has no implementation here; compute it outside the model"):
+        api.load(proto)
+
+
+def test_the_list_of_what_no_one_implements_is_complete() -> None:
+    """Of the latest definitions: those without a rule, a function, an operator of ours and one of onnx.reference."""
+    from onnx.reference.ops import load_op
+    from onnx.reference.ops.aionnx_preview_training import load_op as load_training
+    from onnx.reference.ops.aionnxml import load_op as load_ml
+
+    loaders = {"": load_op, "ai.onnx.ml": load_ml, "ai.onnx.preview.training": load_training}
+    ours = {(op.op_domain, op.__name__) for op in OPERATORS}
+    missing = set()
+    for schema in onnx.defs.get_all_schemas():
+        key = schema.domain, schema.name
+        defined = schema.deprecated or schema.has_function or schema.has_context_dependent_function
+        if key in ours or defined or has_rule(*key) or schema.domain not in loaders:
+            continue
+        try:
+            loaders[schema.domain](schema.domain, schema.name, schema.since_version)
+        except (NotImplementedError, RuntimeError):
+            missing.add(key)
+    assert missing <= set(UNRUNNABLE)
+    assert not set(UNRUNNABLE) & ours
