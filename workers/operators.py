@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -65,6 +66,22 @@ OPERATORS: list[type[OpRun]] = [LSTM, GRU, RNN, Loop, Scan, GlobalLpPool]
 class Evaluator(ReferenceEvaluator):
     """ONNX's evaluator with our operators; it makes others of its own class for bodies and functions."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, proto: Any, *args: Any, **kwargs: Any) -> None:
         kwargs["new_ops"] = OPERATORS
-        super().__init__(*args, **kwargs)
+        super().__init__(_with_names(proto), *args, **kwargs)
+
+
+def _with_names(proto: Any) -> Any:
+    """The model, graph or function with names for outputs that have none. ONNX's evaluator stores such a result under the empty name, and
+    hands it to whatever misses an input afterwards."""
+    if not any("" in node.output for node in _nodes(proto)):
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    for k, node in enumerate(_nodes(copy)):
+        node.output[:] = [name or f"\0unused.{k}.{i}" for i, name in enumerate(node.output)]
+    return copy
+
+
+def _nodes(proto: Any) -> Any:
+    return proto.graph.node if isinstance(proto, ModelProto) else getattr(proto, "node", ())

@@ -31,8 +31,10 @@ def info(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
 
 
 def model(nodes: list[Any], feeds: dict[str, Any], outputs: list[Any], opset: int = 17, **kwargs: Any) -> onnx.ModelProto:
+    functions = kwargs.pop("functions", [])
     graph = helper.make_graph(nodes, "outer", [info(n, x) for n, x in feeds.items()], outputs, **kwargs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(f.domain, 1) for f in functions)]
+    return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=8)
 
 
 def both(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
@@ -120,6 +122,27 @@ def test_a_body_in_a_branch_with_a_layer_in_it() -> None:
     axis = onnx.numpy_helper.from_array(np.array([0]), "axis")
     proto = model([N("If", ["yes"], ["y"], then_branch=then, else_branch=other)], feeds, [V("y", F)], initializer=[axis])
     assert both(proto, feeds)[0].shape == (2, 1, 2, 4)
+
+
+def test_an_output_without_a_name_is_no_ones_input() -> None:
+    """Two layers, of which the first gives its last state alone and the second has no bias, in a body and in a function."""
+    rng = np.random.default_rng(0)
+    w = {n: rng.standard_normal(s, dtype=np.float32) for n, s in {"W": (1, 3, 3), "R": (1, 3, 3), "x": (3, 1, 3)}.items()}
+
+    def layers(h: str, g: str) -> list[onnx.NodeProto]:
+        return [N("RNN", ["x", "W", "R"], ["", h], hidden_size=3), N("RNN", [h, "W", "R", "", ""], ["", g], hidden_size=3)]
+
+    nodes = [*layers("h", "g"), N("Identity", ["c"], ["c2"])]
+    body = helper.make_graph(nodes, "body", [V("i", INT, []), V("c", B, [])], [V("c2", B, []), V("g", F)])
+    opset = helper.make_opsetid("", 17)
+    loop = helper.make_node("Loop", ["n", ""], ["z"], body=body)
+    function = helper.make_function("own", "Both", ["x", "W", "R", "n"], ["k", "z"], [*layers("j", "k"), loop], [opset])
+    call = helper.make_node("Both", ["x", "W", "R", "n"], ["k0", "z0"], domain="own")
+    nodes = [call, N("Identity", ["d"], ["d2"])]
+    outer = helper.make_graph(nodes, "outer", [V("o", INT, []), V("d", B, [])], [V("d2", B, []), V("z0", F)])
+    feeds = w | {"n": np.array(2)}
+    proto = model([N("Loop", ["n", ""], ["y"], body=outer)], feeds, [V("y", F)], functions=[function])
+    assert both(proto, feeds)[0].shape == (2, 2, 1, 1, 3)
 
 
 def test_a_bodys_constant_may_have_an_outer_name() -> None:
