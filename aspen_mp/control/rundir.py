@@ -1,7 +1,9 @@
 """Where named runtimes are found: a private directory with a socket and a lock file for each name.
 
-The lock is held for the life of the planner process, so a held lock means a living runtime whatever process ids say. Sockets are bound
-and connected through /proc/self/fd, which also keeps long directory names within the 107 bytes of a socket address.
+The lock is held for the life of the planner process, so a held lock means a living runtime whatever process ids say. Only taking it tells
+whether it is held; so that nobody who looks is taken for a runtime, everybody locks the directory for as long as that lasts: whoever looks
+shared, whoever claims or cleans alone. Sockets are bound and connected through /proc/self/fd, which also keeps long directory names within
+the 107 bytes of a socket address.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import os
 import re
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from aspen_mp.shm.errors import AspenError, ProtocolError
 
@@ -55,6 +58,16 @@ def open_directory(*, create: bool) -> int:
     return fd
 
 
+@contextmanager
+def _locked(directory: int, kind: int) -> Iterator[None]:
+    """The directory, locked for moments: LOCK_SH or LOCK_EX."""
+    fcntl.flock(directory, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)
+
+
 class Claim:
     """A runtime name held by this process: the lock, and after `listen` the socket. `release` removes both files."""
 
@@ -63,11 +76,11 @@ class Claim:
         self._dir = open_directory(create=True)
         self._lock = -1
         try:
-            self._lock = self._acquire()
+            with _locked(self._dir, fcntl.LOCK_EX):
+                self._lock = self._acquire()
         except BaseException:
             os.close(self._dir)
             raise
-        self._bound = False
 
     def _acquire(self) -> int:
         while True:
@@ -78,7 +91,7 @@ class Claim:
                 holder = os.read(fd, 32).decode("ascii", "replace").strip()
                 os.close(fd)
                 raise AspenError(f"a runtime named {self.name!r} is running already (process {holder or 'unknown'})") from None
-            # Whoever held the lock before us may have removed the file between our open and our flock: then lock the new one.
+            # A runtime that ends may have removed the file between our open and our flock: then lock the new one.
             with suppress(FileNotFoundError):
                 now = os.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
                 if os.path.samestat(now, os.fstat(fd)):
@@ -97,16 +110,13 @@ class Claim:
             sock.bind(f"/proc/self/fd/{self._dir}/{self.name}.sock")
         finally:
             os.umask(mask)
-        self._bound = True
         sock.listen(64)
         return sock
 
     def release(self) -> None:
         if self._lock < 0:
             return
-        for suffix in ("sock", "lock"):
-            with suppress(FileNotFoundError):
-                os.unlink(f"{self.name}.{suffix}", dir_fd=self._dir)
+        _remove(self._dir, self.name)
         os.close(self._lock)
         os.close(self._dir)
         self._lock = -1
@@ -166,26 +176,37 @@ def names() -> dict[str, bool]:
     except FileNotFoundError:
         return {}
     try:
-        found = {}
-        for entry in sorted(os.listdir(directory)):
-            stem, dot, suffix = entry.rpartition(".")
-            if dot and suffix in {"sock", "lock"} and _NAME.fullmatch(stem):
-                found[stem] = _held(directory, stem)
-        return found
+        with _locked(directory, fcntl.LOCK_SH):
+            return {name: _held(directory, name) for name in _names(directory)}
     finally:
         os.close(directory)
 
 
 def clean() -> list[str]:
     """Removes the files of runtimes that no longer live (killed ones leave them); returns their names."""
-    removed = []
-    for name, alive in names().items():
-        if not alive:
-            with suppress(AspenError):
-                claim = Claim(name)
-                claim.release()
-                removed.append(name)
-    return removed
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        return []
+    try:
+        with _locked(directory, fcntl.LOCK_EX):
+            removed = [name for name in _names(directory) if not _held(directory, name)]
+            for name in removed:
+                _remove(directory, name)
+        return removed
+    finally:
+        os.close(directory)
+
+
+def _names(directory: int) -> list[str]:
+    entries = (entry.rpartition(".") for entry in os.listdir(directory))
+    return sorted({stem for stem, _, suffix in entries if suffix in {"sock", "lock"} and _NAME.fullmatch(stem)})
+
+
+def _remove(directory: int, name: str) -> None:
+    for suffix in ("sock", "lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{name}.{suffix}", dir_fd=directory)
 
 
 def _held(directory: int, name: str) -> bool:
@@ -194,7 +215,7 @@ def _held(directory: int, name: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
     except BlockingIOError:
         return True
     finally:

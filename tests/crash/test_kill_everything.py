@@ -135,30 +135,29 @@ def kill_everything(known: set[int], rng: random.Random) -> None:
 def test_nothing_is_left_and_nothing_is_in_the_way(adopting: None, place: Path) -> None:
     rng = random.Random(os.environ.get("ASPEN_MP_SEED", "11"))
     before, known = segments(), below(os.getpid())
-    leases = Leases(str(place / "leases"))
-    for number in range(ROUNDS):
-        phase = number % 3
-        processes = [launch(place)]
-        try:
-            if phase:
-                wait_until(is_up, f"round {number}: the runtime to start")
-                processes += [start_client() for _ in range(2)]
-            if phase == 2:
-                for client in processes[1:]:
-                    assert client.stdout is not None
-                    assert client.stdout.readline() == b"loaded\n"
-            time.sleep(rng.random() * (0.5, 0.8, 0.2)[phase])
-        finally:
-            kill_everything(known, rng)
-            for process in processes:
-                process.wait(WATCHDOG_S)
-                if process.stdout is not None:
-                    process.stdout.close()
-        assert segments() == before, f"round {number}"
-        assert below(os.getpid()) == known, f"round {number}"
-        assert not rundir.names().get(NAME, False), f"round {number}: somebody holds the name"
-        assert leases.others() == [], f"round {number}: somebody holds a core"
-    leases.close()
+    with contextlib.closing(Leases(str(place / "leases"))) as leases:
+        for number in range(ROUNDS):
+            phase = number % 3
+            processes = [launch(place)]
+            try:
+                if phase:
+                    wait_until(is_up, f"round {number}: the runtime to start")
+                    processes += [start_client() for _ in range(2)]
+                if phase == 2:
+                    for client in processes[1:]:
+                        assert client.stdout is not None
+                        assert client.stdout.readline() == b"loaded\n"
+                time.sleep(rng.random() * (0.5, 0.8, 0.2)[phase])
+            finally:
+                kill_everything(known, rng)
+                for process in processes:
+                    process.wait(WATCHDOG_S)
+                    if process.stdout is not None:
+                        process.stdout.close()
+            assert segments() == before, f"round {number}"
+            assert below(os.getpid()) == known, f"round {number}"
+            assert not rundir.names().get(NAME, False), f"round {number}: somebody holds the name"
+            assert leases.others() == [], f"round {number}: somebody holds a core"
     # After all that the name is free, the cores are free, and the plan cache is whole.
     x = {"x": np.random.default_rng(0).standard_normal((1, 24, 24, 24)).astype(np.float32)}
     with aspen_mp.Runtime(workers=2, name=NAME) as runtime:

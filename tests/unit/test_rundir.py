@@ -94,3 +94,23 @@ def test_lock_file_that_is_a_link_is_not_followed(run_directory, tmp_path):
     with pytest.raises(OSError, match="symbolic"):
         rundir.Claim("x")
     assert victim.read_text() == "precious"
+
+
+def test_who_looks_or_cleans_is_in_nobody_s_way(run_directory):
+    """Claims over the files of the killed, while other processes ask which runtimes there are, and clean up."""
+    code = "import sys; from aspen_mp.control import rundir; print(flush=True)\nwhile True: rundir.names(); rundir.clean()"
+    lookers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for looker in lookers:
+            assert looker.stdout is not None
+            looker.stdout.readline()
+        for _ in range(2000):
+            claim = rundir.Claim("busy")
+            assert rundir.names() == {"busy": True}
+            os.close(claim._lock)  # as if it had been killed
+            os.close(claim._dir)
+            assert rundir.names() in ({"busy": False}, {})
+    finally:
+        for looker in lookers:
+            looker.kill()
+            looker.communicate()
