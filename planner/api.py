@@ -13,7 +13,7 @@ from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
-from aspen_mp.planner.passes import cleanup, pipeline, strassen
+from aspen_mp.planner.passes import cleanup, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
@@ -116,6 +116,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     if options.fuse and options.winograd and options.strassen:
         strassen.use_seven_products(kernels, options.strassen)
         verify.check(kernels, "Strassen's products", kernel_level=True)
+    streams.stream_weights(kernels)
     return kernels
 
 

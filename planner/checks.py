@@ -129,7 +129,7 @@ def _same_dtype(call: Call) -> None:
 def _gemm(call: Call) -> None:
     _all_f32(call)
     out, a, b = call.out.shape, call.input(0), call.input(1)
-    packed = _range(call, 0, "packed_b", 0, 2)
+    packed = _range(call, 0, "packed_b", 0, 3)
     _act(call, 2)
     _range(call, 5, "residual_last", 0, 3)
     _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
@@ -146,7 +146,7 @@ def _gemm(call: Call) -> None:
     _scale(call, 4, out[-1])
     left = call.optional(6)
     if left is not None:
-        _need(packed == 1 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
+        _need(packed > 0 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
         _shape(left, left_factors(a.shape), "shape of input 6")
         _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
 

@@ -5,8 +5,8 @@ This table is the contract between lowering and the plan; what the parameters me
 ===================  ==============================================================================================================
 op                   attrs
 ===================  ==============================================================================================================
-``GEMM``             ``packed_b``, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?, scale? [N],
-                     shift? [N], left?: what STRASSEN makes of A
+``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?,
+                     scale? [N], shift? [N], left?: what STRASSEN makes of A
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
@@ -75,7 +75,8 @@ def _act(act: Act) -> list[int]:
 
 def _gemm(a: dict[str, Any]) -> list[int]:
     last = 2 if a.get("gated", False) else int(a.get("residual_last", False))
-    return [int(a["packed_b"]), bits(a["alpha"]), *_act(a["act"]), last, 0, 0]
+    packed = int(a["packed_b"]) + int(a.get("streamed", False))
+    return [packed, bits(a["alpha"]), *_act(a["act"]), last, 0, 0]
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from aspen_mp.workers import _kernels
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
 
 
-def params(packed: bool, alpha: float, activation: str, residual_last: int = 0) -> list[int | float]:
+def params(packed: bool | int, alpha: float, activation: str, residual_last: int = 0) -> list[int | float]:
     return [int(packed), alpha, *ACTIVATIONS[activation], int(residual_last), 0, 0]
 
 
@@ -95,6 +95,21 @@ def test_packed_raw_and_transposed_agree(isa, m, k, n):
         assert same_bits(packed, run("GEMM", out, [a, b], params(False, 1.0, "IDENTITY"), isa=isa))
         rows = [([i, 0], [i + 1, n]) for i in range(m)]
         assert same_bits(packed, run("GEMM", out, [a, b], params(False, 1.0, "IDENTITY"), rows, isa=isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("k", [1, 2, 127, 128, 129, 131, 515])
+def test_weights_from_memory(isa, k):
+    """What is fetched ahead changes no bit, whatever panels are taken together and wherever the box begins and ends."""
+    rng = np.random.default_rng(k)
+    for m in range(1, 17):
+        for n in (1, 16, 24, 33, 64, 100, 128, 200, 256):
+            a, w = rng.standard_normal((m, k), dtype=np.float32), pack_panels(rng.standard_normal((k, n), dtype=np.float32))
+            out = np.empty((m, n), np.float32)
+            wanted = run("GEMM", out, [a, w], params(1, 1.0, "IDENTITY"), isa=isa)
+            assert same_bits(wanted, run("GEMM", out, [a, w], params(2, 1.0, "IDENTITY"), isa=isa))
+            cut = [([0, 0], [m, n // 3]), ([0, n // 3], [m, n])]
+            assert same_bits(wanted, run("GEMM", out, [a, w], params(2, 1.0, "IDENTITY"), cut, isa=isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)

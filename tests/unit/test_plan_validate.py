@@ -166,7 +166,7 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("stride", param("CONV", 3, 0)),
     ("activation", param("CONV", 9, 1000)),
     ("shape of input 1", param("CONV", 1, 5)),
-    ("packed_b", param("GEMM", 0, 2)),
+    ("packed_b", param("GEMM", 0, 3)),
     ("axes", param("REDUCE", 1, 1 << 20)),
     ("opcode", param("UNARY", 0, -1)),
     ("required", operand("CONV", 2, "dtype", 0)),

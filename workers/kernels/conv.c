@@ -340,7 +340,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
   mm_rows block;
-  block.next = NULL;
+  block.next = NULL, block.stream = 0;
   block.a_step = s->step;
   block.bias[0] = bias;
   block.residual[0] = NULL;

@@ -72,9 +72,9 @@ INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int
 }
 
 /* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. follows: the
- * panel that comes next lies behind this one. */
+ * panel that comes next lies behind this one. streamed: all of B comes from memory. */
 static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int follows,
-                     int64_t column, int64_t first, int64_t last) {
+                     int streamed, int64_t column, int64_t first, int64_t last) {
   const int64_t a_step = walk->axes == 1 ? walk->stride[ROW_A][0] : 0;
   const int even = a_step && job->a_stride == 1 && job->b_stride == ASPEN_NR;
   const int64_t blocks = even ? mm_even_blocks(rows, a_step) : mm_blocks(rows);
@@ -82,7 +82,7 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   const char *next = (const char *)(b + (last - column + ASPEN_NR - 1) / ASPEN_NR * job->b_panel);
   const int64_t step = ((int64_t)sizeof(float) * ASPEN_NR + blocks - 1) / blocks; /* rounded up: what is left out would be waited for */
   const float *a[MM_EVEN_ROWS];
-  mm_rows block = {.taps = 1, .a = a, .a_step = a_step, .next_step = step};
+  mm_rows block = {.taps = 1, .a = a, .a_step = a_step, .next_step = step, .stream = streamed && blocks == 1};
   for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {
     block.rows = (int)(mm_cut(rows, blocks, i + 1) - row);
     block.next = follows && blocks > 1 ? next + i * step * job->k : NULL;
@@ -144,7 +144,7 @@ int FN(gemm)(const aspen_call *c) {
     if (packed) {
       for (int64_t n = n_lo; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
         const int64_t column = n / ASPEN_NR * ASPEN_NR, end = column + panels * ASPEN_NR, last = end < n_hi ? end : n_hi;
-        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, 1, column, n, last);
+        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, 1, c->params[0] == 2, column, n, last);
         n = last;
       }
     } else {
@@ -157,7 +157,7 @@ int FN(gemm)(const aspen_call *c) {
         for (; n + ASPEN_NR <= n_hi;) {
           int64_t last = n + panels * ASPEN_NR;
           if (last > n_hi) last = n + (n_hi - n) / ASPEN_NR * ASPEN_NR; /* whole panels only: nothing beyond B may be read */
-          all_rows(&job, &walk, rows, base, bp + n, 0, n, n, last);
+          all_rows(&job, &walk, rows, base, bp + n, 0, 0, n, n, last);
           n = last;
         }
         job.b_stride = ASPEN_NR;
@@ -165,7 +165,7 @@ int FN(gemm)(const aspen_call *c) {
       for (; n < n_hi; n += ASPEN_NR) {
         const int64_t last = n + ASPEN_NR < n_hi ? n + ASPEN_NR : n_hi;
         FN(mm_pack)(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
-        all_rows(&job, &walk, rows, base, c->scratch, 0, n, n, last);
+        all_rows(&job, &walk, rows, base, c->scratch, 0, 0, n, n, last);
       }
     }
     int axis = first_row_axis - 1;

@@ -65,7 +65,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        bias?, residual? (both same rank as out, broadcast by stride 0), scale? and shift? ([N], contiguous; both or neither), left?
  *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
  *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
- *        params: packed_b, f64 alpha, ACT(3), residual_last, 2 reserved
+ *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]

@@ -8,6 +8,8 @@
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_COPIED 16 /* rows ahead that are copied to a panel */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
+#define STREAM_AHEAD 128   /* terms ahead in packed panels that come from memory: the hardware follows none beyond a page, which 32 terms fill */
+#define ROW_BYTES (ASPEN_NR * (int64_t)sizeof(float))
 
 int FN(mm_prepare)(mm_job *job, const int64_t *params) {
   double ab[2];
@@ -174,21 +176,27 @@ INLINE void term(const int R, const int V, const float *const *p, const float *b
 }
 
 /* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. Between the terms,
- * `next` and `lines` are fetched; the narrower the vectors, the fewer loads a term has room for. */
-INLINE const float *contiguous_terms(const int R, const int V, const float *const *p, const float *b, int64_t b_panel, int64_t terms,
-                                     const char *next, int64_t next_step, const char *const *lines, vf *sum) {
+ * `next` and `lines` are fetched; the narrower the vectors, the fewer loads a term has room for. stream: `next` is a row of each panel. */
+INLINE const float *contiguous_terms(const int R, const int V, const int stream, const float *const *p, const float *b, int64_t b_panel,
+                                     int64_t terms, const char *next, int64_t next_step, const char *const *lines, vf *sum) {
   int64_t k = 0;
   for (; k + 2 <= terms; k += 2) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++, b += ASPEN_NR) {
+      if (stream)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v += PANEL_VECTORS) {
+          __builtin_prefetch(next + v / PANEL_VECTORS * b_panel * (int64_t)sizeof(float), 0, 2);
+          __builtin_prefetch(next + v / PANEL_VECTORS * b_panel * (int64_t)sizeof(float) + ROW_BYTES / 2, 0, 2);
+        }
       if (V <= PANEL_VECTORS) {
-        __builtin_prefetch(next, 0, 2);
-        next += next_step;
+        if (!stream) __builtin_prefetch(next, 0, 2);
         if (LINE == 1)
           __builtin_prefetch(lines[(k + i) % AHEAD]);
         else if (i == 0)
           __builtin_prefetch(lines[k / 2 % AHEAD]);
       }
+      next += next_step;
       term(R, V, p, b, b_panel, k + i, sum);
     }
   }
@@ -197,6 +205,17 @@ INLINE const float *contiguous_terms(const int R, const int V, const float *cons
     b += ASPEN_NR;
   }
   return b;
+}
+
+/* The same where B comes from memory: what is fetched lies STREAM_AHEAD terms ahead, and where the panels of `b` end, in those behind them. */
+INLINE const float *streamed_terms(const int R, const int V, const float **p, const float *b, int64_t b_panel, int64_t terms,
+                                   const char *const *lines, vf *sum) {
+  const int64_t inside = terms > STREAM_AHEAD ? (terms - STREAM_AHEAD) / 2 * 2 : 0;
+  const int64_t others = V > PANEL_VECTORS ? (V / PANEL_VECTORS - 1) * b_panel : 0;
+  b = contiguous_terms(R, V, 1, p, b, b_panel, inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR), ROW_BYTES, lines, sum);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) p[r] += inside;
+  return contiguous_terms(R, V, 1, p, b, b_panel, terms - inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR + others), ROW_BYTES, lines, sum);
 }
 
 /* The sums of a block, through the epilogue. */
@@ -261,7 +280,8 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
     for (int r = 0; r < R; r++) p[r] = a[r];
     a += R;
     if (a_stride == 1 && !far_rows && !half) {
-      b = contiguous_terms(R, V, p, b, b_panel, k_end, next, next_step, lines, sum);
+      if (rows->stream) b = streamed_terms(R, V, p, b, b_panel, k_end, lines, sum);
+      else b = contiguous_terms(R, V, 0, p, b, b_panel, k_end, next, next_step, lines, sum);
       next += k_end * next_step;
       continue;
     }
@@ -327,10 +347,10 @@ INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, c
   const char *lines[2 * AHEAD];
   lines_to_come(R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, lines);
   const float *base[(MM_EVEN_ROWS + 2) / 3];
-  const int64_t terms = job->k, a_step = rows->a_step, next_step = rows->next ? rows->next_step : 0;
+  const int64_t terms = job->k, a_step = rows->a_step, next_step = rows->stream ? ROW_BYTES : rows->next ? rows->next_step : 0;
 #pragma GCC unroll 8
   for (int r = 0; r < R; r += 3) base[r / 3] = rows->a[0] + r * a_step;
-  const char *next = rows->next ? rows->next : (const char *)b;
+  const char *next = rows->stream ? (const char *)(b + STREAM_AHEAD * ASPEN_NR) : rows->next ? rows->next : (const char *)b;
   int64_t k = 0;
   for (; k + 2 <= terms; k += 2)
 #pragma GCC unroll 2

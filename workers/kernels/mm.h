@@ -47,6 +47,7 @@ typedef struct mm_rows {
   const float *bias[MM_EVEN_ROWS], *residual[MM_EVEN_ROWS];
   const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
   int64_t next_step;
+  uint8_t stream;    /* instead: nothing but this block is multiplied with B, packed; it is brought nearer ahead of the reading */
 } mm_rows;
 
 /* Fill in the epilogue from the parameters {ACT(3), residual_last} at params, and `direct` from the strides set before. Returns 0, or

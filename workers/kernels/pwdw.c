@@ -183,7 +183,7 @@ static void expand_pixels(const pwdw *v, const strip *s, const mm_job *job, cons
   const int64_t blocks = mm_blocks(pixels), x_column = v->x->strides[3];
   const float *a[MM_ROWS];
   mm_rows block;
-  block.taps = 1, block.a = a, block.bias[0] = w->bias, block.residual[0] = NULL, block.next = NULL;
+  block.taps = 1, block.a = a, block.bias[0] = w->bias, block.residual[0] = NULL, block.next = NULL, block.stream = 0;
   int64_t row = from, left = 0;
   const float *at = NULL;
   float *out = NULL;
