@@ -37,11 +37,16 @@ def path() -> str:
 
 
 def open_directory(*, create: bool) -> int:
-    """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError."""
+    """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError; with
+    `create` AspenError where it cannot be made."""
     where = path()
     if create:
-        with suppress(FileExistsError):
+        try:
             os.mkdir(where, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise AspenError(f"a runtime with a name needs the directory {where}, which cannot be made ({error.strerror})") from None
     try:
         fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:

@@ -1,14 +1,17 @@
 """Starts the planner process and the worker processes: posix_spawn with an explicit list of descriptors, in a session of their own.
 
-A child sees descriptor 3 (its socket) and nothing else of ours, whatever the parent has open. It looks for modules where the parent does.
+A child sees its standard streams, descriptor 3 (its socket) and nothing else of ours, whatever the parent has open or closed. It looks for
+modules where the parent does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from aspen_mp.shm.scarcity import OPENING
 
@@ -33,17 +36,35 @@ def spawn(module: str, arguments: Sequence[str], sock: socket.socket, *, session
 
     `session` puts it in a session of its own, out of reach of the terminal's Ctrl-C.
     """
-    code = _CODE.format(path=[os.path.abspath(p) for p in sys.path], module=module)
+    code = _CODE.format(path=_folders(), module=module)
     command = [sys.executable, "-P", "-c", code, *arguments]
-    # A descriptor that already has the target's number would keep its close-on-exec flag: dup2 onto itself does nothing.
-    source = sock.fileno() if sock.fileno() != SOCKET_FD else os.dup(SOCKET_FD)
+    # Above all the numbers that the child's streams and its socket get: one of theirs would be overwritten before it is copied (a daemon
+    # that has closed its streams has sockets there), and dup2 of a descriptor onto itself leaves close-on-exec set.
+    source = fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, SOCKET_FD + 1)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    actions += [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2) if not _inherited(stream)]
     actions.append((os.POSIX_SPAWN_DUP2, source, SOCKET_FD))
     try:
         return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=session, setsigmask=[])
     finally:
-        if source != sock.fileno():
-            os.close(source)
+        os.close(source)
+
+
+def _folders() -> list[str]:
+    """Where modules are looked for. Those relative to a working directory that has been removed lead nowhere."""
+    folders = []
+    for folder in sys.path:
+        with suppress(FileNotFoundError):
+            folders.append(os.path.abspath(folder))
+    return folders
+
+
+def _inherited(stream: int) -> bool:
+    """Whether a child gets a standard stream of ours. What is closed it does not, nor what took its number: that closes on exec."""
+    try:
+        return os.get_inheritable(stream)
+    except OSError:
+        return False
 
 
 def start_worker() -> tuple[int, socket.socket]:

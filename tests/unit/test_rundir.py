@@ -114,3 +114,11 @@ def test_who_looks_or_cleans_is_in_nobody_s_way(run_directory):
         for looker in lookers:
             looker.kill()
             looker.communicate()
+
+
+@pytest.mark.parametrize("base", ["missing", "file/below"])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path, monkeypatch, base):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / base))
+    with pytest.raises(AspenError, match=f"{base}/aspen-mp, which cannot be made"):
+        rundir.Claim("default")
