@@ -120,6 +120,10 @@ class Limits:
     nice: int = 0
 
 
+def _nothing(sock: socket.socket) -> None:
+    """What a child of a model that has gone would do."""
+
+
 class PlannerChild:
     """Runs the jobs of one model, one after the other. `serve(sock)` is what the child does with its end of the socket."""
 
@@ -173,6 +177,12 @@ class PlannerChild:
         self._waiting.clear()
         for job in jobs:
             job.on_error(error or AspenError("loading was cancelled"))
+
+    def retire(self) -> None:
+        """`close` for good: nothing refers to the model any more that refers to this, or memory of models that come and go would grow until
+        the garbage collector looks at everything, which in a process with little to do it does after hundreds of them."""
+        self.close()
+        self._serve = _nothing
 
     def _next(self) -> None:
         if not self._waiting:

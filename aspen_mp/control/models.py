@@ -492,8 +492,8 @@ class ModelStore:
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
         self._stop_replanning(model)
-        model.behind.close()
-        model.child.close()
+        model.behind.retire()
+        model.child.retire()
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)
         self._weights_after(model.weight_segments, waits_for)

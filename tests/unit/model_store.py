@@ -66,6 +66,9 @@ class Child:
         for job in jobs:
             job.on_error(AspenError("loading was cancelled"))
 
+    def retire(self) -> None:
+        self.close()
+
 
 class World:
     """A store of models with one of them loaded; `prepared`: whether planning children can be forked at once."""

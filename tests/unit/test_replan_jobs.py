@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +30,28 @@ WATCHDOG_S = 60.0
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with store_of_models(tmp_path, monkeypatch) as world:
         yield world
+
+
+def test_a_model_that_is_dropped_goes_at_once() -> None:
+    """Without the garbage collector, which seldom runs in a process with little to do: memory would grow with models that come and go."""
+
+    class Subject:
+        child: PlannerChild
+
+    def serve(subject: Subject, sock: socket.socket) -> None: ...
+
+    loop = Loop()
+    gc.disable()
+    try:
+        subject = Subject()
+        subject.child = PlannerChild(loop, "m", partial(serve, subject))
+        gone = weakref.ref(subject)
+        subject.child.retire()
+        del subject
+        assert gone() is None
+    finally:
+        gc.enable()
+        loop.close()
 
 
 def test_a_process_of_its_own(world: World) -> None:
