@@ -38,6 +38,9 @@ class _Free:
     def unused(self) -> bool:
         return self.begins == [_control.DATA_FIRST] and self.ends == [self.segment.nbytes]
 
+    def holds(self, nbytes: int) -> bool:
+        return any(end - begin >= nbytes for begin, end in zip(self.begins, self.ends, strict=True))
+
     def take(self, nbytes: int) -> int | None:
         for i, (begin, end) in enumerate(zip(self.begins, self.ends, strict=True)):
             if end - begin >= nbytes:
@@ -75,7 +78,7 @@ class DataMemory:
 
     def allocate(self, nbytes: int) -> Span:
         """A 64-byte aligned span. ResourceLimitError when no more shared memory can be had."""
-        nbytes = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        nbytes = _aligned(nbytes)
         with self._lock:
             for index, free in self._free.items():
                 offset = free.take(nbytes)
@@ -87,6 +90,15 @@ class DataMemory:
             offset = free.take(nbytes)
             assert offset is not None
             return Span(index, offset, nbytes, segment.buf)
+
+    def has(self, nbytes: int) -> bool:
+        """Whether `allocate` would find so many bytes at once. False too while another thread is getting some."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return any(free.holds(_aligned(nbytes)) for free in self._free.values())
+        finally:
+            self._lock.release()
 
     def give_back(self, span: Span) -> None:
         with self._lock:
@@ -106,3 +118,7 @@ class DataMemory:
             for free in self._free.values():
                 free.segment.close()
             self._free.clear()
+
+
+def _aligned(nbytes: int) -> int:
+    return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)

@@ -179,6 +179,18 @@ class Stage:
         region.holds = 1
         return region
 
+    def has_room(self) -> bool:
+        """Whether a request can have a region without asking the planner process for memory."""
+        return bool(self._free) or self._session.memory.has(self.planned.region)
+
+    def make_room(self) -> bool:
+        """A region for a request that is to come. False where there is none; the request will say why."""
+        try:
+            self._release(self._acquire())
+        except AspenError:
+            return False
+        return not self.closed
+
     def _begin(self, arrays: Mapping[str, Any], borrow: bool) -> Region:
         """A region with the inputs in it: where one of them is there already, the region in which it lies."""
         region = None

@@ -35,6 +35,12 @@ class Submit(Protocol):
     def __call__(self, item: Any) -> Future_[Results]: ...
 
 
+class SubmitAsync(Protocol):
+    """The same for an event loop."""
+
+    async def __call__(self, item: Any) -> Future_[Results]: ...
+
+
 class _Item:
     """What the iterable gave, or how it failed (`source`)."""
 
@@ -243,7 +249,7 @@ class Stream(Iterator[R]):
 
 
 async def stream_async(
-    submit: Submit,
+    submit: SubmitAsync,
     items: Iterable[Any] | AsyncIterable[Any],
     *,
     model: str,
@@ -291,7 +297,7 @@ async def stream_async(
                     more, failure = False, error
                 else:
                     try:
-                        future = submit(value)
+                        future = await submit(value)
                     except Exception as error:
                         future = _failed(error)
                     item = _Item(next(numbers), future, None if timeout is None else time.monotonic() + timeout)

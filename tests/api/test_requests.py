@@ -15,6 +15,7 @@ import small_models
 import aspen_mp
 from aspen_mp import stages
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
+from aspen_mp.memory import DataMemory, Span
 
 WATCHDOG_S = 60.0
 
@@ -192,6 +193,44 @@ def test_threads(mlp):
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_event_loop_goes_on_while_shared_memory_is_made(runtime, monkeypatch, stream):
+    """It is made only after another task of the loop has had its turn: in the loop's own thread that would never come."""
+    model = runtime.load(small_models.mlp())
+    feeds = {"x": np.ones((4, 16), np.float32)}
+    expected = model.run(feeds)["y"]
+    make, turn = DataMemory.allocate, threading.Event()
+
+    def allocate(memory: DataMemory, nbytes: int) -> Span:
+        assert turn.wait(WATCHDOG_S)
+        return make(memory, nbytes)
+
+    async def ask() -> np.ndarray:
+        if stream:
+            (results,) = [results async for results in model.map_async([feeds])]
+            return results["y"]
+        x = feeds["x"].copy()
+        task = asyncio.create_task(model.run_async({"x": x}))
+        await asyncio.sleep(0)  # it has taken its input by now
+        x[...] = 0
+        return (await task)["y"]
+
+    async def both() -> np.ndarray:
+        y, _ = await asyncio.gather(ask(), _soon(turn))
+        return y
+
+    monkeypatch.setattr(DataMemory, "has", lambda memory, nbytes: turn.is_set())
+    monkeypatch.setattr(DataMemory, "allocate", allocate)
+    model._tree.single({"x": feeds["x"]})._free.clear()
+    np.testing.assert_array_equal(asyncio.run(both()), expected)
+
+
+async def _soon(event: threading.Event) -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    event.set()
 
 
 def test_asyncio(mlp):

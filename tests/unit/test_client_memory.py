@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from aspen_mp import memory
 from aspen_mp.shm import _control
 from aspen_mp.shm.segments import Segment
+
+WATCHDOG_S = 60.0
 
 
 class Segments:
@@ -28,6 +31,35 @@ class Segments:
 
     def drop(self, index: int) -> None:
         del self.live[index]
+
+
+def test_what_can_be_had_at_once():
+    segments = Segments()
+    pool = memory.DataMemory(segments.make, segments.drop)
+    assert not pool.has(1)
+    span = pool.allocate(1000)
+    left = memory.FIRST_BYTES - _control.DATA_FIRST - span.nbytes
+    assert pool.has(left)
+    assert not pool.has(left + 1)
+    busy, free = threading.Event(), threading.Event()
+
+    def make_another() -> None:
+        pool.allocate(memory.FIRST_BYTES)
+
+    def slow(nbytes: int) -> tuple[int, Segment]:
+        busy.set()
+        assert free.wait(WATCHDOG_S)
+        return segments.make(nbytes)
+
+    pool._make = slow
+    thread = threading.Thread(target=make_another)
+    thread.start()
+    assert busy.wait(WATCHDOG_S)
+    assert not pool.has(1)  # it would have to wait for the other thread
+    free.set()
+    thread.join()
+    assert pool.has(left)
+    pool.close()
 
 
 @settings(max_examples=60, deadline=None)
