@@ -13,16 +13,21 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own costs more to import than this file
 __version__ = "0.1.0"
 __all__ = [
+    "ExecutionMode",
+    "GraphOptimizationLevel",
     "InferenceSession",
     "Model",
     "Planning",
     "RequestFuture",
+    "RunOptions",
     "Runtime",
     "SessionOptions",
     "ValueInfo",
     "__version__",
     "connect",
     "errors",
+    "get_available_providers",
+    "get_device",
 ]
 
 if TYPE_CHECKING:
@@ -30,8 +35,13 @@ if TYPE_CHECKING:
 
     from aspen_mp import errors as errors
     from aspen_mp.future import RequestFuture as RequestFuture
+    from aspen_mp.inference import ExecutionMode as ExecutionMode
+    from aspen_mp.inference import GraphOptimizationLevel as GraphOptimizationLevel
     from aspen_mp.inference import InferenceSession as InferenceSession
+    from aspen_mp.inference import RunOptions as RunOptions
     from aspen_mp.inference import SessionOptions as SessionOptions
+    from aspen_mp.inference import get_available_providers as get_available_providers
+    from aspen_mp.inference import get_device as get_device
     from aspen_mp.model import Model as Model
     from aspen_mp.model import ValueInfo as ValueInfo
     from aspen_mp.planner.options import Planning as Planning
@@ -39,8 +49,13 @@ if TYPE_CHECKING:
     from aspen_mp.runtime import connect as connect
 
 _WHERE = {
+    "ExecutionMode": "aspen_mp.inference",
+    "GraphOptimizationLevel": "aspen_mp.inference",
     "InferenceSession": "aspen_mp.inference",
+    "RunOptions": "aspen_mp.inference",
     "SessionOptions": "aspen_mp.inference",
+    "get_available_providers": "aspen_mp.inference",
+    "get_device": "aspen_mp.inference",
     "Runtime": "aspen_mp.runtime",
     "connect": "aspen_mp.runtime",
     "Model": "aspen_mp.model",

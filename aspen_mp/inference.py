@@ -3,18 +3,22 @@
 import aspen_mp as ort
 session = ort.InferenceSession("model.onnx")
 (y,) = session.run(None, {"x": x})
+
+What onnxruntime has and this has not is an error that says what to use instead; what has no meaning here and changes no result is taken and
+does nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp.errors import RequestError
+from aspen_mp import arguments
+from aspen_mp.errors import RequestCancelled, RequestError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +40,33 @@ _ONNX_NAMES = {
     "float8_e8m0fnu": "float8e8m0",
     "float4_e2m1fn": "float4e2m1",
 }
+_ELSEWHERE = {
+    "io_binding": "Model.input_buffers has inputs that are not copied, and large outputs never are",
+    "run_with_iobinding": "Model.input_buffers has inputs that are not copied, and large outputs never are",
+    "run_with_ort_values": "run takes and gives numpy arrays",
+    "end_profiling": "Runtime.trace records what workers do",
+    "get_profiling_start_time_ns": "Runtime.trace records what workers do",
+    "get_tuning_results": "tiles are searched when a model is loaded",
+    "set_tuning_results": "tiles are searched when a model is loaded",
+}
+"""Methods of onnxruntime's sessions that there are not, and what there is."""
+
+
+class GraphOptimizationLevel(IntEnum):
+    """As onnxruntime's; every graph is optimized here, and no level changes that."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """As onnxruntime's; operators always run beside each other here."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +78,56 @@ class NodeArg:
     type: str
 
 
-@dataclass
+@dataclass(slots=True)
 class SessionOptions:
-    """The options that mean something here. `intra_op_num_threads`: workers of the runtime, if this session is the one that starts it."""
+    """`intra_op_num_threads`: workers of the runtime, if this session is the one that starts it; 0: one for each core.
+
+    The other options are onnxruntime's and do nothing. What would be missed is refused when a session is made with it: `enable_profiling`
+    and `optimized_model_filepath`, which would write files.
+    """
 
     intra_op_num_threads: int = 0
+    inter_op_num_threads: int = 0
+    execution_mode: int = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: int = 0
+    graph_optimization_level: int = GraphOptimizationLevel.ORT_ENABLE_ALL
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    profile_file_prefix: str = "onnxruntime_profile_"
+    optimized_model_filepath: str = ""
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
+    _entries: dict[str, str] = field(default_factory=dict)
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        self._entries[arguments.text("key", key)] = arguments.text("value", value)
+
+    def get_session_config_entry(self, key: str) -> str:
+        return self._entries[key]
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """`terminate`: True when a run begins fails it with RequestCancelled. The other options are onnxruntime's and do nothing."""
+
+    terminate: bool = False
+    only_execute_path_to_fetches: bool = False
+    training_mode: bool = False
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    _entries: dict[str, str] = field(default_factory=dict)
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        self._entries[arguments.text("key", key)] = arguments.text("value", value)
+
+    def get_run_config_entry(self, key: str) -> str:
+        return self._entries[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +146,10 @@ class ModelMetadata:
 class InferenceSession:
     """A loaded model.
 
-    `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: anything with `intra_op_num_threads`. `providers`: accepted;
-    everything runs on the CPU. `runtime`: a `Runtime`, or the name of a running one; without it all sessions of the process share one
-    private runtime, which the first session starts. Raises what `Runtime.load` raises.
+    `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: `SessionOptions`, onnxruntime's too. `providers`: names, or pairs
+    of a name and options; everything runs on the CPU, and each other name is warned of. `disabled_optimizers` and `enable_fallback` do
+    nothing. `runtime`: a `Runtime`, or the name of a running one; without it all sessions of the process share one private runtime, which
+    the first session starts. Raises what `Runtime.load` raises, and TypeError or ValueError for what onnxruntime does not take either.
     """
 
     def __init__(
@@ -82,19 +159,19 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
+        disabled_optimizers: Sequence[str] | None = None,
+        enable_fallback: bool = True,
         runtime: Runtime | str | None = None,
         **load_options: Any,
     ) -> None:
-        wanted = [p[0] if isinstance(p, tuple) else p for p in providers or ()]
-        if wanted and _PROVIDER not in wanted:
-            warnings.warn(f"aspen-mp runs on the CPU; none of the providers {wanted} is used", stacklevel=2)
+        _check_providers(providers, provider_options, stacklevel=3)
         self._source = path_or_bytes
-        self._options = sess_options if sess_options is not None else SessionOptions()
+        self._options = SessionOptions() if sess_options is None else sess_options
+        threads = _threads(self._options)
         self._own: Runtime | None = None
         if runtime is None:
             from aspen_mp import shared
 
-            threads = int(getattr(self._options, "intra_op_num_threads", 0) or 0)
             runtime = shared.runtime(threads or None)
         elif isinstance(runtime, str):
             import aspen_mp
@@ -111,14 +188,46 @@ class InferenceSession:
         self._closed = False
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
-        """Outputs in the order of `output_names` (None: all, in the model's order). `RequestError` for what does not fit the model."""
-        names = [output_names] if isinstance(output_names, str) else None if output_names is None else list(output_names)
-        if names is not None:
-            unknown = [name for name in names if name not in self._outputs]
-            if unknown:
-                raise RequestError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(self._outputs)}")
+        """Outputs in the order of `output_names` (None or none: all, in the model's order). `RequestError` for what does not fit the
+        model. `run_options`: `RunOptions`, onnxruntime's too."""
+        names = self._asked(output_names)
+        _check_run(run_options)
         results = self._model.run(input_feed, names)
-        return [results[name] for name in (self._outputs if names is None else names)]
+        return [results[name] for name in names]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """`run` in the background; ``callback(results, user_data, error)`` comes from a thread, `error` empty where nothing went wrong."""
+        names = self._asked(output_names)
+        _check_run(run_options)
+        if not callable(callback):
+            raise TypeError(f"callback must be a function (results, user_data, error), not {callback!r} ({type(callback).__name__})")
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            results = [] if error is not None else [future.result()[name] for name in names]
+            callback(results, user_data, "" if error is None else str(error) or type(error).__name__)
+
+        self._model.submit(input_feed, names).add_done_callback(done)
+
+    def _asked(self, output_names: Sequence[str] | None) -> list[str]:
+        """The names of the outputs to return, checked."""
+        if output_names is None:
+            return self._outputs
+        if isinstance(output_names, str):
+            output_names = [output_names]
+        if not isinstance(output_names, Sequence):
+            raise TypeError(f"output_names must be a list of names or None, not {output_names!r} ({type(output_names).__name__})")
+        unknown = [name for name in output_names if name not in self._outputs]
+        if unknown:
+            raise RequestError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(self._outputs)}")
+        return list(output_names) or self._outputs
 
     def get_inputs(self) -> list[NodeArg]:
         return [_node_arg(i) for i in self._model.inputs]
@@ -131,6 +240,16 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         return [_PROVIDER]
+
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Checks them as the constructor does; everything goes on on the CPU."""
+        _check_providers(providers, provider_options, stacklevel=3)
+
+    def enable_fallback(self) -> None:
+        """Does nothing: there is one provider."""
+
+    def disable_fallback(self) -> None:
+        """Does nothing: there is one provider."""
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         return {_PROVIDER: {}}
@@ -159,7 +278,7 @@ class InferenceSession:
         )
 
     def close(self) -> None:
-        """Unloads the model. Also done when the session is garbage collected or used as a context manager."""
+        """Unloads the model; also at the end of a ``with`` block. One that is forgotten is given back as `Model.unload` says."""
         if self._closed:
             return
         self._closed = True
@@ -174,10 +293,49 @@ class InferenceSession:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            with contextlib.suppress(Exception):  # the interpreter may be going down, and nobody listens to __del__
-                self.close()
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            instead = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"aspen-mp's InferenceSession has no {name!r}{instead}", name=name, obj=self)
+
+
+def _check_providers(providers: Any, options: Any, stacklevel: int) -> None:
+    """What onnxruntime would not take raises; what it would run elsewhere is warned of."""
+    if isinstance(providers, str):
+        providers = [providers]
+    wanted = []
+    for provider in providers or ():
+        name = provider[0] if isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], Mapping) else provider
+        if not isinstance(name, str):
+            raise ValueError(f"providers must be names or (name, options) pairs, not {provider!r} ({type(provider).__name__})")
+        wanted.append(name)
+    if options is not None and len(options) != len(wanted):
+        raise ValueError(f"provider_options must be as many as providers, {len(wanted)}, not {len(options)}")
+    others = [name for name in wanted if name != _PROVIDER]
+    if others:
+        warnings.warn(f"aspen-mp runs on the CPU ({_PROVIDER}); it has no {', '.join(map(repr, others))}", stacklevel=stacklevel)
+
+
+def _threads(options: Any) -> int:
+    """How many workers session options ask for; raises for options that would be missed."""
+    if not hasattr(options, "intra_op_num_threads"):
+        raise TypeError(f"sess_options must be SessionOptions, not {options!r} ({type(options).__name__})")
+    for name in ("enable_profiling", "optimized_model_filepath"):
+        if getattr(options, name, None):
+            raise UnsupportedModelError(f"session option {name}: aspen-mp writes no such file; Runtime.trace and `aspen-mp plan` tell more")
+    return arguments.whole("intra_op_num_threads", options.intra_op_num_threads, 0, arguments.MOST_WORKERS)
+
+
+def _check_run(options: Any) -> None:
+    if options is None:
+        return
+    if not hasattr(options, "terminate"):
+        raise TypeError(f"run_options must be RunOptions, not {options!r} ({type(options).__name__})")
+    if options.terminate:
+        raise RequestCancelled("the request was not begun: its options say terminate")
+    if getattr(options, "training_mode", False):
+        raise RequestError("aspen-mp has no training mode")
 
 
 def _node_arg(value: ValueInfo) -> NodeArg:
@@ -191,3 +349,8 @@ def _node_arg(value: ValueInfo) -> NodeArg:
 def get_available_providers() -> list[str]:
     """As onnxruntime's function of this name."""
     return [_PROVIDER]
+
+
+def get_device() -> str:
+    """As onnxruntime's function of this name."""
+    return "CPU"

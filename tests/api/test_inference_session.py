@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,10 +76,78 @@ def test_a_runtime_of_ones_own(model: onnx.ModelProto) -> None:
         assert session.run(None, {"x": np.ones((1, 4), np.float32)})[1].tolist() == [1, 4]
 
 
+def test_options_of_both_packages_are_taken(model: onnx.ModelProto) -> None:
+    x = np.ones((1, 4), np.float32)
+    for package in (aspen_mp, onnxruntime):
+        options = package.SessionOptions()
+        options.graph_optimization_level = package.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.execution_mode = package.ExecutionMode.ORT_PARALLEL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        run_options = package.RunOptions()
+        run_options.log_severity_level = 3
+        providers = package.get_available_providers()
+        with aspen_mp.InferenceSession(model, options, ["CPUExecutionProvider"], [{}], disabled_optimizers=["None"]) as session:
+            assert session.get_session_options() is options
+            assert "CPUExecutionProvider" in providers
+            assert [y.tolist() for y in session.run([], {"x": x}, run_options)] == [y.tolist() for y in session.run(None, {"x": x})]
+            run_options.terminate = True
+            with pytest.raises(errors.RequestCancelled):
+                session.run(None, {"x": x}, run_options)
+    with pytest.raises(AttributeError):
+        aspen_mp.SessionOptions().intra_op_threads = 2  # type: ignore[attr-defined]
+
+
+def test_run_async(model: onnx.ModelProto) -> None:
+    answers: queue.SimpleQueue[tuple[list[np.ndarray], object, str]] = queue.SimpleQueue()
+    with aspen_mp.InferenceSession(model) as session:
+        x = np.ones((1, 4), np.float32)
+        session.run_async(["s"], {"x": x}, lambda *answer: answers.put(answer), "mine")
+        (shape,), mine, error = answers.get(timeout=60)
+        assert (shape.tolist(), mine, error) == ([1, 4], "mine", "")
+
+
+def test_what_onnxruntime_has_and_we_have_not(model: onnx.ModelProto) -> None:
+    """Never ignored where it would be missed, and the error says what there is."""
+    with aspen_mp.InferenceSession(model) as session:
+        for name in ("io_binding", "run_with_ort_values", "end_profiling"):
+            assert not hasattr(session, name)
+            with pytest.raises(AttributeError, match=f"has no '{name}': "):
+                getattr(session, name)
+        with pytest.raises(AttributeError, match=r"no 'get_nonsense'$"):
+            session.get_nonsense()
+    for name, value in (("enable_profiling", True), ("optimized_model_filepath", "m.onnx")):
+        for package in (aspen_mp, onnxruntime):
+            options = package.SessionOptions()
+            setattr(options, name, value)
+            with pytest.raises(errors.UnsupportedModelError, match=name):
+                aspen_mp.InferenceSession(model, options)
+
+
+def test_a_copy_outlives_the_session_that_it_was_made_of(model: onnx.ModelProto) -> None:
+    x = np.ones((1, 4), np.float32)
+    session = aspen_mp.InferenceSession(model)
+    for other in (copy.copy(session), copy.deepcopy(session), pickle.loads(pickle.dumps(session))):
+        assert other.run(["s"], {"x": x})[0].tolist() == [1, 4]
+        del other
+        gc.collect()
+        assert session.run(["s"], {"x": x})[0].tolist() == [1, 4]
+    session.close()
+
+
 def test_wrong_use_is_named(model: onnx.ModelProto) -> None:
-    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
-        session = aspen_mp.InferenceSession(model, providers=[("CUDAExecutionProvider", {})])
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider") as warned:
+        session = aspen_mp.InferenceSession(model, providers=[("CUDAExecutionProvider", {}), "CPUExecutionProvider"])
+    assert warned[0].filename == __file__
     with session:
+        with pytest.warns(UserWarning, match="no 'Nonsense'"):
+            session.set_providers(["Nonsense"])
+        with pytest.raises(TypeError, match="output_names"):
+            session.run(3, {"x": np.zeros((1, 4), np.float32)})
+        with pytest.raises(TypeError, match="run_options"):
+            session.run(None, {"x": np.zeros((1, 4), np.float32)}, 3)
+        with pytest.raises(TypeError, match="callback"):
+            session.run_async(None, {"x": np.zeros((1, 4), np.float32)}, None, None)
         with pytest.raises(errors.RequestError, match="no output 'z'"):
             session.run(["z"], {"x": np.zeros((1, 4), np.float32)})
         with pytest.raises(errors.RequestError, match="x"):
@@ -85,3 +156,11 @@ def test_wrong_use_is_named(model: onnx.ModelProto) -> None:
             session.run(None, {})
     with pytest.raises(errors.ModelParseError):
         aspen_mp.InferenceSession(b"nonsense")
+    for wrong, error, message in (
+        ({"sess_options": ["CPUExecutionProvider"]}, TypeError, "sess_options"),
+        ({"sess_options": aspen_mp.SessionOptions(intra_op_num_threads=-1)}, ValueError, "intra_op_num_threads"),
+        ({"providers": [3]}, ValueError, "providers"),
+        ({"providers": ["CPUExecutionProvider"], "provider_options": [{}, {}]}, ValueError, "provider_options"),
+    ):
+        with pytest.raises(error, match=message):
+            aspen_mp.InferenceSession(model, **wrong)
