@@ -7,11 +7,14 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the console script. Exit status: 0 done, 1 failed, 2 wrong use."""
+    """Entry point of the console script. Exit status: 0 done, 1 failed, 2 wrong use, 130 ended by Ctrl-C."""
     _open_streams()
-    from aspen_mp.cli.app import app
+    try:
+        from aspen_mp.cli.app import app
 
-    app(prog_name="aspen-mp")
+        app(prog_name="aspen-mp")
+    except KeyboardInterrupt:  # while the commands were imported; typer sees to the rest
+        sys.exit(130)
 
 
 def _open_streams() -> None:

@@ -17,7 +17,7 @@ from aspen_mp import errors
 from aspen_mp.arguments import MOST_CPU, MOST_WORKERS
 from aspen_mp.cli import output, sources
 from aspen_mp.control import rundir
-from aspen_mp.errors import AspenError
+from aspen_mp.errors import AspenError, RuntimeLost
 from aspen_mp.workers import topology
 
 
@@ -46,7 +46,7 @@ class LogLevel(StrEnum):
 
 @output.command
 def launch(
-    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]…", help="Models to load at once: .onnx files or zoo:NAME.")] = None,
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL…", help="Models to load at once: .onnx files or zoo:NAME.")] = None,
     workers: Annotated[
         int | None,
         typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Number of workers; default: one for each usable core."),
@@ -75,6 +75,8 @@ def launch(
         endpoint.address(metrics)
         endpoint.need_client()
     if detach:
+        for text in models or ():
+            sources.exists(text)  # said here, as wrong use, not by the process in the background
         _detached(models or [], workers, cores, max_workers, name, profile, log.value, metrics, as_json=as_json)
         return
     import aspen_mp
@@ -82,16 +84,17 @@ def launch(
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
     found = [sources.resolve(text) for text in models or ()]
-    stopped = _Stop()
     with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value) as runtime:
         held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
                 held.append(runtime.load(source.model, name=source.label, progress=update))
+        stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
             report = {
                 "name": name,
-                "pid": os.getpid(),
+                "pid": runtime.pid,
+                "launcher": os.getpid(),
                 "workers": [worker["cpu"] for worker in runtime.workers],
                 "models": models or [],
                 **({"metrics": url} if url else {}),
@@ -102,8 +105,18 @@ def launch(
             else:
                 _announce(report, as_json)
             runtime.wait(stopped.fd)
+            _check_end(runtime.pid)
     if not as_json and ready_fd < 0:
         output.notice(f"runtime {name!r} has ended")
+
+
+def _check_end(pid: int) -> None:
+    """RuntimeLost where the planner process, our child, has ended otherwise than it was asked to: whoever supervises us has to know."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None or (ended.si_code == os.CLD_EXITED and ended.si_status == 0):
+        return
+    how = f"status {ended.si_status}" if ended.si_code == os.CLD_EXITED else signal.Signals(ended.si_status).name
+    raise RuntimeLost(f"the runtime's planner process has ended with {how}")
 
 
 class _Stop:

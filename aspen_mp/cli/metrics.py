@@ -44,7 +44,11 @@ def metrics(
         from aspen_mp.metrics import text
 
         with aspen_mp.connect(name) as runtime:
-            sys.stdout.write(text(runtime.status()))
+            exposition = text(runtime.status())
+        if as_json:
+            output.emit_json({"text": exposition})
+        else:
+            sys.stdout.write(exposition)
         return
     from aspen_mp.metrics import Endpoint
     from aspen_mp.workers import process

@@ -59,21 +59,30 @@ class Source:
         return onnx.load(self.model, load_external_data=False) if isinstance(self.model, str) else self.model
 
 
-def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Source:
-    """The model that `text` names. Typer's BadParameter (exit status 2) if there is none."""
+def exists(text: str) -> None:
+    """Typer's BadParameter (exit status 2) if there is no model that `text` names."""
     if not text.startswith("zoo:"):
         path = Path(text)
         if not path.exists():
             raise typer.BadParameter(f"there is no file {text!r}; networks of the zoo are called zoo:NAME", param_hint="MODEL")
         if path.is_dir():
             raise typer.BadParameter(f"{text!r} is a folder, not an .onnx file", param_hint="MODEL")
-        return Source(path.name, str(path))
+        return
     from aspen_mp.bench import models
 
     name = text.removeprefix("zoo:")
     if name not in models.names(extra=True):
         raise typer.BadParameter(f"the zoo has no {name!r}; it has {', '.join(sorted(models.names(extra=True)))}", param_hint="MODEL")
-    return Source(text, models.build(name, batch=batch or 1, seq=seq or 128), zoo=True)
+
+
+def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Source:
+    """The model that `text` names. Typer's BadParameter (exit status 2) if there is none."""
+    exists(text)
+    if not text.startswith("zoo:"):
+        return Source(Path(text).name, text)
+    from aspen_mp.bench import models
+
+    return Source(text, models.build(text.removeprefix("zoo:"), batch=batch or 1, seq=seq or 128), zoo=True)
 
 
 def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> dict[str, str]:

@@ -47,6 +47,8 @@ def top(
                 else:
                     screen.update(_screen(found), refresh=True)
                 before, look = now, look + 1
+        if look and not isinstance(screen, _Lines) and not output.out.is_terminal:
+            output.out.print()  # rich ends the last line on terminals only
 
 
 class _Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def test_run_random_as_json(model: Path) -> None:
         (["launch", "--cores", "a-b"], "no list of CPUs"),
         (["launch", "--cores", "0-400"], "no list of CPUs"),
         (["launch", "--name", "a/b"], "'a/b' is no runtime name"),
+        (["launch", "nosuch.onnx"], "no file 'nosuch.onnx'"),
+        (["launch", "--detach", "nosuch.onnx"], "no file 'nosuch.onnx'"),
+        (["launch", "--detach", "zoo:nosuch"], "the zoo has no 'nosuch'"),
         (["launch", "--workers", "1000"], "256"),
         (["status", "--name", "a/b"], "'a/b' is no runtime name"),
         (["run", "MODEL", "--random", "--name", ""], "'' is no runtime name"),
@@ -304,11 +308,15 @@ def test_life_of_a_detached_runtime(model: Path) -> None:
     looks = [json.loads(line) for line in ok("top", "--name", "one", "--count", 2, "--interval", 0.05, "--json").splitlines()]
     assert [len(look["workers"]) for look in looks] == [1, 1]
     assert looks[0]["runtime"]["ready"]
-    assert "worker-joined" in ok("top", "--name", "one", "--count", 1, "--interval", 0.05)
+    last = ok("top", "--name", "one", "--count", 1, "--interval", 0.05)
+    assert "worker-joined" in last
+    assert last.endswith("\n")
+    assert "aspen_mp_ready 1.0" in as_json("metrics", "--name", "one", "--once")["text"]
     done = cli("launch", "--detach", "--name", "one")
     assert done.returncode == 1
     assert "running already" in " ".join(done.stderr.replace("│", " ").split())
     status = as_json("status", "--name", "one")
+    assert status["runtime"]["pid"] == report["pid"] != report["launcher"]
     assert [m["name"] for m in status["models"]] == ["small.onnx"]
     assert len(as_json("add", 1, "--name", "one")) == 2
     assert len(as_json("scale", 3, "--name", "one")) == 3
@@ -333,6 +341,31 @@ def test_a_launch_that_fails_leaves_no_files(runtimes: Path) -> None:
         assert done.returncode == 1
         assert "CPU 4000 cannot be used" in " ".join(done.stderr.replace("│", " ").split())
         assert list((runtimes / "aspen-mp").iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_whoever_supervises_a_launch_learns_how_the_runtime_ended(runtimes: Path, number: signal.Signals, status: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", "front", "--workers", "1", "--json", "--log", "off"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        while not said.endswith("\n}\n"):
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        os.kill(json.loads(said)["pid"], number)
+        out, err = process.communicate(timeout=WATCHDOG_S)
+        assert process.returncode == status, err
+        assert ("RuntimeLost" in out) == (status == 1)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
