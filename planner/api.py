@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from aspen_mp.planner import stages, verify
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.frontends.bind import Binding
@@ -64,6 +66,7 @@ def inspect(model: Source | Model, *, folder: str | None = None) -> Signature:
     return _open(model, folder).signature
 
 
+@np.errstate(all="ignore")  # constants are folded on the way: infinities and NaN are values like others
 def plan_stage(
     model: Source | Model,
     bindings: Sequence[Mapping[str, Binding]],

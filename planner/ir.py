@@ -63,15 +63,16 @@ class Tensor:
         if self.pack is None:
             raise ValueError(f"{self.name} is no constant")
         out = np.empty(self.shape, self.dtype)
-        self.pack(out)
+        self.write(out)
         return out
 
     def write(self, out: npt.NDArray[Any]) -> None:
         """Writes the constant into `out`, of this shape and dtype."""
-        if self.pack is not None:
-            self.pack(out)
-        else:
+        if self.data is not None or self.pack is None:
             out[...] = self.value()
+            return
+        with np.errstate(all="ignore"):  # infinities and NaN are values like others; nobody reads what numpy says of them
+            self.pack(out)
 
     @property
     def size(self) -> int:

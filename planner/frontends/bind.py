@@ -364,6 +364,8 @@ class Binder:
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
             # ONNX's inference takes a missing attribute for 0, its definition for 1.
             proto = _with_attribute(proto, "onesided", 1)
+        if proto.op_type == "Range" and domain == "":
+            self._check_range(entry, inputs)
         if proto.op_type in _SHAPED_AS_INPUT and domain == "" and inputs[0] is not None:
             return {proto.output[0]: (inputs[0].dtype, inputs[0].shape)}
         types, hints = {}, {}
@@ -385,6 +387,13 @@ class Binder:
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
         return self._outputs(entry, result)
+
+    def _check_range(self, entry: Item, inputs: list[Tensor | None]) -> None:
+        """ONNX's inference gives such a range no elements, where others refuse it: a model that gets here by mistake should not go on."""
+        values = [t.value() for t in inputs if t is not None and t.is_const and t.size == 1]
+        if len(values) == 3 and (values[2] == 0 or not all(np.isfinite(v) for v in values)):
+            start, limit, delta = (v.item() for v in values)
+            raise ModelInvalidError(f"{name_of(entry.proto)} cannot go from {start} to {limit} in steps of {delta}")
 
     def _range(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]]:
         value = evaluate(entry.proto, entry.opsets, [t.value() for t in inputs if t is not None])[0]

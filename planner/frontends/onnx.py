@@ -31,6 +31,11 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
 FunctionKey = tuple[str, str, str]
 
 MAX_FILE = 2**31 - 1
+_OTHER_FILES = {
+    b"version https://git-lfs.github.com/": "a pointer of Git LFS, which stands in for the file; `git lfs pull` fetches the file itself",
+    b"<": "a web page or another kind of XML",
+}
+"""What is met in place of models, by its first bytes, with which no ModelProto begins: as fields they are of kinds that there are not."""
 MAX_NODES = 200_000
 
 
@@ -149,6 +154,9 @@ def _open(source: Source, folder: str | None) -> Model:
         buffer = memoryview(source)
     if buffer.nbytes == 0:
         raise ModelParseError("not an ONNX model: empty")
+    for beginning, what in _OTHER_FILES.items():
+        if bytes(buffer.cast("B")[: len(beginning)]) == beginning:
+            raise ModelParseError(f"not an ONNX model: {what}")
     if buffer.nbytes > MAX_FILE:
         raise ModelParseError(
             f"not an ONNX model: {buffer.nbytes} bytes; ONNX files end at 2 GiB, larger models keep tensors as external data"

@@ -71,6 +71,18 @@ def conv_chain(layers: int = 8, channels: int = 32, size: int = 32) -> onnx.Mode
     return _model(nodes, info[:1], info[1:], weights, "chain")
 
 
+def negative_variance() -> onnx.ModelProto:
+    """A convolution and a BatchNormalization whose second channel has a negative variance: y is NaN there. x and y are f32 [1, 2, 4, 4]."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], "conv"),
+        helper.make_node("BatchNormalization", ["h", "one", "zero", "zero", "variance"], ["y"], "norm"),
+    ]
+    constants = {"one": [1, 1], "zero": [0, 0], "variance": [1, -1]}
+    weights = [("w", np.ones((2, 2, 1, 1), np.float32)), *((name, np.array(a, np.float32)) for name, a in constants.items())]
+    info = [helper.make_tensor_value_info(name, F32, [1, 2, 4, 4]) for name in ("x", "y")]
+    return _model(nodes, info[:1], info[1:], weights, "norm")
+
+
 def nonzero() -> onnx.ModelProto:
     """y = x[x != 0] * 2: the result's shape depends on the values of x, which is f32 [n]."""
     nodes = [

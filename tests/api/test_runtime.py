@@ -389,3 +389,30 @@ def test_idle_runtime_uses_no_cpu(runtime):
     before = used()
     time.sleep(2)
     assert used() - before <= 0.04
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "for stream in (0, 1, 2): os.close(stream)",  # as daemons do
+        "os.makedirs('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.path.insert(0, '')",
+        "os.environ['PYTHONWARNINGS'] = 'error'",
+    ],
+    ids=["closed streams", "removed working directory", "warnings are errors"],
+)
+def test_an_unusual_process_has_a_runtime(tmp_path, before):
+    """Also with a planning child and what it folds: the square root of a negative variance is NaN, and no line on standard error."""
+    model = tmp_path / "model.onnx"
+    onnx.save(small_models.negative_variance(), model)
+    code = f"""
+import os, sys
+import numpy as np
+said = os.dup(1)
+{before}
+import aspen_mp
+with aspen_mp.Runtime(workers=1) as runtime:
+    y = runtime.load({str(model)!r}).run(np.ones((1, 2, 4, 4), np.float32))["y"]
+os.write(said, repr(np.isnan(y).all(axis=(0, 2, 3)).tolist()).encode())
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[False, True]", "")

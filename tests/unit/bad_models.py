@@ -57,6 +57,13 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+def range_of(start: float, limit: float, delta: float) -> onnx.ModelProto:
+    dtype = np.int64 if np.isfinite(limit) else np.float32
+    ends = [constant(name, dtype(value)) for name, value in (("start", start), ("limit", limit), ("delta", delta))]
+    kind = TensorProto.INT64 if np.isfinite(limit) else TensorProto.FLOAT
+    return model([N("Range", [end.name for end in ends], ["y"], name="count")], ends, outputs=[value("y", ["n"], kind)])
+
+
 def weights(*shape: int) -> TensorProto:
     return constant("w", np.ones(shape, np.float32))
 
@@ -185,7 +192,8 @@ BAD: dict[str, Bad] = {
     "empty": Bad(ModelParseError, ("empty",), b""),
     "truncated": Bad(ModelParseError, ("truncated",), RELU.SerializeToString()[:-7]),
     "random bytes": Bad(ModelParseError, (), np.random.default_rng(7).bytes(5000)),
-    "text": Bad(ModelParseError, (), b"<html>" * 99),
+    "web page": Bad(ModelParseError, ("web page",), b"<html>" * 99),
+    "pointer of Git LFS": Bad(ModelParseError, ("git lfs pull",), b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
     "another message": Bad(ModelParseError, ("no graph",), weights(2).SerializeToString()[:2]),
     "over 2 GiB in one file": Bad(ModelParseError, ("2 GiB", "external data"), over_2_gib),
     "sub-graphs nested 120 deep": Bad(ModelParseError, ("nest",), nested(120)),
@@ -288,6 +296,8 @@ BAD: dict[str, Bad] = {
     "axis out of range": Bad(ModelInvalidError, ("axis", "soft"), model([N("Softmax", ["x"], ["y"], name="soft", axis=9)])),
     "constant index": Bad(ModelInvalidError, ("'i'", "pick"), model([N("Gather", ["x", "i"], ["y"], name="pick")], [constant("i", [77])])),
     "no inputs": Bad(ModelInvalidError, ("Relu",), model([N("Relu", [], ["y"])])),
+    "range in steps of 0": Bad(ModelInvalidError, ("count", "steps of 0"), range_of(0, 5, 0)),
+    "range without end": Bad(ModelInvalidError, ("count", "inf"), range_of(0, np.inf, 1)),
     # UnsupportedModelError
     "unknown operators": Bad(
         UnsupportedModelError,
