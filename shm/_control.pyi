@@ -11,6 +11,8 @@ CLIENT_BYTES: int
 CLIENT_PENDING: int
 """Offset in a client segment of a bit for each of its `SLOTS` slots: submitted and not started yet."""
 SLOTS: int
+MAX_PLANS: int
+MAX_INSTANCES: int
 DATA_FIRST: int
 """First free byte of a data, weight or arena segment (its magic lies before it)."""
 PAGE: int

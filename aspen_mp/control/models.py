@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,9 @@ MAX_PLANS = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
 MAX_PLAN_BYTES = 4 << 30
 """The same for what the plans of a model and their arenas take together."""
+MOST_OF_ALL = 0.6
+"""The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
+with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
 REPLAN_S = 20.0
 """A plan is not made again sooner after the last time: that costs about a second of a core, which requests want. Where it could not be made
 again, twice as long, and so on, up to:"""
@@ -45,6 +49,7 @@ REPLAN_NICE = 10
 """Of the processes that make plans again: requests come first."""
 REPLAN_PATIENCE = 10.0
 """How many times as long as others they may say nothing, because they get what requests leave."""
+
 
 _Shapes = tuple[list[list[protocol.Bind]], list[protocol.Capacity]]
 
@@ -339,6 +344,19 @@ class ModelStore:
             asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
         while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._plan_bytes(model) > MAX_PLAN_BYTES):
             self._drop_stage(model, next(iter(model.stages)))
+        while self._crowded():
+            largest = max(self._models.values(), key=lambda model: len(model.stages))
+            if len(largest.stages) < 2:
+                break  # so many models: whoever loads another one is told
+            self._stop_replanning(largest)
+            self._drop_stage(largest, next(iter(largest.stages)))
+
+    def _crowded(self) -> bool:
+        plans = sum(len(model.stages) for model in self._models.values())
+        instances = sum(len(model.stages) * model.instances for model in self._models.values())
+        descriptors = sum(len(stage.segments) for model in self._models.values() for stage in model.stages.values())
+        available = (_control.MAX_PLANS, _control.MAX_INSTANCES, descriptor_limit())
+        return any(taken > MOST_OF_ALL * most for taken, most in zip((plans, instances, descriptors), available, strict=True))
 
     def _plan_bytes(self, model: Model) -> int:
         return sum(self._segments[segment].nbytes for stage in model.stages.values() for segment in stage.segments)
@@ -586,3 +604,9 @@ def _source(message: protocol.Load, fds: list[int]) -> tuple[planning.Source, tu
         raise RequestError("a model is an absolute path or one descriptor")
     source = planning.Source.from_fd(fds[0], message.name)
     return source, ("bytes", source.fd, *options)
+
+
+def descriptor_limit() -> float:
+    """How many descriptors this process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit

@@ -19,7 +19,9 @@ from aspen_mp.control.loop import Loop
 from aspen_mp.control.segments import SegmentStore
 
 NAMED_S: Final = 10.0
-"""How long the ops of a plan that has gone can be named. That takes the memory of its segment."""
+"""How long the ops of a plan that has gone can be named. That takes the memory of its segment, and a descriptor."""
+MOST_NAMED: Final = 64
+"""Of so many plans that have gone, the last ones: models with ever new shapes lose many."""
 
 
 class Owner(Protocol):
@@ -60,9 +62,13 @@ class Plans:
                 with suppress(OSError):  # no descriptor: no names
                     self._gone[number, plan.generation] = plan.owner, os.dup(self._segments[plan.segment].fd)
                     self._loop.later(NAMED_S, partial(self._forget, number, plan.generation))
+                    if len(self._gone) > MOST_NAMED:
+                        self._forget(*next(iter(self._gone)))
 
     def _forget(self, plan: int, generation: int) -> None:
-        os.close(self._gone.pop((plan, generation))[1])
+        _, fd = self._gone.pop((plan, generation), (None, -1))
+        if fd >= 0:
+            os.close(fd)
 
     def close(self) -> None:
         for plan, generation in list(self._gone):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from model_store import CLIENT, World, store_of_models
 
+from aspen_mp.control import models
 from aspen_mp.control import plans as published
 from aspen_mp.control.hangs import Estimate
+from aspen_mp.shm import _control
 
 
 @pytest.fixture
@@ -91,3 +93,43 @@ def test_ops_of_a_plan_that_has_gone(world: World, monkeypatch: pytest.MonkeyPat
     world.loop.run()
     assert world.store.plans.op_name(first.plan, first.generation, 0, CLIENT) == "op 0"
     assert len(os.listdir("/proc/self/fd")) == open_before - 1
+
+
+def shapes(world: World) -> list[int]:
+    return [stage.answer.plan for stage in world.store._models[world.model].stages.values()]
+
+
+@pytest.mark.parametrize("scarce", ["plans", "instances", "descriptors"])
+def test_plans_of_ever_new_shapes_make_room_for_each_other(world: World, monkeypatch: pytest.MonkeyPatch, scarce: str) -> None:
+    """Before the tables or the descriptors are used up, by all models together. The last one stays, whatever there is."""
+    most = {"plans": 10, "instances": 10, "descriptors": 20}[scarce]  # a plan here has one instance, and two segments with its arena
+    if scarce == "descriptors":
+        monkeypatch.setattr(models, "descriptor_limit", lambda: most)
+    else:
+        monkeypatch.setattr(_control, f"MAX_{scarce.upper()}", most)
+    asked = []
+    for rows in range(1, 10):
+        world.ask(rows)
+        world.answer()
+        asked.append(world.answers[-1].plan)  # type: ignore[attr-defined]
+        assert shapes(world) == asked[-6:]
+        assert len(world.table.plans()) == len(asked[-6:])
+    assert not world.errors
+    monkeypatch.setattr(models, "MOST_OF_ALL", 0.0)
+    world.ask(10)
+    world.answer()
+    assert len(shapes(world)) == 1
+
+
+def test_few_of_many_plans_that_have_gone_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "MOST_NAMED", 2)
+    monkeypatch.setattr(models, "MAX_PLANS", 1)
+    gone = []
+    for rows in range(1, 6):
+        world.ask(rows)
+        world.answer()
+        answer: Any = world.answers[-1]
+        gone.append((answer.plan, answer.generation))
+    named = [world.store.plans.op_name(*plan, 0, CLIENT) for plan in gone]
+    assert named == ["op 0"] * 2 + ["conv0 (Conv)"] * 3
+    world.store.plans.close()
