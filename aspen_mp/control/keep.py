@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,6 +21,9 @@ from aspen_mp.workers import process
 
 WRITER_S = 300
 """Longest life of a process that writes into the cache, in seconds."""
+MOST_WRITERS = 4
+"""Such processes of a planning child at one time. They yield to everything else, so on a busy machine plans for ever new shapes come faster
+than they are written; what is not kept is planned again some day."""
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Inspected, PlanStage, StagePlanned
@@ -83,7 +85,7 @@ class Keeper:
         self._found: Inspected | None = None
         self._fds: dict[int, int] = {}
         self._last: tuple[PlanStage, Plan, StagePlanned] | None = None
-        self._writers: deque[int] = deque()
+        self._writers: list[int] = []
 
     def read(self, paths: Sequence[str]) -> None:
         """The model has been read from these files."""
@@ -134,8 +136,9 @@ class Keeper:
         last, self._last = self._last, None
         if last is None:
             return
-        while self._writers and os.waitpid(self._writers[0], os.WNOHANG)[0]:
-            self._writers.popleft()
+        self._writers = [writer for writer in self._writers if not os.waitpid(writer, os.WNOHANG)[0]]
+        if len(self._writers) >= MOST_WRITERS:
+            return  # weights that were packed wait for the next one
         writer = os.fork()
         if writer == 0:
             try:

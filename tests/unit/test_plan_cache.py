@@ -11,7 +11,7 @@ import msgpack
 import msgspec
 import pytest
 
-from aspen_mp.control import cache
+from aspen_mp.control import cache, keep, planning
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
@@ -216,3 +216,32 @@ def test_a_warning_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert found is None
         monkeypatch.undo()
     assert not file.exists()
+
+
+def test_few_processes_write_at_one_time(store: cache.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly they get on. What none of them writes is planned again some day."""
+    read, write = os.pipe()
+
+    def wait(keeper: keep.Keeper, *last: object) -> None:
+        os.read(read, 1)
+
+    monkeypatch.setattr(keep.Keeper, "_write", wait)
+    monkeypatch.setattr(keep.Keeper, "_let_go", lambda keeper: None)
+    keeper = keep.Keeper(store, planning.Options("f32", True), b"", {})
+    seen = set()
+    try:
+        for _ in range(2):
+            for _ in range(keep.MOST_WRITERS + 3):
+                keeper._last = None, None, None  # type: ignore[assignment]
+                keeper.write()
+            assert len(keeper._writers) == keep.MOST_WRITERS
+            seen.update(keeper._writers)
+            os.write(write, b"!" * keep.MOST_WRITERS)
+            for writer in keeper._writers:
+                os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
+        assert len(seen) == 2 * keep.MOST_WRITERS
+        for writer in keeper._writers:
+            os.waitpid(writer, 0)
+    finally:
+        os.close(read)
+        os.close(write)
