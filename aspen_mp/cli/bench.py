@@ -99,7 +99,7 @@ def _write(document: dict[str, Any], file: Path | None, as_json: bool) -> None:
 @app.command("kernels")
 @output.command
 def kernels(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="Shape lists to run; default: all.")] = None,
+    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="Shape lists to run; default: all.")] = None,
     isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Instruction sets, or all; default: the best.")] = None,
     kernel: Annotated[str | None, typer.Option("--kernels", metavar="GEMM,CONV", help="Only these kernels.")] = None,
     each: Annotated[bool, typer.Option("--each", help="One row for each call, not for each kernel.")] = False,
@@ -150,7 +150,7 @@ def kernels(
 @app.command("prediction")
 @output.command
 def prediction(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: the whole zoo.")] = None,
+    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: the whole zoo.")] = None,
     workers: Annotated[str | None, typer.Option("--workers", metavar="1,2", help="Numbers of workers; default: one, and all.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that count.")] = 5,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Least length of a turn.")] = 0.1,
@@ -217,7 +217,7 @@ def elastic(
 @app.command("storm")
 @output.command
 def storm(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: resnet50 bert_base.")] = None,
+    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of the storm.")] = 180.0,
     per_minute: Annotated[float, typer.Option("--per-minute", min=1.0, max=6000.0, help="Workers killed a minute.")] = 75.0,
     workers: Annotated[int, typer.Option("--workers", min=1, max=128, help="Workers; more than cores share them.")] = 4,
@@ -265,7 +265,7 @@ def storm(
 @app.command("churn")
 @output.command
 def churn(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: resnet50 bert_base.")] = None,
+    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")] = None,
     changes: Annotated[int, typer.Option("--changes", min=1, help="Changes of the number of workers.")] = 1000,
     workers: Annotated[int, typer.Option("--workers", min=2, max=128, help="The most workers.")] = 4,
     threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Client threads, each with a request in flight.")] = 4,
@@ -339,7 +339,7 @@ def _steps(text: str | None) -> list[int]:
 @app.command("shapes")
 @output.command
 def shapes(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: all that have a list.")] = None,
+    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: all that have a list.")] = None,
     folder: Annotated[Path | None, typer.Option("--folder", help="Where to write; default: where `bench kernels` reads.")] = None,
     as_json: output.Json = False,
 ) -> None:

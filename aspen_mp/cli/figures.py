@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aspen_mp.bench.figures.seats import Plan
     from aspen_mp.bench.peers.cases import Case
 
-Networks = Annotated[list[str] | None, typer.Argument(metavar="[NETWORK]…", help="As for peers; default: resnet50 bert_base.")]
+Networks = Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")]
 Cores = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs; default: all.")]
 Engines = Annotated[
     str | None, typer.Option("--engines", metavar="A,B", help="Which engines; default: aspen-mp, onnxruntime and openvino, if installed.")

@@ -125,7 +125,8 @@ class _Stop:
     def __init__(self) -> None:
         self.fd, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._caught)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, self._caught)
 
     def _caught(self, number: int, frame: object) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -57,7 +57,8 @@ def metrics(
         process.die_with(parent)
     caught, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: os.write(write, b"!"))
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, lambda *_: os.write(write, b"!"))
     endpoint = Endpoint(name, host, port)
     try:
         url = f"http://{host}:{endpoint.port}/metrics"

@@ -104,8 +104,9 @@ def fail(error: Exception, *, as_json: bool = False) -> None:
     kind = type(error).__name__
     text = str(error) or kind
     if as_json:
-        emit_json({"error": {"type": kind, "message": text}})
-        return
+        with contextlib.suppress(OSError):  # standard output may be what has failed
+            emit_json({"error": {"type": kind, "message": text}})
+            return
     body = escape(text)
     if not ours:
         body += "\n\n[dim]This is an error inside aspen-mp. ASPEN_MP_DEBUG=1 shows where it comes from.[/dim]"

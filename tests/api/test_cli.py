@@ -281,6 +281,15 @@ def test_a_closed_output_is_no_failure() -> None:
         assert (done.returncode, done.stderr) == (0, ""), arguments
 
 
+def test_a_full_output_is_a_failure_without_a_traceback() -> None:
+    for arguments in ("doctor", "doctor --json"):
+        command = f"exec {sys.executable} -u -m aspen_mp.cli {arguments} >/dev/full"
+        done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, cwd="/", timeout=WATCHDOG_S)
+        assert done.returncode == 1, arguments
+        assert "No space left" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_doctor_finds_and_removes_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = tmp_path / "aspen-mp"
@@ -363,6 +372,21 @@ def test_whoever_supervises_a_launch_learns_how_the_runtime_ended(runtimes: Path
         out, err = process.communicate(timeout=WATCHDOG_S)
         assert process.returncode == status, err
         assert ("RuntimeLost" in out) == (status == 1)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_launch_under_nohup_outlives_its_terminal(runtimes: Path) -> None:
+    command = f"trap '' HUP; exec {sys.executable} -m aspen_mp.cli launch --name front --workers 1 --json --log off"
+    process = subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, cwd="/")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "{\n"
+        process.send_signal(signal.SIGHUP)
+        assert as_json("status", "--name", "front")["runtime"]["ready"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WATCHDOG_S) == 0
     finally:
         process.kill()
         process.communicate()
