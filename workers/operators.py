@@ -9,8 +9,9 @@ import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_dequantize_linear, op_roi_align
 
-from aspen_mp.workers import loops, recurrent
+from aspen_mp.workers import loops, recurrent, sampling
 
 
 class _Recurrent(OpRun):
@@ -60,7 +61,59 @@ class GlobalLpPool(OpRun):
         return (((wide**order).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / order)).astype(x.dtype),)
 
 
-OPERATORS: list[type[OpRun]] = [LSTM, GRU, RNN, Loop, Scan, GlobalLpPool]
+class GridSample(OpRun):
+    def _run(self, x: Any, grid: Any, **attributes: Any) -> tuple[Any, ...]:
+        mode, padding = attributes.get("mode") or "linear", attributes.get("padding_mode") or "zeros"
+        return (sampling.grid_sample(x, grid, mode, padding, bool(attributes.get("align_corners"))),)
+
+
+class STFT(OpRun):
+    def _run(self, signal: Any, step: Any, window: Any = None, length: Any = None, onesided: int | None = None) -> tuple[Any, ...]:
+        size = None if length is None else int(np.asarray(length).reshape(()))
+        spectra = sampling.stft(signal, int(np.asarray(step).reshape(())), window, size, onesided != 0)
+        return (spectra.astype(signal.dtype),)
+
+
+class Hardmax(OpRun):
+    """Before opset 13 all axes from `axis` on are one."""
+
+    def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
+        if x.size == 0:
+            return (x,)
+        old = self.run_params["opsets"].get("", 13) < 13
+        if axis is None or not any(a.name == "axis" for a in self.onnx_node.attribute):
+            axis = 1 if old else -1
+        rows = x.reshape(int(np.prod(x.shape[: axis % x.ndim if axis < x.ndim else axis])), -1) if old else np.moveaxis(x, axis, -1)
+        out = np.zeros(rows.shape, x.dtype)
+        np.put_along_axis(out, rows.argmax(-1)[..., None], 1, -1)
+        return (out.reshape(x.shape) if old else np.ascontiguousarray(np.moveaxis(out, -1, axis)),)
+
+
+class RoiAlign(op_roi_align.RoiAlign):
+    """Before opset 16 there is no half pixel, and no attribute that says so."""
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        if self.run_params["opsets"].get("", 16) < 16:
+            attributes["coordinate_transformation_mode"] = "output_half_pixel"
+        result: tuple[Any, ...] = super()._run(*inputs, **attributes)  # type: ignore[no-untyped-call]
+        return result
+
+
+class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):
+    """ONNX's evaluator has those of opset 19 and later; the newest one does what all older ones do."""
+
+
+class Optional(OpRun):
+    """An optional is the value that it holds, or None; ONNX's evaluator puts it into a list."""
+
+    def _run(self, value: Any = None, type: Any = None) -> tuple[Any, ...]:
+        return (value,)
+
+    def _check_and_fix_outputs(self, res: tuple[Any, ...]) -> tuple[Any, ...]:
+        return res
+
+
+OPERATORS: list[type[OpRun]] = [LSTM, GRU, RNN, Loop, Scan, GlobalLpPool, GridSample, STFT, Hardmax, RoiAlign, DequantizeLinear, Optional]
 
 
 class Evaluator(ReferenceEvaluator):
