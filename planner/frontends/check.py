@@ -101,11 +101,11 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
     scopes += [(f.node, f.opset_import or proto.opset_import) for f in proto.functions]
     for nodes, imports in scopes:
         versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
-        for node in all_nodes(nodes):
+        for node, nested in _all_nodes(nodes):
             _text(node.name, node.op_type, node.domain, *node.input, *node.output)
             domain = domain_of(node)
             known = (domain, node.op_type, node.overload) in functions
-            if not known and (reason := why_not(node, domain)):
+            if not known and (reason := why_not(node, domain, versions.get(domain, 1), nested)):
                 unknown.append(f"{name_of(node)} {reason}")
             elif not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
                 where = f"{domain}." if domain else ""
@@ -143,13 +143,18 @@ def _opsets(proto: ModelProto) -> None:
 
 def all_nodes(nodes: Any) -> Iterator[NodeProto]:
     """Nodes of a list and of the sub-graphs in them."""
+    return (node for node, _ in _all_nodes(nodes))
+
+
+def _all_nodes(nodes: Any, nested: bool = False) -> Iterator[tuple[NodeProto, bool]]:
+    """And whether they are in a sub-graph."""
     for node in nodes:
-        yield node
+        yield node, nested
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from all_nodes(attribute.g.node)
+                yield from _all_nodes(attribute.g.node, True)
             for graph in attribute.graphs:
-                yield from all_nodes(graph.node)
+                yield from _all_nodes(graph.node, True)
 
 
 def _graph(graph: GraphProto, store: tensors.Store, what: str) -> None:
@@ -310,9 +315,17 @@ def infer(light: ModelProto) -> ModelProto:
 
 
 def _inferred(light: ModelProto, **how: bool) -> ModelProto:
-    """With the values of shape arithmetic, unless some vector is too long: without them first, to see how long all are."""
+    """With the values of shape arithmetic, unless some vector is too long: without them first, to see how long all are.
+
+    ONNX propagates values without their axes, as if all were vectors, and refuses those that fit together as columns and rows; what is
+    really wrong with shapes has been found by then, without values."""
     found = onnx.shape_inference.infer_shapes(light, **how)
-    return onnx.shape_inference.infer_shapes(light, **how, data_prop=True) if _few_values(found.graph) else found
+    if not _few_values(found.graph):
+        return found
+    try:
+        return onnx.shape_inference.infer_shapes(light, **how, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return found
 
 
 def _few_values(graph: GraphProto) -> bool:

@@ -6,6 +6,8 @@ from typing import Final
 
 from onnx import NodeProto
 
+from aspen_mp.planner.frontends import legacy
+
 _OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
     ("", "MaxRoiPool"): "use RoiAlign with mode 'max', or " + _OUTSIDE,
@@ -38,11 +40,13 @@ _FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}  # of each direction
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
-def why_not(node: NodeProto, domain: str) -> str:
-    """Why a node of this (normalised) domain can never be run, and what to do; empty where it can."""
+def why_not(node: NodeProto, domain: str, version: int, nested: bool) -> str:
+    """Why a node of this (normalised) domain and opset, maybe in a sub-graph, can never be run, and what to do; empty where it can."""
     if advice := UNRUNNABLE.get((domain, node.op_type)):
         return f"has no implementation here; {advice}"
-    return _recurrent(node) if domain == "" and node.op_type in _FUNCTIONS else ""
+    if domain != "":
+        return ""
+    return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, nested)
 
 
 def _recurrent(node: NodeProto) -> str:

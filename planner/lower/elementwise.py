@@ -8,7 +8,7 @@ import numpy as np
 
 from aspen_mp.planner.frontends.tensors import is_plain, numpy_dtype
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import BOOL, Builder, NoKernel, axis_of, ints, scalar
+from aspen_mp.planner.lower.builder import BOOL, Builder, NoKernel, ints, scalar
 from aspen_mp.planner.lower.registry import RULES, rule
 from aspen_mp.planner.lower.signs import Sign, sign_of
 
@@ -145,8 +145,11 @@ def _dropout(b: Builder, node: Node) -> list[Tensor]:
     if training is not None and (not training.is_const or bool(training.value().reshape(()))):
         raise NoKernel("dropout in training")
     x = data(node)
-    mask = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    return [x, b.expand(b.constant(np.ones((1,) * len(x.shape), node.outputs[1].dtype)), x.shape)] if mask else [x]
+    if len(node.outputs) < 2 or not node.outputs[1].name:
+        return [x]
+    kept = node.source is None or node.source.version >= 12  # before, nothing says what the mask holds; onnxruntime has zeros
+    mask = np.full((1,) * len(x.shape), kept, node.outputs[1].dtype)
+    return [x, b.expand(b.constant(mask), x.shape)]
 
 
 @rule("Clip")
@@ -166,17 +169,8 @@ def _clip(b: Builder, node: Node) -> Tensor:
     return b.ternary("CLAMP", x, b.reshape(low, ()), b.reshape(high, ()))
 
 
-def _old_broadcast(b: Builder, node: Node) -> tuple[Tensor, Tensor]:
-    """Both arguments; before opset 7 the second one's axes are said to start at `axis` of the first's."""
-    x, y = data(node), data(node, 1)
-    if node.source is not None and node.source.version < 7 and node.attrs.get("broadcast", 0) and "axis" in node.attrs:
-        axis = axis_of(node.attrs["axis"], len(x.shape))
-        y = b.reshape(y, y.shape + (1,) * (len(x.shape) - axis - len(y.shape)))
-    return x, y
-
-
 def _binary(opcode: str, b: Builder, node: Node) -> Tensor:
-    x, y = _old_broadcast(b, node)
+    x, y = data(node), data(node, 1)
     if x.dtype == BOOL or x.dtype.kind == "c":
         raise NoKernel(f"no kernel for {x.dtype}")
     if opcode == "PRELU" and len(y.shape) > len(x.shape):
@@ -185,12 +179,12 @@ def _binary(opcode: str, b: Builder, node: Node) -> Tensor:
 
 
 def _compare(opcode: str, b: Builder, node: Node) -> Tensor:
-    x, y = _old_broadcast(b, node)
+    x, y = data(node), data(node, 1)
     return b.binary(opcode, x, y, BOOL)
 
 
 def _bits(opcode: str, b: Builder, node: Node) -> Tensor:
-    x, y = _old_broadcast(b, node)
+    x, y = data(node), data(node, 1)
     return b.binary(opcode, x, y)
 
 
@@ -204,12 +198,7 @@ for _op, _code in (_LOGICAL | _BITWISE).items():
 
 @rule("PRelu")
 def _prelu(b: Builder, node: Node) -> Tensor:
-    x, slope = data(node), data(node, 1)
-    channels = x.shape[1] if len(x.shape) > 1 else 0
-    # Up to opset 6 a slope of one axis belongs to the channels; from 7 on it broadcasts like any operand.
-    if slope.shape == (channels,) and channels != x.shape[-1]:
-        slope = b.reshape(slope, (channels, *(1 for _ in x.shape[2:])))
-    return b.binary("PRELU", x, slope)
+    return b.binary("PRELU", data(node), data(node, 1))
 
 
 @rule("BitShift")
@@ -224,7 +213,7 @@ def _mod(b: Builder, node: Node) -> Tensor:
 
 @rule("Pow")
 def _pow(b: Builder, node: Node) -> Tensor:
-    x, y = _old_broadcast(b, node)
+    x, y = data(node), data(node, 1)
     exponent = scalar(y)
     if exponent == 2.0 and len(y.shape) <= len(x.shape):
         return b.unary("SQUARE", x)

@@ -79,8 +79,6 @@ def _concat(b: Builder, node: Node) -> Tensor:
 def _tile(b: Builder, node: Node) -> Tensor:
     """Repeats are new axes of stride 0: [d] → [1, d] → [r, d] → [r * d]."""
     x = data(node)
-    if node.source is not None and node.source.version < 6:
-        raise NoKernel("tiles given one by one")
     repeats = ints(node.inputs[1])
     before: list[int] = []
     after: list[int] = []
@@ -104,7 +102,7 @@ def _pad(b: Builder, node: Node) -> Tensor:
     mode = node.attrs.get("mode", "constant").upper()
     value: Tensor | None = None
     if node.source is not None and node.source.version < 11:
-        pads = list(node.attrs.get("pads") or node.attrs.get("paddings") or [])
+        pads = list(node.attrs.get("pads") or [])
         if node.attrs.get("value", 0.0):
             value = b.constant(np.asarray(node.attrs["value"]).astype(x.dtype))
     else:

@@ -135,10 +135,7 @@ def _group_norm(b: Builder, node: Node) -> Tensor:
 def _batch_norm(b: Builder, node: Node) -> Tensor | list[Tensor]:
     """y = x * (scale / sqrt(var + eps)) + (bias - mean * scale / sqrt(var + eps)), per channel. In training the statistics are
     the batch's own: so TensorFlow writes LayerNorm."""
-    version = node.source.version if node.source is not None else 15
     training = bool(node.attrs.get("training_mode", 0))
-    if not node.attrs.get("spatial", 1) or (version < 7 and not node.attrs.get("is_test", 0)):
-        raise NoKernel("old forms of batch normalisation")
     if any(t.name for t in node.outputs[1:]) and not training:
         raise NoKernel("statistics as outputs")
     x = data(node)

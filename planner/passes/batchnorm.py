@@ -55,7 +55,7 @@ def _affine(node: Node, producer: dict[Tensor, Node]) -> tuple[Node, npt.NDArray
             return None
         constants = batch_norm(node)
         return None if constants is None else (product, *constants)
-    if node.op not in {"Mul", "Add", "Sub", "Div"} or len(node.inputs) != 2 or (node.source is not None and node.source.version < 7):
+    if node.op not in {"Mul", "Add", "Sub", "Div"} or len(node.inputs) != 2:
         return None
     for k in (0, 1):
         product = producer.get(node.inputs[k]) if node.inputs[k] is not None else None  # type: ignore[arg-type]
@@ -87,8 +87,7 @@ def _per_channel(constant: Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any] |
 
 def batch_norm(node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str | None] | None:
     """Factor, offset (double precision) and weight key of an inference BatchNormalization with constant statistics, else None."""
-    version = node.source.version if node.source is not None else 15
-    if node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1) or (version < 7 and not node.attrs.get("is_test", 0)):
+    if node.attrs.get("training_mode", 0):
         return None
     parts = node.inputs[1:5]
     if any(t is None or not t.is_const or t.dtype != _F32 for t in parts) or any(t.name for t in node.outputs[1:]):

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from bad_models import BAD, RELU, N, constant, conv, external, given, model, value
 from kernel_graphs import bind, run_model
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api, stages
@@ -203,3 +203,21 @@ def test_local_functions_are_inlined() -> None:
     counts: dict[str, int] = {}
     assert run_model(api.load(proto), {"x": x}, counts=counts)[0].tolist() == [-0.5, 0, 8]
     assert "OPAQUE" not in counts
+
+
+def test_values_of_shapes_may_be_columns() -> None:
+    """ONNX's propagation of values has no axes, and takes a column and a row of other lengths for a mistake."""
+    nodes = [
+        N("Shape", ["x"], ["shape"]),
+        N("Unsqueeze", ["shape", "one"], ["column"]),
+        N("Mul", ["column", "row"], ["table"]),
+        N("Cast", ["table"], ["y"], to=TensorProto.FLOAT),
+    ]
+    numbers = {"one": np.array([1]), "row": np.array([1, 2, 3])}
+    graph = helper.make_graph(
+        nodes, "g", [value("x", (4, "n"))], [value("y", ("a", "b"))], [numpy_helper.from_array(x, n) for n, x in numbers.items()]
+    )
+    (got,) = run_model(
+        api.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)), {"x": np.zeros((4, 5), np.float32)}
+    )
+    np.testing.assert_array_equal(got, np.array([[4, 8, 12], [5, 10, 15]], np.float32))
