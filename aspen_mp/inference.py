@@ -230,13 +230,13 @@ class InferenceSession:
         return list(output_names) or self._outputs
 
     def get_inputs(self) -> list[NodeArg]:
-        return [_node_arg(i) for i in self._model.inputs]
+        return [_node_arg(i) for i in self._model.inputs if not i.optional]
 
     def get_outputs(self) -> list[NodeArg]:
         return [_node_arg(o) for o in self._model.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        return []
+        return [_node_arg(i) for i in self._model.inputs if i.optional]
 
     def get_providers(self) -> list[str]:
         return [_PROVIDER]

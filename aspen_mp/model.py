@@ -44,7 +44,8 @@ class ValueInfo:
     `shape`: a dimension is an int, a symbol, or None where nothing is known of it; None for a value of unknown rank or no tensor.
     `dtype`: numpy's dtype, object for strings and for values that are no tensors.
     `kind`: "tensor", "string", "sequence", "optional" or "other".
-    `optional`: an input that has a default value in the model.
+    `optional`: an input that has a default value in the model (an initializer that is a graph input, from IR version 4 on). Requests that
+    give it get plans of their own.
     """
 
     name: str
@@ -120,7 +121,7 @@ def _memfd(data: bytes) -> Memfd:
 class Model:
     """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
 
-    `inputs`, `outputs`: lists of `ValueInfo`, in the model's order. `name`: what the runtime calls it.
+    `inputs`, `outputs`: lists of `ValueInfo`, in the model's order, optional inputs behind all others. `name`: what the runtime calls it.
     """
 
     def __init__(
@@ -203,7 +204,13 @@ class Model:
         return _restore, (self._link.address, msgspec.msgpack.encode(self._loaded), self.name)
 
     def __repr__(self) -> str:
-        return f"<aspen_mp.Model {self.name!r}: {', '.join(self._input_names)} -> {', '.join(self._output_names)}>"
+        return f"<aspen_mp.Model {self.name!r}: {self._known_inputs()} -> {', '.join(self._output_names)}>"
+
+    def _known_inputs(self) -> str:
+        """For messages: names of inputs, and how many more there are whose initializers may be overridden."""
+        needed = ", ".join(sorted(info.name for info in self.inputs if not info.optional))
+        more = sum(info.optional for info in self.inputs)
+        return f"{needed} and {more} optional" if more else needed
 
     def run(
         self,
@@ -568,7 +575,7 @@ class Model:
                 raise RequestError(f"model {self.name!r}: no shape is given for input {info.name!r}")
         for name in shapes:
             if name not in self._input_names:
-                raise RequestError(f"model {self.name!r} has no input {name!r}; it has {', '.join(sorted(self._input_names))}")
+                raise RequestError(f"model {self.name!r} has no input {name!r}; it has {self._known_inputs()}")
         return self._check(arrays)
 
     def unload(self) -> None:
@@ -624,8 +631,7 @@ class Model:
             result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
         if used != len(feeds):
             extra = sorted(str(name) for name in feeds if name not in self._input_names)
-            there = ", ".join(sorted(self._input_names))
-            raise RequestError(f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it has {there}")
+            raise RequestError(f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it has {self._known_inputs()}")
         return result
 
     def _tensor(self, info: ValueInfo, value: Any) -> npt.NDArray[Any]:

@@ -95,7 +95,12 @@ class _Stages:
                 continue
             fits(info, binding)
             self._bind(info.name, binding, info.kind)
-        unknown = set(known) - {i.name for i in self.model.signature.inputs}
+        overridable = self.model.signature.overridable
+        for info in overridable:  # one that is given is no constant of this plan
+            if (binding := known.get(info.name)) is not None:
+                fits(info, binding)
+                self._bind(info.name, binding, info.kind)
+        unknown = set(known) - {i.name for i in (*self.model.signature.inputs, *overridable)}
         if unknown:
             raise RequestError(f"model {self.model.graph.name!r} has no input {', '.join(map(repr, sorted(unknown)))}")
 

@@ -101,7 +101,8 @@ def feeds_for(
 ) -> dict[str, Any]:
     """The inputs of a request: those that were given as files, random ones for the rest where there is a `seed`."""
     names = [i.name for i in model.inputs]
-    files = sources.pairs(options, "--input", lone=names[0] if len(names) == 1 else None)
+    needed = [i.name for i in model.inputs if not i.optional]
+    files = sources.pairs(options, "--input", lone=needed[0] if len(needed) == 1 else None)
     for hint, given in (("--input", files), ("--shape", shapes)):
         for key in given:
             if key not in names:

@@ -290,12 +290,13 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
 
 
 def _inspect(model: api.Model, source: Source) -> Inspected:
-    inputs, outputs = ([_value(v) for v in values] for values in (model.signature.inputs, model.signature.outputs))
-    return Inspected(model.graph.name, source.digest(), inputs, outputs, source.external)
+    found = model.signature
+    inputs = [*map(_value, found.inputs), *(_value(v, optional=True) for v in found.overridable)]
+    return Inspected(model.graph.name, source.digest(), inputs, [_value(v) for v in found.outputs], source.external)
 
 
-def _value(info: api.ValueInfo) -> protocol.ValueInfo:
-    return protocol.ValueInfo(info.name, str(info.dtype), None if info.shape is None else list(info.shape), info.kind)
+def _value(info: api.ValueInfo, optional: bool = False) -> protocol.ValueInfo:
+    return protocol.ValueInfo(info.name, str(info.dtype), None if info.shape is None else list(info.shape), info.kind, optional)
 
 
 def _slot(info: TensorInfo) -> protocol.Slot:

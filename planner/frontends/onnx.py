@@ -37,6 +37,7 @@ _OTHER_FILES = {
 }
 """What is met in place of models, by its first bytes, with which no ModelProto begins: as fields they are of kinds that there are not."""
 MAX_NODES = 200_000
+_OVERRIDABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ class ValueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives, in the model's order."""
+    """What a model takes and gives, in the model's order. `overridable`: initializers that are inputs too, whose values may be given."""
 
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
+    overridable: tuple[ValueInfo, ...] = ()
 
 
 class Model:
@@ -93,11 +95,14 @@ class Model:
         inferred = check.infer(self.light)
         constants = set(self.initializers) | {t.values.name for t in self.graph.sparse_initializer}
         inputs = [i for i in self.graph.input if i.name not in constants]
+        # Before IR version 4 every initializer had to be an input; that says nothing then.
+        defaults = [i for i in self.graph.input if i.name in self.initializers] if self.proto.ir_version >= _OVERRIDABLE else []
         types = {o.name: o.type for o in inferred.graph.output}
         outputs = [(o.name, types.get(o.name, o.type)) for o in self.graph.output]
         return Signature(
             tuple(value_info(i.name, i.type) for i in inputs),
             tuple(value_info(name, kind) for name, kind in outputs),
+            tuple(value_info(i.name, i.type) for i in defaults),
         )
 
     @cached_property

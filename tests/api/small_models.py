@@ -140,3 +140,15 @@ def loop() -> onnx.ModelProto:
     outputs = [helper.make_tensor_value_info("y", F32, [])]
     constants = [("yes", np.array(True)), ("zero", np.array(0, np.float32)), ("one", np.array(1, np.float32))]
     return _model(nodes, inputs, outputs, constants, "loop")
+
+
+def with_defaults() -> onnx.ModelProto:
+    """y = reshape(x, shape) * scale; x is f32 [n, 6]; scale (2 of f32 []) and shape ([-1, 3]) are initializers that are inputs too."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"], "fold"), helper.make_node("Mul", ["r", "scale"], ["y"], "scale")]
+    inputs = [
+        helper.make_tensor_value_info("x", F32, ["n", 6]),
+        helper.make_tensor_value_info("scale", F32, []),
+        helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", F32, ["a", "b"])]
+    return _model(nodes, inputs, outputs, [("scale", np.array(2, np.float32)), ("shape", np.array([-1, 3]))], "with_defaults")

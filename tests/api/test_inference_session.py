@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import small_models
 from onnx import TensorProto, helper
 
 import aspen_mp
@@ -58,6 +59,19 @@ def test_same_answers_as_onnxruntime(model: onnx.ModelProto, tmp_path: Path) -> 
             for key in ("producer_name", "graph_name", "domain", "description", "graph_description", "custom_metadata_map"):
                 assert getattr(mine_meta, key) == getattr(their_meta, key), key
             assert ours.get_providers() == theirs.get_providers()
+
+
+def test_initializers_can_be_overridden() -> None:
+    proto = small_models.with_defaults()
+    theirs = onnxruntime.InferenceSession(proto.SerializeToString())
+    feeds = {"x": np.arange(6, dtype=np.float32).reshape(1, 6), "scale": np.array(0.5, np.float32)}
+    with aspen_mp.InferenceSession(proto) as ours:
+        for mine, other in (
+            (ours.get_inputs(), theirs.get_inputs()),
+            (ours.get_overridable_initializers(), theirs.get_overridable_initializers()),
+        ):
+            assert sorted((a.name, a.shape, a.type) for a in mine) == sorted((a.name, a.shape, a.type) for a in other)
+        np.testing.assert_array_equal(ours.run(None, feeds)[0], theirs.run(None, feeds)[0])
 
 
 def test_sessions_share_one_runtime(model: onnx.ModelProto) -> None:

@@ -108,6 +108,34 @@ def test_symbolic_shapes_are_planned_as_they_come(shared_runtime):
     model.unload()
 
 
+def test_initializers_that_are_inputs_can_be_fed(shared_runtime):
+    """One that is given is no constant of that request's plan, also where its value decides shapes; the next one has the default again."""
+    model = shared_runtime.load(small_models.with_defaults())
+    assert [(i.name, i.optional) for i in model.inputs] == [("x", False), ("scale", True), ("shape", True)]
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    three, rows = np.array(3, np.float32), np.array([3, 4])
+    for _ in range(2):
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x.reshape(4, 3) * 2)
+        np.testing.assert_array_equal(model.run({"x": x, "scale": three})["y"], x.reshape(4, 3) * 3)
+        np.testing.assert_array_equal(model.submit({"x": x, "shape": rows}).result(60)["y"], x.reshape(3, 4) * 2)
+        np.testing.assert_array_equal(model.run({"shape": np.array([1, 12]), "x": x, "scale": three})["y"], x.reshape(1, 12) * 3)
+    np.testing.assert_array_equal(model.run(x)["y"], x.reshape(4, 3) * 2)
+    with pytest.raises(RequestError, match=r"input 'scale' has shape \[\], got an array of shape \(1,\)"):
+        model.run({"x": x, "scale": three.reshape(1)})
+    with pytest.raises(RequestError, match="no input 'z'; it has x and 2 optional"):
+        model.run({"x": x, "z": x})
+    model.unload()
+
+
+def test_initializers_of_old_models_are_constants(shared_runtime):
+    """Before IR version 4 each of them had to be an input."""
+    proto = small_models.with_defaults()
+    proto.ir_version = 3
+    model = shared_runtime.load(proto)
+    assert [i.name for i in model.inputs] == ["x"]
+    model.unload()
+
+
 def test_weights_are_packed_once(shared_runtime):
     model = shared_runtime.load(small_models.mlp("n", width=4096))
     model.run({"x": x_of(1)})
