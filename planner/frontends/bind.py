@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
-from aspen_mp.planner.frontends import functions, legacy, tensors
+from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, OURS, RANDOM, VIEWS, attributes, evaluate, quick
@@ -239,6 +239,8 @@ class Binder:
             modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
+        if domain == contrib.DOMAIN:
+            return self._inlined(contrib.plain(proto, inputs), {**entry.opsets, "": contrib.OPSET})
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded

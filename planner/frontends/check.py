@@ -13,7 +13,7 @@ from typing import Any, Final
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
-from aspen_mp.planner.frontends import tensors
+from aspen_mp.planner.frontends import contrib, tensors
 from aspen_mp.planner.frontends.runnable import why_not
 from aspen_mp.planner.frontends.wire import REFERENCE
 from aspen_mp.planner.ir import Tensor
@@ -24,6 +24,7 @@ _FEW_INDICES = 4096
 _LONGEST_SHAPE = 1 << 20
 _MOST_SAMPLES = 1 << 10  # in each direction of a bin: more than any image has pixels there, and each of them costs memory
 _MOST_SKIPPED = 1 << 16  # words between those of an n-gram: every number of them up to this one is tried
+_WITH_SCHEMAS = ("ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "ai.onnx.preview")
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv")
 _POOLS = ("MaxPool", "AveragePool", "LpPool", "MaxUnpool", "MaxRoiPool")
 
@@ -107,14 +108,28 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
             known = (domain, node.op_type, node.overload) in functions
             if not known and (reason := why_not(node, domain, versions.get(domain, 1), nested)):
                 unknown.append(f"{name_of(node)} {reason}")
-            elif not known and (domain not in versions or schema(node.op_type, versions[domain], domain) is None):
-                where = f"{domain}." if domain else ""
-                unknown.append(f"{name_of(node)}: no operator {where}{node.op_type} in opset {versions.get(domain, 'none')}")
+            elif not known and (domain not in versions or (domain != contrib.DOMAIN and _undefined(node, versions[domain], domain))):
+                unknown.append(f"{name_of(node)}: {_absent(node, domain, versions.get(domain))}")
             _attributes(node, store)
     if unknown:
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
         raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
     _graph(proto.graph, store, "graph")
+
+
+def _undefined(node: NodeProto, version: int, domain: str) -> bool:
+    return schema(node.op_type, version, domain) is None
+
+
+def _absent(node: NodeProto, domain: str, version: int | None) -> str:
+    what = f"no operator {domain + '.' if domain else ''}{node.op_type}"
+    if version is None:
+        return f"{what}: the model does not say which version of the domain {domain!r} it uses"
+    if domain not in {"", *_WITH_SCHEMAS}:
+        return f"{what} in opset {version}: custom operators have to be functions of the model, or computed outside it"
+    later = schema(node.op_type, defs.onnx_opset_version(), domain) if domain == "" else None
+    advice = f"it exists from opset {later.since_version} on" if later is not None else "export the model anew"
+    return f"{what} in opset {version}: {advice}"
 
 
 def _text(*names: object) -> None:

@@ -22,7 +22,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from aspen_mp.planner.frontends import check, tensors
+from aspen_mp.planner.frontends import check, contrib, tensors
 from aspen_mp.planner.frontends.external import Folder, release
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
@@ -64,6 +64,7 @@ class Model:
     """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from."""
 
     def __init__(self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> None:
+        contrib.place(proto)
         self._buffer = buffer
         self.proto = proto
         self.store = store

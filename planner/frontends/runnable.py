@@ -6,7 +6,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from aspen_mp.planner.frontends import legacy
+from aspen_mp.planner.frontends import contrib, legacy
 
 _OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
@@ -44,6 +44,8 @@ def why_not(node: NodeProto, domain: str, version: int, nested: bool) -> str:
     """Why a node of this (normalised) domain and opset, maybe in a sub-graph, can never be run, and what to do; empty where it can."""
     if advice := UNRUNNABLE.get((domain, node.op_type)):
         return f"has no implementation here; {advice}"
+    if domain.split(".")[:2] == contrib.DOMAIN.split("."):
+        return contrib.why_not(node, nested)
     if domain != "":
         return ""
     return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, nested)
