@@ -61,6 +61,13 @@ class GlobalLpPool(OpRun):
         return (((wide**order).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / order)).astype(x.dtype),)
 
 
+class Det(OpRun):
+    """numpy has none of halves."""
+
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (np.asarray(np.linalg.det(x.astype(np.float64))).astype(x.dtype),)
+
+
 class GridSample(OpRun):
     def _run(self, x: Any, grid: Any, **attributes: Any) -> tuple[Any, ...]:
         mode, padding = attributes.get("mode") or "linear", attributes.get("padding_mode") or "zeros"
@@ -113,7 +120,21 @@ class Optional(OpRun):
         return res
 
 
-OPERATORS: list[type[OpRun]] = [LSTM, GRU, RNN, Loop, Scan, GlobalLpPool, GridSample, STFT, Hardmax, RoiAlign, DequantizeLinear, Optional]
+OPERATORS: list[type[OpRun]] = [
+    LSTM,
+    GRU,
+    RNN,
+    Loop,
+    Scan,
+    GlobalLpPool,
+    Det,
+    GridSample,
+    STFT,
+    Hardmax,
+    RoiAlign,
+    DequantizeLinear,
+    Optional,
+]
 
 
 class Evaluator(ReferenceEvaluator):

@@ -18,7 +18,7 @@ Attrs = dict[str, Any]
 
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
-OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "GridSample", "STFT", "Hardmax", "RoiAlign"})
+OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "Det", "GridSample", "STFT", "Hardmax", "RoiAlign"})
 """Operators that ONNX's reference implementation computes wrongly or not at all: workers do, so they are never constants."""
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand"})

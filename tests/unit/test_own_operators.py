@@ -79,6 +79,15 @@ def test_regions_lie_half_a_pixel_off_from_opset_16_on(opset: int) -> None:
     agrees(build([node], feeds, opset=opset), feeds)
 
 
+def test_determinants_of_halves() -> None:
+    feeds = {"x": RNG.standard_normal((2, 3, 3)).astype(np.float16)}
+    proto = build([N("Det", ["x"], ["y"])], feeds)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    (got,) = run_model(api.load(proto), feeds)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, np.linalg.det(feeds["x"].astype(np.float64)), rtol=2e-3)
+
+
 def test_an_optional_holds_the_value_itself() -> None:
     nodes = [N("Optional", ["x"], ["o"]), N("OptionalGetElement", ["o"], ["y"])]
     agrees(build(nodes, {"x": X}, opset=18), {"x": X})
