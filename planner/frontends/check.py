@@ -322,7 +322,11 @@ def infer(light: ModelProto) -> ModelProto:
         return _inferred(light, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         # A declared shape that differs from the inferred one does not stop a model: declarations may be sloppy, inferences wrong (STFT).
-        if "Inferred shape and existing shape differ" in str(error) or _in_function_body(light, str(error)):
+        if (
+            "Inferred shape and existing shape differ" in str(error)
+            or _of_unknown_length(str(error))
+            or _in_function_body(light, str(error))
+        ):
             return _inferred(light)
         raise ModelInvalidError(_shorten(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
@@ -349,6 +353,11 @@ def _few_values(graph: GraphProto) -> bool:
     lengths = [t.shape.dim[0].dim_value for t in declared if len(t.shape.dim) == 1]
     lengths += [t.dims[0] for t in graph.initializer if len(t.dims) == 1]
     return max(lengths, default=0) <= _LONGEST_SHAPE
+
+
+def _of_unknown_length(message: str) -> bool:
+    """Whether inference failed because it takes the length of a vector that it does not know for 0 (sizes and scales of Resize)."""
+    return re.search(r"Number of elements of input '\w+' \(0\)", message) is not None
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:
