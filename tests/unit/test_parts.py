@@ -58,7 +58,8 @@ def test_random_graphs_in_random_parts(pair: tuple[Graph, Graph], seed: int, ord
     validate(plan.segment())
     with np.errstate(all="ignore"):
         want = evaluate(graph, feeds)
-        assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(evaluate(cut, feeds), want, strict=True))
+        for got, w in zip(evaluate(cut, feeds), want, strict=True):
+            np.testing.assert_allclose(got, w, rtol=1e-3, atol=1e-3)  # numpy's own products depend on how many matrices there are
     for y, w in zip(PlanExecutor(plan).run(feeds, order, seed), want, strict=True):
         np.testing.assert_allclose(y, w, rtol=1e-3, atol=1e-3)
 
