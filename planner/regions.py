@@ -445,6 +445,10 @@ _PADDINGS: dict[str, Callable[[Boxes, Boxes, int], tuple[Boxes, Boxes]]] = {
 }
 
 
+_EXACT = 1 << 20
+"""Positions on shorter axes, and halves of them, are exact in single precision."""
+
+
 def _resize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     a, target = node.attrs, node.output.shape
     lo, hi = lo.copy(), hi.copy()
@@ -452,8 +456,11 @@ def _resize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
         scale = a["scales"][axis]
         if scale == 1.0 and dim == target[axis]:
             continue
-        # The kernel's arithmetic may round differently from this one: unless the scale is a power of two, stay on the safe side.
-        slack = 0.0 if np.frexp(scale)[0] == 0.5 and a["coordinate"] != "align_corners" else 1e-4
+        # The kernel's arithmetic may round differently from this one, nearest elements are found in single precision: unless the scale is
+        # a power of two, stay on the safe side.
+        long = max(dim, target[axis])
+        exact = np.frexp(scale)[0] == 0.5 and a["coordinate"] != "align_corners" and long < _EXACT
+        slack = 0.0 if exact else max(1e-4, 1e-6 * long)
         first = _source(lo[:, axis], scale, dim, target[axis], a["coordinate"]) - slack
         last = _source(hi[:, axis] - 1, scale, dim, target[axis], a["coordinate"]) + slack
         first, last = np.minimum(first, last), np.maximum(first, last)

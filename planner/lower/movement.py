@@ -179,25 +179,23 @@ def _resize(b: Builder, node: Node) -> Tensor:
         raise NoKernel(f"mode {mode}, coordinates {coordinate}")
     if x.size == 0 or (mode != "nearest" and x.dtype != np.float32):
         raise NoKernel(f"no kernel for {x.dtype}")
-    shape = node.output.shape
-    if shape == x.shape and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"} and _is_identity(node, old):
+    shape, scales = node.output.shape, resize_scales(node, x.shape, old)
+    if shape == x.shape and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"} and all(s == 1.0 for s in scales):
         return x
-    return b.emit(
-        "RESIZE",
-        [x],
-        shape,
-        x.dtype,
-        mode=mode,
-        coordinate=coordinate,
-        nearest=nearest,
-        cubic_coeff_a=float(a.get("cubic_coeff_a", -0.75)),
-        scales=resize_scales(node, x.shape, old),
-        exclude_outside=bool(a.get("exclude_outside", 0)),
-    )
-
-
-def _is_identity(node: Node, old: bool) -> bool:
-    return all(s == 1.0 for s in resize_scales(node, data(node).shape, old))
+    options = {
+        "mode": mode,
+        "coordinate": coordinate,
+        "cubic_coeff_a": float(a.get("cubic_coeff_a", -0.75)),
+        "exclude_outside": bool(a.get("exclude_outside", 0)),
+    }
+    if old and mode == "nearest" and any(s < 1 for s in scales):
+        # Before opset 11 nothing says which element is the nearest; other runtimes round up where axes become shorter.
+        middle = tuple(after if s < 1 else before for s, before, after in zip(scales, x.shape, shape, strict=True))
+        x = b.emit("RESIZE", [x], middle, x.dtype, nearest="ceil", scales=tuple(min(s, 1.0) for s in scales), **options)
+        scales = tuple(max(s, 1.0) for s in scales)
+        if middle == shape:
+            return x
+    return b.emit("RESIZE", [x], shape, x.dtype, nearest=nearest, scales=scales, **options)
 
 
 def resize_scales(node: Node, source: tuple[int, ...], old: bool) -> tuple[float, ...]:

@@ -1,4 +1,5 @@
-"""RESIZE on every ISA against the formulas of the ONNX specification, one axis at a time in float64."""
+"""RESIZE on every ISA against the formulas of the ONNX specification, one axis at a time in float64; nearest elements in float32, as
+onnxruntime finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 MODES = ["nearest", "linear", "cubic"]
 
 
-def coordinate(kind: str, x: int, scale: float, n_in: int, n_out: int) -> float:
+def coordinate(kind: str, x: np.floating, scale: np.floating, n_in: np.floating, n_out: np.floating) -> np.floating:
+    """All of one type, which is that of the arithmetic."""
     width = scale * n_in
     match kind:
         case "half_pixel":
@@ -22,9 +24,9 @@ def coordinate(kind: str, x: int, scale: float, n_in: int, n_out: int) -> float:
         case "asymmetric":
             return x / scale
         case "align_corners":
-            return 0.0 if width == 1 else x * (n_in - 1) / (width - 1)
+            return 0 * x if width == 1 else x * (n_in - 1) / (width - 1)
         case "pytorch_half_pixel":
-            return -0.5 if width == 1 else (x + 0.5) / scale - 0.5
+            return 0 * x - 0.5 if width == 1 else (x + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
             return n_in / 2 * (1 - n_out / width) + (x + 0.5) / scale - 0.5
     raise AssertionError(kind)
@@ -49,7 +51,7 @@ def matrix(mode: str, kind: str, rounding: str, a: float, exclude: bool, scale: 
     """The interpolation along one axis as a matrix [n_out, n_in]."""
     m = np.zeros((n_out, n_in))
     for x in range(n_out):
-        at = coordinate(kind, x, scale, n_in, n_out)
+        at = float(coordinate(kind, *map(np.float32 if mode == "nearest" else np.float64, (x, scale, n_in, n_out))))
         left = int(np.ceil(at)) - 1  # so that an integer stands on the right, with ratio 1
         weights = coefficients(mode, at - left, rounding, a)
         places = [left + k - (len(weights) // 2 - 1) for k in range(len(weights))]

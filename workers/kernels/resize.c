@@ -50,6 +50,18 @@ static double input_coordinate(const resize_params *r, const axis_state *a, doub
   return (x + 0.5) / a->scale - 0.5;
 }
 
+/* The same in single precision, where one rounding more or less decides which element is the nearest: so compute onnxruntime and PyTorch. */
+static double nearest_coordinate(const resize_params *r, const axis_state *a, float x) {
+  const float scale = (float)a->scale, in = (float)a->in, width = scale * in;
+  switch (r->coordinate) {
+    case ASYMMETRIC: return x / scale;
+    case ALIGN_CORNERS: return width == 1 ? 0 : x * (in - 1) / (width - 1);
+    case PYTORCH_HALF_PIXEL: return width == 1 ? -0.5f : (x + 0.5f) / scale - 0.5f;
+    case HALF_PIXEL_SYMMETRIC: return in / 2 * (1 - (float)a->out / width) + (x + 0.5f) / scale - 0.5f;
+  }
+  return (x + 0.5f) / scale - 0.5f;
+}
+
 static int64_t clamped(double i, int64_t n) { return i > 0 ? (i < (double)(n - 1) ? (int64_t)i : n - 1) : 0; }
 
 /* Fills the taps of output index i; taps of weight 0 are left out, which keeps infinities of elements that do not count out of sums. */
@@ -58,7 +70,7 @@ static void find_taps(const resize_params *r, const axis_state *a, int64_t i, ta
     set->n = 1, set->index[0] = i, set->offset[0] = i * a->si, set->weight[0] = 1;
     return;
   }
-  const double x = input_coordinate(r, a, (double)i);
+  const double x = r->mode == NEAREST ? nearest_coordinate(r, a, (float)i) : input_coordinate(r, a, (double)i);
   if (r->mode == NEAREST) {
     const double nearest = r->rounding == PREFER_FLOOR  ? ceil(x - 0.5)
                            : r->rounding == PREFER_CEIL ? floor(x + 0.5)
