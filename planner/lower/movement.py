@@ -180,7 +180,11 @@ def _resize(b: Builder, node: Node) -> Tensor:
     if x.size == 0 or (mode != "nearest" and x.dtype != np.float32):
         raise NoKernel(f"no kernel for {x.dtype}")
     shape, scales = node.output.shape, resize_scales(node, x.shape, old)
-    if shape == x.shape and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"} and all(s == 1.0 for s in scales):
+    if (
+        shape == x.shape
+        and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"}
+        and all(s == 1.0 for s in scales)
+    ):
         return x
     options = {
         "mode": mode,
