@@ -1,4 +1,4 @@
-"""Operators that workers have of their own, against onnxruntime: grids, spectra, old definitions; and constants of quantised models."""
+"""Operators of our own, against onnxruntime: grids, spectra, old definitions; constants of quantised models; nearest elements of Resize."""
 
 from __future__ import annotations
 
@@ -116,3 +116,20 @@ def test_constants_of_quantised_models(opset: int, per_channel: bool) -> None:
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     (want,) = session.run(None, {"x": X})
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.6, 0.7, 1.1, 1.4, 2.3])
+@pytest.mark.parametrize(
+    ("opset", "attributes"),
+    [
+        (10, {}),
+        (13, {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+        (13, {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_floor"}),
+    ],
+)
+def test_the_nearest_element_is_the_same(opset: int, attributes: dict[str, str], scale: float) -> None:
+    """Scales that are no powers of two: whole positions come out whole, or a little less, as single precision has it."""
+    feeds = {"x": RNG.standard_normal((1, 2, 44, 61)).astype(np.float32)}
+    inputs = ["x", "scales"] if opset == 10 else ["x", "", "scales"]
+    node = N("Resize", inputs, ["y"], mode="nearest", **attributes)
+    agrees(build([node], feeds, {"scales": np.array([1, 1, scale, 2 if opset == 10 else scale], np.float32)}, opset), feeds)
