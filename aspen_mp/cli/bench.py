@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aspen_mp.cli import output
-from aspen_mp.cli.launch import _cpus
+from aspen_mp.cli import options, output
 
 if TYPE_CHECKING:
     from aspen_mp.bench.peers.cases import Case
@@ -77,7 +76,7 @@ def peers(
 def _core_sets(threads: str | None, cores: str | None) -> list[list[int]]:
     """The CPUs of each run: from --threads the first so many of --cores, or of those that this process may use."""
     allowed = sorted(os.sched_getaffinity(0))
-    cpus = _cpus(cores) or allowed
+    cpus = options.cpus(cores) or allowed
     try:
         numbers = [len(cpus)] if threads is None else [int(n) for n in threads.split(",")]
     except ValueError:

@@ -14,28 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from aspen_mp import errors
-from aspen_mp.arguments import MOST_CPU, MOST_WORKERS
-from aspen_mp.cli import output, sources
-from aspen_mp.control import rundir
+from aspen_mp.arguments import MOST_WORKERS
+from aspen_mp.cli import options, output, sources
 from aspen_mp.errors import AspenError, RuntimeLost
-from aspen_mp.workers import topology
-
-
-def named(name: str | None) -> str | None:
-    """The value of a --name, checked."""
-    if name is not None:
-        try:
-            rundir.check_name(name)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-    return name
-
-
-NameOption = Annotated[str, typer.Option("--name", help="Name of the runtime.", callback=named)]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Workers of a private runtime; default: one for each core."),
-]
 
 
 class LogLevel(StrEnum):
@@ -55,7 +36,7 @@ def launch(
     max_workers: Annotated[
         int | None, typer.Option("--max-workers", min=1, max=MOST_WORKERS, help="Most workers that may ever join.")
     ] = None,
-    name: NameOption = "default",
+    name: options.Name = "default",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
     log: Annotated[
@@ -70,7 +51,7 @@ def launch(
     """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
     from aspen_mp.cli import metrics as endpoint
 
-    cpus = _cpus(cores)
+    cpus = options.cpus(cores)
     if metrics is not None:
         endpoint.address(metrics)
         endpoint.need_client()
@@ -131,20 +112,6 @@ class _Stop:
     def _caught(self, number: int, frame: object) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"!")
-
-
-def _cpus(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    cpus: list[int] = []
-    try:
-        for part in text.split(","):
-            cpus += topology.parse_cpus(part)
-    except ValueError:
-        cpus = []
-    if not 1 <= len(cpus) <= MOST_WORKERS or max(cpus) > MOST_CPU:
-        raise typer.BadParameter(f"{text!r} is no list of CPUs such as 0,2-3", param_hint="--cores")
-    return cpus
 
 
 def _announce(report: dict[str, Any], as_json: bool) -> None:

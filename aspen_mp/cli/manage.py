@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aspen_mp.arguments import MOST_WORKERS
-from aspen_mp.cli import output
-from aspen_mp.cli.launch import NameOption, _cpus
+from aspen_mp.cli import options, output
 
 if TYPE_CHECKING:
     from aspen_mp import Runtime
@@ -29,7 +28,7 @@ def _runtime(name: str) -> Iterator[Runtime]:
 
 
 @output.command
-def status(name: NameOption = "default", as_json: output.Json = False) -> None:
+def status(name: options.Name = "default", as_json: output.Json = False) -> None:
     """What a runtime is doing: workers, models, memory, requests."""
     with _runtime(name) as runtime:
         report = runtime.status()
@@ -42,12 +41,12 @@ def status(name: NameOption = "default", as_json: output.Json = False) -> None:
 @output.command
 def add(
     n: Count,
-    name: NameOption = "default",
+    name: options.Name = "default",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs for the new workers.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Let N workers join a running runtime; requests go on."""
-    cpus = _cpus(cores)
+    cpus = options.cpus(cores)
     with _runtime(name) as runtime:
         runtime.add_workers(n, cores=cpus)
         _workers(runtime, as_json)
@@ -56,12 +55,12 @@ def add(
 @output.command
 def remove(
     n: Count,
-    name: NameOption = "default",
+    name: options.Name = "default",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs whose workers leave.")] = None,
     as_json: output.Json = False,
 ) -> None:
     """Let N workers leave a running runtime; requests go on, or wait where none is left."""
-    cpus = _cpus(cores)
+    cpus = options.cpus(cores)
     with _runtime(name) as runtime:
         runtime.remove_workers(n, cores=cpus)
         _workers(runtime, as_json)
@@ -70,7 +69,7 @@ def remove(
 @output.command
 def scale(
     n: Annotated[str, typer.Argument(metavar="N|auto", help="Number of workers; auto: as many as the machine is good for.")],
-    name: NameOption = "default",
+    name: options.Name = "default",
     as_json: output.Json = False,
 ) -> None:
     """Bring a running runtime to N workers; requests go on, or wait where N is 0. With "auto" it follows what the machine allows."""
@@ -82,7 +81,7 @@ def scale(
 
 
 @output.command
-def stop(name: NameOption = "default", as_json: output.Json = False) -> None:
+def stop(name: options.Name = "default", as_json: output.Json = False) -> None:
     """End a runtime: its workers, planner process and shared memory."""
     with _runtime(name) as runtime:
         runtime.stop()

@@ -15,8 +15,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import output
-from aspen_mp.cli.launch import NameOption
+from aspen_mp.cli import options, output
 from aspen_mp.errors import AspenError
 
 DEFAULT = "127.0.0.1:9464"
@@ -26,7 +25,7 @@ END_S = 5.0
 
 @output.command
 def metrics(
-    name: NameOption = "default",
+    name: options.Name = "default",
     listen: Annotated[str, typer.Option("--listen", "-l", metavar="[HOST:]PORT", help="Where to serve /metrics; port 0: any.")] = DEFAULT,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics once, in Prometheus' text format, and exit.")] = False,
     parent: Annotated[int, typer.Option(hidden=True)] = 0,

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from aspen_mp.cli import output, sources
-from aspen_mp.cli.launch import WorkersOption, named
+from aspen_mp.cli import options, output, sources
 from aspen_mp.errors import AspenError
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ def run(
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
-    workers: WorkersOption = None,
+    workers: options.Workers = None,
     profile: Annotated[str | None, typer.Option("--profile", help="Profile of the private runtime: a name or a TOML file.")] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.", callback=named)
+        str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.", callback=options.named)
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Timed runs, after one that is not counted.")] = 1,
     output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aspen_mp.cli import output
+from aspen_mp.cli import options, output
 from aspen_mp.cli.interrupt import Pause
-from aspen_mp.cli.launch import NameOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +20,7 @@ EVENTS = 6
 
 @output.command
 def top(
-    name: NameOption = "default",
+    name: options.Name = "default",
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0: on Ctrl-C.")] = 0,
     as_json: output.Json = False,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aspen_mp.arguments import MOST_RECORDS
-from aspen_mp.cli import output, sources
+from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.interrupt import Pause
-from aspen_mp.cli.launch import WorkersOption, named
 from aspen_mp.cli.run import feeds_for
 
 if TYPE_CHECKING:
@@ -37,9 +36,10 @@ def trace(
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
-    workers: WorkersOption = None,
+    workers: options.Workers = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The running runtime of this name; without MODEL by default 'default'.", callback=named)
+        str | None,
+        typer.Option("--name", help="The running runtime of this name; without MODEL by default 'default'.", callback=options.named),
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Requests of MODEL, after one that is not traced.")] = 3,
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests of MODEL in flight at a time.")] = 1,
