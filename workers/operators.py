@@ -106,6 +106,18 @@ class RoiAlign(op_roi_align.RoiAlign):
         return result
 
 
+class GatherElements(OpRun):
+    """ONNX's evaluator counts indices around, takes no axis of more than 32 entries, and no indices that are fewer on other axes."""
+
+    def _run(self, x: Any, indices: Any, axis: int | None = None) -> tuple[Any, ...]:
+        axis = axis or 0
+        if indices.size and (indices.min() < -x.shape[axis] or indices.max() >= x.shape[axis]):
+            raise IndexError(f"index outside axis {axis} of {x.shape[axis]}")
+        at = list(np.indices(indices.shape, sparse=True))
+        at[axis] = indices
+        return (x[tuple(at)],)
+
+
 class DequantizeLinear(op_dequantize_linear.DequantizeLinear_25):
     """ONNX's evaluator has those of opset 19 and later; the newest one does what all older ones do."""
 
@@ -132,6 +144,7 @@ OPERATORS: list[type[OpRun]] = [
     STFT,
     Hardmax,
     RoiAlign,
+    GatherElements,
     DequantizeLinear,
     Optional,
 ]

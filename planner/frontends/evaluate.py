@@ -100,6 +100,17 @@ def _gather(a: Attrs, x: Array, indices: Array) -> Array:
     return np.take(x, np.where(indices < 0, indices + dim, indices), axis)
 
 
+def _gather_elements(a: Attrs, x: Array, indices: Array) -> Array:
+    """ONNX's evaluator counts indices around, takes no axis of more than 32 entries, and no indices that are fewer on other axes."""
+    axis = a.get("axis", 0)
+    dim = x.shape[axis]
+    if indices.size and (indices.min() < -dim or indices.max() >= dim):
+        raise IndexError(f"index outside axis {axis} of {dim}")
+    at = list(np.indices(indices.shape, sparse=True))
+    at[axis] = indices
+    return x[tuple(at)]
+
+
 def _divide(a: Attrs, x: Array, y: Array) -> Array:
     if x.dtype.kind in "iu":
         if not y.all():
@@ -172,6 +183,7 @@ _TABLE: dict[str, Callable[..., Array | None]] = {
     "Transpose": lambda a, x: x.transpose(a.get("perm")),
     "Slice": _slice,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "Concat": _concat,
     "Cast": _cast,
     "Expand": _expand,

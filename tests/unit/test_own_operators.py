@@ -133,3 +133,30 @@ def test_the_nearest_element_is_the_same(opset: int, attributes: dict[str, str],
     inputs = ["x", "scales"] if opset == 10 else ["x", "", "scales"]
     node = N("Resize", inputs, ["y"], mode="nearest", **attributes)
     agrees(build([node], feeds, {"scales": np.array([1, 1, scale, 2 if opset == 10 else scale], np.float32)}, opset), feeds)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "picked"), [((1, 512), 1, (1, 64)), ((70, 5), 0, (3, 5)), ((4, 6, 40), -1, (2, 3, 50)), ((7,), 0, (40,))]
+)
+def test_gather_elements(shape: tuple[int, ...], axis: int, picked: tuple[int, ...], known: bool, inside: bool) -> None:
+    """As BERT's exporters look token types up: of constants, on long axes, with fewer indices on the others, in a branch."""
+    x = RNG.standard_normal(shape).astype(np.float32)
+    values = {"x": x, "i": RNG.integers(-x.shape[axis], x.shape[axis], picked)}
+    nodes = [N("GatherElements", ["x", "i"], ["g"], axis=axis)]
+    if inside:
+        branches = {name: helper.make_graph([N(op, ["g"], [name])], name, [], [info(name, F)]) for name, op in (("a", "Neg"), ("b", "Abs"))}
+        body = helper.make_graph(
+            nodes + [N("If", ["c"], ["h"], then_branch=branches["a"], else_branch=branches["b"])], "body", [], [info("h", F)]
+        )
+        empty = helper.make_graph([N("Identity", ["x"], ["e"])], "other", [], [info("e", F)])
+        nodes = [
+            N("Greater", ["z", "zero"], ["c"]),
+            N("If", ["c"], ["g2"], then_branch=body, else_branch=empty),
+            N("Add", ["g2", "z"], ["y"]),
+        ]
+    else:
+        nodes += [N("Add", ["g", "z"], ["y"])]
+    feeds = {"z": np.array(0.5, np.float32)} | ({} if known else values)
+    agrees(build(nodes, feeds, {"zero": np.float32(0)} | (values if known else {}), opset=17), feeds)
