@@ -148,7 +148,7 @@ def test_gather_elements(shape: tuple[int, ...], axis: int, picked: tuple[int, .
     if inside:
         branches = {name: helper.make_graph([N(op, ["g"], [name])], name, [], [info(name, F)]) for name, op in (("a", "Neg"), ("b", "Abs"))}
         body = helper.make_graph(
-            nodes + [N("If", ["c"], ["h"], then_branch=branches["a"], else_branch=branches["b"])], "body", [], [info("h", F)]
+            [*nodes, N("If", ["c"], ["h"], then_branch=branches["a"], else_branch=branches["b"])], "body", [], [info("h", F)]
         )
         empty = helper.make_graph([N("Identity", ["x"], ["e"])], "other", [], [info("e", F)])
         nodes = [
