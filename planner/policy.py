@@ -20,7 +20,7 @@ from aspen_mp.planner import strides as st
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
-from aspen_mp.planner.storage import Storage, item_bytes
+from aspen_mp.planner.storage import ELEMENTWISE, Storage, item_bytes
 from aspen_mp.planner.tilecost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.winograd import Blocks
 
@@ -71,7 +71,7 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
         return _stack(node, aim)
     if node.op == "ATTENTION":
         return _attention(node, aim)
-    return _by_layout(node, storage.refs[node.output].strides, aim)
+    return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
 
 
 def _fixed_axes(node: Node) -> frozenset[int]:
@@ -86,7 +86,16 @@ def _fixed_axes(node: Node) -> frozenset[int]:
     return frozenset({1}) if node.op == "LRN" else frozenset()
 
 
-def _by_layout(node: Node, strides: Sequence[int], aim: Aim) -> Grid:
+def _runs_of_inputs(node: Node, storage: Storage) -> frozenset[int]:
+    """Axes of an element-wise node's output along which an input is contiguous: its cache lines, too, belong to one tile."""
+    if node.op not in ELEMENTWISE:
+        return frozenset()
+    shape = node.output.shape
+    same = [t for t in node.inputs if t is not None and not t.is_const and t.shape == shape]
+    return frozenset(a for t in same for a, stride in enumerate(storage.refs[t].strides) if stride == 1 and shape[a] > 1)
+
+
+def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Aim) -> Grid:
     shape = node.output.shape
     parts = min(aim.tiles or round(cost.wanted_tiles(cost.work(node).ns, aim.workers, aim.tail)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
@@ -98,7 +107,7 @@ def _by_layout(node: Node, strides: Sequence[int], aim: Aim) -> Grid:
             break
         if axis in fixed or shape[axis] == 1:
             continue
-        granule = line if strides[axis] == 1 else 1
+        granule = line if strides[axis] == 1 or axis in runs else 1
         if aim.halves and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
             granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
         if granule > 1 and shape[axis] < 2 * granule:

@@ -2,7 +2,8 @@
  *
  * Along each resized axis an output coordinate maps to a few input indices with weights (taps), computed in double as the specification
  * writes it. An output is a sum over the taps of its innermost axis (in memory) of weight times line; a line is a sum over the combinations
- * of taps of the other axes, last axis fastest, of the product of weights times the input.
+ * of taps of the other axes, last axis fastest, of the product of weights times the input. Where the innermost axis is not resized but the
+ * one around it is (channels of pixels), lines of pixels are summed and weighted in the same way.
  * The box is walked in blocks of the two innermost axes, whose taps are computed once a block.
  */
 #include <math.h>
@@ -17,6 +18,7 @@ enum { PREFER_FLOOR, PREFER_CEIL, FLOOR, CEIL };
 #define BLOCK 128
 #define TAPS 4
 #define LINE 512 /* longest part of a line that is kept */
+#define PIXELS 8192 /* the same of pixels, in floats: at least TAPS of BLOCK */
 
 typedef struct {
   int n;
@@ -234,6 +236,39 @@ static void pick_row(char *o, int64_t so, const char *p, const block_taps *b, in
 #undef PICK
 }
 
+/* Taps of `n` neighbours: the first input index and how many from there on they reach over. */
+static int64_t span(const tap_set *sets, int64_t n, int64_t *first) {
+  int64_t least = INT64_MAX, last = 0;
+  for (int64_t j = 0; j < n; j++)
+    for (int k = 0; k < sets[j].n; k++) least = nd_min(least, sets[j].index[k]), last = nd_max(last, sets[j].index[k]);
+  *first = least;
+  return last - least + 1;
+}
+
+/* n pixels of m channels, which lie next to each other in both: `o` is the first one's, `p` where channel 0 of the input's row of pixels is.
+ * sets: the taps of the pixels. */
+static void resize_pixels(const axis_state *axes, int outer, const tap_set *sets, char *o, const char *p, int64_t n, int64_t m) {
+  const axis_state *middle = &axes[outer - 1];
+  float line[PIXELS];
+  int64_t first;
+  const int64_t length = span(sets, n, &first);
+  p += first * middle->si;
+  if (middle->si == m * 4)
+    sum_lines(axes, outer - 1, p, 4, NULL, length * m, line);
+  else
+    for (int64_t x = 0; x < length; x++) sum_lines(axes, outer - 1, p + x * middle->si, 4, NULL, m, line + x * m);
+  for (int64_t j = 0; j < n; j++, o += middle->so) {
+    const tap_set *set = &sets[j];
+    const float *x[TAPS];
+    for (int k = 0; k < set->n; k++) x[k] = line + (set->index[k] - first) * m;
+    for (int64_t c = 0; c < m; c += VL) {
+      vf sum = vzero();
+      for (int k = 0; k < set->n; k++) sum = sum + vset1((float)set->weight[k]) * vload_part(x[k] + c, m - c);
+      vstore_part((float *)o + c, sum, m - c);
+    }
+  }
+}
+
 /* Steps the given axes to their next position. Returns 0 after the last, back at the first. */
 static int advance(const resize_params *r, axis_state *axes, int count) {
   for (int k = count - 1; k >= 0; k--) {
@@ -290,15 +325,22 @@ int FN(resize)(const aspen_call *c) {
   axis_state *inner = &axes[outer], *middle = &axes[outer - 1];
   block_taps taps;
   tap_set cached[BLOCK]; /* of the middle axis */
+  /* Of the whole node, not of the tile: how an output is rounded must not depend on tiles. */
+  const int pixels = r.mode != NEAREST && !inner->moved && middle->moved && inner->si == unit && inner->so == unit && middle->in <= 2 * middle->out;
   for (int64_t i0 = inner->lo; i0 < inner->hi; i0 += BLOCK) {
     const int64_t m = nd_min(BLOCK, inner->hi - i0);
     if (inner->moved) find_block(&r, inner, i0, m, &taps);
-    for (int64_t j0 = middle->lo; j0 < middle->hi; j0 += BLOCK) {
-      const int64_t n = nd_min(BLOCK, middle->hi - j0);
+    for (int64_t j0 = middle->lo, n; j0 < middle->hi; j0 += n) {
+      n = nd_min(BLOCK, middle->hi - j0);
       for (int64_t j = 0; j < n; j++) find_taps(&r, middle, j0 + j, &cached[j]);
+      for (int64_t unused; pixels && span(cached, n, &unused) * m > PIXELS;) n = (n + 1) / 2;
       for (int k = 0; k < outer - 1; k++) axes[k].index = axes[k].lo, find_taps(&r, &axes[k], axes[k].lo, &axes[k].taps);
       do
-        for (int64_t j = 0; j < n; j++) {
+        if (pixels) {
+          int64_t o = i0 * inner->so + j0 * middle->so;
+          for (int k = 0; k < outer - 1; k++) o += axes[k].index * axes[k].so;
+          resize_pixels(axes, outer, cached, out->ptr + o, in->ptr + i0 * inner->si, n, m);
+        } else for (int64_t j = 0; j < n; j++) {
           middle->index = j0 + j;
           middle->taps = cached[j];
           resize_row(&r, axes, outer, &taps, out, in, i0, m, size);
