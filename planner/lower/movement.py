@@ -151,10 +151,18 @@ def _depth_to_space(b: Builder, node: Node) -> Tensor:
     x, r = data(node), int(node.attrs["blocksize"])
     n, c, h, w = x.shape
     if node.attrs.get("mode", "DCR") == "CRD":
-        split, perm = (n, c // r**2, r, r, h, w), (0, 1, 4, 2, 5, 3)
-    else:
-        split, perm = (n, r, r, c // r**2, h, w), (0, 3, 4, 1, 5, 2)
-    return b.reshape(b.transpose(b.reshape(x, split), perm), (n, c // r**2, h * r, w * r))
+        return woven(b, b.transpose(b.reshape(x, (n, c // r**2, r, r, h, w)), (0, 2, 3, 1, 4, 5)))
+    return woven(b, b.reshape(x, (n, r, r, c // r**2, h, w)))
+
+
+def woven(b: Builder, x: Tensor) -> Tensor:
+    """[N, blocks …, C, lengths …] → [N, C, lengths times blocks …]: an element becomes a block of neighbours. Channels lie last in memory,
+    as those who read them want them, unless the result is the graph's."""
+    axes = (len(x.shape) - 2) // 2
+    n, blocks, c, lengths = x.shape[0], x.shape[1 : 1 + axes], x.shape[1 + axes], x.shape[2 + axes :]
+    moved = b.copy(b.transpose(x, (0, *[k for a in range(axes) for k in (2 + axes + a, 1 + a)], 1 + axes)))
+    pixels = b.reshape(moved, (n, *[d * r for d, r in zip(lengths, blocks, strict=True)], c))
+    return b.transpose(pixels, (0, axes + 1, *range(1, axes + 1)))
 
 
 @rule("SpaceToDepth")

@@ -1,17 +1,13 @@
-"""Einsum and transposed convolution, said as products that have kernels."""
+"""Einsum, said as products that have kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-import numpy.typing as npt
-
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
-from aspen_mp.planner.lower.elementwise import data, optional
-from aspen_mp.planner.lower.products import convolve, window
+from aspen_mp.planner.lower.builder import Builder, NoKernel, require_f32
+from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.registry import rule
 
 
@@ -79,69 +75,3 @@ def _matrix(b: Builder, tensor: Tensor, letters: str, groups: Sequence[Sequence[
     moved = b.transpose(tensor, [letters.index(c) for group in groups for c in group])
     shape = [prod(sizes[c] for c in group) for group in groups]
     return b.reshape(moved, shape if groups[0] else shape[1:])
-
-
-@rule("ConvTranspose", widened=True)
-def _conv_transpose(b: Builder, node: Node) -> Tensor:
-    """A convolution with the kernel turned round over an input with stride - 1 zeros between its elements."""
-    x, w, bias = data(node), data(node, 1), optional(node, 2)
-    require_f32(x, w, bias)
-    spatial, kernel = x.shape[2:], w.shape[2:]
-    out_spatial = node.output.shape[2:]
-    if len(spatial) not in {1, 2} or x.size == 0 or not w.is_const:
-        raise NoKernel(f"over {len(spatial)} axes, or weights that are computed")
-    strides, dilations, begin, _ = window(node, kernel, spatial)
-    extra = list(node.attrs.get("output_padding") or [0] * len(spatial))
-    if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or node.attrs.get("output_shape"):
-        begin = _begin(node, spatial, kernel, strides, dilations, extra)
-    if len(spatial) == 1:
-        x, w = b.reshape(x, (*x.shape[:2], 1, *spatial)), b.reshape(w, (*w.shape[:2], 1, *kernel))
-        strides, dilations, begin, out_spatial = [1, *strides], [1, *dilations], [0, *begin], (1, *out_spatial)
-    groups = int(node.attrs.get("group", 1))
-    w = _turned(b, w, groups)
-    lead = [(w.shape[2 + k] - 1) * dilations[k] - begin[k] for k in range(2)]
-    size = [out_spatial[k] + (w.shape[2 + k] - 1) * dilations[k] for k in range(2)]
-    x = _spread(b, x, strides, lead, size)
-    shape = (x.shape[0], w.shape[0], *out_spatial)
-    out = convolve(b, x, w, bias, shape, groups=groups, strides=(1, 1), dilations=dilations, pads=(0, 0))
-    return b.reshape(out, node.output.shape)
-
-
-def _begin(
-    node: Node, spatial: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], extra: Sequence[int]
-) -> list[int]:
-    """Pads at the beginning where only the output's shape is given, or auto_pad."""
-    begin = []
-    for k in range(len(spatial)):
-        out = node.output.shape[2 + k]
-        total = strides[k] * (spatial[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1 - out
-        if node.attrs.get("auto_pad", "NOTSET") == "VALID":
-            begin.append(0)
-        else:
-            begin.append(total // 2 if node.attrs.get("auto_pad", "NOTSET") == "SAME_UPPER" else total - total // 2)
-    return begin
-
-
-def _turned(b: Builder, w: Tensor, groups: int) -> Tensor:
-    """[C, M/G, KH, KW] → [M, C/G, KH, KW], both kernel axes reversed."""
-    c, m, kh, kw = w.shape
-
-    def turn(value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        split = value.reshape(groups, c // groups, m, kh, kw)[..., ::-1, ::-1]
-        return split.transpose(0, 2, 1, 3, 4).reshape(groups * m, c // groups, kh, kw)
-
-    return b.derived(w, f"turned{groups}", (groups * m, c // groups, kh, kw), turn)
-
-
-def _spread(b: Builder, x: Tensor, strides: Sequence[int], lead: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Zeros between and around the elements: each becomes the first of a block of `strides` zeros, then the image is padded or cropped."""
-    n, c, h, w = x.shape
-    zero = b.constant(0.0, F32)
-    if max(strides) > 1:
-        blocks = b.reshape(x, (n, c, h, 1, w, 1))
-        shape = (n, c, h, strides[0], w, strides[1])
-        x = b.reshape(b.emit("PAD", [blocks, zero], shape, F32, mode="CONSTANT", begin=(0,) * 6), (n, c, h * strides[0], w * strides[1]))
-    target = (n, c, *size)
-    if x.shape == target and not any(lead):
-        return x
-    return b.emit("PAD", [x, zero], target, F32, mode="CONSTANT", begin=(0, 0, *lead))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from aspen_mp.planner.ir import Graph, Node, Tensor
 
 _F32 = np.dtype(np.float32)
-_PRODUCTS = {"Conv", "Gemm"}
+_PRODUCTS = {"Conv", "ConvTranspose", "Gemm"}
 
 
 def fold_affine(graph: Graph) -> None:
@@ -111,8 +111,13 @@ def _fold(product: Node, node: Node, factor: npt.NDArray[Any] | None, offset: np
         attrs["beta"] = 1.0
     if factor is not None:
         bias = bias * factor
-        axis = 0 if product.op == "Conv" or attrs.get("transB", 0) else 1
-        weights = _scaled(weights, factor, axis, key)
+        if product.op == "ConvTranspose":  # [C, M/G, …]: each group's inputs have their own outputs
+            groups = int(attrs.get("group", 1))
+            scale = np.repeat(factor.reshape(groups, -1), weights.shape[0] // groups, axis=0)
+            weights = _scaled(weights, scale.reshape(*weights.shape[:2], *[1] * (len(weights.shape) - 2)), key)
+        else:
+            axis = 0 if product.op == "Conv" or attrs.get("transB", 0) else 1
+            weights = _scaled(weights, factor.reshape([-1 if k == axis else 1 for k in range(len(weights.shape))]), key)
     if offset is not None:
         bias = bias + offset
     whole = (
@@ -126,11 +131,9 @@ def _fold(product: Node, node: Node, factor: npt.NDArray[Any] | None, offset: np
     node.outputs, node.onnx_op, node.name = node.outputs[:1], label, product.name
 
 
-def _scaled(weights: Tensor, factor: npt.NDArray[Any], axis: int, key: str | None) -> Tensor:
-    shape = [1] * len(weights.shape)
-    shape[axis] = -1
+def _scaled(weights: Tensor, factor: npt.NDArray[Any], key: str | None) -> Tensor:
     whole = None if key is None or weights.weight_key is None else f"{weights.weight_key}*{key}"
-    pack = partial(_multiply, weights, factor.astype(np.float32).reshape(shape))
+    pack = partial(_multiply, weights, factor.astype(np.float32))
     return Tensor(f"{weights.name}|scaled", weights.shape, _F32, weight_key=whole, pack=pack)
 
 

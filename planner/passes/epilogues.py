@@ -7,6 +7,7 @@ take an activation too.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from math import isfinite
 
 import numpy as np
@@ -16,17 +17,24 @@ from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant,
 from aspen_mp.shm.tables import UNARY
 
 _PRODUCTS = ("GEMM", "CONV", "WINO", "DWCONV")
+_MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES
 """Functions that every kernel's epilogue has."""
 
 
 def sink_reshapes(graph: Graph) -> None:
-    """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue."""
+    """f(reshape(product)) → reshape(f(product)), so that f can become the product's epilogue; the same through whatever only moves elements
+    (pixels that a transposed convolution has computed as channels), where f has one argument."""
     rewriter = Rewriter(graph)
     sunk: set[Tensor] = set()  # results of functions that follow a product already
     for node in rewriter.live():
         if not rewriter.alive(node) or node.op not in {"UNARY", "BINARY"} or node.output.dtype != "float32":
+            continue
+        if node.op == "UNARY":
+            inner = _sink_through(rewriter, node, sunk)
+            if inner is not None:
+                sunk.add(inner)
             continue
         for k, tensor in enumerate(node.inputs):
             view = rewriter.made_by(tensor, "view.reshape")
@@ -42,6 +50,23 @@ def sink_reshapes(graph: Graph) -> None:
                 sunk.add(inner)
                 break
     rewriter.finish()
+
+
+def _sink_through(rewriter: Rewriter, node: Node, sunk: Set[Tensor]) -> Tensor | None:
+    moves: list[Node] = []
+    source = node.inputs[0]
+    while source is not None and rewriter.only_use(source) and (move := rewriter.made_by(source, *_MOVES)) is not None:
+        moves.append(move)
+        source = move.inputs[0]
+    if not moves or source is None or not rewriter.only_use(source) or source.size > 2 * node.output.size:  # most of it is not wanted
+        return None
+    if source not in sunk and rewriter.made_by(source, *_PRODUCTS) is None:
+        return None
+    inner = moved = rewriter.insert(node, "UNARY", [source], source.shape, dict(node.attrs))
+    for move in reversed(moves[1:]):
+        moved = rewriter.insert(node, move.op, [moved], move.output.shape, dict(move.attrs))
+    rewriter.replace(node, moves[0].op, [moved], dict(moves[0].attrs))
+    return inner
 
 
 def _sink(rewriter: Rewriter, node: Node, k: int, source: Tensor) -> Tensor | None:
