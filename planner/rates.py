@@ -58,7 +58,7 @@ WHOLE_VECTORS_INTEL: Final = Rates(
     together=26.5,
     tile_ns=1800.0,
     factors={"ATTENTION": 1.42, "CONV": 0.92, "GEMM": 0.86, "PWDW": 0.95, "DWCONV": 0.57, "STRASSEN": 0.77}
-    | {"BINARY": 0.68, "COPY": 5.8, "GATHER": 0.6, "NORM": 0.97, "POOL": 1.05, "RESIZE": 1.68}
+    | {"BINARY": 0.68, "COPY": 1.6, "GATHER": 0.6, "NORM": 0.97, "POOL": 1.05, "RESIZE": 1.68}
     | {"WINO 1x4": 1.0, "WINO 4x1": 1.0, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
     | {"WINO 2x2": 1.1, "WINO 3x3": 0.96, "WINO 4x4": 1.1, "WINO 5x5": 1.15, "WINO 6x6": 1.23},
 )

@@ -550,6 +550,11 @@ void FN(mm_pack)(float *panel, const float *b, int64_t k_stride, int64_t n_strid
         for (int i = 0; i < 8; i++) __builtin_prefetch(from + (i + ASPEN_NR) * n_stride); /* the next panel */
       transpose_8x8(from, n_stride, panel + k * ASPEN_NR + done);
     }
-  for (int64_t k = 0; k < k_end; k++)
-    for (int64_t i = k < k_blocks ? done : 0; i < ASPEN_NR; i++) panel[k * ASPEN_NR + i] = i < n ? b[k * k_stride + i * n_stride] : 0.0f;
+  for (int64_t k = 0; k < k_end; k++) {
+    const int64_t first = k < k_blocks ? done : 0;
+    float *to = panel + k * ASPEN_NR;
+    if (n < ASPEN_NR)
+      for (int64_t i = first; i < ASPEN_NR; i += 8) memset(to + i, 0, 8 * sizeof *to); /* of a narrow matrix most are */
+    for (int64_t i = first; i < n; i++) to[i] = b[k * k_stride + i * n_stride];
+  }
 }
