@@ -168,18 +168,27 @@ def _window(call: Call, first: int, pads: int) -> tuple[int, int]:
     return call.params[first], call.params[first + 1]
 
 
+def _depth(call: Call, first: int) -> int:
+    """Kernels of a convolution's window along the axis of depth, which images do not have. Output and input have the same rank."""
+    out, x = call.out, call.input(0)
+    _need(len(out.shape) in (4, 5), "rank of the output", len(out.shape), "4 or 5")
+    _rank(x, len(out.shape), "input 0")
+    window = [_range(call, first + k, ("kernel", "stride", "dilation", "pad")[k], k < 3, LIMIT) for k in range(4)]
+    _need(len(out.shape) == 5 or window == [1, 1, 1, 0], "depth of the window", window, [1, 1, 1, 0])
+    return window[0]
+
+
 def _conv(call: Call) -> None:
     _all_f32(call)
     out, x, w = call.out, call.input(0), call.input(1)
-    _rank(out, 4, "the output")
-    _rank(x, 4, "input 0")
+    planes = _depth(call, 16)
     groups = _range(call, 0, "groups", 1, LIMIT)
     kh, kw = _window(call, 1, 2)
     _act(call, 9)
     _range(call, 12, "residual_last", 0, 2)
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     _need(x.shape[1] % groups == 0 and out.shape[1] % groups == 0, "groups", groups, (x.shape[1], out.shape[1]))
-    _shape(w, (groups, -(-(out.shape[1] // groups) // 32), kh * kw * (x.shape[1] // groups), 32), "shape of input 1")
+    _shape(w, (groups, -(-(out.shape[1] // groups) // 32), planes * kh * kw * (x.shape[1] // groups), 32), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
@@ -191,8 +200,7 @@ def _conv(call: Call) -> None:
 def _wino(call: Call) -> None:
     _all_f32(call)
     out, x = call.out, call.input(0)
-    _rank(out, 4, "the output")
-    _rank(x, 4, "input 0")
+    planes = _depth(call, 17)
     for i, name in ((0, "groups"), (5, "dilation"), (6, "dilation")):
         _range(call, i, name, 1, 2)
     kernel, strides, block = (call.params[1], call.params[2]), (call.params[3], call.params[4]), call.params[16]
@@ -205,7 +213,7 @@ def _wino(call: Call) -> None:
     _need(block in BLOCKS[*kernel, strides[0]], "block", block, BLOCKS[*kernel, strides[0]])
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     w = call.input(1)
-    _shape(w, (-(-out.shape[1] // 32), blocks_of(kernel, strides, block).weights, x.shape[1], 32), "shape of input 1")
+    _shape(w, (-(-out.shape[1] // 32), blocks_of(kernel, strides, block).weights, planes * x.shape[1], 32), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
@@ -215,14 +223,13 @@ def _wino(call: Call) -> None:
 def _dwconv(call: Call) -> None:
     _all_f32(call)
     out, x, w = call.out, call.input(0), call.input(1)
-    _rank(out, 4, "the output")
-    _rank(x, 4, "input 0")
+    planes = _depth(call, 16)
     kh, kw = _window(call, 1, 2)
     _act(call, 9)
     _range(call, 12, "residual_last", 0, 2)
     _need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
     _need(call.params[0] == out.shape[1], "groups", call.params[0], out.shape[1])
-    _shape(w, (kh * kw, out.shape[1]), "shape of input 1")
+    _shape(w, (planes * kh * kw, out.shape[1]), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")

@@ -12,9 +12,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
+import numpy as np
+
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
-from aspen_mp.planner.params import seven_scratch
+from aspen_mp.planner.params import depth, seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
 from aspen_mp.planner.winograd import Blocks
@@ -148,8 +150,8 @@ def _binary_ns(node: Node) -> float:
 
 
 def winograd_blocks(shape: Shape, blocks: Blocks) -> int:
-    """Blocks of an output [N, C, H, W]."""
-    return shape[0] * -(-shape[2] // blocks.sides[0]) * -(-shape[3] // blocks.sides[1])
+    """Blocks of an output [N, C, H, W] or [N, C, D, H, W]."""
+    return shape[0] * prod(shape[2:-2]) * -(-shape[-2] // blocks.sides[0]) * -(-shape[-1] // blocks.sides[1])
 
 
 def winograd_ns(blocks: Blocks, n: Any, channels: int, outputs: Any) -> Any:
@@ -196,6 +198,15 @@ def by_sevens(node: Node) -> bool:
     return node.op == "GEMM" and len(node.inputs) > 6
 
 
+def planes(node: Node) -> float:
+    """Images of its input that an image of a convolution's output is summed over, on average: those outside the volume are skipped."""
+    a, (kernel, stride, dilation, pad) = node.inputs[0], depth(node.attrs)
+    if a is None or kernel == 1 or len(node.output.shape) != 5:
+        return 1.0
+    taps = np.arange(node.output.shape[2])[:, None] * stride - pad + np.arange(kernel) * dilation
+    return max(float(((taps >= 0) & (taps < a.shape[2])).sum(axis=1).mean()), 1.0)
+
+
 def _gemm_flops(node: Node) -> float:
     a = node.inputs[0]
     return 2.0 * (7 / 8 if by_sevens(node) else 1.0) * node.output.size * a.shape[-1] if a is not None else 0.0
@@ -203,11 +214,13 @@ def _gemm_flops(node: Node) -> float:
 
 def _conv_flops(node: Node) -> float:
     a = node.inputs[0]
-    return 2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * int(prod(node.attrs["kernel"])) if a is not None else 0.0
+    if a is None:
+        return 0.0
+    return float(2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * planes(node) * int(prod(node.attrs["kernel"])))
 
 
 def _depthwise_flops(node: Node) -> float:
-    return 2.0 * node.output.size * int(prod(node.attrs["kernel"]))
+    return 2.0 * node.output.size * planes(node) * int(prod(node.attrs["kernel"]))
 
 
 def _depthwise_ns(node: Node, ops: float) -> float:
@@ -240,7 +253,7 @@ def _stack_flops(node: Node) -> float:
 def _winograd_flops(node: Node) -> float:
     a, blocks = node.inputs[0], blocks_of(node)
     products = winograd_blocks(node.output.shape, blocks) * blocks.products * node.output.shape[1]
-    return 2.0 * products * a.shape[1] if a is not None else 0.0
+    return 2.0 * products * planes(node) * a.shape[1] if a is not None else 0.0
 
 
 def _attention_flops(node: Node) -> float:

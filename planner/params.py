@@ -9,7 +9,8 @@ op                   attrs
                      scale? [N], shift? [N], left?: what STRASSEN makes of A
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
-                     ``residual_last``?, ``in_act``?. Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
+                     ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
+                     Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
 ``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, see `winograd.BLOCKS`); W transformed by
                      `aspen_mp.planner.winograd`
@@ -103,6 +104,12 @@ def _conv(a: dict[str, Any]) -> list[int]:
     return [a["groups"], *window, *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
 
 
+def depth(a: dict[str, Any]) -> tuple[int, int, int, int]:
+    """The axis of depth of a convolution's window: kernel, stride, dilation, pad in front. That of an image is one deep."""
+    found: tuple[int, int, int, int] = a.get("depth", (1, 1, 1, 0))
+    return found
+
+
 def _pwdw(a: dict[str, Any]) -> list[int]:
     return [*_act(a["in_act"]), *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_act(a["act"])]
 
@@ -130,9 +137,9 @@ def _attention(a: dict[str, Any]) -> list[int]:
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
     "STRASSEN": lambda a: [],
-    "CONV": _conv,
-    "WINO": lambda a: [*_conv(a), a["block"]],
-    "DWCONV": _conv,
+    "CONV": lambda a: [*_conv(a), *depth(a)],
+    "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],
+    "DWCONV": lambda a: [*_conv(a), *depth(a)],
     "PWDW": _pwdw,
     "POOL": _pool,
     "UNARY": lambda a: [UNARY[a["opcode"]], bits(a["a"]), bits(a["b"])],

@@ -20,6 +20,7 @@ from aspen_mp.planner import strides as st
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
+from aspen_mp.planner.params import depth
 from aspen_mp.planner.storage import ELEMENTWISE, Storage, item_bytes
 from aspen_mp.planner.tilecost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.winograd import Blocks
@@ -201,14 +202,32 @@ def _gemm(node: Node, aim: Aim) -> Grid:
 
 
 @cost.remembered(8192)
-def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tilecost.Convolution, aim: Aim) -> tuple[int, ...]:
+def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tilecost.Convolution, aim: Aim, whole: bool) -> tuple[int, ...]:
+    """`whole`: image rows always are."""
     batch, outputs, height, width = shape
-    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, granule), evaluate, aim)
+    return _best([(batch, 1), (height, 1), (width, width if whole else _width_granule(shape))], (outputs, granule), evaluate, aim)
 
 
 def _width_granule(shape: Sequence[int]) -> int:
     """Image rows are whole, unless there are hardly any (1-D convolutions)."""
     return shape[3] if shape[2] >= 4 else ROWS
+
+
+def _images(shape: Sequence[int]) -> tuple[int, ...]:
+    """A volume is a batch of images to those that choose parts."""
+    return shape[0] * prod(shape[2:-2]), shape[1], shape[-2], shape[-1]
+
+
+def _image_grid(shape: Sequence[int], parts: Sequence[int], granules: tuple[int, int, int], channels_first: bool) -> Grid:
+    """The grid of so many parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
+    volume are one axis too many to be cut."""
+    rows, columns, channels = granules
+    cuts = [split(shape[0], parts[0]), split(shape[1], parts[3], channels), split(shape[-2], parts[1], rows)]
+    if len(shape) == 5:
+        cuts.insert(2, split(shape[2], -(-parts[0] // (len(cuts[0]) - 1))))
+    else:
+        cuts.append(split(shape[3], parts[2], columns))
+    return Grid(tuple(shape), tuple(cuts), (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
 
 
 def _conv(node: Node, aim: Aim) -> Grid:
@@ -223,23 +242,20 @@ def _conv(node: Node, aim: Aim) -> Grid:
         granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
     evaluate = tilecost.of(node)
     assert isinstance(evaluate, tilecost.Convolution)
-    parts = _conv_parts(shape, granule, evaluate, aim)
-    cuts = (
-        split(shape[0], parts[0]),
-        split(shape[1], parts[3], granule),
-        split(shape[2], parts[1]),
-        split(shape[3], parts[2], _width_granule(shape)),
-    )
-    weights, activations = evaluate.channels * prod(evaluate.kernel) * shape[1], x.size
-    pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(cuts[1]) - 1
+    images = _images(shape)
+    whole = len(shape) == 5
+    parts = _conv_parts(images, granule, evaluate, aim, whole)
+    weights, activations = depth(node.attrs)[0] * evaluate.channels * prod(evaluate.kernel) * shape[1], x.size
+    pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(split(shape[1], parts[3], granule)) - 1
     channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
-    return Grid(shape, cuts, (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+    return _image_grid(shape, parts, (1, _width_granule(images), granule), channels_first)
 
 
 @cost.remembered(8192)
-def _winograd_parts(shape: tuple[int, ...], evaluate: tilecost.Winograd, aim: Aim) -> tuple[int, ...]:
+def _winograd_parts(shape: tuple[int, ...], evaluate: tilecost.Winograd, aim: Aim, whole: bool = False) -> tuple[int, ...]:
+    """`whole`: image rows always are."""
     batch, outputs, height, width = shape
-    rows, columns = evaluate.blocks.sides[0], _blocks_across(shape, evaluate.blocks)
+    rows, columns = evaluate.blocks.sides[0], max(width, evaluate.blocks.sides[1]) if whole else _blocks_across(shape, evaluate.blocks)
     return _best([(batch, 1), (height, rows), (width, columns)], (outputs, PANEL), evaluate, aim)
 
 
@@ -254,15 +270,11 @@ def _winograd(node: Node, aim: Aim) -> Grid:
     evaluate = tilecost.of(node, aim.workers)
     assert isinstance(evaluate, tilecost.Winograd)
     blocks = evaluate.blocks
-    parts = _winograd_parts(shape, evaluate, aim)
-    cuts = (
-        split(shape[0], parts[0]),
-        split(shape[1], parts[3], PANEL),
-        split(shape[2], parts[1], blocks.sides[0]),
-        split(shape[3], parts[2], _blocks_across(shape, blocks)),
-    )
-    channels_first = evaluate.channels_first(np.array([parts[0] * parts[1] * parts[2]]), np.array([len(cuts[1]) - 1]))
-    return Grid(shape, cuts, (1, 0, 2, 3) if channels_first[0] else (0, 2, 3, 1))
+    images = _images(shape)
+    parts = _winograd_parts(images, evaluate, aim, len(shape) == 5)
+    channel_parts = len(split(shape[1], parts[3], PANEL)) - 1
+    channels_first = evaluate.channels_first(np.array([parts[0] * parts[1] * parts[2]]), np.array([channel_parts]))
+    return _image_grid(shape, parts, (blocks.sides[0], _blocks_across(images, blocks), PANEL), bool(channels_first[0]))
 
 
 @cost.remembered(8192)
@@ -277,13 +289,7 @@ def _stack(node: Node, aim: Aim) -> Grid:
     evaluate = tilecost.of(node)
     assert isinstance(evaluate, tilecost.Stack)
     parts = _stack_parts(shape, evaluate, aim)
-    cuts = (
-        split(shape[0], parts[0]),
-        split(shape[1], parts[3], PANEL),
-        split(shape[2], parts[1]),
-        split(shape[3], parts[2], _width_granule(shape)),
-    )
-    return Grid(shape, cuts, (1, 0, 2, 3) if parts[0] * parts[1] * parts[2] == 1 else (0, 2, 3, 1))
+    return _image_grid(shape, parts, (1, _width_granule(shape), PANEL), parts[0] * parts[1] * parts[2] == 1)
 
 
 ATTENTION_ROWS = 48

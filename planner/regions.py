@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
+from aspen_mp.planner.params import depth
 
 Boxes = npt.NDArray[np.int64]
 Region = tuple[Boxes, Boxes]
@@ -244,11 +245,12 @@ def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: 
 
 def _windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     a = node.attrs
-    for k in range(2):
-        axis = 2 + k
-        lo[:, axis], hi[:, axis] = _window(
-            lo[:, axis].copy(), hi[:, axis].copy(), a["kernel"][k], a["strides"][k], a["dilations"][k], a["pads"][k], shape[axis]
-        )
+    first = len(shape) - 2
+    axes = [(first + k, (a["kernel"][k], a["strides"][k], a["dilations"][k], a["pads"][k])) for k in range(2)]
+    if len(shape) == 5:
+        axes.append((2, depth(a)))
+    for axis, window in axes:
+        lo[:, axis], hi[:, axis] = _window(lo[:, axis].copy(), hi[:, axis].copy(), *window, shape[axis])
     return lo, hi
 
 
@@ -289,7 +291,7 @@ def _wino(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     if i == 0:
         sides = winograd.blocks_of(node.attrs["kernel"], node.attrs["strides"], node.attrs["block"]).sides
         lo, hi = lo.copy(), hi.copy()
-        for axis, block in zip((2, 3), sides, strict=True):
+        for axis, block in zip((len(shape) - 2, len(shape) - 1), sides, strict=True):
             lo[:, axis] = lo[:, axis] // block * block
             hi[:, axis] = np.minimum(-(-hi[:, axis] // block) * block, node.output.shape[axis])
     elif i == 1:

@@ -80,6 +80,11 @@ class Storage:
     constants: list[Buffer] = field(default_factory=list)
 
 
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The order of axes that convolutions and pooling like."""
+    return (0, *range(2, rank), 1)
+
+
 def item_bytes(tensor: Tensor) -> int:
     """Bytes of an element; an object tensor is a run of bytes."""
     return 1 if tensor.dtype == np.dtype(object) else tensor.dtype.itemsize
@@ -183,7 +188,7 @@ class _Assignment:
         wanted: set[Tensor] = set()
 
         def add(t: Tensor | None) -> None:
-            if t is not None and len(t.shape) == 4:
+            if t is not None and len(t.shape) in (4, 5):
                 wanted.add(t)
 
         for node in self.nodes:
@@ -224,7 +229,7 @@ class _Assignment:
     def _order(self, node: Node, t: Tensor, last: set[Tensor]) -> tuple[int, ...]:
         rank = len(t.shape)
         if t in last and (node.op in CONVOLUTIONS or node.op in CHANNELS_LAST_THROUGH):
-            return (0, 2, 3, 1)
+            return channels_last(rank)
         if node.op in FOLLOW or node.op == "concat":
             inputs = [x for x in node.inputs if x is not None and len(x.shape) == rank]
             main = next((x for x in inputs if x.shape == t.shape and not x.is_const), inputs[0] if inputs else None)
@@ -393,7 +398,7 @@ class _Assignment:
                 continue
             ref = self._source(x)
             if i == 0 and node.op in CONVOLUTIONS and x.shape[1] > 1 and ref.strides[1] != 1 and not _gathers(node, x):
-                node.inputs[i] = self._ordered(x, (0, 2, 3, 1), "channels-last")
+                node.inputs[i] = self._ordered(x, channels_last(len(x.shape)), "channels-last")
             if _packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
                 node.inputs[i] = self._ordered(x, tuple(range(len(x.shape))), "packed")
         for t in node.outputs:

@@ -108,14 +108,16 @@ class Product(TileCost):
 
 
 class ImageCost(TileCost):
-    """Axes: batch, output rows and columns of the image, output channels."""
+    """Axes: batch (of volumes: all their images), output rows and columns of an image, output channels."""
 
     def sides(self, box: Ints) -> list[Ints]:
-        return [box[:, 0], box[:, 2], box[:, 3], box[:, 1]]
+        return [box[:, 0] * box[:, 2:-2].prod(axis=1), box[:, -2], box[:, -1], box[:, 1]]
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution(ImageCost):
+    """`planes`: images of input for one of output."""
+
     channels: int
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -124,12 +126,13 @@ class Convolution(ImageCost):
     element_ns: float
     input_ns: float
     narrow: bool = False
+    planes: float = 1.0
 
     def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
-        depth = self.channels * self.kernel[0] * self.kernel[1]
+        depth = self.planes * self.channels * self.kernel[0] * self.kernel[1]
         pixels = batch * height * width
-        read = batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
+        read = self.planes * batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
         groups = -(-n // self.group_outputs)
         padded = cost.NARROW_COST * n if self.narrow else groups * _columns(np.minimum(n, self.group_outputs))
         full = _rows(pixels) * padded
@@ -141,8 +144,8 @@ class Convolution(ImageCost):
 
 @dataclass(frozen=True, slots=True)
 class Winograd(ImageCost):
-    """`shape`: of the output. `inputs`: elements. `workers`: each transforms the input of a tile, and has it for its next tiles of other
-    channels."""
+    """`channels`: of all planes. `shape`: of the output, images of volumes on the axis of the batch. `inputs`: elements. `workers`: each
+    transforms the input of a tile, and has it for its next tiles of other channels."""
 
     channels: int
     blocks: Blocks
@@ -252,10 +255,12 @@ def of(node: Node, workers: int = 1) -> TileCost:
         return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node), factor=factor)
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
-        last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node)
+        last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node), cost.planes(node)
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
     if node.op == "WINO":
-        return Winograd(a.shape[1], cost.blocks_of(node), cost.after_ns(node), shape, a.size, workers, factor=factor)
+        images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
+        channels = round(a.shape[1] * cost.planes(node))
+        return Winograd(channels, cost.blocks_of(node), cost.after_ns(node), images, a.size, workers, factor=factor)
     if node.op == "PWDW":
         span = (cost.window_span(node, 0), cost.window_span(node, 1))
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])

@@ -135,14 +135,17 @@ def matrices(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def packed_shape(w: Shape, m: int, strides: Sequence[int] = (1, 1)) -> Shape:
-    """Of the transformed weights of [OC, C, KH, KW]: [ceil(OC / 32), weights of rows * weights of columns, C, 32]."""
-    rows, columns = axes(w[2:], strides, m)
-    return -(-w[0] // PANEL), rows.weights * columns.weights, w[1], PANEL
+    """Of the transformed weights of [OC, C, KH, KW]: [ceil(OC / 32), weights of rows * weights of columns, C, 32]; of [OC, C, KD, KH, KW]
+    KD * C in place of C."""
+    rows, columns = axes(w[-2:], strides, m)
+    return -(-w[0] // PANEL), rows.weights * columns.weights, prod(w[2:-2]) * w[1], PANEL
 
 
 def pack(m: int, w: npt.NDArray[np.float32], out: npt.NDArray[np.float32], strides: Sequence[int] = (1, 1)) -> None:
-    """Writes the transformed weights of `w` [OC, C, KH, KW] into `out` (see `packed_shape`), zero-padded. Computed in float64, a panel at a
-    time, and rounded once."""
+    """Writes the transformed weights of `w` [OC, C, KH, KW] or [OC, C, KD, KH, KW] into `out` (see `packed_shape`), zero-padded. Computed
+    in float64, a panel at a time, and rounded once."""
+    if w.ndim == 5:
+        w = np.moveaxis(w, 2, 1).reshape(w.shape[0], w.shape[2] * w.shape[1], *w.shape[3:])
     rows, columns = axes(w.shape[2:], strides, m)
     both = np.kron(rows.matrices()[1][: rows.weights], columns.matrices()[1][: columns.weights])  # [weights, KH * KW]
     channels, taps = w.shape[1], w.shape[2] * w.shape[3]

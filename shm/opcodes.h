@@ -40,8 +40,8 @@
   X(END, 1, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                            \
   X(OPAQUE, 2, 0, 255, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                                 \
   X(GEMM, 3, 2, 7, 8)                                                                                                              \
-  X(CONV, 4, 2, 8, 16)                                                                                                             \
-  X(DWCONV, 5, 2, 6, 16)                                                                                                           \
+  X(CONV, 4, 2, 8, 20)                                                                                                             \
+  X(DWCONV, 5, 2, 6, 20)                                                                                                           \
   X(POOL, 6, 1, 1, 12)                                                                                                             \
   X(UNARY, 7, 1, 1, 3)                                                                                                             \
   X(BINARY, 8, 2, 2, 4)                                                                                                            \
@@ -58,7 +58,7 @@
   X(GATHER_ELEMENTS, 19, 2, 2, 1)                                                                                                  \
   X(RESIZE, 20, 1, 1, 20)                                                                                                          \
   X(CUMSUM, 21, 1, 1, 3)                                                                                                           \
-  X(WINO, 22, 2, 6, 17)                                                                                                            \
+  X(WINO, 22, 2, 6, 21)                                                                                                            \
   X(ATTENTION, 23, 3, 4, 8)                                                                                                        \
   X(PWDW, 24, 4, 5, 14)                                                                                                            \
   X(STRASSEN, 25, 1, 1, 0)

@@ -209,20 +209,19 @@ class Builder:
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
     def packed_conv(self, w: Tensor, groups: int) -> Tensor:
-        """[OC, C/G, KH, KW] → [G, ceil(OC/G / 32), KH*KW*C/G, 32], zero-padded."""
-        oc, c, kh, kw = w.shape
+        """[OC, C/G, KH, KW] or [OC, C/G, KD, KH, KW] → [G, ceil(OC/G / 32), KD*KH*KW*C/G, 32], zero-padded."""
+        oc, c = w.shape[:2]
         panels = -(-(oc // groups) // 32)
-        return self._pack(w, f"conv{groups}", (groups, panels, kh * kw * c, 32), partial(_pack_conv, groups))
+        return self._pack(w, f"conv{groups}", (groups, panels, prod(w.shape[2:]) * c, 32), partial(_pack_conv, groups))
 
     def packed_winograd(self, w: Tensor, block: int, strides: tuple[int, int]) -> Tensor:
-        """[OC, C, KH, KW] → `winograd.packed_shape`, transformed and zero-padded."""
+        """[OC, C, KH, KW] or [OC, C, KD, KH, KW] → `winograd.packed_shape`, transformed and zero-padded."""
         shape = winograd.packed_shape(w.shape, block, strides)
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
-        """[C, 1, KH, KW] → [KH*KW, C]."""
-        c, _, kh, kw = w.shape
-        return self._pack(w, "depthwise", (kh * kw, c), _pack_depthwise)
+        """[C, 1, KH, KW] or [C, 1, KD, KH, KW] → [KD*KH*KW, C]."""
+        return self._pack(w, "depthwise", (prod(w.shape[2:]), w.shape[0]), _pack_depthwise)
 
     def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
@@ -261,11 +260,11 @@ def _pack_panels(b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 
 def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    oc, c, kh, kw = w.shape
+    oc, c, taps = w.shape[0], w.shape[1], prod(w.shape[2:])
     n = oc // groups
-    rows = w.reshape(groups, n, c, kh * kw).transpose(0, 3, 2, 1)  # group, tap, channel, output channel
+    rows = w.reshape(groups, n, c, taps).transpose(0, 3, 2, 1)  # group, tap, channel, output channel
     full = n // 32
-    shaped = out.reshape(groups, out.shape[1], kh * kw, c, 32)
+    shaped = out.reshape(groups, out.shape[1], taps, c, 32)
     for panel in range(full):
         shaped[:, panel] = rows[..., panel * 32 : panel * 32 + 32]
     if n % 32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -87,12 +87,26 @@ def _conv(b: Builder, node: Node) -> Tensor:
         x, w = b.reshape(x, (*x.shape[:2], 1, *spatial)), b.reshape(w, (*w.shape[:2], 1, *kernel))
         strides, dilations, begin = [1, *strides], [1, *dilations], [0, *begin]
         shape = (*node.output.shape[:2], 1, node.output.shape[2])
-    elif len(spatial) == 2:
+    elif len(spatial) in {2, 3}:
         shape = node.output.shape
     else:
         raise NoKernel(f"convolution over {len(spatial)} axes")
     out = convolve(b, x, w, bias, shape, groups=int(node.attrs.get("group", 1)), strides=strides, dilations=dilations, pads=begin)
     return b.reshape(out, node.output.shape)
+
+
+def flat_images(
+    shape: Shape, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
+) -> tuple[Shape, Callable[[Sequence[int]], list[int]]] | None:
+    """How a window over three axes is one over two, if it does not look beyond an element on one of the last two: the image whose rows are
+    whole images, or those of all images one after the other. The function leaves of a value for each axis those of the rows and columns."""
+    one = [k == s == d == 1 and p == 0 for k, s, d, p in zip(kernel, strides, (1, 1, 1), pads, strict=True)]
+    n, c, d, h, w = shape
+    if one[1] and one[2]:
+        return (n, c, d, h * w), lambda values: [values[0], values[2]]
+    if one[0] and one[1]:
+        return (n, c, d * h, w), lambda values: [values[1], values[2]]
+    return None
 
 
 def convolve(
@@ -107,8 +121,10 @@ def convolve(
     dilations: Sequence[int],
     pads: Sequence[int],
 ) -> Tensor:
-    """The convolution of x [N, C, H, W] with w [OC, C / groups, KH, KW] by the kernel that is fastest, for an output of `shape`.
-    `pads`: top and left."""
+    """The convolution of x [N, C, H, W] or [N, C, D, H, W] with w [OC, C / groups, (KD,) KH, KW] by the kernel that is fastest, for an
+    output of `shape`. `pads`: (front,) top and left."""
+    if len(x.shape) == 5:
+        return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads)
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     plain = groups == 1 and attrs["dilations"] == (1, 1)
@@ -123,6 +139,39 @@ def convolve(
         return b.emit("WINO", inputs, shape, F32, **attrs, act=NO_ACT, block=phases.block)
     depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
+
+
+def _convolve_volume(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    groups: int,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+) -> Tensor:
+    """Windows that are flat on two axes run over images of two; others have an axis of depth."""
+    flat = flat_images(x.shape, w.shape[2:], strides, dilations, pads)
+    if flat is not None:
+        image, kept = flat
+        target = flat_images(shape, w.shape[2:], strides, dilations, pads)
+        assert target is not None
+        options = {"strides": kept(strides), "dilations": kept(dilations), "pads": kept(pads)}
+        small = b.reshape(w, (*w.shape[:2], *kept(w.shape[2:])))
+        return b.reshape(convolve(b, b.reshape(x, image), small, bias, target[0], groups=groups, **options), shape)
+    kernel, step = (w.shape[3], w.shape[4]), (strides[1], strides[2])
+    attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations[1:])}
+    attrs |= {"pads": tuple(pads[1:]), "depth": (w.shape[2], strides[0], dilations[0], pads[0]), "act": NO_ACT}
+    plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const
+    images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
+    images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
+    block = block_for(images[0], images[1], kernel, step) if b.winograd and plain else 0
+    if block:
+        return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
+    depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
+    return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs)
 
 
 def phases_of_image(b: Builder, x: Tensor) -> Tensor:
@@ -153,16 +202,16 @@ def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
     """Weights as CONV or DWCONV wants them: packed once where they are constant, else padded and moved by kernels."""
     if w.is_const:
         return b.packed_depthwise(w) if depthwise else b.packed_conv(w, groups)
-    oc, c, kh, kw = w.shape
+    oc, c, taps = w.shape[0], w.shape[1], prod(w.shape[2:])
     if depthwise:
-        return b.transpose(b.reshape(w, (oc, kh * kw)), (1, 0))
+        return b.transpose(b.reshape(w, (oc, taps)), (1, 0))
     n = oc // groups
     panels = -(-n // 32)
-    w = b.reshape(w, (groups, n, c, kh * kw))
+    w = b.reshape(w, (groups, n, c, taps))
     if panels * 32 != n:
-        w = b.emit("PAD", [w, b.constant(0.0, F32)], (groups, panels * 32, c, kh * kw), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
-    w = b.reshape(w, (groups, panels, 32, c, kh * kw))
-    return b.reshape(b.transpose(w, (0, 1, 4, 3, 2)), (groups, panels, kh * kw * c, 32))
+        w = b.emit("PAD", [w, b.constant(0.0, F32)], (groups, panels * 32, c, taps), F32, mode="CONSTANT", begin=(0, 0, 0, 0))
+    w = b.reshape(w, (groups, panels, 32, c, taps))
+    return b.reshape(b.transpose(w, (0, 1, 4, 3, 2)), (groups, panels, taps * c, 32))
 
 
 @rule("MaxPool", widened=True)
@@ -209,25 +258,39 @@ def _lp_pool(b: Builder, node: Node) -> Tensor:
 def _pool(b: Builder, node: Node, x: Tensor, mode: str, count_include_pad: bool) -> Tensor:
     spatial, kernel = x.shape[2:], list(node.attrs["kernel_shape"])
     strides, dilations, begin, end = window(node, kernel, spatial)
+    axes = list(zip(kernel, strides, dilations, begin, end, strict=True))
+    shape = node.output.shape
+    options = {"mode": mode, "count_include_pad": count_include_pad}
     if len(spatial) == 1:
         x = b.reshape(x, (*x.shape[:2], 1, *spatial))
-        kernel, strides, dilations, begin, end = [1, *kernel], [1, *strides], [1, *dilations], [0, *begin], [0, *end]
-    elif len(spatial) != 2:
+        out = _pool_images(b, x, (*shape[:2], 1, *shape[2:]), [(1, 1, 1, 0, 0), *axes], options)
+    elif len(spatial) == 2:
+        out = _pool_images(b, x, shape, axes, options)
+    elif len(spatial) == 3:
+        out = _pool_volume(b, x, shape, axes, options)
+    else:
         raise NoKernel(f"pooling over {len(spatial)} axes")
-    shape = (*node.output.shape[:2], 1, *node.output.shape[2:]) if len(spatial) == 1 else node.output.shape
-    out = b.emit(
-        "POOL",
-        [x],
-        shape,
-        x.dtype,
-        mode=mode,
-        kernel=tuple(kernel),
-        strides=tuple(strides),
-        dilations=tuple(dilations),
-        pads=(*begin, *end),
-        count_include_pad=count_include_pad,
-    )
-    return b.reshape(out, node.output.shape)
+    return b.reshape(out, shape)
+
+
+def _pool_images(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, ...]], options: dict[str, Any]) -> Tensor:
+    """`axes`: kernel, stride, dilation, pads before and after, of rows and of columns."""
+    kernel, strides, dilations, begin, end = zip(*axes, strict=True)
+    return b.emit("POOL", [x], shape, x.dtype, kernel=kernel, strides=strides, dilations=dilations, pads=(*begin, *end), **options)
+
+
+def _pool_volume(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, ...]], options: dict[str, Any]) -> Tensor:
+    """Within each image, then over the depth of what is left of them: maxima of maxima, and averages of averages, because all elements of a
+    window that lie in one image are as many as in any other."""
+    n, c, d, h, w = x.shape
+    if any(axis[:4] != (1, 1, 1, 0) or axis[4] for axis in axes[1:]):
+        images = b.reshape(b.transpose(x, (0, 2, 1, 3, 4)), (n * d, c, h, w))
+        images = _pool_images(b, images, (n * d, c, *shape[3:]), axes[1:], options)
+        x = b.transpose(b.reshape(images, (n, d, c, *shape[3:])), (0, 2, 1, 3, 4))
+    if axes[0] == (1, 1, 1, 0, 0):
+        return x
+    pixels = b.reshape(x, (n, c, d, shape[3] * shape[4]))
+    return b.reshape(_pool_images(b, pixels, (n, c, shape[2], shape[3] * shape[4]), [axes[0], (1, 1, 1, 0, 0)], options), shape)
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool", widened=True)

@@ -23,7 +23,7 @@ def _conv_transpose(b: Builder, node: Node) -> Tensor:
     require_f32(x, w, bias)
     spatial, kernel = x.shape[2:], w.shape[2:]
     out_spatial = node.output.shape[2:]
-    if len(spatial) not in {1, 2} or x.size == 0 or not w.is_const:
+    if len(spatial) not in {1, 2, 3} or x.size == 0 or not w.is_const:
         raise NoKernel(f"over {len(spatial)} axes, or weights that are computed")
     strides, dilations, begin, _ = window(node, kernel, spatial)
     extra = list(node.attrs.get("output_padding") or [0] * len(spatial))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.params import depth
 from aspen_mp.planner.passes.epilogues import by_channel
 from aspen_mp.planner.passes.rewrite import Rewriter
 
@@ -20,7 +21,7 @@ def fuse_prologues(graph: Graph) -> None:
     """act(x * scale + shift) that only a 1×1 convolution reads."""
     rewriter = Rewriter(graph)
     for node in rewriter.live():
-        if rewriter.alive(node) and node.op == "CONV" and prod(node.attrs["kernel"]) == 1 and len(node.inputs) <= 6:
+        if rewriter.alive(node) and node.op == "CONV" and prod(node.attrs["kernel"]) * depth(node.attrs)[0] == 1 and len(node.inputs) <= 6:
             _fuse(rewriter, node)
     rewriter.finish()
 

@@ -12,6 +12,8 @@ from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 
 ISAS = _kernels.isas()
+IMAGE = (1, 1, 1, 0)
+"""The depth of a convolution's window (kernel, stride, dilation, pad) over images."""
 SENTINEL = {"f": -7.125e33, "i": 77, "u": 77, "b": True, "c": -7.125e33, "V": -7.125e33}  # "V": bfloat16
 Array = np.ndarray[Any, np.dtype[Any]]
 

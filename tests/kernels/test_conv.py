@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
+from kernel_tools import ACTIVATIONS, IMAGE, ISAS, activate, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
 from aspen_mp.shm.tables import TERNARY
 
@@ -30,7 +30,7 @@ class Geometry:
 
     def params(self, groups: int, activation: str, residual_last: bool = False, before: str = "IDENTITY") -> list[int | float]:
         tail = [int(residual_last), *ACTIVATIONS[before]]
-        return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], *tail]
+        return [groups, *self.kernel, *self.stride, *self.dilation, *self.before, *ACTIVATIONS[activation], *tail, *IMAGE]
 
 
 def convolve(x: np.ndarray, w: np.ndarray, groups: int, g: Geometry) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, activate, boxes, filled, layout, pack_panels, run, same_bits
+from kernel_tools import ACTIVATIONS, IMAGE, ISAS, activate, boxes, filled, layout, pack_panels, run, same_bits
 
 from aspen_mp.workers import _kernels
 
@@ -60,8 +60,8 @@ class Case:
         x, w, bias, d, late = self.inputs()
         one = [1, 1, 1, 1, 1, 1, 1, 0, 0]
         between = self.empty(self.wide)
-        between[...] = run("CONV", between, [x, w, bias], [*one, *ACTIVATIONS[self.acts[0]], 0, *ACTIVATIONS["IDENTITY"]], isa=isa)
-        p = [self.shape[1], *self.window, *ACTIVATIONS[self.acts[1]], 0, *ACTIVATIONS["IDENTITY"]]
+        between[...] = run("CONV", between, [x, w, bias], [*one, *ACTIVATIONS[self.acts[0]], 0, *ACTIVATIONS["IDENTITY"], *IMAGE], isa=isa)
+        p = [self.shape[1], *self.window, *ACTIVATIONS[self.acts[1]], 0, *ACTIVATIONS["IDENTITY"], *IMAGE]
         return run("DWCONV", self.empty(self.shape), [between, d, late], p, isa=isa)
 
     def float64(self) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, run, same_bits
+from kernel_tools import ACTIVATIONS, IMAGE, ISAS, boxes, broadcast, epilogue, filled, layout, run, same_bits
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
@@ -71,7 +71,7 @@ def channels_last(rng: np.random.Generator, values: np.ndarray, plain: bool) -> 
 
 def params(kind: Kind, pads: Pads, activation: str, residual_last: bool = False) -> list[int | float]:
     window = [kind.rows, kind.columns, *kind.strides, 1, 1, pads[0], pads[1]]
-    return [1, *window, *ACTIVATIONS[activation], int(residual_last), 0, 0, 0, kind.m]
+    return [1, *window, *ACTIVATIONS[activation], int(residual_last), 0, 0, 0, kind.m, *IMAGE]
 
 
 def compare(isa, rng, kind, batch, channels, outputs, image, pads: Pads, **options):

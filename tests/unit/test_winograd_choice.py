@@ -107,5 +107,5 @@ def test_chunks_are_the_kernel_s(kernel: tuple[int, int, int], channels: int, ou
         wanted = 128 + blocks.products * (lines(chunk * row) + lines(chunk * PANEL)) + 2 * chunk * 24 + 8 * (2 * 6144 + channels)
         x, out = np.zeros((1, channels, 40 * stride + rows, 40 * stride + columns), np.float32), np.zeros(shape, np.float32)
         u = np.zeros((1, 1, 1, 1), np.float32)
-        p = [1, rows, columns, stride, stride, 1, 1, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, side]
+        p = [1, rows, columns, stride, stride, 1, 1, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, side, 1, 1, 1, 0]
         assert _kernels.scratch("WINO", [out, x, u], p, [0] * 4, shape) == wanted

@@ -1,4 +1,4 @@
-/* CONV: 2-D convolution with groups, strides, dilation and any pads, as a product of pixels and packed weights.
+/* CONV: convolution over two or three axes with groups, strides, dilation and any pads, as a product of pixels and packed weights.
  *
  * There is no im2col. A pixel of the output is a row of the product, cut into taps: tap (kh, kw) points at the Cg channels of the input
  * pixel it reads, or at a row of zeros when that lies left or right of the image. Kernel rows that lie wholly above or below the image are
@@ -12,9 +12,13 @@
  * Groups of 2, 4 or 8 channels that have as many outputs would leave most of a panel empty: there a vector holds the outputs of several groups, and
  * each term takes its input from the lanes of its own group. The order of summation is the same.
  *
+ * A window with depth (volume.h) has its taps plane after plane. There kernel rows outside the image point at zeros, too: skipping them would leave
+ * gaps between the weights of the planes.
+ *
  * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
 #include "mm.h"
+#include "volume.h"
 #include "window.h"
 
 #define PIXELS 256                 /* output pixels of a block, at most */
@@ -32,6 +36,7 @@ typedef struct conv {
   epilogue in_act;
   int64_t groups, in_channels, out_channels; /* channels of one group */
   window rows, columns;
+  planes planes;
   int copy;           /* input goes through scratch */
   int64_t taps;       /* pointers of a pixel, at most */
   int64_t block;      /* pixels of a block */
@@ -50,7 +55,7 @@ static copied_axis copy_axis(const window *s, int64_t n) {
 }
 
 static int64_t copy_bytes(const conv *v, int64_t rows, int64_t columns) {
-  return copy_axis(&v->rows, rows).size * copy_axis(&v->columns, columns).size * v->in_channels * (int64_t)sizeof(float);
+  return v->planes.all * copy_axis(&v->rows, rows).size * copy_axis(&v->columns, columns).size * v->in_channels * (int64_t)sizeof(float);
 }
 
 static int64_t copy_budget(const conv *v) { return v->in_scale ? INPUT_BYTES : COPY_BYTES; }
@@ -65,8 +70,8 @@ static void block_shape(const conv *v, int64_t height, int64_t width, int64_t *r
   while (*columns > MM_MAX_ROWS && copy_bytes(v, *rows, *columns) > budget) *columns = max64(MM_MAX_ROWS, (*columns + 1) / 2);
 }
 
-static int setup(conv *v, const aspen_call *c) {
-  *v = (conv){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2]};
+static int setup(conv *v, const aspen_call *c, const planes *planes) {
+  *v = (conv){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2], .planes = *planes};
   v->bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;
   v->residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
   if (v->out->rank != 4 || v->x->rank != 4 || v->w->rank != 4 || (v->bias && v->bias->rank != 1) || (v->residual && v->residual->rank != 4))
@@ -82,8 +87,8 @@ static int setup(conv *v, const aspen_call *c) {
   if (epilogue_scale(c, 4, v->out->dims[1], &v->scale, &v->shift) || epilogue_scale(c, 6, v->x->dims[1], &v->in_scale, &v->in_shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
   v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1) || v->in_scale;
-  v->taps = v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
-  const int64_t new_pixels = min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel);
+  v->taps = v->planes.all * v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
+  const int64_t new_pixels = v->planes.all * min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel);
   const int64_t pixel_bytes = new_pixels * v->in_channels * (int64_t)sizeof(float); /* of input, for each pixel of output */
   v->block = min64(v->copy ? COPIED_PIXELS : PIXELS, max64(INPUT_BYTES / max64(pixel_bytes, 1), 4 * MM_MAX_ROWS));
   v->block = max64(min64(v->block, POINTER_BYTES / (v->taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
@@ -102,7 +107,7 @@ static conv without_groups(const conv *v) {
   n.groups = 1;
   n.in_channels = n.out_channels = v->x->dims[1];
   n.copy = 0;
-  n.taps = v->rows.kernel * v->columns.kernel;
+  n.taps = v->planes.all * v->rows.kernel * v->columns.kernel;
   n.block = max64(min64(PIXELS, POINTER_BYTES / (n.taps * (int64_t)sizeof(float *))), MM_MAX_ROWS);
   return n;
 }
@@ -139,13 +144,14 @@ static size_t lay_out(const conv *v, workspace *s, char *base) {
 }
 
 /* Rearranged weights of narrow groups, in floats. */
-static int64_t narrow_floats(const conv *v) { return v->rows.kernel * v->columns.kernel * v->in_channels * v->x->dims[1]; }
+static int64_t narrow_floats(const conv *v) { return v->planes.all * v->rows.kernel * v->columns.kernel * v->in_channels * v->x->dims[1]; }
 
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_conv(const aspen_call *c) {
   conv v;
   workspace s;
-  if (setup(&v, c)) return 0;
+  volume volume;
+  if (is_volume(c) ? volume_open(&volume, c, 16) || setup(&v, &volume.call, &volume.planes) : setup(&v, c, &one_plane)) return 0;
   const size_t plain = lay_out(&v, &s, (char *)64);
   if (!narrow_group(&v)) return plain;
   const conv one = without_groups(&v);
@@ -249,13 +255,16 @@ static void copy_columns(const conv *v, int64_t group, float *to, const float *r
   if (scale) prologue(v, to, to, channels, scale, shift, count);
 }
 
-static void copy_input(const conv *v, int64_t group, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+static void copy_plane(const conv *v, int64_t group, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
   const int64_t first_row = oh * v->rows.stride - v->rows.pad, first_column = ow * v->columns.stride - v->columns.pad;
   for (int64_t i = 0; i < vertical.size; i++) {
     const int64_t ih = first_row + (vertical.compact ? i / v->rows.kernel * v->rows.stride + i % v->rows.kernel * v->rows.dilation : i);
     float *line = to + i * horizontal.size * v->in_channels;
-    if (ih < 0 || ih >= v->rows.in) continue; /* a kernel row outside the image is skipped, so this is never read */
+    if (ih < 0 || ih >= v->rows.in) { /* a kernel row outside the image: only with several planes it is read */
+      if (v->planes.n > 1) memset(line, 0, (size_t)(horizontal.size * v->in_channels) * sizeof *line);
+      continue;
+    }
     const float *from = x + ih * v->x->strides[2];
     if (!horizontal.compact) {
       copy_columns(v, group, line, from, first_column, 1, horizontal.size);
@@ -267,10 +276,27 @@ static void copy_input(const conv *v, int64_t group, float *to, const float *x, 
   }
 }
 
+static void copy_input(const conv *v, int64_t group, float *to, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+  const int64_t plane = copy_bytes(v, rows, columns) / v->planes.all / (int64_t)sizeof(float);
+  for (int64_t i = 0; i < v->planes.n; i++) copy_plane(v, group, to + i * plane, x + i * v->planes.step, oh, rows, ow, columns);
+}
+
 /* How far taps and pixels lie apart, in elements of the input: where it is, or of its copy. */
 typedef struct tap_steps {
-  int64_t row, column, kernel_row, kernel_column;
+  int64_t row, column, kernel_row, kernel_column, plane;
 } tap_steps;
+
+/* Pointers of a pixel to all taps of a plane, `next` places apart; outside the image they are zeros. inside: no columns are. */
+static void point_plane(const conv *v, const workspace *s, const float **p, int64_t next, const float *at, tap_steps step, int64_t oh, int64_t ow,
+                        int64_t across, int inside) {
+  int64_t ih = window_start(&v->rows, oh);
+  for (int64_t kh = 0; kh < v->rows.kernel; kh++, at += step.kernel_row, ih += v->rows.dilation) {
+    const int out = !v->copy && (ih < 0 || ih >= v->rows.in);
+    int64_t iw = window_start(&v->columns, ow);
+    for (int64_t kw = 0; kw < across; kw++, p += next, iw += v->columns.dilation)
+      *p = out || (!inside && (iw < 0 || iw >= v->columns.in)) ? s->zeros : at + kw * step.kernel_column;
+  }
+}
 
 /* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows; many: or as many as mm.h takes of those that
  * lie evenly. Returns the number of runs. Layers with few channels spend as much time here as in arithmetic if this is done carelessly. */
@@ -279,9 +305,10 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   const int joined = v->copy && horizontal.tap == 1;
   const int64_t across = joined ? 1 : v->columns.kernel; /* taps of a kernel row */
   const int64_t channels = v->in_channels, line = horizontal.size * channels, row_stride = v->x->strides[2], column_stride = v->x->strides[3];
-  const tap_steps step = v->copy ? (tap_steps){vertical.step * line, horizontal.step * channels, vertical.tap * line, horizontal.tap * channels}
+  const tap_steps step = v->copy ? (tap_steps){vertical.step * line, horizontal.step * channels, vertical.tap * line, horizontal.tap * channels,
+                                             vertical.size * line}
                                  : (tap_steps){v->rows.stride * row_stride, v->columns.stride * column_stride,
-                                               v->rows.dilation * row_stride, v->columns.dilation * column_stride};
+                                               v->rows.dilation * row_stride, v->columns.dilation * column_stride, v->planes.step};
   const float *const origin =
       v->copy ? s->input : x + window_start(&v->rows, oh0) * row_stride + window_start(&v->columns, ow0) * column_stride;
   int64_t inside_lo = ow0, inside_hi = ow0 + columns; /* columns without taps in the margins */
@@ -290,23 +317,28 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   const int64_t residual_row = v->residual ? v->residual->strides[2] : 0, residual_column = v->residual ? v->residual->strides[3] : 0;
   job->k = joined ? v->columns.kernel * channels : channels;
   /* Pixels of 1 x 1 that lie evenly, also from row to row. */
-  const int even = many && !v->copy && v->taps == 1 && inside_lo == ow0 && inside_hi == ow0 + columns &&
+  const int even = many && !v->copy && v->planes.n * v->rows.kernel * across == 1 && inside_lo == ow0 && inside_hi == ow0 + columns &&
                    (rows == 1 || step.row == columns * step.column);
   s->step = even ? step.column : 0;
+  const int deep = v->planes.n > 1;
   int64_t runs = 0, pointers = 0, pixel = 0;
   for (int64_t i = 0; i < rows;) {
     int64_t from, to, next = i + 1, a, b;
-    window_taps(&v->rows, oh0 + i, &from, &to);
-    for (; next < rows; next++) {
-      window_taps(&v->rows, oh0 + next, &a, &b);
-      if (a != from || b != to) break;
+    if (deep) {
+      from = 0, to = v->rows.kernel, next = rows;
+    } else {
+      window_taps(&v->rows, oh0 + i, &from, &to);
+      for (; next < rows; next++) {
+        window_taps(&v->rows, oh0 + next, &a, &b);
+        if (a != from || b != to) break;
+      }
     }
     const int64_t skipped = from * v->columns.kernel * channels * ASPEN_NR;
     const int64_t pixels = (next - i) * columns, pieces = even && to > from ? mm_even_blocks(pixels, step.column) : mm_blocks(pixels);
     int64_t row = i, column = 0;
     for (int64_t piece = 0; piece < pieces; piece++) {
       const int64_t first = mm_cut(pixels, pieces, piece), n = mm_cut(pixels, pieces, piece + 1) - first;
-      s->runs[runs++] = (block_run){.pixel = (int32_t)(i * columns + first), .rows = (int32_t)n, .taps = (int32_t)((to - from) * across),
+      s->runs[runs++] = (block_run){.pixel = (int32_t)(i * columns + first), .rows = (int32_t)n, .taps = (int32_t)(v->planes.n * (to - from) * across),
                                     .pointers = (int32_t)pointers, .skipped = skipped};
       for (int64_t r = 0; r < n; r++, pixel++) {
         const int64_t oh = oh0 + row, ow = ow0 + column;
@@ -314,7 +346,11 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
         s->residual_at[pixel] = oh * residual_row + ow * residual_column;
         const float **p = s->pointers + pointers + r;
         const float *at = origin + row * step.row + column * step.column + from * step.kernel_row;
-        if (ow >= inside_lo && ow < inside_hi) {
+        if (deep) {
+          const int inside = ow >= inside_lo && ow < inside_hi;
+          for (int64_t q = 0; q < v->planes.n; q++, p += n * v->rows.kernel * across)
+            point_plane(v, s, p, n, at + q * step.plane, step, oh, ow, across, inside);
+        } else if (ow >= inside_lo && ow < inside_hi) {
           for (int64_t kh = from; kh < to; kh++, at += step.kernel_row)
             for (int64_t kw = 0; kw < across; kw++, p += n) *p = at + kw * step.kernel_column;
         } else {
@@ -326,7 +362,7 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
         }
         if (++column == columns) column = 0, row++;
       }
-      pointers += n * (to - from) * across;
+      pointers += n * v->planes.n * (to - from) * across;
     }
     i = next;
   }
@@ -369,7 +405,7 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
 
 /* Whether the product has so few terms that pointers of pixels would take as long as the sums: copied input, whose pixels and taps lie evenly. */
 static int few_terms(const conv *v, const copied_axis *horizontal, int64_t columns) {
-  return v->copy && horizontal->tap == 1 && v->rows.kernel * v->columns.kernel * v->in_channels <= MM_FEW_TERMS && columns >= MM_FEWEST_PIXELS &&
+  return v->copy && v->planes.n == 1 && horizontal->tap == 1 && v->rows.kernel * v->columns.kernel * v->in_channels <= MM_FEW_TERMS && columns >= MM_FEWEST_PIXELS &&
          !v->scale && v->out->strides[1] == 1 && (!v->residual || v->residual->strides[1] == 1) && (!v->bias || v->bias->strides[0] == 1);
 }
 
@@ -475,7 +511,7 @@ static narrow_fn *const narrows[][MM_MAX_ROWS] = {
 
 /* The weights of channels [first, last) as [vector][taps][d][VL]. */
 static void narrow_weights(const conv *v, float *to, int64_t first, int64_t last) {
-  const int64_t d = v->in_channels, terms = v->rows.kernel * v->columns.kernel * d;
+  const int64_t d = v->in_channels, terms = v->planes.n * v->rows.kernel * v->columns.kernel * d;
   for (int64_t at = first; at < last; at += VL)
     for (int64_t k = 0; k < terms; k++, to += VL)
       for (int64_t i = 0; i < VL; i += d) {
@@ -512,7 +548,7 @@ static int narrow_conv(const conv *v, const aspen_call *c, mm_job *job) {
   if (at + (size_t)narrow_floats(v) * sizeof(float) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   memset(s.zeros, 0, (size_t)one.in_channels * sizeof(float));
   float *weights = (float *)((char *)c->scratch + at);
-  const int64_t d = v->in_channels, taps = v->columns.kernel, panel = v->rows.kernel * taps * d * VL;
+  const int64_t d = v->in_channels, taps = v->columns.kernel, panel = v->planes.n * v->rows.kernel * taps * d * VL;
   narrow_weights(v, weights, c->lo[1], c->hi[1]);
   int64_t rows, columns;
   block_shape(&one, c->hi[2] - c->lo[2], c->hi[3] - c->lo[3], &rows, &columns);
@@ -535,17 +571,18 @@ static int narrow_conv(const conv *v, const aspen_call *c, mm_job *job) {
   return 0;
 }
 
-int FN(conv)(const aspen_call *c) {
+/* The boxes of some images. */
+static int images(const aspen_call *c, const planes *planes) {
   conv v;
   workspace s = {0};
-  if (setup(&v, c)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (setup(&v, c, planes)) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   mm_job job = {.a_stride = 1, .b_stride = ASPEN_NR, .b_panel = v.w->strides[1], .out_stride = v.out->strides[1],
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int few = FN(pointwise)(c, &job.epilogue);
+  const int few = planes->n == 1 ? FN(pointwise)(c, &job.epilogue) : -1;
   if (few >= 0) return few;
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
     return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -559,5 +596,17 @@ int FN(conv)(const aspen_call *c) {
     for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh += rows)
       for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns)
         all_groups(&v, &s, &job, c, n, oh, min64(rows, c->hi[2] - oh), ow, min64(columns, c->hi[3] - ow));
+  return 0;
+}
+
+int FN(conv)(const aspen_call *c) {
+  if (!is_volume(c)) return images(c, &one_plane);
+  volume v;
+  if (volume_open(&v, c, 16) || c->params[0] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v.plane_weights = c->params[1] * c->params[2] * (c->args[1].dims[1] / c->params[0]) * ASPEN_NR;
+  while (volume_next(&v)) {
+    const int error = images(&v.call, &v.planes);
+    if (error) return error;
+  }
   return 0;
 }

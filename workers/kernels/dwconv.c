@@ -1,4 +1,4 @@
-/* DWCONV: depthwise 2-D convolution, each channel by its own kernel.
+/* DWCONV: depthwise convolution over two or three axes, each channel by its own kernel.
  *
  * Vectors run over channels. Where kernel and stride are common ones, two output rows of neighbours whose windows lie inside the image are
  * summed together, so that an input vector is loaded once for all of them (depthwise.h); elsewhere pixels go one by one or a few at a time. An
@@ -6,6 +6,7 @@
  */
 #include "depthwise.h"
 #include "epilogue.h"
+#include "volume.h"
 #include "window.h"
 
 #define L1_BYTES (20 << 10) /* of input that the windows of one row of neighbours may span */
@@ -13,6 +14,8 @@
 
 typedef struct dwconv {
   window rows, columns;
+  planes planes;
+  int64_t w_plane; /* floats between the weights of planes */
   const float *x, *w, *bias, *residual; /* of this image; bias and residual may be NULL */
   float *out;
   int64_t x_row, x_column, x_channel, w_tap, w_channel, bias_channel;
@@ -29,20 +32,21 @@ INLINE vf load(const float *p, int64_t channel, int64_t stride, int64_t n, const
 INLINE void any_taps(const dwconv *d, const int P, const int V, const int unit, vf *sum, const float *x, const int64_t kh[2],
                      const int64_t kw[2], int64_t c, int64_t n) {
   const int64_t next = d->columns.stride * d->x_column;
-  for (int64_t i = kh[0]; i < kh[1]; i++) {
-    const float *from = x + i * d->rows.dilation * d->x_row + kw[0] * d->columns.dilation * d->x_column;
-    const float *w = d->w + (i * d->columns.kernel + kw[0]) * d->w_tap;
-    for (int64_t j = kw[0]; j < kw[1]; j++, from += d->columns.dilation * d->x_column, w += d->w_tap) {
-      vf weight[4];
+  for (int64_t q = 0; q < d->planes.n; q++, x += d->planes.step)
+    for (int64_t i = kh[0]; i < kh[1]; i++) {
+      const float *from = x + i * d->rows.dilation * d->x_row + kw[0] * d->columns.dilation * d->x_column;
+      const float *w = d->w + q * d->w_plane + (i * d->columns.kernel + kw[0]) * d->w_tap;
+      for (int64_t j = kw[0]; j < kw[1]; j++, from += d->columns.dilation * d->x_column, w += d->w_tap) {
+        vf weight[4];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) weight[v] = load(w, c + v * VL, d->w_channel, n - v * VL, unit);
+        for (int v = 0; v < V; v++) weight[v] = load(w, c + v * VL, d->w_channel, n - v * VL, unit);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++)
+        for (int p = 0; p < P; p++)
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-          sum[p * V + v] = vfma(load(from + p * next, c + v * VL, d->x_channel, n - v * VL, unit), weight[v], sum[p * V + v]);
+          for (int v = 0; v < V; v++)
+            sum[p * V + v] = vfma(load(from + p * next, c + v * VL, d->x_channel, n - v * VL, unit), weight[v], sum[p * V + v]);
+      }
     }
-  }
 }
 
 /* Bias, residual, activation, scale and shift of R x P pixels times V vectors of channels from c on, and home. sum[(r * P + p) * V + v]; `left`
@@ -137,6 +141,13 @@ INLINE void block(const dwconv *d, const int R, const int P, const int K, const 
 #pragma GCC unroll 16
     for (int i = 0; i < R * P; i++) sum[i] = vzero();
     depthwise_taps(R, P, K, K, S, S, sum, line, c, d->x_column, d->w + c, d->w_tap);
+#pragma GCC unroll 1
+    for (int64_t q = 1; q < d->planes.n; q++) {
+      const float *plane[7];
+#pragma GCC unroll 8
+      for (int i = 0; i < (R - 1) * S + K; i++) plane[i] = line[i] + q * d->planes.step;
+      depthwise_taps(R, P, K, K, S, S, sum, plane, c, d->x_column, d->w + q * d->w_plane + c, d->w_tap);
+    }
     finish(d, R, P, 1, 1, sum, residual, out, c, VL);
   }
   if (c == end) return;
@@ -169,7 +180,7 @@ typedef struct plan {
 static plan choose(const dwconv *d, int unit) {
   const window *a = &d->rows, *b = &d->columns;
   if (!unit) return (plan){.each = one_strided, .rows = 1, .pixels = 1};
-  if (depthwise_common(a, b)) {
+  if (depthwise_common(a, b) && d->planes.n > 0) {
     const int one = a->stride == 1;
     if (a->kernel == 3)
       return (plan){one ? one_3_1 : one_3_2, one ? more_3_1 : more_3_2, one_unit, many_unit, DEPTHWISE_ROWS_3, DEPTHWISE_PIXELS};
@@ -185,7 +196,7 @@ static void image(const dwconv *d, const plan *by, const aspen_call *c, const fl
   window_inside(&d->columns, c->lo[3], c->hi[3], &inside_lo, &inside_hi);
   window_inside(&d->rows, c->lo[2], c->hi[2], &inside_top, &inside_bottom);
   const int64_t seen = (by->pixels - 1) * d->columns.stride + d->columns.kernel; /* input pixels of a row of neighbours */
-  const int64_t column_bytes = d->rows.kernel * (int64_t)sizeof(float);          /* of one channel */
+  const int64_t column_bytes = d->planes.all * d->rows.kernel * (int64_t)sizeof(float);          /* of one channel */
   int64_t step = L1_BYTES / (seen * column_bytes) / (4 * VL) * (4 * VL);
   step = min64(max64(step, 4 * VL), c->hi[1] - c->lo[1]);
   const int64_t fits = (L1_BYTES / (step * column_bytes) - d->columns.kernel) / d->columns.stride + 1;
@@ -228,7 +239,8 @@ static void image(const dwconv *d, const plan *by, const aspen_call *c, const fl
   }
 }
 
-int FN(dwconv)(const aspen_call *c) {
+/* The boxes of some images. */
+static int images(const aspen_call *c, const planes *planes) {
   const aspen_arg *out = &c->args[0], *x = &c->args[1], *w = &c->args[2];
   const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;
   const aspen_arg *residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
@@ -237,7 +249,7 @@ int FN(dwconv)(const aspen_call *c) {
     return ASPEN_KERNEL_BAD_ARGUMENT;
   if (out->dtype != ASPEN_DT_F32 || x->dtype != ASPEN_DT_F32 || w->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
   dwconv d = {.rows = {x->dims[2], p[1], p[3], p[5], p[7]}, .columns = {x->dims[3], p[2], p[4], p[6], p[8]},
-              .w = (const float *)w->ptr, .bias = bias ? (const float *)bias->ptr : NULL,
+              .planes = *planes, .w_plane = p[1] * p[2] * w->strides[0], .w = (const float *)w->ptr, .bias = bias ? (const float *)bias->ptr : NULL,
               .x_row = x->strides[2], .x_column = x->strides[3], .x_channel = x->strides[1],
               .w_tap = w->strides[0], .w_channel = w->strides[1],
               .bias_channel = bias ? bias->strides[0] : 1,
@@ -254,6 +266,18 @@ int FN(dwconv)(const aspen_call *c) {
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
     d.x = (const float *)x->ptr + n * x->strides[0];
     image(&d, &by, c, residual ? (const float *)residual->ptr + n * residual->strides[0] : NULL, (float *)out->ptr + n * out->strides[0]);
+  }
+  return 0;
+}
+
+int FN(dwconv)(const aspen_call *c) {
+  if (!is_volume(c)) return images(c, &one_plane);
+  volume v;
+  if (volume_open(&v, c, 16)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v.plane_weights = c->params[1] * c->params[2] * c->args[2].strides[0];
+  while (volume_next(&v)) {
+    const int error = images(&v.call, &v.planes);
+    if (error) return error;
   }
   return 0;
 }

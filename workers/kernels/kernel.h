@@ -68,16 +68,18 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
- * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner), f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
+ * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner) or out[N, OC, OD, OH, OW], f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
  *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
- *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3).   (bottom and right pads follow from OH, OW)
+ *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3), DEPTH(4).   (bottom and right pads follow
+ *        from OH, OW.) DEPTH = {KD, stride_d, dil_d, pad_front}, {1, 1, 1, 0} where there is no such axis. Over three axes operands have rank 5 where they have
+ *        rank 4 over two, and k = (kd, kh, kw, c).
  *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
  * WINO   as CONV (without in_scale and IN_ACT) with groups 1 and dilations 1, by Winograd's minimal filtering, for the kernels, strides and blocks of KINDS in
- *        winograd.c. W holds the transformed weights [ceil(OC/32), products, C, 32] (planner/winograd.py). params: CONV's, m.
+ *        winograd.c. W holds the transformed weights [ceil(OC/32), products, KD*C, 32] (planner/winograd.py). params: CONV's up to IN_ACT, m, DEPTH(4).
  *        The output is cut into blocks at multiples of their sides: m along an axis of several taps, 1 along one with a single tap; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block.
- * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KH*KW, C].   params as CONV.
+ * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KD*KH*KW, C].   params as CONV.
  * PWDW   out = DWCONV(act(X * W + bias)): a 1 x 1 convolution, stride 1 and no padding, and the depthwise one that alone reads it. in: X[N, C, H, W],
  *        W packed [1, ceil(E/32), C, 32], bias? [E], D [KH*KW, E], D's bias? [E]; out[N, E, OH, OW]. params: ACT(3) between the two,
  *        KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3). The bits are those of CONV and DWCONV; taps in the padding are added as zeros.

@@ -10,12 +10,16 @@
  * The points of interpolation are chosen so that the error of a layer is small: with blocks of 4 and a kernel of 3 it is a half (root mean
  * square) to a quarter (worst) of that of the usual 0, ±1, ±2, at the same cost.
  *
+ * A window with depth (volume.h) has the channels of its planes one after the other: products sum over all of them, and blocks are transformed
+ * back once.
+ *
  * Loops: chunk of blocks (their transformed input stays in L2), panel of output channels, the products, rows of the micro-kernel.
  * A chunk's panel is transformed back, with the epilogue, as soon as its products are there. Where a worker's next tile has other channels of
  * the same pixels, it finds the last chunk transformed (`made`) and begins there.
  */
 #include "epilogue.h"
 #include "mm.h"
+#include "volume.h"
 #include "window.h"
 #include "winograd_lines.h"
 
@@ -40,6 +44,7 @@
 #else
 #define GRAIN 1
 #endif
+#define VL_MOST 16   /* the longest vectors of any ISA: scratch is the same for all */
 #define GRAIN_MOST 6 /* the largest GRAIN of any ISA: scratch is the same for all */
 #define MOST_LINES 6144 /* fetched while a panel is multiplied, but for weights */
 #define WIDE 2          /* vectors of columns in the micro-kernel … */
@@ -74,7 +79,10 @@ typedef struct wino {
   int kind;      /* index into KINDS */
   side rows, columns;
   int planes;    /* products of a block */
-  int64_t channels, in_rows, in_columns, pad_top, pad_left;
+  struct planes depth;
+  int64_t channels; /* of a plane */
+  int64_t terms, all_terms; /* of a product: channels of the planes at hand, of all that weights are there for */
+  int64_t in_rows, in_columns, pad_top, pad_left;
   int64_t row;    /* floats of a block in one transformed plane: its channels; uneven number of cache lines */
   int64_t chunk;  /* blocks */
   int far;        /* input and output are worth fetching ahead */
@@ -88,9 +96,10 @@ typedef struct place {
   int64_t image, row, column;
 } place;
 
-/* Whose transformed input is in the workspace: the pixels of the tile [axes 0, 2, 3], and blocks [from, to) of them. */
+/* Whose transformed input is in the workspace: the pixels of the tile [axes 0, 2, 3] of the images at x, and blocks [from, to) of them. */
 typedef struct made {
   int64_t lo[3], hi[3], from, to, plane;
+  const char *x;
 } made;
 #define MADE_BYTES 128 /* at the beginning of scratch */
 _Static_assert(sizeof(made) <= MADE_BYTES, "");
@@ -117,8 +126,8 @@ static side side_of(int kernel, int stride, int m) {
   return (side){kernel, stride, m, winograd_side(kernel, stride, m), winograd_weights(kernel, stride, m)};
 }
 
-static int setup(wino *v, const aspen_call *c) {
-  *v = (wino){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2]};
+static int setup(wino *v, const aspen_call *c, const struct planes *planes) {
+  *v = (wino){.out = &c->args[0], .x = &c->args[1], .w = &c->args[2], .depth = *planes};
   v->bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : NULL;
   v->residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
   if (v->out->rank != 4 || v->x->rank != 4 || v->w->rank != 4 || (v->bias && v->bias->rank != 1) || (v->residual && v->residual->rank != 4))
@@ -138,14 +147,16 @@ static int setup(wino *v, const aspen_call *c) {
   v->pad_top = p[7];
   v->pad_left = p[8];
   v->channels = v->x->dims[1];
+  v->terms = v->depth.n * v->channels;
+  v->all_terms = v->depth.all * v->channels;
   /* Input that no output pixel of the image needs is not looked at. */
   v->in_rows = min64(v->x->dims[2], (v->out->dims[2] - 1) * v->rows.stride + v->rows.kernel - v->pad_top);
   v->in_columns = min64(v->x->dims[3], (v->out->dims[3] - 1) * v->columns.stride + v->columns.kernel - v->pad_left);
-  v->row = uneven_lines(v->channels);
+  v->row = uneven_lines(v->all_terms + (v->depth.all > 1 ? VL_MOST - 1 : 0)); /* behind the last plane, too, there is room for whole vectors */
   const int64_t floats = v->planes * (int64_t)sizeof(float), most = CHUNK_PRODUCTS / v->planes;
-  const int few = v->rows.weights * v->columns.weights * 4 * v->channels * v->out->dims[1] <= FEW_WEIGHTS;
+  const int few = v->rows.weights * v->columns.weights * 4 * v->all_terms * v->out->dims[1] <= FEW_WEIGHTS;
   v->chunk = max64(min64((few ? CHUNK_BYTES : LARGE_BYTES) / (floats * v->row), few ? most : LARGE_MOST), LEAST);
-  v->far = 4 * (v->channels * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
+  v->far = 4 * (v->all_terms * v->x->dims[2] * v->x->dims[3] + v->out->dims[1] * v->out->dims[2] * v->out->dims[3]) > FAR_BYTES;
   return 0;
 }
 
@@ -159,14 +170,16 @@ static size_t lay_out(const wino *v, workspace *s, int64_t blocks, char *base) {
   s->product = s->input + v->planes * s->input_plane;
   s->places = (place *)(s->product + v->planes * s->product_plane);
   s->lines = (const char **)(s->places + 2 * blocks);
-  return (size_t)((char *)(s->lines + 2 * MOST_LINES + v->channels) - base);
+  return (size_t)((char *)(s->lines + 2 * MOST_LINES + v->all_terms) - base);
 }
 
 #ifdef ISA_PORTABLE
 size_t aspen_scratch_winograd(const aspen_call *c) {
   wino v;
   workspace s;
-  return setup(&v, c) ? 0 : lay_out(&v, &s, v.chunk + GRAIN_MOST - 1, (char *)64);
+  volume volume;
+  const int error = is_volume(c) ? volume_open(&volume, c, 17) || setup(&v, &volume.call, &volume.planes) : setup(&v, c, &one_plane);
+  return error ? 0 : lay_out(&v, &s, v.chunk + GRAIN_MOST - 1, (char *)64);
 }
 #endif
 
@@ -283,7 +296,12 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     }
     float *input = s->input + block * v->row;
     const int64_t first = at.column * v->columns.m * v->columns.stride - v->pad_left;
-    inputs[v->kind][how == WHOLE && p.inside ? INSIDE : how](v, &p, first, count, input, s->input_plane);
+    in_fn *f = inputs[v->kind][how == WHOLE && p.inside ? INSIDE : how];
+    for (int64_t i = 0; i < v->depth.n; i++, input += v->channels) { /* what is written behind a plane's channels, the next plane's replace */
+      f(v, &p, first, count, input, s->input_plane);
+      for (int y = 0; y < v->rows.n; y++)
+        if (p.line[y] != zeros) p.line[y] += v->depth.step;
+    }
   }
 }
 
@@ -405,16 +423,16 @@ static int64_t weights_of(const wino *v, int i) {
  * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
 #if VL == 8
-  const int wider = v->channels <= WIDER_TERMS && columns > (WIDER - 1) * VL;
+  const int wider = v->terms <= WIDER_TERMS && columns > (WIDER - 1) * VL;
   const int64_t most_rows = wider ? MOST_ROWS / 2 : MOST_ROWS, width = wider ? WIDER * VL : WIDE * VL;
 #else
   const int64_t most_rows = MOST_ROWS, width = WIDE * VL;
 #endif
-  const int64_t pieces = (blocks + most_rows - 1) / most_rows, size = v->channels * ASPEN_NR;
-  const int64_t passes = pieces * ((columns + width - 1) / width), calls = v->planes * passes, steps = max64(v->channels / 4, 1);
+  const int64_t pieces = (blocks + most_rows - 1) / most_rows, size = v->all_terms * ASPEN_NR, used = v->terms * ASPEN_NR;
+  const int64_t passes = pieces * ((columns + width - 1) / width), calls = v->planes * passes, steps = max64(v->terms / 4, 1);
   const float *input = s->input;
   float *product = s->product;
-  ahead h = {.weights_pace = (int)((size / 16 + passes * steps - 1) / (passes * steps)),
+  ahead h = {.weights_pace = (int)((used / 16 + passes * steps - 1) / (passes * steps)),
              .lines_pace = (int)((n_lines + calls * steps - 1) / (calls * steps))};
   for (int64_t i = 0; i < h.lines_pace * steps; i++) s->lines[n_lines + i] = (const char *)s->lines; /* may be fetched too */
   int64_t call = 0;
@@ -429,7 +447,7 @@ static void products(const wino *v, const workspace *s, const float *panel, int6
 #if VL == 8
         if (wider) f = by_rows_wider[rows - 1];
 #endif
-        f(input + first * v->row, v->row, weights + at, v->channels, product + first * ASPEN_NR + at, &h);
+        f(input + first * v->row, v->row, weights + at, v->terms, product + first * ASPEN_NR + at, &h);
       }
   }
 }
@@ -710,27 +728,28 @@ static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s
     if (y < 0 || y >= v->in_rows) continue;
     const float *p = (const float *)a->ptr + at.image * a->strides[0] + y * a->strides[2];
     for (int64_t x = max64(last - across, 0); x < min64(last, v->in_columns); x++)
-      for (int64_t k = 0; k < v->channels && line < end; k += 16) *line++ = (const char *)(p + x * a->strides[3] + k);
+      for (int64_t i = 0; i < v->depth.n; i++)
+        for (int64_t k = 0; k < v->channels && line < end; k += 16) *line++ = (const char *)(p + x * a->strides[3] + i * v->depth.step + k);
   }
   return line - s->lines;
 }
 
 /* Are blocks [from, to) of the tile's pixels in the workspace? */
 static int is_made(const made *m, const made *wanted, int64_t from, int64_t to) {
-  return !memcmp(m->lo, wanted->lo, sizeof m->lo) && !memcmp(m->hi, wanted->hi, sizeof m->hi) && m->plane == wanted->plane && m->from == from && m->to == to;
+  return !memcmp(m->lo, wanted->lo, sizeof m->lo) && !memcmp(m->hi, wanted->hi, sizeof m->hi) && m->plane == wanted->plane && m->x == wanted->x && m->from == from && m->to == to;
 }
 
 /* The first block of a chunk. */
 static int64_t cut(int64_t grains, int64_t chunks, int64_t blocks, int64_t chunk) { return min64(mm_cut(grains, chunks, chunk) * GRAIN, blocks); }
 
-int FN(winograd)(const aspen_call *c) {
+/* The boxes of some images. */
+static int images(const aspen_call *c, const struct planes *planes) {
   wino v;
   workspace s;
-  const int error = setup(&v, c);
+  const int error = setup(&v, c, planes);
   if (error) return error;
   if (c->scratch_bytes < MADE_BYTES) return ASPEN_KERNEL_SCRATCH;
   made *const m = c->scratch;
-  if (!c->again) *m = (made){0};
   const int64_t blocks = (c->hi[0] - c->lo[0]) * blocks_of(&v.rows, c, 2) * blocks_of(&v.columns, c, 3);
   if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12])) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -738,9 +757,9 @@ int FN(winograd)(const aspen_call *c) {
   v.direct = v.out->strides[1] == 1 && (!v.bias || v.bias->strides[0] == 1) && (!v.residual || v.residual->strides[1] == 1);
   const int64_t grains = (blocks + GRAIN - 1) / GRAIN, most = (v.chunk + GRAIN - 1) / GRAIN, chunks = (grains + most - 1) / most;
   if (lay_out(&v, &s, min64((grains + chunks - 1) / chunks * GRAIN, blocks), c->scratch) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
-  const int64_t panel_size = v.rows.weights * v.columns.weights * v.channels * ASPEN_NR;
+  const int64_t panel_size = v.rows.weights * v.columns.weights * v.all_terms * ASPEN_NR;
   const int64_t first = c->lo[1] / ASPEN_NR, last = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR; /* panels */
-  const made wanted = {.lo = {c->lo[0], c->lo[2], c->lo[3]}, .hi = {c->hi[0], c->hi[2], c->hi[3]}, .plane = s.input_plane};
+  const made wanted = {.lo = {c->lo[0], c->lo[2], c->lo[3]}, .hi = {c->hi[0], c->hi[2], c->hi[3]}, .plane = s.input_plane, .x = v.x->ptr};
   const int backwards = chunks > 1 && is_made(m, &wanted, cut(grains, chunks, blocks, chunks - 1), blocks), step = backwards ? -1 : 1;
   for (int64_t turn = 0, chunk = backwards ? chunks - 1 : 0; turn < chunks; turn++, chunk += step) {
     const int64_t from = cut(grains, chunks, blocks, chunk), to = cut(grains, chunks, blocks, chunk + 1);
@@ -762,6 +781,19 @@ int FN(winograd)(const aspen_call *c) {
       products(&v, &s, (const float *)v.w->ptr + panel * panel_size, to - from, min64(ASPEN_NR, c->hi[1] - column), lines);
       output_of(&v, c, &s, to - from, column);
     }
+  }
+  return 0;
+}
+
+int FN(winograd)(const aspen_call *c) {
+  if (!c->again && c->scratch_bytes >= MADE_BYTES) *(made *)c->scratch = (made){0};
+  if (!is_volume(c)) return images(c, &one_plane);
+  volume v;
+  if (volume_open(&v, c, 17)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v.plane_weights = c->args[1].dims[1] * ASPEN_NR;
+  while (volume_next(&v)) {
+    const int error = images(&v.call, &v.planes);
+    if (error) return error;
   }
   return 0;
 }
