@@ -128,13 +128,20 @@ def single(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def check(op: str, inputs: dict[str, np.ndarray], constants: tuple[str, ...] = (), kernels: set[str] | None = None, **attrs: Any) -> None:
+def check(
+    op: str,
+    inputs: dict[str, np.ndarray],
+    constants: tuple[str, ...] = (),
+    kernels: set[str] | None = None,
+    rounding: float = 1e-5,
+    **attrs: Any,
+) -> None:
     model = single(op, inputs, constants=constants, **attrs)
     feeds = {n: x for n, x in inputs.items() if n not in constants}
     want = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
     counts: dict[str, int] = {}
     got = run_model(api.load(model), feeds, counts=counts)
-    assert not difference(got[0], want[0], 1e-5, 1e-5)
+    assert not difference(got[0], want[0], rounding, rounding)
     assert "OPAQUE" not in counts
     assert kernels is None or kernels <= set(counts)
 
@@ -167,6 +174,67 @@ def test_einsum(equation: str) -> None:
 def test_transposed_convolution(groups: int, attrs: dict[str, Any]) -> None:
     inputs = {"x": normal(2, 4, 5, 6), "w": normal(4, 8 // groups if groups < 4 else 1, 3, 2), "b": normal(8 if groups < 4 else 4)}
     check("ConvTranspose", inputs, ("w", "b"), group=groups, **attrs)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "extra"), [(4, 2, 1, 0), (2, 2, 0, 0), (3, 2, 1, 1), (2, 3, 0, 1), (5, 3, 4, 2), (3, 1, 1, 0)]
+)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_transposed_convolution_over_axes(axes: int, groups: int, kernel: int, stride: int, pads: int, extra: int) -> None:
+    """Strides that divide the kernel and others, pads before all windows, outputs that no window reaches."""
+    inputs = {"x": normal(2, 4, *(4, 5, 3)[:axes]), "w": normal(4, 3, *[kernel] * axes), "b": normal(3 * groups)}
+    attrs = {"strides": [stride] * axes, "pads": [pads] * 2 * axes, "output_padding": [extra] * axes}
+    check("ConvTranspose", inputs, ("w", "b"), group=groups, **attrs)
+
+
+VOLUMES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((3, 3, 3), {"pads": [1] * 6}),
+    ((3, 3, 3), {"pads": [1, 0, 2, 0, 1, 1], "strides": [2, 1, 2]}),
+    ((2, 3, 1), {"dilations": [3, 2, 1], "pads": [1, 2, 0, 0, 1, 0]}),
+    ((1, 3, 3), {"pads": [0, 1, 1, 0, 1, 1], "strides": [2, 1, 1]}),
+    ((3, 1, 1), {"pads": [1, 0, 0, 1, 0, 0]}),
+    ((1, 1, 3), {"pads": [0, 0, 1, 0, 0, 1], "strides": [1, 1, 2]}),
+    ((1, 1, 1), {}),
+    ((1, 1, 1), {"strides": [2, 2, 2]}),
+    ((3, 2, 2), {"auto_pad": "SAME_UPPER", "strides": [1, 2, 2]}),
+    ((3, 2, 2), {"auto_pad": "SAME_LOWER"}),
+]
+
+
+@pytest.mark.parametrize(("kernel", "attrs"), VOLUMES)
+@pytest.mark.parametrize(("channels", "outputs", "groups"), [(3, 5, 1), (16, 32, 1), (8, 8, 8), (8, 16, 4)])
+@pytest.mark.parametrize("const", [True, False])
+def test_convolution_over_three_axes(
+    channels: int, outputs: int, groups: int, kernel: tuple[int, int, int], attrs: dict[str, Any], const: bool
+) -> None:
+    inputs = {"x": normal(2, channels, 5, 6, 7), "w": normal(outputs, channels // groups, *kernel), "b": normal(outputs)}
+    check("Conv", inputs, ("w", "b") if const else (), rounding=1e-3, group=groups, **attrs)  # blocks of Winograd's round more
+
+
+@pytest.mark.parametrize(("kernel", "attrs"), VOLUMES)
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_pooling_over_three_axes(op: str, kernel: tuple[int, int, int], attrs: dict[str, Any]) -> None:
+    if op == "LpPool":
+        attrs = {**attrs, "p": 1}
+    check(op, {"x": normal(2, 3, 8, 6, 7)}, kernels={"POOL"} if max(kernel) > 1 else None, kernel_shape=list(kernel), **attrs)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_averages_at_the_border(ceil: int, count: int) -> None:
+    attrs = {"kernel_shape": [3, 2, 3], "strides": [2, 2, 3], "pads": [1, 0, 1, 1, 1, 1], "ceil_mode": ceil, "count_include_pad": count}
+    check("AveragePool", {"x": normal(1, 2, 6, 7, 8)}, kernels={"POOL"}, **attrs)
+
+
+def test_indices_of_maxima_over_three_axes() -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2, 2])
+    infos = [helper.make_tensor_value_info(n, t, None) for n, t in (("y", 1), ("i", 7))]
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, (1, 2, 4, 4, 4))], infos)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    feeds = {"x": normal(1, 2, 4, 4, 4)}
+    for got, want in zip(run_model(api.load(model), feeds), ReferenceEvaluator(model).run(None, feeds), strict=True):
+        assert not difference(got, want, 1e-6, 0)
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
