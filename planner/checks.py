@@ -194,6 +194,7 @@ def _conv(call: Call) -> None:
     _shape(call.optional(3), out.shape, "shape of input 3")
     _scale(call, 4, out.shape[1])
     _scale(call, 6, x.shape[1])
+    _need(planes == 1 or call.optional(6) is None, "input 6", "present", "absent where the window is deep")
     _act(call, 13)
 
 

@@ -212,6 +212,8 @@ class Builder:
         """[OC, C/G, KH, KW] or [OC, C/G, KD, KH, KW] → [G, ceil(OC/G / 32), KD*KH*KW*C/G, 32], zero-padded."""
         oc, c = w.shape[:2]
         panels = -(-(oc // groups) // 32)
+        if planes_are_channels(w, groups):
+            return self.packed_conv(self.derived(w, "planes", (oc, w.shape[2] * c, *w.shape[3:]), lambda v: np.moveaxis(v, 2, 1)), 1)
         return self._pack(w, f"conv{groups}", (groups, panels, prod(w.shape[2:]) * c, 32), partial(_pack_conv, groups))
 
     def packed_winograd(self, w: Tensor, block: int, strides: tuple[int, int]) -> Tensor:
@@ -231,6 +233,15 @@ class Builder:
             if key is not None:
                 self._packed[key] = found
         return found
+
+
+FEW_CHANNELS = 16
+"""With fewer, CONV takes the planes of a volume for more channels."""
+
+
+def planes_are_channels(w: Tensor, groups: int) -> bool:
+    """Whether packed weights [OC, C, KD, KH, KW] are those of a convolution of KD * C channels."""
+    return len(w.shape) == 5 and w.shape[2] > 1 and groups == 1 and w.shape[1] < FEW_CHANNELS and w.shape[4] > 1
 
 
 def _slice(start: int, step: int, dim: int) -> slice:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.algorithms import block_for, phases_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
-from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
+from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import NO_ACT
@@ -205,6 +205,9 @@ def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
     oc, c, taps = w.shape[0], w.shape[1], prod(w.shape[2:])
     if depthwise:
         return b.transpose(b.reshape(w, (oc, taps)), (1, 0))
+    if planes_are_channels(w, groups):
+        c, taps = c * w.shape[2], taps // w.shape[2]
+        w = b.reshape(b.transpose(w, (0, 2, 1, 3, 4)), (oc, c, *w.shape[3:]))
     n = oc // groups
     panels = -(-n // 32)
     w = b.reshape(w, (groups, n, c, taps))

@@ -62,6 +62,8 @@ def packed(kernel: str, w: np.ndarray, groups: int, g: Window) -> np.ndarray:
         out = np.full(winograd.packed_shape(w.shape, g.block, g.stride[1:]), np.nan, np.float32)
         winograd.pack(g.block, w, out, g.stride[1:])
         return out
+    if groups == 1 and g.kernel[0] > 1 and g.kernel[2] > 1 and w.shape[1] < 16:  # planes are channels
+        return pack_panels(np.ascontiguousarray(w.transpose(3, 4, 2, 1, 0)).reshape(-1, w.shape[0]))[None]
     per_group = w.reshape(groups, -1, *w.shape[1:])
     return np.stack([pack_panels(np.ascontiguousarray(v.transpose(2, 3, 4, 1, 0)).reshape(-1, v.shape[0])) for v in per_group])
 

@@ -13,7 +13,8 @@
  * each term takes its input from the lanes of its own group. The order of summation is the same.
  *
  * A window with depth (volume.h) has its taps plane after plane. There kernel rows outside the image point at zeros, too: skipping them would leave
- * gaps between the weights of the planes.
+ * gaps between the weights of the planes. Of few channels planes are more channels, side by side in the copy: so the taps of a kernel row are long
+ * enough. Then k = (kh, kw, kd, c), and planes outside the volume are zeros.
  *
  * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
  */
@@ -37,6 +38,7 @@ typedef struct conv {
   int64_t groups, in_channels, out_channels; /* channels of one group */
   window rows, columns;
   planes planes;
+  planes folded;      /* those that are channels; or one */
   int copy;           /* input goes through scratch */
   int64_t taps;       /* pointers of a pixel, at most */
   int64_t block;      /* pixels of a block */
@@ -83,10 +85,18 @@ static int setup(conv *v, const aspen_call *c, const planes *planes) {
   v->columns = (window){v->x->dims[3], p[2], p[4], p[6], p[8]};
   if (v->groups < 1 || v->rows.kernel < 1 || v->columns.kernel < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   v->in_channels = v->x->dims[1] / v->groups;
+  v->folded = one_plane;
+  if (v->planes.all > 1 && v->groups == 1 && v->in_channels < FEW_CHANNELS && v->columns.kernel > 1) {
+    v->folded = v->planes;
+    v->planes = one_plane;
+    v->in_channels *= v->folded.all;
+  }
   v->out_channels = v->out->dims[1] / v->groups;
   if (epilogue_scale(c, 4, v->out->dims[1], &v->scale, &v->shift) || epilogue_scale(c, 6, v->x->dims[1], &v->in_scale, &v->in_shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1) || v->in_scale;
+  if (planes->all > 1 && v->in_scale) return ASPEN_KERNEL_BAD_ARGUMENT;
+  v->copy = (v->x->strides[1] != 1 && v->in_channels > 1) || (v->in_channels < FEW_CHANNELS && v->columns.kernel > 1) || v->in_scale ||
+            v->folded.all > 1;
   v->taps = v->planes.all * v->rows.kernel * (v->copy && v->columns.dilation == 1 ? 1 : v->columns.kernel);
   const int64_t new_pixels = v->planes.all * min64(v->rows.stride, v->rows.kernel) * min64(v->columns.stride, v->columns.kernel);
   const int64_t pixel_bytes = new_pixels * v->in_channels * (int64_t)sizeof(float); /* of input, for each pixel of output */
@@ -219,6 +229,27 @@ static void prologue(const conv *v, float *to, const float *from, int64_t from_s
   }
 }
 
+/* As below, where planes are channels: those outside the volume are zeros. `to` is the first of `count` columns inside the image. */
+static void copy_planes(const conv *v, float *to, const float *from, int64_t from_step, int64_t count) {
+  enum { TOGETHER = 16 };
+  const planes *f = &v->folded;
+  const int64_t channels = v->in_channels, each = channels / f->all, channel_stride = v->x->strides[1];
+  if (INTERLEAVES_3 && each == 1 && f->n == 3 && f->all == 3 && from_step == 1) {
+    interleave_3(to, from, f->step, count);
+    return;
+  }
+  if (f->n < f->all) memset(to, 0, (size_t)(count * channels) * sizeof *to);
+  for (int64_t j0 = 0; j0 < count; j0 += TOGETHER) {
+    const int64_t end = min64(j0 + TOGETHER, count);
+    for (int64_t i = 0; i < f->n; i++)
+      for (int64_t c = 0; c < each; c++) {
+        const float *p = from + i * f->step + c * channel_stride;
+        float *q = to + (f->first + i) * each + c;
+        for (int64_t j = j0; j < end; j++) q[j * channels] = p[j * from_step];
+      }
+  }
+}
+
 /* Channels of one input pixel for each of n columns first, first + step …, into to[column][channel]; zeros outside the image. */
 static void copy_columns(const conv *v, int64_t group, float *to, const float *row, int64_t first, int64_t step, int64_t n) {
   const int64_t channels = v->in_channels, channel_stride = v->x->strides[1], column_stride = v->x->strides[3], width = v->columns.in;
@@ -231,6 +262,10 @@ static void copy_columns(const conv *v, int64_t group, float *to, const float *r
   to += lo * channels;
   row += (first + lo * step) * column_stride;
   const int64_t count = hi - lo, from_step = step * column_stride;
+  if (v->folded.all > 1) {
+    copy_planes(v, to, row, from_step, count);
+    return;
+  }
   const float *scale = v->in_scale ? v->in_scale + group * channels : NULL, *shift = v->in_scale ? v->in_shift + group * channels : NULL;
   if (channel_stride == 1 && scale) {
     prologue(v, to, row, from_step, scale, shift, count);
@@ -582,7 +617,7 @@ static int images(const aspen_call *c, const planes *planes) {
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int few = planes->n == 1 ? FN(pointwise)(c, &job.epilogue) : -1;
+  const int few = planes->all == 1 || (planes->n == 1 && v.folded.all == 1) ? FN(pointwise)(c, &job.epilogue) : -1;
   if (few >= 0) return few;
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
     return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -603,7 +638,9 @@ int FN(conv)(const aspen_call *c) {
   if (!is_volume(c)) return images(c, &one_plane);
   volume v;
   if (volume_open(&v, c, 16) || c->params[0] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
-  v.plane_weights = c->params[1] * c->params[2] * (c->args[1].dims[1] / c->params[0]) * ASPEN_NR;
+  const int64_t channels = c->args[1].dims[1] / c->params[0];
+  const int folds = c->params[0] == 1 && channels < FEW_CHANNELS && c->params[2] > 1;
+  v.plane_weights = folds ? 0 : c->params[1] * c->params[2] * channels * ASPEN_NR;
   while (volume_next(&v)) {
     const int error = images(&v.call, &v.planes);
     if (error) return error;

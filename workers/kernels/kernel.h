@@ -72,7 +72,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
  *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3), DEPTH(4).   (bottom and right pads follow
  *        from OH, OW.) DEPTH = {KD, stride_d, dil_d, pad_front}, {1, 1, 1, 0} where there is no such axis. Over three axes operands have rank 5 where they have
- *        rank 4 over two, and k = (kd, kh, kw, c).
+ *        rank 4 over two, and k = (kd, kh, kw, c); with one group, fewer than 16 channels and KW > 1 k = (kh, kw, kd, c). in_scale goes with KD = 1 alone.
  *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
  * WINO   as CONV (without in_scale and IN_ACT) with groups 1 and dilations 1, by Winograd's minimal filtering, for the kernels, strides and blocks of KINDS in

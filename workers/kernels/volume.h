@@ -13,10 +13,10 @@
 
 typedef struct planes {
   int64_t n, step; /* of input that an image of output is summed over, and elements from one to the next */
-  int64_t all;     /* of the window */
+  int64_t first, all; /* which of the window's is the first of them, and how many that has */
 } planes;
 
-static const planes one_plane = {1, 0, 1};
+static const planes one_plane = {1, 0, 0, 1};
 
 typedef struct volume {
   aspen_call call; /* the batch of images at hand */
@@ -58,7 +58,7 @@ static inline int volume_open(volume *v, const aspen_call *c, int at) {
   if (residual) volume_flatten(v, 4, 1);
   v->call.lo[0] = 0, v->call.hi[0] = c->hi[2] - c->lo[2];
   for (int k = 2; k < 4; k++) v->call.lo[k] = c->lo[k + 1], v->call.hi[k] = c->hi[k + 1];
-  v->planes = (planes){v->depth.kernel, v->depth.dilation * c->args[1].strides[2], v->depth.kernel};
+  v->planes = (planes){v->depth.kernel, v->depth.dilation * c->args[1].strides[2], 0, v->depth.kernel};
   v->image = c->lo[0], v->next = c->lo[2];
   v->plane_weights = 0;
   return 0;
@@ -80,6 +80,7 @@ static inline int volume_next(volume *v) {
   v->args[1].ptr += (from * v->depth.dilation - v->depth.pad) * c->args[1].strides[2] * (int64_t)sizeof(float);
   v->args[2].ptr = c->args[2].ptr + from * v->plane_weights * (int64_t)sizeof(float);
   v->planes.n = to - from;
+  v->planes.first = from;
   v->call.lo[0] = v->next, v->call.hi[0] = end;
   v->next = end;
   return 1;
