@@ -150,6 +150,12 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         bias = np.ascontiguousarray(rng.integers(-2, 3, c).astype(np.float32))
         window = [c, kh, kw, sh, sw, 1, 1, pad[0], pad[1]]
         yield "DWCONV", [odd(n, c, oh, ow), f, weights, bias], zeros("DWCONV", [*window])
+    d, kd, front = (int(v) for v in rng.integers(1, 5, 3))
+    od = d + 2 * (front - 1) - kd + 1
+    if oh > 0 and ow > 0 and od > 0:
+        weights = np.ascontiguousarray(rng.integers(-2, 3, (kd * kh * kw, c)).astype(np.float32))
+        window = [c, kh, kw, sh, sw, 1, 1, pad[0], pad[1], *[0] * 7, kd, 1, 1, front - 1]
+        yield "DWCONV", [odd(n, c, od, oh, ow), odd(n, c, d, h, w), weights], window
     for mode in range(3):
         scale = [1.0, 1.0, float(rng.choice([0.4, 1.7, 2.0])), float(rng.choice([0.5, 3.0]))]
         grown = [n, c, max(1, int(h * scale[2])), max(1, int(w * scale[3]))]
