@@ -106,7 +106,7 @@ def _gather_elements(a: Attrs, x: Array, indices: Array) -> Array:
     dim = x.shape[axis]
     if indices.size and (indices.min() < -dim or indices.max() >= dim):
         raise IndexError(f"index outside axis {axis} of {dim}")
-    at = list(np.indices(indices.shape, sparse=True))
+    at: list[Array] = list(np.indices(indices.shape, sparse=True))
     at[axis] = indices
     return x[tuple(at)]
 

@@ -116,8 +116,8 @@ def _by_phases(
 
 
 def _weights_of_phases(b: Builder, w: Tensor, groups: int, alone: bool, strides: Sequence[int], taps: Sequence[int]) -> Tensor:
-    """[C, M/G, kernel …] → [G phases … M/G, C/G, taps …], the taps reversed; [C, 1, kernel …] → [phases … C, 1, taps …] where each channel is
-    alone."""
+    """[C, M/G, kernel …] → [G phases … M/G, C/G, taps …], the taps reversed; where each channel is alone, [C, 1, kernel …] →
+    [phases … C, 1, taps …]."""
     c, m, *kernel = w.shape
     axes = range(len(kernel))
     outputs, inputs = (c, 1) if alone else (m, c // groups)

@@ -44,7 +44,7 @@ AXIS = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.int
 
 @settings(max_examples=60, deadline=None)
 @given(
-    axes=st.lists(AXIS, min_size=1, max_size=2),
+    axes=st.lists(AXIS, min_size=1, max_size=3),
     groups=st.sampled_from([(1, 3, 2), (2, 2, 3), (3, 1, 1), (4, 1, 2)]),
     batch=st.integers(1, 2),
     bias=st.booleans(),
