@@ -95,17 +95,22 @@ def _conv(b: Builder, node: Node) -> Tensor:
     return b.reshape(out, node.output.shape)
 
 
+Flattened = Callable[[Sequence[int]], list[int]]
+
+
 def flat_images(
-    shape: Shape, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
-) -> tuple[Shape, Callable[[Sequence[int]], list[int]]] | None:
-    """How a window over three axes is one over two, if it does not look beyond an element on one of the last two: the image whose rows are
-    whole images, or those of all images one after the other. The function leaves of a value for each axis those of the rows and columns."""
-    one = [k == s == d == 1 and p == 0 for k, s, d, p in zip(kernel, strides, (1, 1, 1), pads, strict=True)]
-    n, c, d, h, w = shape
+    x: Shape, out: Shape, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> tuple[Shape, Shape, Flattened] | None:
+    """How a window over three axes is one over two, if it does not look beyond an element on one of the last two: images of input and of
+    output whose rows are whole images, or those of all images one after the other. The function leaves of a value for each axis those of
+    the rows and columns."""
+    one = [k == s == 1 and p == 0 and x[2 + a] == out[2 + a] for a, (k, s, p) in enumerate(zip(kernel, strides, pads, strict=True))]
     if one[1] and one[2]:
-        return (n, c, d, h * w), lambda values: [values[0], values[2]]
+        images = [(n, c, d, h * w) for n, c, d, h, w in (x, out)]
+        return images[0], images[1], lambda values: [values[0], values[2]]
     if one[0] and one[1]:
-        return (n, c, d * h, w), lambda values: [values[1], values[2]]
+        images = [(n, c, d * h, w) for n, c, d, h, w in (x, out)]
+        return images[0], images[1], lambda values: [values[1], values[2]]
     return None
 
 
@@ -153,14 +158,12 @@ def _convolve_volume(
     pads: Sequence[int],
 ) -> Tensor:
     """Windows that are flat on two axes run over images of two; others have an axis of depth."""
-    flat = flat_images(x.shape, w.shape[2:], strides, dilations, pads)
+    flat = flat_images(x.shape, shape, w.shape[2:], strides, pads)
     if flat is not None:
-        image, kept = flat
-        target = flat_images(shape, w.shape[2:], strides, dilations, pads)
-        assert target is not None
+        image, target, kept = flat
         options = {"strides": kept(strides), "dilations": kept(dilations), "pads": kept(pads)}
         small = b.reshape(w, (*w.shape[:2], *kept(w.shape[2:])))
-        return b.reshape(convolve(b, b.reshape(x, image), small, bias, target[0], groups=groups, **options), shape)
+        return b.reshape(convolve(b, b.reshape(x, image), small, bias, target, groups=groups, **options), shape)
     kernel, step = (w.shape[3], w.shape[4]), (strides[1], strides[2])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations[1:])}
     attrs |= {"pads": tuple(pads[1:]), "depth": (w.shape[2], strides[0], dilations[0], pads[0]), "act": NO_ACT}

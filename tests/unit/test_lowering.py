@@ -338,3 +338,12 @@ X = Tensor("x", (3, 4), np.dtype(np.float32))
 )
 def test_signs(make: Callable[[Builder], Tensor], sign: Sign) -> None:
     assert sign_of(make(Builder())) is sign
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("kernel", [[1, 1, 1], [3, 1, 1], [1, 1, 3]])
+def test_padded_ends_of_flat_windows(kernel: list[int], axis: int) -> None:
+    """Windows of one element see zeros behind the last element, too."""
+    pads = [0] * 6
+    pads[3 + axis] = 1
+    check("Conv", {"x": normal(2, 3, 4, 3, 5), "w": normal(4, 3, *kernel)}, ("w",), pads=pads)
