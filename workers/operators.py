@@ -9,9 +9,9 @@ import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_dequantize_linear, op_roi_align
+from onnx.reference.ops import op_dequantize_linear, op_tfidf_vectorizer
 
-from aspen_mp.workers import loops, recurrent, sampling
+from aspen_mp.workers import boxes, loops, recurrent, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -96,14 +96,206 @@ class Hardmax(OpRun):
         return (out.reshape(x.shape) if old else np.ascontiguousarray(np.moveaxis(out, -1, axis)),)
 
 
-class RoiAlign(op_roi_align.RoiAlign):
+class RoiAlign(OpRun):
     """Before opset 16 there is no half pixel, and no attribute that says so."""
 
-    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        if self.run_params["opsets"].get("", 16) < 16:
-            attributes["coordinate_transformation_mode"] = "output_half_pixel"
-        result: tuple[Any, ...] = super()._run(*inputs, **attributes)  # type: ignore[no-untyped-call]
-        return result
+    def _run(self, x: Any, rois: Any, batches: Any, **attributes: Any) -> tuple[Any, ...]:
+        new = self.run_params["opsets"].get("", 16) >= 16
+        half = new and (attributes.get("coordinate_transformation_mode") or "half_pixel") == "half_pixel"
+        return (boxes.roi_align(x, rois, batches, attributes, half),)
+
+
+class MaxRoiPool(OpRun):
+    def _run(self, x: Any, rois: Any, pooled_shape: Any = None, spatial_scale: float | None = None) -> tuple[Any, ...]:
+        scale = 1.0 if spatial_scale is None else float(spatial_scale)
+        return (boxes.max_roi_pool(x, rois, tuple(pooled_shape), scale),)
+
+
+class NonMaxSuppression(OpRun):
+    """Numbers may be left out, and come as scalars or as vectors of one."""
+
+    def _run(self, regions: Any, scores: Any, *numbers: Any, **attributes: Any) -> tuple[Any, ...]:
+        given = [None if v is None or not np.size(v) else np.asarray(v).reshape(-1)[0] for v in numbers] + [None] * 3
+        most, overlap, least = given[:3]
+        limit, centred = None if least is None else float(least), bool(attributes.get("center_point_box"))
+        return (boxes.non_max_suppression(regions, scores, int(most or 0), float(overlap or 0), limit, centred),)
+
+
+class MaxPool(OpRun):
+    def _run(self, x: Any, **attributes: Any) -> tuple[Any, ...]:
+        return windows.max_pool(x, attributes)[: len(self.onnx_node.output)]
+
+
+class ConvTranspose(OpRun):
+    def _run(self, x: Any, weights: Any, bias: Any = None, **attributes: Any) -> tuple[Any, ...]:
+        return (windows.conv_transpose(x, weights, bias, attributes).astype(x.dtype),)
+
+
+class Col2Im(OpRun):
+    def _run(self, x: Any, image: Any, block: Any, **attributes: Any) -> tuple[Any, ...]:
+        return (windows.col2im(x, image.tolist(), block.tolist(), attributes),)
+
+
+class DeformConv(OpRun):
+    def _run(self, x: Any, weights: Any, offset: Any, bias: Any = None, mask: Any = None, **attributes: Any) -> tuple[Any, ...]:
+        return (windows.deform_conv(x, weights, offset, bias, mask, attributes).astype(x.dtype),)
+
+
+class ConvInteger(OpRun):
+    def _run(self, x: Any, weights: Any, x_zero: Any = None, w_zero: Any = None, **attributes: Any) -> tuple[Any, ...]:
+        return (windows.integer_convolution(x, weights, x_zero, w_zero, attributes),)
+
+
+class QLinearConv(OpRun):
+    def _run(self, x: Any, xs: Any, xz: Any, w: Any, ws: Any, wz: Any, ys: Any, yz: Any, bias: Any = None, **a: Any) -> tuple[Any, ...]:
+        sums = windows.integer_convolution(x, w, xz, wz, a)
+        ones = (1,) * (x.ndim - 2)
+        if bias is not None:
+            sums = sums + bias.reshape(-1, *ones)
+        return (_requantised(sums, (xs * ws / ys).reshape(-1, *ones), yz),)
+
+
+class MatMulInteger(OpRun):
+    def _run(self, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> tuple[Any, ...]:
+        return (_integer_product(x, y, x_zero, y_zero),)
+
+
+class QLinearMatMul(OpRun):
+    def _run(self, x: Any, xs: Any, xz: Any, y: Any, ys: Any, yz: Any, zs: Any, zz: Any) -> tuple[Any, ...]:
+        factor = _by_rows(xs, x) * ys / zs
+        return (_requantised(_integer_product(x, y, xz, yz), factor, zz),)
+
+
+def _integer_product(x: Any, y: Any, x_zero: Any, y_zero: Any) -> Any:
+    """Doubles hold such sums exactly, and products of theirs are BLAS's."""
+    left = x.astype(np.float64) - (0 if x_zero is None else _by_rows(x_zero, x).astype(np.float64))
+    right = y.astype(np.float64) - (0 if y_zero is None else y_zero.astype(np.float64))
+    return np.matmul(left, right).astype(np.int32)
+
+
+def _by_rows(parameter: Any, x: Any) -> Any:
+    """Scale or zero point of a left factor: one of all, or one of each row."""
+    return parameter.reshape(-1, 1) if parameter.ndim == 1 and parameter.size > 1 and x.ndim > 1 else parameter
+
+
+def _requantised(sums: Any, factor: Any, zero: Any) -> Any:
+    info = np.iinfo(zero.dtype)
+    steps = np.rint(sums.astype(np.float32) * factor.astype(np.float32)) + zero.astype(np.float32)
+    return np.clip(steps, info.min, info.max).astype(zero.dtype)
+
+
+class BatchNormalization(OpRun):
+    """Inference alone, of any opset; a batch's own statistics are lowered to kernels."""
+
+    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float | None = None, **a: Any) -> tuple[Any, ...]:
+        eps = 1e-5 if epsilon is None else epsilon
+        shape = (-1, *(1,) * (x.ndim - 2))
+        wide = np.float32 if x.dtype.itemsize < 4 else x.dtype
+        if a.get("training_mode"):
+            momentum = 0.9 if a.get("momentum") is None else a["momentum"]
+            axes = (0, *range(2, x.ndim))
+            now, spread = x.astype(wide).mean(axes), x.astype(wide).var(axes)
+            y = _normalised(x.astype(wide), scale, bias, now, spread, eps, shape)
+            following = (old * momentum + new * (1 - momentum) for old, new in ((mean, now), (var, spread)))
+            return (y.astype(x.dtype), *(v.astype(mean.dtype) for v in following))[: max(len(self.onnx_node.output), 1)]
+        return (_normalised(x.astype(wide), scale, bias, mean, var, eps, shape).astype(x.dtype),)
+
+
+def _normalised(x: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float, shape: tuple[int, ...]) -> Any:
+    s, b, m, v = (np.asarray(p).astype(x.dtype).reshape(shape) for p in (scale, bias, mean, var))
+    return (x - m) / np.sqrt(v + x.dtype.type(eps)) * s + b
+
+
+class CumSum(OpRun):
+    """The axis may come as a vector of one."""
+
+    def _run(self, x: Any, axis: Any, exclusive: int | None = None, reverse: int | None = None) -> tuple[Any, ...]:
+        k = int(np.asarray(axis).reshape(()))
+        turned = np.flip(x, k) if reverse else x
+        sums = np.cumsum(turned, k, dtype=x.dtype)
+        if exclusive and x.size:
+            sums = np.concatenate([np.zeros_like(np.take(sums, [0], k)), np.delete(sums, -1, k)], k)
+        return (np.ascontiguousarray(np.flip(sums, k)) if reverse else sums,)
+
+
+class OneHot(OpRun):
+    """The depth may come as a vector of one, in any type."""
+
+    def _run(self, indices: Any, depth: Any, values: Any, axis: int | None = None) -> tuple[Any, ...]:
+        count = int(np.asarray(depth).reshape(()))
+        k = -1 if axis is None else axis
+        k = k + indices.ndim + 1 if k < 0 else k
+        which = np.expand_dims(np.asarray(indices).astype(np.int64), k)
+        steps = np.arange(count).reshape(-1, *(1,) * (indices.ndim - k))
+        return (np.where((which == steps) | (which + count == steps), values[1], values[0]),)
+
+
+class Unique(OpRun):
+    """In order of values, or of where each comes first."""
+
+    def _run(self, x: Any, axis: int | None = None, sorted: int | None = None) -> tuple[Any, ...]:
+        found, first, inverse, counts = np.unique(
+            x, return_index=True, return_inverse=True, return_counts=True, axis=None if axis is None or x.ndim == 0 else axis
+        )
+        inverse = inverse.reshape(-1)
+        if sorted == 0:
+            order = np.argsort(first)
+            place = np.empty_like(order)
+            place[order] = np.arange(len(order))
+            found, first, counts, inverse = np.take(found, order, 0 if axis is None else axis), first[order], counts[order], place[inverse]
+        results = (found, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64))
+        return results[: len(self.onnx_node.output)]
+
+
+class StringNormalizer(OpRun):
+    """Whole elements are compared with the words to drop; case changes afterwards."""
+
+    def _run(
+        self,
+        x: Any,
+        case_change_action: str | None = None,
+        is_case_sensitive: int | None = None,
+        locale: str | None = None,
+        stopwords: Any = None,
+    ) -> tuple[Any, ...]:
+        stops = set(stopwords or ()) if is_case_sensitive else {w.lower() for w in stopwords or ()}
+        kept = [w for w in x.reshape(-1).tolist() if (w if is_case_sensitive else w.lower()) not in stops]
+        change = {"LOWER": str.lower, "UPPER": str.upper}.get(case_change_action or "NONE", str)
+        out = np.array([change(w) for w in kept] or [""], object)
+        return (out.reshape(1, -1) if x.ndim == 2 else out,)
+
+
+class TfIdfVectorizer(op_tfidf_vectorizer.TfIdfVectorizer):
+    """Weights may be left out."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.weights_ = self.weights_ or []
+
+
+class _Softmax(OpRun):
+    """Before opset 13 all axes from `axis` on are one."""
+
+    def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:
+        old = self.run_params["opsets"].get("", 13) < 13
+        if axis is None or not any(a.name == "axis" for a in self.onnx_node.attribute):
+            axis = 1 if old else -1
+        if x.size == 0:
+            return (x,)
+        over = tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim)) if old else axis
+        wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
+        shifted = wide - wide.max(over, keepdims=True)
+        exponents = np.exp(shifted)
+        total = exponents.sum(axis=over, keepdims=True)
+        return ((shifted - np.log(total) if type(self).__name__ == "LogSoftmax" else exponents / total).astype(x.dtype),)
+
+
+class Softmax(_Softmax):
+    pass
+
+
+class LogSoftmax(_Softmax):
+    pass
 
 
 class GatherElements(OpRun):
@@ -144,7 +336,24 @@ OPERATORS: list[type[OpRun]] = [
     STFT,
     Hardmax,
     RoiAlign,
-    GatherElements,
+    MaxRoiPool,
+    NonMaxSuppression,
+    MaxPool,
+    ConvTranspose,
+    Col2Im,
+    DeformConv,
+    ConvInteger,
+    QLinearConv,
+    MatMulInteger,
+    QLinearMatMul,
+    BatchNormalization,
+    CumSum,
+    OneHot,
+    Unique,
+    StringNormalizer,
+    TfIdfVectorizer,
+    Softmax,
+    LogSoftmax,
     DequantizeLinear,
     Optional,
 ]

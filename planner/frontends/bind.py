@@ -27,7 +27,7 @@ from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helpe
 from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
-from aspen_mp.planner.frontends.evaluate import LOOPING, OURS, RANDOM, VIEWS, attributes, evaluate, quick
+from aspen_mp.planner.frontends.evaluate import LOOPING, OURS, RANDOM, VIEWS, NotComputed, attributes, evaluate, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
 from aspen_mp.planner.ir import Node, Shape, Source, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
@@ -260,6 +260,7 @@ class Binder:
             not entry.nested
             and op not in RANDOM | OURS
             and all(t is None or t.is_const for t in inputs)
+            and (all(tensors.is_plain(types[n][0]) for n in types) or types.keys().isdisjoint(self.outputs))
             and self._fold(entry, inputs, types)
         ):
             return []
@@ -381,6 +382,9 @@ class Binder:
                 types[name] = _type(tensor.dtype, tensor.shape)
                 if tensor.data is not None and tensor.dtype != tensors.OBJECT and tensor.nbytes <= _HINT and tensor.size < 1024:
                     hints[name] = self._hint(name, tensor)
+        if proto.op_type == "Pad" and domain == "" and len(inputs) > 3 and inputs[3] is not None and entry.names[3] in hints:
+            axes = inputs[3].value().astype(np.int64)  # ONNX's inference reads no others
+            hints[entry.names[3]] = numpy_helper.from_array(axes, entry.names[3])
         opsets = [tensors.opset_id(d, v) for d, v in entry.opsets.items()]
         try:
             result = shape_inference.infer_node_outputs(found, proto, types, hints, {}, opsets, self.model.proto.ir_version)
@@ -431,6 +435,8 @@ class Binder:
 
     def _why(self, entry: Item, inputs: list[Tensor | None]) -> Blocked:
         positions = VALUE_INPUTS.get(entry.proto.op_type, ()) if domain_of(entry.proto) == "" else ()
+        if entry.proto.op_type == "Resize" and entry.opsets.get("", 1) < 11:
+            positions = (1,)
         values = []
         for k in positions:
             tensor = inputs[k] if k < len(entry.proto.input) else None
@@ -471,13 +477,18 @@ class Binder:
                 return True
         elif slow or large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
             return False
-        values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
+        try:
+            values = evaluate(entry.proto, entry.opsets, [t.value() if t is not None else None for t in inputs[: len(entry.proto.input)]])
+        except NotComputed:
+            return False
         if any(not isinstance(v, np.ndarray | np.generic) for n, v in zip(entry.proto.output, values, strict=False) if n in types):
             return False
         for k, (name, value) in enumerate(zip(entry.proto.output, values, strict=False)):
             if name in types:
                 dtype, shape = types[name]
                 array = np.asarray(value)
+                if array.shape != shape and not quick(entry.proto):
+                    return False
                 if array.shape != shape:
                     raise ModelInvalidError(f"{name_of(entry.proto)}: constant {name!r} has shape {list(array.shape)}, not {list(shape)}")
                 array = array if dtype in {array.dtype, tensors.OBJECT} else array.astype(dtype)

@@ -326,6 +326,7 @@ def infer(light: ModelProto) -> ModelProto:
             "Inferred shape and existing shape differ" in str(error)
             or _of_unknown_length(str(error))
             or _in_function_body(light, str(error))
+            or _old_constant(str(error))
         ):
             return _inferred(light)
         raise ModelInvalidError(_shorten(str(error))) from None
@@ -358,6 +359,11 @@ def _few_values(graph: GraphProto) -> bool:
 def _of_unknown_length(message: str) -> bool:
     """Whether inference failed because it takes the length of a vector that it does not know for 0 (sizes and scales of Resize)."""
     return re.search(r"Number of elements of input '\w+' \(0\)", message) is not None
+
+
+def _old_constant(message: str) -> bool:
+    """Whether inference failed because a Constant of before opset 9 holds integers, which exporters wrote long before ONNX said so."""
+    return re.search(r"\(op_type: ?Constant\b.*has unsupported type", message) is not None
 
 
 def _in_function_body(light: ModelProto, message: str) -> bool:

@@ -19,7 +19,22 @@ Attrs = dict[str, Any]
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
 OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "Det", "GridSample", "STFT", "Hardmax", "RoiAlign"})
-"""Operators that ONNX's reference implementation computes wrongly or not at all: workers do, so they are never constants."""
+OURS |= {
+    "AffineGrid",
+    "BatchNormalization",
+    "Col2Im",
+    "ConvTranspose",
+    "DeformConv",
+    "Dropout",
+    "LRN",
+    "LogSoftmax",
+    "MaxPool",
+    "Resize",
+    "Softmax",
+}
+OURS |= {"StringNormalizer", "Unique", "Upsample"}
+"""Operators that ONNX's reference implementation computes wrongly (with some options, of some opsets) or not at all: workers do, so they
+are never constants."""
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand"})
 """Operators whose value is a numpy view of the first input's."""
@@ -129,6 +144,15 @@ def _cast(a: Attrs, x: Array) -> Array | None:
     return x.astype(to)
 
 
+def _cumsum(a: Attrs, x: Array, axis: Array) -> Array:
+    k = int(axis.reshape(()))
+    turned = np.flip(x, k) if a.get("reverse", 0) else x
+    sums = np.cumsum(turned, k, dtype=x.dtype)
+    if a.get("exclusive", 0) and x.size:
+        sums = np.concatenate([np.zeros_like(np.take(sums, [0], k)), np.delete(sums, -1, k)], k)
+    return np.flip(sums, k) if a.get("reverse", 0) else sums
+
+
 def _constant_of_shape(a: Attrs, shape: Array) -> Array:
     value = a.get("value")
     fill = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
@@ -144,8 +168,10 @@ def _expand(a: Attrs, x: Array, shape: Array) -> Array:
     return np.broadcast_to(x, target)
 
 
-def _reduce(function: Callable[..., Array]) -> Callable[..., Array]:
-    def run(a: Attrs, x: Array, axes: Array | None = None) -> Array:
+def _reduce(function: Callable[..., Array]) -> Callable[..., Array | None]:
+    def run(a: Attrs, x: Array, axes: Array | None = None) -> Array | None:
+        if x.size == 0 and function in {np.max, np.min}:
+            return None
         which = _axes(a, [x, axes])
         if not which and a.get("noop_with_empty_axes", 0):
             return x
@@ -187,6 +213,7 @@ _TABLE: dict[str, Callable[..., Array | None]] = {
     "Concat": _concat,
     "Cast": _cast,
     "Expand": _expand,
+    "CumSum": _cumsum,
     "ConstantOfShape": _constant_of_shape,
     "Range": lambda a, start, limit, delta: np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype),
     "Where": lambda a, c, x, y: np.asarray(np.where(c, x, y)),
@@ -229,8 +256,14 @@ def attributes(node: NodeProto) -> Attrs:
     return out
 
 
+class NotComputed(ModelInvalidError):
+    """ONNX's reference implementation refuses a node with its constant inputs. That may be its own lack: a kernel may know better."""
+
+
 def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None], functions: Sequence[Any] = ()) -> list[Any]:
-    """The outputs of a node whose inputs are all known. Raises ModelInvalidError where the operator refuses them."""
+    """The outputs of a node whose inputs are all known. Raises ModelInvalidError where the operator refuses them, NotComputed where it is
+    not numpy that does."""
+    kind: type[ModelInvalidError] = ModelInvalidError
     try:
         with np.errstate(all="ignore"):
             rule = _TABLE.get(node.op_type) if node.domain in {"", "ai.onnx"} else None
@@ -238,11 +271,12 @@ def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | N
                 value = rule(attributes(node), *inputs)
                 if value is not None:
                     return [np.asarray(value)]
+            kind = NotComputed
             return _reference(node, opsets, inputs, functions)
     except MemoryError:
         raise
     except Exception as error:  # whatever an operator's implementation raises is the model's fault
-        raise ModelInvalidError(f"node {node.name!r} ({node.op_type}) cannot be computed from its constant inputs: {error}") from None
+        raise kind(f"node {node.name!r} ({node.op_type}) cannot be computed from its constant inputs: {error}") from None
 
 
 def _reference(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | None], functions: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,6 @@ from aspen_mp.planner.frontends import contrib, legacy
 
 _OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
-    ("", "MaxRoiPool"): "use RoiAlign with mode 'max', or " + _OUTSIDE,
     ("", "Multinomial"): _OUTSIDE,
     ("ai.onnx.ml", "CastMap"): _OUTSIDE,
     ("ai.onnx.ml", "CategoryMapper"): "use LabelEncoder, or " + _OUTSIDE,

@@ -23,6 +23,7 @@ _REDUCE = {
     "ReduceLogSum": "LOG_SUM",
     "ReduceLogSumExp": "LOG_SUM_EXP",
 }
+_LOGARITHMS = {"ReduceLogSum", "ReduceLogSumExp"}
 _REDUCED = {"float32", "float64", "int32", "int64"}
 
 
@@ -33,24 +34,36 @@ def _reduce(b: Builder, node: Node) -> Tensor:
     axes = list(node.attrs.get("axes") or []) if given is None else ints(given)
     if not axes:
         if node.attrs.get("noop_with_empty_axes", 0):
-            return x
+            return _of_one(b, node, x)
         axes = list(range(rank))
     axes = sorted({axis_of(a, rank) for a in axes})
     if x.size == 0:
         raise NoKernel("empty")
     if rank == 0 or all(x.shape[a] == 1 for a in axes):
-        axes = [a for a in axes if a < rank]
-        if node.op in {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}:
-            return b.reshape(x, node.output.shape)
-        if rank == 0:
-            raise NoKernel("scalar")
+        return b.reshape(_of_one(b, node, x), node.output.shape)
     dtype = x.dtype
+    if node.op in _LOGARITHMS and dtype.kind in "iu":
+        x = b.cast(x, np.dtype(np.float64))
+        return b.reshape(b.cast(b.reduce(_REDUCE[node.op], x, axes), dtype), node.output.shape)
     if dtype.name not in _REDUCED:
         if node.op not in {"ReduceMax", "ReduceMin"} or dtype.itemsize > 2 or dtype.kind not in "iub":
             raise NoKernel(f"no kernel for {dtype}")
         x = b.cast(x, np.dtype(np.int32))
     out = b.reduce(_REDUCE[node.op], x, axes)
     return b.reshape(b.cast(out, dtype), node.output.shape)
+
+
+def _of_one(b: Builder, node: Node, x: Tensor) -> Tensor:
+    """The reduction of single elements: what it does besides adding."""
+    if node.op in {"ReduceL1", "ReduceL2"}:
+        return b.unary("ABS", x)
+    if node.op == "ReduceSumSquare":
+        return b.binary("MUL", x, x)
+    if node.op == "ReduceLogSum":
+        if x.dtype.kind in "iu":
+            return b.cast(b.unary("LOG", b.cast(x, np.dtype(np.float64))), x.dtype)
+        return b.unary("LOG", x)
+    return x
 
 
 @rule("ArgMax", "ArgMin", widened=True)
@@ -73,7 +86,8 @@ def _softmax(b: Builder, node: Node) -> Tensor:
     if rank == 0 or x.size == 0:
         raise NoKernel("scalar or empty")
     if node.source is not None and node.source.version < 13:  # over all axes from `axis` on
-        axis = axis_of(node.attrs.get("axis", 1), rank) if rank > 1 else node.attrs.get("axis", 1) % 2 if rank == 1 else 0
+        axis = node.attrs.get("axis", 1)
+        axis = axis + rank if axis < 0 else axis
         if prod(x.shape[axis + 1 :]) == 1 and axis < rank:
             return b.softmax(x, axis, log)
         flat = b.reshape(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))

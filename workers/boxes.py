@@ -1,0 +1,131 @@
+"""Operators of object detectors, in numpy: the best of overlapping boxes, and what lies inside boxes. ONNX's reference compares boxes one
+by one in Python, and misses some of the inputs that may be left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def non_max_suppression(boxes: Array, scores: Array, most: int, overlap: float, least: float | None, centred: bool) -> Array:
+    """[found, 3] of batch, class and box for boxes [batches, n, 4] and scores [batches, classes, n]; best first within a class."""
+    corners = _corners(boxes, centred)
+    areas = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
+    found = []
+    if most > 0:
+        for batch, kind in np.ndindex(scores.shape[:2]):
+            kept = _best(corners[batch], areas[batch], scores[batch, kind], most, np.float32(overlap), least)
+            found += [(batch, kind, k) for k in kept]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """Least and greatest coordinates, both axes of each before the other's."""
+    if centred:
+        half = boxes[..., 2:] / 2
+        return np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], -1)
+    return np.concatenate([np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1)
+
+
+_BLOCK = 64  # boxes that are compared at a time
+
+
+def _best(corners: Array, areas: Array, scores: Array, most: int, overlap: Any, least: float | None) -> list[int]:
+    """Boxes in order of their scores, each kept unless it overlaps one that is kept already: many are compared with those at once, and then
+    with each other, until there are enough."""
+    left = np.arange(len(scores)) if least is None else np.flatnonzero(scores > np.float32(least))
+    left = left[np.argsort(-scores[left], kind="stable")]
+    kept: list[int] = []
+    for start in range(0, len(left), _BLOCK):
+        block = left[start : start + _BLOCK]
+        if kept:
+            block = block[~_overlapping(corners, areas, block, np.array(kept), overlap).any(1)]
+        clash = _overlapping(corners, areas, block, block, overlap)
+        alive = np.ones(len(block), bool)
+        for k, box in enumerate(block.tolist()):
+            if alive[k]:
+                kept.append(box)
+                if len(kept) == most:
+                    return kept
+                alive &= ~clash[k]
+    return kept
+
+
+def _overlapping(corners: Array, areas: Array, some: Array, others: Array, overlap: Any) -> Array:
+    """[some, others]: whether two boxes share more of their union than `overlap`."""
+    a, b = corners[some][:, None], corners[others][None]
+    high = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
+    wide = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
+    shared = np.maximum(high, 0) * np.maximum(wide, 0)
+    mine, theirs = areas[some][:, None], areas[others][None]
+    union = mine + theirs - shared
+    solid = (mine > 0) & (theirs > 0) & (union > 0)
+    return np.asarray(np.divide(shared, union, where=solid, out=np.zeros_like(shared)) > overlap)
+
+
+def roi_align(x: Array, rois: Array, batches: Array, a: dict[str, Any], half_pixel: bool) -> Array:
+    """[rois, C, height, width] of x [N, C, H, W]: average or maximum of points in each cell, each between four pixels."""
+    rows, columns = int(a.get("output_height") or 1), int(a.get("output_width") or 1)
+    scale, ratio = float(1.0 if a.get("spatial_scale") is None else a["spatial_scale"]), int(a.get("sampling_ratio") or 0)
+    largest = (a.get("mode") or "avg") == "max"
+    out = np.zeros((len(rois), x.shape[1], rows, columns), x.dtype)
+    shift = x.dtype.type(0.5 if half_pixel else 0.0)
+    for k, (roi, batch) in enumerate(zip(rois * x.dtype.type(scale) - shift, batches, strict=True)):
+        starts, sizes = roi[[1, 0]], roi[[3, 2]] - roi[[1, 0]]
+        if not half_pixel:
+            sizes = np.maximum(sizes, x.dtype.type(1))
+        image = x[int(batch)]
+        axes = []
+        for start, size, cells, extent in zip(starts, sizes, (rows, columns), image.shape[1:], strict=True):
+            points = ratio if ratio > 0 else int(np.ceil(size / cells))
+            axes.append(_points(start, size / cells, cells, points, extent))
+        (low, high, near, far), (left, right, at, beyond) = axes
+        if near.size == 0 or at.size == 0:
+            continue
+        corners = [
+            image[:, top][:, :, side] * (weight[:, None] * across).reshape(1, len(top), len(side))
+            for top, weight in ((low, far), (high, near))
+            for side, across in ((left, beyond), (right, at))
+        ]
+        points_of = (x.shape[1], rows, len(low) // rows, columns, len(left) // columns)
+        if largest:
+            out[k] = np.maximum.reduce(corners).reshape(points_of).max((2, 4))
+        else:
+            out[k] = sum(corners[1:], corners[0]).reshape(points_of).mean((2, 4))
+    return out
+
+
+def _points(start: Any, size: Any, cells: int, points: int, extent: int) -> tuple[Array, Array, Array, Array]:
+    """Of the points of all cells of an axis: pixels before and behind, and the weights of the latter and of the former."""
+    kind = np.asarray(start).dtype
+    at = start + (np.arange(cells)[:, None] * size + (np.arange(points) + 0.5).astype(kind) * size / max(points, 1)).reshape(-1)
+    outside = (at < -1) | (at > extent)
+    at = np.maximum(at, 0)
+    low = np.minimum(at.astype(np.int64), extent - 1)
+    high = np.minimum(low + 1, extent - 1)
+    part = np.where(low >= extent - 1, 0, at - low).astype(kind)
+    return low, high, np.where(outside, 0, part).astype(kind), np.where(outside, 0, 1 - part).astype(kind)
+
+
+def max_roi_pool(x: Array, rois: Array, shape: tuple[int, int], scale: float) -> Array:
+    """[rois, C, height, width]: the maxima of cells of rois [rois, 5] (batch, left, top, right, bottom), 0 where a cell has no pixel."""
+    out = np.zeros((len(rois), x.shape[1], *shape), x.dtype)
+    for k, roi in enumerate(rois):
+        image = x[int(roi[0])]
+        edges = np.floor(np.abs(roi[1:] * np.float32(scale)) + 0.5) * np.sign(roi[1:])
+        axes = []
+        for first, last, cells, extent in zip(edges[[1, 0]], edges[[3, 2]], shape, image.shape[1:], strict=True):
+            size = np.float32(max(last - first + 1, 1)) / np.float32(cells)
+            count = np.arange(cells, dtype=np.float32)
+            low = np.clip(np.floor(count * size) + first, 0, extent).astype(int)
+            high = np.clip(np.ceil((count + 1) * size) + first, 0, extent).astype(int)
+            axes.append(list(zip(low, high, strict=True)))
+        for i, (top, bottom) in enumerate(axes[0]):
+            for j, (left, right) in enumerate(axes[1]):
+                if top < bottom and left < right:
+                    out[k, :, i, j] = image[:, top:bottom, left:right].max((1, 2))
+    return out
