@@ -18,6 +18,7 @@ from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNAR
 
 Shape = tuple[int, ...]
 F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
+_NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
 WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 LIMIT = 1 << 31
@@ -345,6 +346,40 @@ def _gather_elements(call: Call) -> None:
     _need(fits, "shape of input 1", index.shape, x.shape)
 
 
+def _topk(call: Call) -> None:
+    x, out = call.input(0), call.out
+    axis = _range(call, 0, "axis", 0, max(len(out.shape), 1))
+    _need(len(x.shape) == len(out.shape) and len(out.shape) >= 1, "rank of input 0", len(x.shape), len(out.shape))
+    _need(x.dtype in _NUMBERS or x.dtype in (DTYPES["F16"], DTYPES["BF16"]), "dtype of input 0", x.dtype, "a number")
+    _need(out.dtype == I64, "dtype of the output", out.dtype, I64)
+    _need(out.shape[axis] <= x.shape[axis], "length of the output", out.shape[axis], x.shape[axis])
+    _shape(x, (*out.shape[:axis], x.shape[axis], *out.shape[axis + 1 :]), "shape of input 0")
+
+
+def _index(call: Call) -> None:
+    index = call.input(0)
+    count = _range(call, 0, "number of axes", 1, 9)
+    _need(index.dtype in (I32, I64), "dtype of input 0", index.dtype, (I32, I64))
+    _need(call.out.dtype == I64, "dtype of the output", call.out.dtype, I64)
+    _shape(index, (*call.out.shape, count), "shape of input 0")
+    _need(min(call.params[1 : 1 + count]) >= 0, "dimension", min(call.params[1 : 1 + count]), "not negative")
+    _need(prod(call.params[1 : 1 + count]) < 1 << 62, "number of places", call.params[1 : 1 + count], "64 bits")
+
+
+def _scatter(call: Call) -> None:
+    x, index, updates = call.input(0), call.input(1), call.input(2)
+    axis = _range(call, 0, "axis", 0, max(len(x.shape), 1))
+    reduction = _range(call, 1, "reduction", 0, 5)
+    _need(index.dtype in (I32, I64), "dtype of input 1", index.dtype, (I32, I64))
+    _need(x.dtype == updates.dtype == call.out.dtype, "dtype of inputs 0 and 2", (x.dtype, updates.dtype), call.out.dtype)
+    _need(reduction == 0 or x.dtype in _NUMBERS, "dtype of input 0", x.dtype, "a number")
+    _shape(call.out, x.shape, "shape of the output")
+    _need(len(x.shape) == len(index.shape) and len(x.shape) >= 1, "rank of input 1", len(index.shape), len(x.shape))
+    _shape(updates, index.shape, "shape of input 2")
+    fits = all(i <= d for k, (i, d) in enumerate(zip(index.shape, x.shape, strict=True)) if k != axis)
+    _need(fits, "shape of input 1", index.shape, x.shape)
+
+
 def _resize(call: Call) -> None:
     out, x = call.out, call.input(0)
     _need(len(x.shape) == len(out.shape), "rank of input 0", len(x.shape), len(out.shape))
@@ -398,5 +433,8 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
     "CUMSUM": _along(0),
+    "TOPK": _topk,
+    "INDEX": _index,
+    "SCATTER": _scatter,
     "ATTENTION": _attention,
 }

@@ -31,6 +31,9 @@ op                   attrs
 ``LRN``              ``size``, ``alpha``, ``beta``, ``bias``
 ``GATHER``           ``axis``
 ``GATHER_ELEMENTS``  ``axis``
+``TOPK``             ``axis``, ``largest``. Output: where the best elements are
+``INDEX``            ``dims``: of a tensor's first axes, of which the output is places
+``SCATTER``          ``axis``, ``reduction`` (ONNX's names). Inputs X, indices, updates
 ``RESIZE``           ``mode``, ``coordinate``, ``nearest`` (ONNX's names), ``cubic_coeff_a``, ``scales`` (per axis), ``exclude_outside``
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
 ``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
@@ -58,6 +61,7 @@ NO_ACT: Act = ("IDENTITY", 0.0, 0.0)
 
 POOL_MODES = {"max": 0, "average": 1}
 NORM_MODES = {"layer": 0, "rms": 1}
+SCATTER_REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "min": 3, "max": 4}
 GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
@@ -155,6 +159,9 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "LRN": lambda a: [a["size"], bits(a["alpha"]), bits(a["beta"]), bits(a["bias"])],
     "GATHER": lambda a: [a["axis"]],
     "GATHER_ELEMENTS": lambda a: [a["axis"]],
+    "TOPK": lambda a: [a["axis"], int(a["largest"])],
+    "INDEX": lambda a: [len(a["dims"]), *a["dims"], *[0] * (8 - len(a["dims"]))],
+    "SCATTER": lambda a: [a["axis"], SCATTER_REDUCTIONS[a["reduction"]]],
     "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
     "RESIZE": _resize,
     "ATTENTION": _attention,

@@ -78,8 +78,13 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
 def _fixed_axes(node: Node) -> frozenset[int]:
     """Axes of the output that must stay whole: a kernel that reduces along them would repeat its work in each tile."""
     rank = len(node.output.shape)
-    if node.op in ("SOFTMAX", "CUMSUM"):
+    if node.op in ("SOFTMAX", "CUMSUM", "TOPK"):
         return frozenset({node.attrs["axis"]})
+    if node.op == "SCATTER":
+        indices, axis = node.inputs[1], node.attrs["axis"]
+        assert indices is not None
+        # Each tile looks at all indices along the axis: a waste where they are many.
+        return frozenset({axis}) if indices.shape[axis] * 4 > node.output.shape[axis] else frozenset()
     if node.op == "STRASSEN":
         return frozenset({rank - 1})
     if node.op == "NORM":

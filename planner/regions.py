@@ -394,6 +394,19 @@ def _gather_elements(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> 
     return _full_axes((node.attrs["axis"],), shape, lo, hi)
 
 
+def _index(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    last = np.full((len(lo), 1), shape[-1], np.int64)
+    return np.concatenate([lo, 0 * last], axis=1), np.concatenate([hi, last], axis=1)
+
+
+def _scatter(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """Any update may fall into any box along the axis; along others updates stay where they are."""
+    if i == 0:
+        return lo.copy(), hi.copy()
+    dims = np.array(shape, np.int64)
+    return _full_axes((node.attrs["axis"],), shape, np.minimum(lo, dims), np.minimum(hi, dims))
+
+
 # ------------------------------------------------------------------------------------------------------- padding and resizing
 
 
@@ -530,6 +543,9 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
     "CUMSUM": _cumsum,
+    "TOPK": _whole_axis,
+    "INDEX": _index,
+    "SCATTER": _scatter,
     "ATTENTION": _attention,
     "OPAQUE": _opaque,
 }

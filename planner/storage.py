@@ -34,7 +34,7 @@ FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
 CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
-FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS"}
+FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS", "SCATTER"}
 """Ops whose result is laid out as their main input."""
 VIEW_DEPTH = 64
 """So many views in a row are looked through when a layout is judged."""

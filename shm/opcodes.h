@@ -61,7 +61,10 @@
   X(WINO, 22, 2, 6, 21)                                                                                                            \
   X(ATTENTION, 23, 3, 4, 8)                                                                                                        \
   X(PWDW, 24, 4, 5, 14)                                                                                                            \
-  X(STRASSEN, 25, 1, 1, 0)
+  X(STRASSEN, 25, 1, 1, 0)                                                                                                         \
+  X(TOPK, 26, 1, 1, 2)                                                                                                             \
+  X(INDEX, 27, 1, 1, 9)                                                                                                            \
+  X(SCATTER, 28, 3, 3, 2)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from aspen_mp.planner.frontends.evaluate import slices
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import MAX_RANK, Builder, NoKernel, axis_of, ints
+from aspen_mp.planner.lower.builder import BOOL, F32, I64, MAX_RANK, Builder, NoKernel, axis_of, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import RESIZE_COORDINATES
@@ -146,6 +147,107 @@ def _gather_elements(b: Builder, node: Node) -> Tensor:
     return b.emit("GATHER_ELEMENTS", [x, indices], node.output.shape, x.dtype, axis=axis_of(node.attrs.get("axis", 0), len(x.shape)))
 
 
+@rule("TopK")
+def _topk(b: Builder, node: Node) -> list[Tensor]:
+    x = data(node)
+    if x.size == 0 or x.dtype.kind not in "iufV" or len(x.shape) == 0:
+        raise NoKernel(f"nothing of {x.dtype} to choose from")
+    axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
+    count = ints(node.inputs[1])[0] if len(node.inputs) > 1 else int(node.attrs["k"])
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    where = b.emit("TOPK", [x], shape, I64, axis=axis, largest=bool(node.attrs.get("largest", 1)))
+    return [b.emit("GATHER_ELEMENTS", [x, where], shape, x.dtype, axis=axis), where]
+
+
+def _places(b: Builder, indices: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Indices [..., n] of tensors whose first n axes are `dims` as places [...] in a row of all their elements."""
+    if indices.is_const and indices.data is not None:
+        given = indices.data.astype(np.int64)
+        given = np.where(given < 0, given + np.array(dims), given)
+        if ((given >= 0) & (given < np.array(dims))).all():
+            return b.constant(np.asarray(np.ravel_multi_index(tuple(np.moveaxis(given, -1, 0)), dims)), I64)
+    return b.emit("INDEX", [indices], indices.shape[:-1], I64, dims=dims)
+
+
+@rule("GatherND")
+def _gather_nd(b: Builder, node: Node) -> Tensor:
+    """Elements or slices of the data as a row of them all; a batch's begin behind those of the batch before."""
+    x, indices, batch = data(node), data(node, 1), int(node.attrs.get("batch_dims", 0))
+    count = indices.shape[-1]
+    lead, dims, rest = x.shape[:batch], x.shape[batch : batch + count], x.shape[batch + count :]
+    if x.size == 0 or indices.size == 0 or len(dims) != count:
+        raise NoKernel("empty")
+    places = _places(b, indices, dims)
+    if batch:
+        first = np.arange(prod(lead)).reshape(*lead, *(1,) * (len(indices.shape) - 1 - batch)) * prod(dims)
+        places = b.binary("ADD", places, b.constant(first, I64))
+    return b.emit("GATHER", [b.reshape(x, (prod(lead) * prod(dims), *rest)), places], node.output.shape, x.dtype, axis=0)
+
+
+@rule("ScatterND")
+def _scatter_nd(b: Builder, node: Node) -> Tensor:
+    x, indices, updates = data(node), data(node, 1), data(node, 2)
+    count = indices.shape[-1]
+    dims, rest = x.shape[:count], prod(x.shape[count:])
+    if x.size == 0 or indices.size == 0 or updates.size == 0:
+        raise NoKernel("empty")
+    rows = prod(indices.shape[:-1])
+    places = b.expand(b.reshape(_places(b, indices, dims), (rows, 1)), (rows, rest))
+    flat = b.reshape(x, (prod(dims), rest))
+    return b.reshape(_scattered(b, node, flat, places, b.reshape(updates, (rows, rest)), 0), x.shape)
+
+
+@rule("ScatterElements", "Scatter")
+def _scatter_elements(b: Builder, node: Node) -> Tensor:
+    x, indices, updates = data(node), data(node, 1), data(node, 2)
+    if x.size == 0 or indices.size == 0 or len(x.shape) == 0:
+        raise NoKernel("empty")
+    return _scattered(b, node, x, indices, updates, axis_of(node.attrs.get("axis", 0), len(x.shape)))
+
+
+def _scattered(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    how, dtype = node.attrs.get("reduction", "none"), x.dtype
+    if how != "none" and dtype.kind not in "iu" and dtype.name not in {"float16", "bfloat16", "float32", "float64"}:
+        raise NoKernel(f"no kernel for {dtype}")
+    if how != "none" and dtype.name in {"float16", "bfloat16"}:
+        x, updates = b.cast(x, F32), b.cast(updates, F32)
+    return b.cast(b.emit("SCATTER", [x, indices, updates], x.shape, x.dtype, axis=axis, reduction=how), dtype)
+
+
+@rule("OneHot")
+def _one_hot(b: Builder, node: Node) -> Tensor:
+    """Indices beside a row of all classes, once as they are and once counted from the end."""
+    indices, depth, values = data(node), ints(data(node, 1))[0], data(node, 2)
+    rank = len(indices.shape) + 1
+    axis = axis_of(node.attrs.get("axis", -1), rank)
+    if indices.size == 0 or depth < 1:
+        raise NoKernel("empty")
+    shape = (*indices.shape[:axis], 1, *indices.shape[axis:])
+    which = b.reshape(b.cast(indices, I64), shape)
+    classes = np.arange(depth).reshape(-1, *(1,) * (rank - 1 - axis))
+    first, second = (b.binary("EQUAL", which, b.constant(c, I64), BOOL) for c in (classes, classes - depth))
+    hot = b.binary("OR", first, second, BOOL)
+    off, on = (b.reshape(b.slice(values, [k], [1], [1]), ()) for k in (0, 1))
+    return b.ternary("WHERE", hot, on, off)
+
+
+@rule("AffineGrid", widened=True)
+def _affine_grid(b: Builder, node: Node) -> Tensor:
+    """The points of a grid over [-1, 1], last axis first and 1 behind them, times each matrix."""
+    theta, spatial = data(node), ints(data(node, 1))[2:]
+    require_f32(theta)
+    axes = []
+    for extent in spatial:
+        if node.attrs.get("align_corners", 0):
+            axes.append(np.linspace(-1, 1, extent) if extent > 1 else np.ones(extent))
+        else:
+            axes.append((np.arange(extent) * 2 + 1) / extent - 1)
+    points = np.stack([*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(spatial)], -1).reshape(1, -1, len(spatial) + 1)
+    if points.size == 0 or theta.size == 0:
+        raise NoKernel("empty")
+    return b.reshape(b.gemm(b.constant(points, F32), b.transpose(theta, (0, 2, 1))), node.output.shape)
+
+
 @rule("DepthToSpace")
 def _depth_to_space(b: Builder, node: Node) -> Tensor:
     x, r = data(node), int(node.attrs["blocksize"])
@@ -176,7 +278,12 @@ def _space_to_depth(b: Builder, node: Node) -> Tensor:
 
 @rule("Resize", "Upsample", widened=True)
 def _resize(b: Builder, node: Node) -> Tensor:
-    x, a = data(node), node.attrs
+    return resize(b, node, data(node))
+
+
+def resize(b: Builder, node: Node, x: Tensor) -> Tensor:
+    """A Resize or Upsample of x, which stands for the node's first input."""
+    a = node.attrs
     version = node.source.version if node.source is not None else 19
     mode = a.get("mode", "nearest")
     mode = "linear" if mode == "bilinear" else mode
@@ -185,7 +292,11 @@ def _resize(b: Builder, node: Node) -> Tensor:
     nearest = "floor" if old else a.get("nearest_mode", "round_prefer_floor")
     if mode not in {"nearest", "linear", "cubic"} or coordinate not in RESIZE_COORDINATES or a.get("antialias", 0):
         raise NoKernel(f"mode {mode}, coordinates {coordinate}")
-    if x.size == 0 or (mode != "nearest" and x.dtype != np.float32):
+    if x.size == 0:
+        raise NoKernel("empty")
+    if mode != "nearest" and x.dtype.kind in "iu" and x.dtype.itemsize <= 4:  # what lies between integers is cut off
+        return b.cast(resize(b, node, b.cast(x, F32)), x.dtype)
+    if mode != "nearest" and x.dtype != np.float32:
         raise NoKernel(f"no kernel for {x.dtype}")
     shape, scales = node.output.shape, resize_scales(node, x.shape, old)
     if (

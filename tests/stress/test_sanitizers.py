@@ -134,6 +134,11 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         yield "GATHER", [odd(*x.shape[:axis], 2, 3, *x.shape[axis + 1 :], dtype=kind), x, index], zeros("GATHER", [axis])
         index = rng.integers(-x.shape[axis], x.shape[axis], x.shape).astype(np.int64)
         yield "GATHER_ELEMENTS", [odd(*x.shape, dtype=kind), x, index], zeros("GATHER_ELEMENTS", [axis])
+        yield "SCATTER", [odd(*x.shape, dtype=kind), x, index, odd(*x.shape, dtype=kind)], [axis, int(rng.integers(5))]
+        k = int(rng.integers(1, x.shape[axis] + 1))
+        yield "TOPK", [odd(*x.shape[:axis], k, *x.shape[axis + 1 :], dtype=np.int64), x], [axis, int(rng.integers(2))]
+        places = np.stack([rng.integers(-d, d, (2, 3)) for d in x.shape], -1)
+        yield "INDEX", [odd(2, 3, dtype=np.int64), places], zeros("INDEX", [4, *x.shape])
         begin = [int(v) for v in rng.integers(-1, 3, 4)]
         grown = [max(1, d + 2 * b) for d, b in zip(x.shape, begin, strict=True)]
         yield "PAD", [odd(*grown, dtype=kind), x, np.array(3).astype(kind)], zeros("PAD", [0, 4, *begin])

@@ -283,6 +283,20 @@ def test_cumsum(exclusive: int, reverse: int) -> None:
     check("CUMSUM", lambda x: function(x, axis), [values(2, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}, True)
 
 
+def test_choices() -> None:
+    x = values(3, 5, 2)
+    check("TOPK", lambda a: a[:, :2] * 0 + a.sum(axis=1, keepdims=True), [x], {"axis": 1, "largest": True}, True)
+    check("INDEX", lambda i: i.sum(axis=-1), [np.arange(12).reshape(3, 2, 2)], {"dims": (7, 8)}, True)
+    updates, indices = values(2, 4, 2), np.zeros((2, 4, 2), np.int64)
+
+    def function(a: np.ndarray, i: np.ndarray, u: np.ndarray) -> np.ndarray:
+        out = a.copy()
+        out[:2] += (i + u).sum(axis=1, keepdims=True)
+        return out
+
+    check("SCATTER", function, [x, indices, updates], {"axis": 1, "reduction": "add"}, False, (0, 1, 2))
+
+
 @pytest.mark.parametrize("index", [np.array(2), np.array([3, 1, -1]), np.array([[0, 2], [1, 1]])])
 def test_gather(index: np.ndarray) -> None:
     node = Node("GATHER", "g", [Tensor("x", (2, 4, 3), F32), Tensor("i", index.shape, index.dtype, data=index)], [], {"axis": 1})

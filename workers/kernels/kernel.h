@@ -101,6 +101,13 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * LRN    over axis 1. params: size, f64 alpha, f64 beta, f64 bias
  * GATHER in: X[d0 … dn], indices (any rank q, i32 or i64). out dims = X[:axis] + indices + X[axis+1:]. params: axis. Negative indices wrap
  * GATHER_ELEMENTS in: X, indices (rank of X). params: axis
+ * TOPK   out i64: where along the axis the best elements of X are, as many as the output is long there, best first; of equal ones the first
+ *        first, a NaN is the greatest. params: axis, largest. Any numbers
+ * INDEX  out i64[…] = places that indices[…, count] (i32 or i64, negative ones wrap) have in a row of all elements of a tensor of `count` axes.
+ *        params: count, dims[8]
+ * SCATTER in: X, indices (i32 or i64), updates (both rank of X; axes besides `axis` at most as long as those of X, and alike).
+ *        out = X with the updates at their indices along the axis, in ascending order. params: axis, 0 replace / 1 add / 2 multiply / 3 least / 4
+ *        greatest (f32, f64, all integers). Any fixed-size dtype otherwise
  * RESIZE any axes, f32 (nearest: any fixed-size dtype). params: mode (0 nearest, 1 linear, 2 cubic), coordinate mode
  *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
  *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
