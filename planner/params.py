@@ -5,8 +5,9 @@ This table is the contract between lowering and the plan; what the parameters me
 ===================  ==============================================================================================================
 op                   attrs
 ===================  ==============================================================================================================
-``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B, bias?, residual?,
-                     scale? [N], shift? [N], left?: what STRASSEN makes of A
+``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
+                     Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
+                     STRASSEN makes of A
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).

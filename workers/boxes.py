@@ -83,20 +83,34 @@ def roi_align(x: Array, rois: Array, batches: Array, a: dict[str, Any], half_pix
         for start, size, cells, extent in zip(starts, sizes, (rows, columns), image.shape[1:], strict=True):
             points = ratio if ratio > 0 else int(np.ceil(size / cells))
             axes.append(_points(start, size / cells, cells, points, extent))
+        if not largest:
+            (pixels, down), (others, across) = (_averages(axis, cells) for axis, cells in zip(axes, (rows, columns), strict=True))
+            seen = image[:, pixels[:, None], others]
+            out[k] = down @ (seen.reshape(-1, len(others)) @ across.T).reshape(*seen.shape[:2], columns)
+            continue
         (low, high, near, far), (left, right, at, beyond) = axes
         if near.size == 0 or at.size == 0:
             continue
         corners = [
-            image[:, top][:, :, side] * (weight[:, None] * across).reshape(1, len(top), len(side))
+            image[:, top][:, :, side] * (weight[:, None] * portion).reshape(1, len(top), len(side))
             for top, weight in ((low, far), (high, near))
-            for side, across in ((left, beyond), (right, at))
+            for side, portion in ((left, beyond), (right, at))
         ]
         points_of = (x.shape[1], rows, len(low) // rows, columns, len(left) // columns)
-        if largest:
-            out[k] = np.maximum.reduce(corners).reshape(points_of).max((2, 4))
-        else:
-            out[k] = sum(corners[1:], corners[0]).reshape(points_of).mean((2, 4))
+        out[k] = np.maximum.reduce(corners).reshape(points_of).max((2, 4))
     return out
+
+
+def _averages(axis: tuple[Array, Array, Array, Array], cells: int) -> tuple[Array, Array]:
+    """Pixels of an axis that its points read, and their weights [cells, pixels] in the average of each cell's points."""
+    low, high, near, far = axis
+    pixels = np.unique(np.concatenate([low, high]))
+    weights = np.zeros((cells, len(pixels)), near.dtype)
+    points = len(low) // cells
+    cell = np.repeat(np.arange(cells), points)
+    for at, part in ((low, far), (high, near)):
+        np.add.at(weights, (cell, np.searchsorted(pixels, at)), part / near.dtype.type(max(points, 1)))
+    return pixels, weights
 
 
 def _points(start: Any, size: Any, cells: int, points: int, extent: int) -> tuple[Array, Array, Array, Array]:

@@ -34,12 +34,12 @@ def grid_sample(x: Array, grid: Array, mode: str, padding: str, align_corners: b
         flat = x.reshape(*x.shape[:2], -1).astype(out.dtype, copy=False)
         for taps in itertools.product(*axes):
             index = np.zeros(points.shape[:2], np.int64)
-            weight: Any = 1
+            weight: Any = np.ones(points.shape[:2], out.dtype)
             for (at, part), extent in zip(taps, extents, strict=True):
                 index = index * extent + at
                 weight = weight * part
-            values = np.take_along_axis(flat, index[:, None], 2)
-            out += (values * weight[:, None]).astype(out.dtype)
+            for k in range(len(flat)):
+                out[k] += np.take(flat[k], index[k], 1) * weight[k].astype(out.dtype)
     return out.reshape(*x.shape[:2], *grid.shape[1:-1]).astype(x.dtype)
 
 

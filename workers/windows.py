@@ -178,8 +178,8 @@ def deform_conv(x: Array, weights: Array, offset: Array, bias: Array | None, mas
                 inside = (at >= 0) & (at < extent)
                 index = index * extent + np.where(inside, at, 0)
                 weight = weight * np.where(inside, part, 0).astype(x.dtype)
-            index = index.reshape(batch, parts, 1, -1)
-            columns[:, :, :, k] += np.take_along_axis(flat, index, 3) * weight.reshape(batch, parts, 1, -1)
+            for image in np.ndindex(batch, parts):
+                columns[image][:, k] += np.take(flat[image], index[image].reshape(-1), 1) * weight[image].reshape(-1)
     if mask is not None:
         columns *= mask.reshape(batch, parts, 1, taps, -1)
     matrix = weights.reshape(groups, weights.shape[0] // groups, -1)

@@ -187,7 +187,14 @@ class Builder:
         return self.emit("SOFTMAX", [x], x.shape, x.dtype, axis=axis, log=log)
 
     def gemm(
-        self, a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, alpha: float = 1.0, act: Act = NO_ACT
+        self,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        alpha: float = 1.0,
+        act: Act = NO_ACT,
+        **attrs: bool,
     ) -> Tensor:
         """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed."""
         require_f32(a, b)
@@ -198,7 +205,7 @@ class Builder:
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
-        return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act)
+        return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
     # -------------------------------------------------------------------------------------------------------- weights
 

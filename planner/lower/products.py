@@ -125,14 +125,13 @@ def convolve(
     strides: Sequence[int],
     dilations: Sequence[int],
     pads: Sequence[int],
+    exact: bool = False,
 ) -> Tensor:
-    """The convolution of x [N, C, H, W] or [N, C, D, H, W] with w [OC, C / groups, (KD,) KH, KW] by the kernel that is fastest, for an
-    output of `shape`. `pads`: (front,) top and left."""
-    if len(x.shape) == 5:
-        return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads)
+    """The convolution of x [N, C, H, W] with w [OC, C / groups, KH, KW] by the kernel that is fastest, for an output of `shape`.
+    `pads`: top and left. `exact`: of integers, so not by Winograd's algorithm, which rounds."""
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
-    plain = groups == 1 and attrs["dilations"] == (1, 1)
+    plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
     block = block_for(x.shape, shape, kernel, step) if b.winograd and plain and w.is_const else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)

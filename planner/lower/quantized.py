@@ -1,15 +1,26 @@
-"""Linear quantisation, said in element-wise kernels. Results are those of ONNX's definition; integer arithmetic is not used."""
+"""Linear quantisation, said in element-wise kernels and products of single precision. Results are those of ONNX's definition: products of
+integers are exact, as their sums are cut into parts that a float holds exactly."""
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, axis_of, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
+from aspen_mp.planner.lower.products import convolve, window
 from aspen_mp.planner.lower.registry import rule
 
 _STORED = {"int8", "uint8", "int16", "uint16"}
+_BYTES = {"int8", "uint8"}
+_I32 = np.dtype(np.int32)
+_EXACT = 1 << 24
+"""Whole numbers up to here are floats."""
 
 
 def _parameter(b: Builder, tensor: Tensor, node: Node, rank: int) -> Tensor:
@@ -47,3 +58,150 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
     if zero is not None:
         out = b.binary("SUB", out, b.cast(_parameter(b, zero, node, rank), F32))
     return b.binary("MUL", out, _parameter(b, scale, node, rank))
+
+
+@rule("MatMulInteger")
+def _matmul_integer(b: Builder, node: Node) -> Tensor:
+    return _product(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))
+
+
+@rule("QLinearMatMul", widened=True)
+def _qlinear_matmul(b: Builder, node: Node) -> Tensor:
+    x, xs, xz, y, ys, yz, zs, zz = (data(node, k) for k in range(8))
+    sums = _product(b, node, x, y, xz, yz)
+    factor = b.binary("DIV", b.binary("MUL", _of_rows(b, xs, x), _of_columns(b, ys)), _of_columns(b, zs))
+    return _requantised(b, node, b.cast(sums, F32), factor, zz)
+
+
+@rule("ConvInteger")
+def _conv_integer(b: Builder, node: Node) -> Tensor:
+    return _convolution(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))
+
+
+@rule("QLinearConv", widened=True)
+def _qlinear_conv(b: Builder, node: Node) -> Tensor:
+    x, xs, xz, w, ws, wz, ys, yz = (data(node, k) for k in range(8))
+    bias, rank = optional(node, 8), len(x.shape)
+    sums = _convolution(b, node, x, w, xz, wz)
+    if bias is not None:
+        sums = b.binary("ADD", sums, b.insert_axes(bias, [1], rank))
+    scale = b.insert_axes(ws, [1], rank) if ws.size > 1 else b.reshape(ws, ())
+    factor = b.binary("DIV", b.binary("MUL", b.reshape(xs, ()), scale), b.reshape(ys, ()))
+    return _requantised(b, node, b.cast(sums, F32), factor, yz)
+
+
+def _requantised(b: Builder, node: Node, sums: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
+    to = node.output.dtype
+    if to.name not in _BYTES or zero.size != 1:
+        raise NoKernel(f"no kernel for {to}, or several zero points of the result")
+    out = b.binary("ADD", b.unary("ROUND", b.binary("MUL", sums, factor)), b.cast(b.reshape(zero, ()), F32))
+    info = np.iinfo(to)
+    return b.cast(b.unary("CLIP", out, float(info.min), float(info.max)), to)
+
+
+def _of_rows(b: Builder, parameter: Tensor, x: Tensor) -> Tensor:
+    """Scale or zero point of a left factor: one of all, or one of each row."""
+    if parameter.size == 1:
+        return b.reshape(parameter, ())
+    if len(parameter.shape) != 1 or len(x.shape) < 2:
+        raise NoKernel("one parameter for each row of each matrix")
+    return b.reshape(parameter, (parameter.size, 1))
+
+
+def _of_columns(b: Builder, parameter: Tensor) -> Tensor:
+    """That of a right factor: one of all, or one of each column."""
+    if parameter.size > 1 and len(parameter.shape) != 1:
+        raise NoKernel("one parameter for each column of each matrix")
+    return b.reshape(parameter, ()) if parameter.size == 1 else parameter
+
+
+def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
+    """(x - x_zero) @ (y - y_zero) in int32."""
+    if min(len(x.shape), len(y.shape)) < 2 or x.size == 0 or y.size == 0:
+        raise NoKernel("vectors, or nothing")
+    left = _widened(b, x, None if x_zero is None else _of_rows(b, x_zero, x))
+    right = _widened(b, y, None if y_zero is None else _of_columns(b, y_zero))
+    depth, total = x.shape[-1], None
+    for start, stop in _parts(right, -2, 0):
+        part = (start, stop) != (0, depth)
+        product = b.gemm(_cut(b, left, -1, start, stop) if part else left, _cut(b, right, -2, start, stop) if part else right, exact=True)
+        whole = b.cast(product, _I32)
+        total = whole if total is None else b.binary("ADD", total, whole)
+    assert total is not None
+    return b.reshape(total, node.output.shape)
+
+
+def _convolution(b: Builder, node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:
+    """The convolution of x - x_zero with w - w_zero in int32; the padding is x_zero."""
+    spatial, kernel, groups = x.shape[2:], w.shape[2:], int(node.attrs.get("group", 1))
+    if len(spatial) not in {1, 2} or x.size == 0:
+        raise NoKernel(f"convolution over {len(spatial)} axes")
+    if x_zero is not None and x_zero.size != 1:
+        raise NoKernel("several zero points of the data")
+    strides, dilations, begin, _ = window(node, kernel, spatial)
+    left = _widened(b, x, None if x_zero is None else b.reshape(x_zero, ()))
+    zero = None if w_zero is None else b.reshape(w_zero, ()) if w_zero.size == 1 else b.insert_axes(w_zero, [0], len(w.shape))
+    right, shape = _widened(b, w, zero), node.output.shape
+    if len(spatial) == 1:  # a row of an image
+        left, right = b.reshape(left, (*x.shape[:2], 1, *spatial)), b.reshape(right, (*w.shape[:2], 1, *kernel))
+        strides, dilations, begin, shape = [1, *strides], [1, *dilations], [0, *begin], (*shape[:2], 1, shape[2])
+    parts, total = _parts(right, 1, len(spatial)), None
+    if groups > 1 and len(parts) > 1:
+        raise NoKernel("groups of too many terms for exact sums")
+    for start, stop in parts:
+        one, other = (left, right) if len(parts) == 1 else (_cut(b, t, 1, start, stop) for t in (left, right))
+        product = convolve(b, one, other, None, shape, groups=groups, strides=strides, dilations=dilations, pads=begin, exact=True)
+        whole = b.cast(product, _I32)
+        total = whole if total is None else b.binary("ADD", total, whole)
+    assert total is not None
+    return b.reshape(total, node.output.shape)
+
+
+def _widened(b: Builder, x: Tensor, zero: Tensor | None) -> Tensor:
+    """x - zero as floats; a constant where both are."""
+    if x.dtype.name not in _BYTES:
+        raise NoKernel(f"no kernel for {x.dtype}")
+    if x.is_const and (zero is None or zero.is_const):
+        offset = np.zeros((), np.float32) if zero is None else zero.value().astype(np.float32)
+        key = None if x.weight_key is None else f"{x.weight_key}|widened{list(offset.shape)}{offset.tobytes().hex()}"
+        return Tensor(f"{x.name}|widened", x.shape, F32, weight_key=key, pack=partial(_widen, x, offset))
+    wide = b.cast(x, F32)
+    return wide if zero is None else b.binary("SUB", wide, b.cast(zero, F32))
+
+
+def _widen(source: Tensor, offset: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    np.subtract(source.value(), offset, out=out, dtype=np.float32)
+
+
+def _parts(right: Tensor, axis: int, window_axes: int) -> list[tuple[int, int]]:
+    """Spans of the axis along which products are added, whose sums are exact whatever is on the left: at most 255 a term, on either side,
+    and less where constants say so. Each step of the axis has a product for each element of the last `window_axes`."""
+    rank = len(right.shape)
+    axis, window = axis % rank, tuple(range(rank - window_axes, rank))
+    depth, taps = right.shape[axis], prod(right.shape[k] for k in window)
+    if not right.is_const:
+        most = _EXACT // (255 * 255 * taps)
+        if most == 0:
+            raise NoKernel("too many taps for exact sums")
+        return _even(depth, -(-depth // most))
+    rows = np.moveaxis(np.abs(right.value()).sum(window, dtype=np.float64, keepdims=True), axis, 0)
+    for count in range(1, depth + 1):
+        parts = _even(depth, count)
+        if all(rows[start:stop].sum(0).max() * 255 <= _EXACT for start, stop in parts):
+            return parts
+    raise NoKernel("too many taps for exact sums")
+
+
+def _even(depth: int, count: int) -> list[tuple[int, int]]:
+    size = -(-depth // count)
+    return [(start, min(start + size, depth)) for start in range(0, depth, size)]
+
+
+def _cut(b: Builder, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    """Part of an axis; of a constant a constant."""
+    axis = axis % len(x.shape)
+    shape = tuple(stop - start if k == axis else d for k, d in enumerate(x.shape))
+    if x.is_const:
+        index = tuple(slice(start, stop) if k == axis else slice(None) for k in range(len(shape)))
+        return b.derived(x, f"part{axis}.{start}.{stop}", shape, lambda v: v[index])
+    return b.slice(x, [start if k == axis else 0 for k in range(len(shape))], [1] * len(shape), shape)
