@@ -27,7 +27,7 @@ from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helpe
 from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
-from aspen_mp.planner.frontends.evaluate import LOOPING, OURS, RANDOM, VIEWS, NotComputed, attributes, evaluate, quick
+from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
 from aspen_mp.planner.ir import Node, Shape, Source, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
@@ -256,9 +256,10 @@ class Binder:
             for name, (dtype, shape) in types.items():  # nothing to compute
                 self.env[name] = Tensor(name, shape, dtype, data=np.empty(shape, dtype))
             return []
+        kinds = [t.dtype.kind for t in inputs[:1] if t is not None]
         if (
             not entry.nested
-            and op not in RANDOM | OURS
+            and not left_to_workers(proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and all(t is None or t.is_const for t in inputs)
             and (all(tensors.is_plain(types[n][0]) for n in types) or types.keys().isdisjoint(self.outputs))
             and self._fold(entry, inputs, types)

@@ -18,23 +18,13 @@ Attrs = dict[str, Any]
 
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
-OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "Det", "GridSample", "STFT", "Hardmax", "RoiAlign"})
-OURS |= {
-    "AffineGrid",
-    "BatchNormalization",
-    "Col2Im",
-    "ConvTranspose",
-    "DeformConv",
-    "Dropout",
-    "LRN",
-    "LogSoftmax",
-    "MaxPool",
-    "Resize",
-    "Softmax",
-}
-OURS |= {"StringNormalizer", "Unique", "Upsample"}
-"""Operators that ONNX's reference implementation computes wrongly (with some options, of some opsets) or not at all: workers do, so they
-are never constants."""
+OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "Det", "GridSample", "STFT", "Hardmax", "RoiAlign", "MaxRoiPool", "AffineGrid"})
+OURS |= {"ConvTranspose", "DeformConv", "LRN", "MaxPool", "StringNormalizer", "Unique", "Upsample"}
+"""Operators that ONNX's reference implementation computes wrongly (with some options) or not at all: workers do, so they are never
+constants."""
+
+_OURS_BEFORE = {"BatchNormalization": 14, "Softmax": 13, "LogSoftmax": 13}
+"""The same as operators were before an opset."""
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Expand"})
 """Operators whose value is a numpy view of the first input's."""
@@ -240,6 +230,15 @@ _TABLE: dict[str, Callable[..., Array | None]] = {
     "ReduceMax": _reduce(np.max),
     "ReduceMin": _reduce(np.min),
 }
+
+
+def left_to_workers(node: NodeProto, version: int, whole_numbers: bool) -> bool:
+    """Whether a node of the default domain stays one although its inputs (`whole_numbers`: the first of integers) are constant."""
+    if node.op_type == "Resize":  # of weights, such as positions, it is best done once
+        return whole_numbers or attributes(node).get("mode", "nearest") == "nearest"
+    if node.op_type == "Dropout":
+        return len(node.output) > 1 and bool(node.output[1])
+    return node.op_type in OURS | RANDOM or version < _OURS_BEFORE.get(node.op_type, 0)
 
 
 def quick(node: NodeProto) -> bool:

@@ -216,3 +216,17 @@ def test_no_operator_of_detectors_and_quantised_models_is_opaque() -> None:
             counts: dict[str, int] = {}
             run_model(api.load(proto), {f"x{k}": x for k, x in enumerate(inputs) if k not in known}, counts=counts)
             assert "OPAQUE" not in counts, op
+
+
+def test_weights_that_are_computed_once_stay_constants() -> None:
+    """Positions that are resized, weights that are standardised by BatchNormalization in training."""
+    statistics = [np.ones(4, np.float32), *(np.zeros(4, np.float32) for _ in range(3))]
+    for op, opset, inputs, attributes, outputs in (
+        ("Resize", 17, [values(1, 4, 5, 5), None, None, np.array([1, 4, 7, 7])], {"mode": "cubic"}, 1),
+        ("BatchNormalization", 17, [values(1, 4, 30), *statistics], {"training_mode": 1}, 3),
+    ):
+        proto = model(op, opset, inputs, attributes, set(range(len(inputs))), outputs, [F] * outputs)
+        counts: dict[str, int] = {}
+        (got, *_) = run_model(api.load(proto), {}, counts=counts)
+        np.testing.assert_allclose(got, onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {})[0], rtol=1e-4, atol=1e-5)
+        assert counts.keys() <= {"COPY"}
