@@ -111,9 +111,9 @@ def _gather_elements(a: Attrs, x: Array, indices: Array) -> Array:
     dim = x.shape[axis]
     if indices.size and (indices.min() < -dim or indices.max() >= dim):
         raise IndexError(f"index outside axis {axis} of {dim}")
-    at: list[Array] = list(np.indices(indices.shape, sparse=True))
+    at: list[Any] = list(np.indices(indices.shape, sparse=True))
     at[axis] = indices
-    return x[tuple(at)]
+    return np.asarray(x[tuple(at)])
 
 
 def _divide(a: Attrs, x: Array, y: Array) -> Array:
