@@ -354,6 +354,7 @@ OPERATORS: list[type[OpRun]] = [
     TfIdfVectorizer,
     Softmax,
     LogSoftmax,
+    GatherElements,
     DequantizeLinear,
     Optional,
 ]
