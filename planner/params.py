@@ -34,6 +34,9 @@ op                   attrs
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
 ``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
                      ``mask_first``. Inputs Q, K, V, mask?
+``LSTM``             ``first``, ``reverse``. Inputs P, R (packed), h?, c?; two outputs: Y, c
+``GRU``              ``first``, ``reverse``, ``linear_before_reset``. Inputs P, R (packed), h?, rb? [H]
+``RNN``              ``first``, ``reverse``, ``relu``. Inputs P, R (packed), h?
 ``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional
                      inputs have no graph input; ``node.inputs`` holds no ``None``)
 ===================  ==============================================================================================================
@@ -151,6 +154,9 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
     "RESIZE": _resize,
     "ATTENTION": _attention,
+    "LSTM": lambda a: [a["first"], int(a["reverse"]), 0],
+    "GRU": lambda a: [a["first"], int(a["reverse"]), int(a["linear_before_reset"])],
+    "RNN": lambda a: [a["first"], int(a["reverse"]), int(a["relu"])],
     "OPAQUE": lambda a: [],
 }
 

@@ -41,6 +41,13 @@ LINE = 16
 CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
 """How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
 
+UNITS = 16
+"""Of a panel of recurrent weights."""
+OWN_CACHE = 3 << 19
+"""Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those
+of other matrix kernels; what a term of the state before takes a row."""
+OWN_RATE, RECURRENT_PRODUCTS, STATE_NS = 100.0, 0.85, 0.1
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -227,6 +234,30 @@ class Attention(TileCost):
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence(TileCost):
+    """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache, as far as they stay there from one step to
+    the next, while the products are made."""
+
+    steps: int
+    terms: int
+    gates: int
+    unit_ns: float
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        m, n = sides
+        padded = -(-n // UNITS) * UNITS * self.gates * self.terms
+        read = 4.0 * padded
+        kept = np.minimum(read, np.maximum(2.0 * OWN_CACHE - read, 0.0))  # every other step goes backwards
+        reading = kept / OWN_RATE + (read - kept) / cost.rates().warm
+        products = 2.0 * _rows(m) * padded / (RECURRENT_PRODUCTS * cost.rates().matrix)
+        step = np.maximum(reading, products) + m * (n * self.unit_ns + self.terms * STATE_NS)
+        return np.asarray(self.steps * step)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, 2], box[:, 3]]
+
+
+@dataclass(frozen=True, slots=True)
 class Even(TileCost):
     """Every element costs the same. Axis: elements."""
 
@@ -260,12 +291,14 @@ def of(node: Node, workers: int = 1) -> TileCost:
         span = (cost.window_span(node, 0), cost.window_span(node, 1))
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
         return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node), factor=factor)
+    if node.op in cost.RECURRENT:
+        return Recurrence(shape[0], shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], factor=factor)
     k = node.inputs[1]
     assert k is not None
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION"})
+_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

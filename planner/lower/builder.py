@@ -54,6 +54,14 @@ class Builder:
         self.nodes.append(node)
         return out
 
+    def output(self, of: Tensor, shape: Shape) -> Tensor:
+        """Another output of the node that computes `of`."""
+        assert of.producer is not None
+        self._serial += 1
+        out = Tensor(f"{self.name}#{self._serial}", shape, of.dtype, producer=of.producer)
+        of.producer.outputs.append(out)
+        return out
+
     # ------------------------------------------------------------------------------------------------------ constants
 
     def constant(self, value: npt.ArrayLike, dtype: np.dtype[Any] | None = None) -> Tensor:
@@ -224,6 +232,13 @@ class Builder:
         c, _, kh, kw = w.shape
         return self._pack(w, "depthwise", (kh * kw, c), _pack_depthwise)
 
+    def packed_recurrent(self, r: Tensor, direction: int, gates: int, gates_first: bool) -> Tensor:
+        """[directions, gates · H, H] → [ceil(H / 16), H, gates, 16] of one direction, zero-padded: the gates of 16 units side by side.
+        `gates_first`: all of the first two gates, then the third, in as many floats (GRU without linear_before_reset)."""
+        hidden = r.shape[2]
+        tag = f"recurrent{direction}" + ", gates first" * gates_first
+        return self._pack(r, tag, (-(-hidden // 16), hidden, gates, 16), partial(_pack_recurrent, direction, gates, gates_first))
+
     def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
         found = self._packed.get(key) if key is not None else None
@@ -275,6 +290,20 @@ def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 def _pack_depthwise(w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     out[...] = w.reshape(w.shape[0], -1).T
+
+
+def _pack_recurrent(k: int, gates: int, gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    panels, hidden, _, units = out.shape
+    wide = np.zeros((panels * units, gates, hidden), np.float32)
+    wide[:hidden] = r[k].reshape(gates, hidden, hidden).transpose(1, 0, 2)
+    moved = wide.reshape(panels, units, gates, hidden).transpose(0, 3, 2, 1)
+    if not gates_first:
+        out[...] = moved
+        return
+    flat = out.reshape(-1)
+    n = panels * hidden * 2 * units
+    flat[:n].reshape(panels, hidden, 2, units)[...] = moved[:, :, :2]
+    flat[n:].reshape(panels, hidden, 1, units)[...] = moved[:, :, 2:]
 
 
 def require_f32(*tensors: Tensor | None) -> None:
