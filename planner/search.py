@@ -229,7 +229,12 @@ class _Search:
             if len(self.ladders[k]) > 1:
                 kinds.setdefault(kind, []).append(k)
         groups = sorted(kinds.values(), key=lambda group: -sum(cost.work(self.storage.steps[k]).ns for k in group))
-        return groups + [[k] for group in groups if len(group) > 1 for k in group]
+        alone = [group for group in groups if len(group) > 1 and not self._steps(group[0])]
+        return groups + [[k] for group in alone for k in group]
+
+    def _steps(self, k: int) -> bool:
+        """Whether a step is one of a sequence's: cut otherwise than those before and behind it, it gains nothing, and there are many."""
+        return self.storage.steps[k].op in cost.RECURRENT
 
     # --------------------------------------------------------------------------------------------------------------- steps
 

@@ -30,7 +30,7 @@ typedef struct job {
   int64_t p_unit, p_row;       /* strides of P */
   const float *rb;             /* GRU's bias inside the reset gate, or NULL */
   int64_t rb_stride;
-  int relu;
+  int relu, gates;
 } job;
 
 /* Where the sums of a block of rows and vectors of units go on their way from products to gates. */
@@ -120,16 +120,50 @@ typedef struct states {
   float *next, *cell, *update, *reset;
 } states;
 
+/* Sigmoid and tanh as quotients, of which several share a division: denominators lie between 1 and 2, so neither they nor their products
+ * overflow. As exact as vsigmoid and vtanh but for the two or three roundings of that. */
+typedef struct quotient {
+  vf over, under;
+} quotient;
+
+INLINE quotient sigmoid_quotient(vf x) {
+  const vf e = vexp(vneg(vabs(x)));
+  return (quotient){vsel(vlt(x, vzero()), e, vset1(1)), vset1(1) + e};
+}
+
+INLINE quotient tanh_quotient(vf x) {
+  const vf t = vabs(x), e = vexp(t * vset1(-2));
+  return (quotient){vcopysign(vset1(1) - e, x), vset1(1) + e};
+}
+
+/* tanh where 1 - e^-2t has lost digits. */
+INLINE vf tanh_near(vf x, vf far) {
+  const vf u = x * x;
+  const vf near = vfma(x * u, VPOLY(u, -0.33333284f, 0.13331491f, -0.053743497f, 0.020650586f, -0.0057170433f), x);
+  return vsel(vlt(vabs(x), vset1(0.625f)), near, far);
+}
+
 INLINE void lstm_gates(const job *j, const states *s, const block *b) {
   for (int r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL, at = (b->row + r) * j->padded + unit;
       const float *p = s->p + (b->row + r) * j->p_row;
-      const vf i = vsigmoid(projected(j, p, 0, unit) + sum_of(b, r, v, 0)), o = vsigmoid(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
-      const vf f = vsigmoid(projected(j, p, 2, unit) + sum_of(b, r, v, 2)), g = vtanh(projected(j, p, 3, unit) + sum_of(b, r, v, 3));
-      const vf c = vfma(f, vload(s->cell + at), i * g);
-      vstore(s->cell + at, c);
-      vstore(s->next + at, o * vtanh(c));
+      const quotient i = sigmoid_quotient(projected(j, p, 0, unit) + sum_of(b, r, v, 0));
+      const quotient o = sigmoid_quotient(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
+      const quotient f = sigmoid_quotient(projected(j, p, 2, unit) + sum_of(b, r, v, 2));
+      const vf x = projected(j, p, 3, unit) + sum_of(b, r, v, 3);
+      const quotient q = tanh_quotient(x);
+      const vf iq = i.under * q.under, of = o.under * f.under, all = vset1(1) / (iq * of);
+      const vf i_q = all * of, o_f = all * iq; /* 1 / iq, 1 / of */
+      const vf g = tanh_near(x, q.over * (i.under * i_q));
+      vstore(s->cell + at, vfma(f.over * (o.under * o_f), vload(s->cell + at), i.over * (q.under * i_q) * g));
+      vstore(s->next + at, o.over * (f.under * o_f));
+    }
+  /* By itself: what waits for the functions above and what waits for this one then overlap from vector to vector. */
+  for (int r = 0; r < b->rows; r++)
+    for (int v = 0; v < b->vectors; v++) {
+      const int64_t at = (b->row + r) * j->padded + b->unit + v * VL;
+      vstore(s->next + at, vload(s->next + at) * vtanh(vload(s->cell + at)));
     }
 }
 
@@ -179,6 +213,16 @@ INLINE void rnn_output(const job *j, const states *s, const block *b) {
 enum phase { LSTM_GATES, GRU_GATES, RESET_GATES, RESET_OUTPUT, RNN_OUTPUT };
 static const int gates_of[] = {[LSTM_GATES] = 4, [GRU_GATES] = 3, [RESET_GATES] = 2, [RESET_OUTPUT] = 1, [RNN_OUTPUT] = 1};
 
+/* What the block's gates will read of P comes nearer while it multiplies: it lies in short pieces, and another core may have made it. */
+INLINE void ahead(const job *j, const states *s, const block *b) {
+  if (j->p_unit != 1) return;
+  for (int r = 0; r < b->rows; r++)
+    for (int g = 0; g < j->gates; g++) {
+      const float *p = s->p + (b->row + r) * j->p_row + g * j->units + b->unit;
+      for (int v = 0; v < b->vectors * VL; v += UNITS) __builtin_prefetch(p + v);
+    }
+}
+
 /* All rows of units [first, last) of a step: `a`, a state, times `panels`, and what is made of it. */
 static void one_step(enum phase phase, const job *j, const states *s, const float *a, const float *panels, int64_t first, int64_t last,
                      int backwards) {
@@ -192,6 +236,7 @@ static void one_step(enum phase phase, const job *j, const states *s, const floa
     for (int64_t i = 0; i < blocks; i++) {
       b.row = j->rows * i / blocks;
       b.rows = (int)(j->rows * (i + 1) / blocks - b.row);
+      ahead(j, s, &b);
       multiply(&b, a + b.row * j->padded, j->padded, panels, j->units);
       switch (phase) {
       case LSTM_GATES: lstm_gates(j, s, &b); break;
@@ -256,7 +301,7 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
   const int64_t steps = y->dims[STEP], first = c->params[0];
   const int reverse = c->params[1] != 0;
   job j = {.rows = c->hi[ROW] - c->lo[ROW], .units = y->dims[UNIT], .padded = padded_units(y->dims[UNIT]), .p_unit = p->strides[2],
-           .p_row = p->strides[1], .relu = phase == RNN_OUTPUT && c->params[2]};
+           .p_row = p->strides[1], .relu = phase == RNN_OUTPUT && c->params[2], .gates = (int)w->dims[2]};
   if (phase == GRU_GATES && more->dtype) j.rb = (const float *)more->ptr, j.rb_stride = more->strides[0];
   const int64_t floats = j.rows * j.padded;
   if (c->scratch_bytes < (size_t)(4 * floats) * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
