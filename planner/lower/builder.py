@@ -237,7 +237,7 @@ class Builder:
         `gates_first`: all of the first two gates, then the third, in as many floats (GRU without linear_before_reset)."""
         hidden = r.shape[2]
         tag = f"recurrent{direction}" + ", gates first" * gates_first
-        return self._pack(r, tag, (-(-hidden // 16), hidden, gates, 16), partial(_pack_recurrent, direction, gates, gates_first))
+        return self._pack(r, tag, (-(-hidden // 16), hidden, gates, 16), partial(pack_recurrent, direction, gates, gates_first))
 
     def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
@@ -292,7 +292,8 @@ def _pack_depthwise(w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     out[...] = w.reshape(w.shape[0], -1).T
 
 
-def _pack_recurrent(k: int, gates: int, gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+def pack_recurrent(k: int, gates: int, gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Direction k of `r` [directions, gates · H, H], as `Builder.packed_recurrent` has it."""
     panels, hidden, _, units = out.shape
     wide = np.zeros((panels * units, gates, hidden), np.float32)
     wide[:hidden] = r[k].reshape(gates, hidden, hidden).transpose(1, 0, 2)
