@@ -380,7 +380,7 @@ def scratch_bytes(node: Node) -> int:
         assert a is not None
         return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
     if node.op in RECURRENT:
-        return 16 * node.output.shape[2] * -(-node.output.shape[3] // 16) * 16
+        return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":
         q, k, v = node.inputs[:3]
         assert q is not None

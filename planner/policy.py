@@ -311,7 +311,7 @@ def _attention_parts(heads: int, rows: int, columns: int, evaluate: tilecost.Att
 def _recurrent(node: Node, aim: Aim) -> Grid:
     """Rows of the batch; of a single step, units too, if their gates need no others of the same step. Steps follow each other in a tile."""
     steps, _, batch, hidden = shape = node.output.shape
-    evaluate = tilecost.of(node)
+    evaluate = tilecost.of(node, aim.workers)
     assert isinstance(evaluate, tilecost.Recurrence)
     apart = steps == 1 and (node.op != "GRU" or node.attrs["linear_before_reset"])
     parts = _recurrent_parts(batch, (hidden, tilecost.UNITS if apart else hidden), evaluate, aim)

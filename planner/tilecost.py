@@ -236,21 +236,22 @@ class Attention(TileCost):
 @dataclass(frozen=True, slots=True)
 class Recurrence(TileCost):
     """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache, as far as they stay there from one step to
-    the next, while the products are made."""
+    the next, while the products are made. `workers`: each reads its share of them, or all that its tile needs."""
 
     steps: int
-    terms: int
+    hidden: int
     gates: int
     unit_ns: float
+    workers: int
 
     def modelled(self, sides: list[Ints]) -> Floats:
         m, n = sides
-        padded = -(-n // UNITS) * UNITS * self.gates * self.terms
-        read = 4.0 * padded
-        kept = np.minimum(read, np.maximum(2.0 * OWN_CACHE - read, 0.0))  # every other step goes backwards
-        reading = kept / OWN_RATE + (read - kept) / cost.rates().warm
-        products = 2.0 * _rows(m) * padded / (RECURRENT_PRODUCTS * cost.rates().matrix)
-        step = np.maximum(reading, products) + m * (n * self.unit_ns + self.terms * STATE_NS)
+        panels, terms = -(-n // UNITS), UNITS * self.gates * self.hidden
+        read, share = 4.0 * terms * panels, 4.0 * terms * np.maximum(panels, -(-self.hidden // UNITS) / self.workers)
+        kept = np.clip((2.0 * OWN_CACHE - share) / share, 0.0, 1.0)  # every other step goes backwards
+        reading = read * (kept / OWN_RATE + (1.0 - kept) / cost.rates().warm)
+        products = 2.0 * _rows(m) * terms * panels / (RECURRENT_PRODUCTS * cost.rates().matrix)
+        step = np.maximum(reading, products) + m * (n * self.unit_ns + self.hidden * STATE_NS)
         return np.asarray(self.steps * step)
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -292,7 +293,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
         return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node), factor=factor)
     if node.op in cost.RECURRENT:
-        return Recurrence(shape[0], shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], factor=factor)
+        return Recurrence(shape[0], shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], workers, factor=factor)
     k = node.inputs[1]
     assert k is not None
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)

@@ -119,7 +119,10 @@ def _direction(
 ) -> list[Tensor]:
     """Y [T, 1, B, H], the hidden state and (of LSTM) the cell state [1, B, H] behind the last step."""
     w, r, bias = weights
+    if x.producer is None or x.producer.op != "view.transpose":  # else its rows are no run of memory, and would be copied to be one
+        x = b.reshape(x, (layer.steps * layer.batch, x.shape[2]))
     p = b.gemm(x, _columns(b, w, k), None if bias is None else _outside(b, layer, bias, k))
+    p = b.reshape(p, (layer.steps, layer.batch, p.shape[-1]))
     h, c = (None if t is None else _state(b, t, k) for t in states)
     inner = None
     if bias is not None and layer.attrs.get("linear_before_reset"):

@@ -22,6 +22,8 @@
 #endif
 #define MOST_ROWS 7 /* of a block */
 #define MOST_VECTORS 4 /* of units, that a block takes at a time */
+#define MOST_SUMS 8    /* vectors for each row of a block, at most */
+#define NEAR_BYTES (24 << 10) /* of weights, that stay in the nearest cache beside the states */
 /* A block keeps its sums, a term of h for each row and one vector of R in registers. */
 #define FITS(gates, rows, vectors) ((rows) * ((gates) * (vectors) + 1) < REGISTERS)
 
@@ -33,24 +35,24 @@ typedef struct job {
   int relu, gates;
 } job;
 
-/* Where the sums of a block of rows and vectors of units go on their way from products to gates. */
+/* Some rows and vectors of units of a step. `sums`: [rows, vectors, gates, VL], on their way from products to gates. */
 typedef struct block {
-  int rows, vectors, gates;
-  int64_t row, unit; /* first of each */
-  float sums[MOST_ROWS * MOST_VECTORS * MOST_GATES * VL] __attribute__((aligned(64)));
+  int vectors, gates;
+  int64_t rows, row, unit; /* how many, and the first of each */
+  float *sums;
 } block;
 
-INLINE vf sum_of(const block *b, int row, int vector, int gate) {
+INLINE vf sum_of(const block *b, int64_t row, int vector, int gate) {
   return vload(b->sums + ((row * b->vectors + vector) * b->gates + gate) * VL);
 }
 
-/* sums = h R, for `rows` rows `a_row` floats apart and `vectors` vectors of units: b[v] is the first term's. */
+/* sums += h R over terms [from, to), for `rows` rows `a_row` floats apart and `vectors` vectors of units: b[v] is the first term's. */
 INLINE void multiply_(const int gates, const int rows, const int vectors, float *sums, const float *a, int64_t a_row, const float *const *b,
-                      int64_t terms) {
+                      int64_t from, int64_t to) {
   vf s[REGISTERS];
 #pragma GCC unroll 32
-  for (int i = 0; i < rows * vectors * gates; i++) s[i] = vzero();
-  for (int64_t k = 0; k < terms; k++) {
+  for (int i = 0; i < rows * vectors * gates; i++) s[i] = from ? vload(sums + i * VL) : vzero();
+  for (int64_t k = from; k < to; k++) {
     vf x[MOST_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) x[r] = vset1(a[r * a_row + k]);
@@ -70,21 +72,21 @@ INLINE void multiply_(const int gates, const int rows, const int vectors, float 
 
 #define CASE(g, r, v)                                                                                                              \
   case ((g) * 8 + (r)) * 8 + (v):                                                                                                  \
-    if (FITS(g, r, v)) multiply_(g, r, v, out->sums, a, a_row, b, terms);                                                          \
+    if (FITS(g, r, v)) multiply_(g, r, v, out->sums, a, a_row, b, from, to);                                                       \
     return;
 #define CASES_OF_ROWS(g, r) CASE(g, r, 1) CASE(g, r, 2) CASE(g, r, 3) CASE(g, r, 4)
 #define CASES(g)                                                                                                                   \
   CASES_OF_ROWS(g, 1) CASES_OF_ROWS(g, 2) CASES_OF_ROWS(g, 3) CASES_OF_ROWS(g, 4) CASES_OF_ROWS(g, 5) CASES_OF_ROWS(g, 6)          \
   CASES_OF_ROWS(g, 7)
 
-/* `panels`: [panels, terms, gates, UNITS]. */
-static void multiply(block *out, const float *a, int64_t a_row, const float *panels, int64_t terms) {
+/* `panels`: [panels, terms, gates, UNITS]; terms [from, to) of them. */
+static void multiply(const block *out, const float *a, int64_t a_row, const float *panels, int64_t terms, int64_t from, int64_t to) {
   const float *b[MOST_VECTORS];
   for (int v = 0; v < out->vectors; v++) {
     const int64_t unit = out->unit + v * VL;
     b[v] = panels + unit / UNITS * terms * out->gates * UNITS + unit % UNITS;
   }
-  switch ((out->gates * 8 + out->rows) * 8 + out->vectors) {
+  switch ((out->gates * 8 + (int)out->rows) * 8 + out->vectors) {
     CASES(1)
     CASES(2)
     CASES(3)
@@ -117,22 +119,25 @@ INLINE vf projected(const job *j, const float *p, int gate, int64_t unit) {
  * gate and the reset state. `cell` is overwritten in place: each element is read by nobody but who writes it. */
 typedef struct states {
   const float *p, *h;
-  float *next, *cell, *update, *reset;
+  float *next, *cell, *update, *reset, *sums;
 } states;
 
+/* e^-t for t ≥ 0. t / ln 2 is rounded, so of the result t 1e-7 may be missing: never more than 5e-8, because e^-t falls faster. */
+INLINE vf decay(vf t) { return vexp2_(vmax(vset1(-150), t * vset1(-1.44269504f))); }
+
 /* Sigmoid and tanh as quotients, of which several share a division: denominators lie between 1 and 2, so neither they nor their products
- * overflow. As exact as vsigmoid and vtanh but for the two or three roundings of that. */
+ * overflow. Both are within 3e-7 of what they should be. */
 typedef struct quotient {
   vf over, under;
 } quotient;
 
 INLINE quotient sigmoid_quotient(vf x) {
-  const vf e = vexp(vneg(vabs(x)));
+  const vf e = decay(vabs(x));
   return (quotient){vsel(vlt(x, vzero()), e, vset1(1)), vset1(1) + e};
 }
 
 INLINE quotient tanh_quotient(vf x) {
-  const vf t = vabs(x), e = vexp(t * vset1(-2));
+  const vf t = vabs(x), e = decay(t + t);
   return (quotient){vcopysign(vset1(1) - e, x), vset1(1) + e};
 }
 
@@ -143,8 +148,13 @@ INLINE vf tanh_near(vf x, vf far) {
   return vsel(vlt(vabs(x), vset1(0.625f)), near, far);
 }
 
+INLINE vf quick_tanh(vf x) {
+  const quotient q = tanh_quotient(x);
+  return tanh_near(x, q.over / q.under);
+}
+
 INLINE void lstm_gates(const job *j, const states *s, const block *b) {
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL, at = (b->row + r) * j->padded + unit;
       const float *p = s->p + (b->row + r) * j->p_row;
@@ -160,10 +170,10 @@ INLINE void lstm_gates(const job *j, const states *s, const block *b) {
       vstore(s->next + at, o.over * (f.under * o_f));
     }
   /* By itself: what waits for the functions above and what waits for this one then overlap from vector to vector. */
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t at = (b->row + r) * j->padded + b->unit + v * VL;
-      vstore(s->next + at, vload(s->next + at) * vtanh(vload(s->cell + at)));
+      vstore(s->next + at, vload(s->next + at) * quick_tanh(vload(s->cell + at)));
     }
 }
 
@@ -171,42 +181,47 @@ INLINE void lstm_gates(const job *j, const states *s, const block *b) {
 INLINE vf blended(vf z, vf n, vf h) { return vfma(z, h - n, n); }
 
 INLINE void gru_gates(const job *j, const states *s, const block *b) {
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL, at = (b->row + r) * j->padded + unit, left = j->units - unit;
       const float *p = s->p + (b->row + r) * j->p_row;
-      const vf z = vsigmoid(projected(j, p, 0, unit) + sum_of(b, r, v, 0)), reset = vsigmoid(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
+      const quotient z = sigmoid_quotient(projected(j, p, 0, unit) + sum_of(b, r, v, 0));
+      const quotient x = sigmoid_quotient(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
+      const vf both = vset1(1) / (z.under * x.under), update = z.over * (x.under * both), reset = x.over * (z.under * both);
       vf inner = sum_of(b, r, v, 2);
       if (j->rb) inner += j->rb_stride == 1 ? vload_part(j->rb + unit, left) : vload_strided(j->rb + unit * j->rb_stride, j->rb_stride, left);
-      vstore(s->next + at, blended(z, vtanh(vfma(reset, inner, projected(j, p, 2, unit))), vload(s->h + at)));
+      vstore(s->next + at, blended(update, quick_tanh(vfma(reset, inner, projected(j, p, 2, unit))), vload(s->h + at)));
     }
 }
 
 INLINE void reset_gates(const job *j, const states *s, const block *b) {
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL, at = (b->row + r) * j->padded + unit;
       const float *p = s->p + (b->row + r) * j->p_row;
-      vstore(s->update + at, vsigmoid(projected(j, p, 0, unit) + sum_of(b, r, v, 0)));
-      vstore(s->reset + at, vsigmoid(projected(j, p, 1, unit) + sum_of(b, r, v, 1)) * vload(s->h + at));
+      const quotient z = sigmoid_quotient(projected(j, p, 0, unit) + sum_of(b, r, v, 0));
+      const quotient x = sigmoid_quotient(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
+      const vf both = vset1(1) / (z.under * x.under);
+      vstore(s->update + at, z.over * (x.under * both));
+      vstore(s->reset + at, x.over * (z.under * both) * vload(s->h + at));
     }
 }
 
 INLINE void reset_output(const job *j, const states *s, const block *b) {
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL, at = (b->row + r) * j->padded + unit;
       const float *p = s->p + (b->row + r) * j->p_row;
-      vstore(s->next + at, blended(vload(s->update + at), vtanh(projected(j, p, 2, unit) + sum_of(b, r, v, 0)), vload(s->h + at)));
+      vstore(s->next + at, blended(vload(s->update + at), quick_tanh(projected(j, p, 2, unit) + sum_of(b, r, v, 0)), vload(s->h + at)));
     }
 }
 
 INLINE void rnn_output(const job *j, const states *s, const block *b) {
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int v = 0; v < b->vectors; v++) {
       const int64_t unit = b->unit + v * VL;
       const vf x = projected(j, s->p + (b->row + r) * j->p_row, 0, unit) + sum_of(b, r, v, 0);
-      vstore(s->next + (b->row + r) * j->padded + unit, j->relu ? vmax(vzero(), x) : vtanh(x));
+      vstore(s->next + (b->row + r) * j->padded + unit, j->relu ? vmax(vzero(), x) : quick_tanh(x));
     }
 }
 
@@ -216,7 +231,7 @@ static const int gates_of[] = {[LSTM_GATES] = 4, [GRU_GATES] = 3, [RESET_GATES] 
 /* What the block's gates will read of P comes nearer while it multiplies: it lies in short pieces, and another core may have made it. */
 INLINE void ahead(const job *j, const states *s, const block *b) {
   if (j->p_unit != 1) return;
-  for (int r = 0; r < b->rows; r++)
+  for (int64_t r = 0; r < b->rows; r++)
     for (int g = 0; g < j->gates; g++) {
       const float *p = s->p + (b->row + r) * j->p_row + g * j->units + b->unit;
       for (int v = 0; v < b->vectors * VL; v += UNITS) __builtin_prefetch(p + v);
@@ -226,25 +241,32 @@ INLINE void ahead(const job *j, const states *s, const block *b) {
 /* All rows of units [first, last) of a step: `a`, a state, times `panels`, and what is made of it. */
 static void one_step(enum phase phase, const job *j, const states *s, const float *a, const float *panels, int64_t first, int64_t last,
                      int backwards) {
-  block b = {.gates = gates_of[phase]};
-  const int64_t blocks = (j->rows + most_rows(b.gates) - 1) / most_rows(b.gates);
-  const int64_t wide = most_vectors(b.gates, (int)((j->rows + blocks - 1) / blocks)) * VL;
+  block all = {.gates = gates_of[phase], .rows = j->rows, .sums = s->sums};
+  const int64_t blocks = (j->rows + most_rows(all.gates) - 1) / most_rows(all.gates);
+  const int64_t wide = most_vectors(all.gates, (int)((j->rows + blocks - 1) / blocks)) * VL;
   const int64_t begin = first / VL * VL, turns = (last - begin + wide - 1) / wide;
+  /* Of several blocks of rows each takes some terms before any goes on, so that all but the first find the weights in the nearest cache. */
+  const int64_t near = blocks > 1 ? NEAR_BYTES / (wide * all.gates * (int64_t)sizeof(float)) : j->units;
   for (int64_t t = 0; t < turns; t++) {
-    b.unit = begin + (backwards ? turns - 1 - t : t) * wide;
-    b.vectors = (int)(((last < b.unit + wide ? last : b.unit + wide) - b.unit + VL - 1) / VL);
-    for (int64_t i = 0; i < blocks; i++) {
-      b.row = j->rows * i / blocks;
-      b.rows = (int)(j->rows * (i + 1) / blocks - b.row);
-      ahead(j, s, &b);
-      multiply(&b, a + b.row * j->padded, j->padded, panels, j->units);
-      switch (phase) {
-      case LSTM_GATES: lstm_gates(j, s, &b); break;
-      case GRU_GATES: gru_gates(j, s, &b); break;
-      case RESET_GATES: reset_gates(j, s, &b); break;
-      case RESET_OUTPUT: reset_output(j, s, &b); break;
-      case RNN_OUTPUT: rnn_output(j, s, &b); break;
+    all.unit = begin + (backwards ? turns - 1 - t : t) * wide;
+    all.vectors = (int)(((last < all.unit + wide ? last : all.unit + wide) - all.unit + VL - 1) / VL);
+    for (int64_t from = 0; from < j->units; from += near) {
+      const int64_t to = j->units - from <= near ? j->units : from + near;
+      for (int64_t i = 0; i < blocks; i++) {
+        block b = all;
+        b.row = j->rows * i / blocks;
+        b.rows = j->rows * (i + 1) / blocks - b.row;
+        b.sums = all.sums + b.row * all.vectors * all.gates * VL;
+        if (to == j->units) ahead(j, s, &b);
+        multiply(&b, a + b.row * j->padded, j->padded, panels, j->units, from, to);
       }
+    }
+    switch (phase) {
+    case LSTM_GATES: lstm_gates(j, s, &all); break;
+    case GRU_GATES: gru_gates(j, s, &all); break;
+    case RESET_GATES: reset_gates(j, s, &all); break;
+    case RESET_OUTPUT: reset_output(j, s, &all); break;
+    case RNN_OUTPUT: rnn_output(j, s, &all); break;
     }
   }
 }
@@ -255,10 +277,12 @@ enum { STEP, DIRECTION, ROW, UNIT }; /* axes of outputs and states */
 
 static int64_t padded_units(int64_t units) { return (units + UNITS - 1) / UNITS * UNITS; }
 
+/* Scratch of a row: two hidden states, and a cell state or update gates and a reset state; sums. */
+static int64_t row_floats(int64_t units) { return 4 * padded_units(units) + MOST_SUMS * UNITS; }
+
 #ifdef ISA_PORTABLE
-/* Two hidden states, and a cell state or update gates and reset states. */
 size_t aspen_scratch_recurrent(const aspen_call *c) {
-  return (size_t)(4 * (c->hi[ROW] - c->lo[ROW]) * padded_units(c->args[0].dims[UNIT])) * sizeof(float);
+  return (size_t)((c->hi[ROW] - c->lo[ROW]) * row_floats(c->args[0].dims[UNIT])) * sizeof(float);
 }
 #endif
 
@@ -304,9 +328,9 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
            .p_row = p->strides[1], .relu = phase == RNN_OUTPUT && c->params[2], .gates = (int)w->dims[2]};
   if (phase == GRU_GATES && more->dtype) j.rb = (const float *)more->ptr, j.rb_stride = more->strides[0];
   const int64_t floats = j.rows * j.padded;
-  if (c->scratch_bytes < (size_t)(4 * floats) * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
+  if (c->scratch_bytes < (size_t)(j.rows * row_floats(j.units)) * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
   float *now = c->scratch, *next = now + floats;
-  states s = {.cell = next + floats, .update = next + floats, .reset = next + 2 * floats};
+  states s = {.cell = next + floats, .update = next + floats, .reset = next + 2 * floats, .sums = next + 3 * floats};
   memset(now, 0, (size_t)(4 * floats) * sizeof *now);
   if (h->dtype) take_state(c, h, reverse ? 0 : h->dims[STEP] - 1, &j, now);
   if (phase == LSTM_GATES && more->dtype) take_state(c, more, 0, &j, s.cell);
