@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GUARDS, left_factors
+from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 UNITS = 16
 """Of a panel of recurrent weights."""
-LSTM_GATES = 4
+LSTM_GATES, GRU_GATES = 4, 3
 WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 LIMIT = 1 << 31
@@ -381,10 +381,15 @@ def _recurrent(gates: int) -> Callable[[Call], None]:
         _rank(p, 3, "input 0")
         _shape(p, (p.shape[0], rows, gates * hidden), "shape of input 0")
         first = _range(call, 0, "first", 0, LIMIT)
-        _need(first + steps <= p.shape[0], "steps of input 0", p.shape[0], f"at least {first + steps}")
         _range(call, 1, "reverse", 0, 2)
-        _range(call, 2, "option", 0, 2)
-        _shape(w, (-(-hidden // UNITS), hidden, gates, UNITS), "shape of input 1")
+        form = _range(call, 2, "option", 0, 4 if gates == GRU_GATES else 2)
+        half = form >= GRU_FORMS["gates"]
+        if half:
+            _need(steps == (2 if form == GRU_FORMS["gates"] else 1), "shape of the output", call.out.shape, "those of half a step")
+        last = first + (1 if half else steps)
+        _need(last <= p.shape[0], "steps of input 0", p.shape[0], f"at least {last}")
+        packed = (gates - 1 if form == GRU_FORMS["gates"] else 1) if half else gates
+        _shape(w, (-(-hidden // UNITS), hidden, packed, UNITS), "shape of input 1")
         _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
         if h is not None:
             _rank(h, 4, "input 2")
@@ -393,6 +398,8 @@ def _recurrent(gates: int) -> Callable[[Call], None]:
         if gates == LSTM_GATES:
             for arg, what in ((more, "input 3"), (call.more[0] if call.more else None, "the second output")):
                 _shape(arg, (1, 1, rows, hidden), f"shape of {what}")
+        elif form == GRU_FORMS["output"]:
+            _shape(call.input(3), (2, 1, rows, hidden), "shape of input 3")
         else:
             _shape(more, (hidden,), "shape of input 3")
 
@@ -424,6 +431,6 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "CUMSUM": _along(0),
     "ATTENTION": _attention,
     "LSTM": _recurrent(LSTM_GATES),
-    "GRU": _recurrent(3),
+    "GRU": _recurrent(GRU_GATES),
     "RNN": _recurrent(1),
 }

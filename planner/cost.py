@@ -181,8 +181,8 @@ def scores(node: Node) -> float:
 def _traffic(node: Node) -> float:
     written = sum(nbytes(t) for t in node.outputs)
     if node.op in RECURRENT:
-        steps, _, rows, hidden = node.output.shape
-        read = 4.0 * rows * hidden * (steps * recurrent_gates(node) + 2)  # of P the run's own steps, and states
+        _, _, rows, hidden = node.output.shape
+        read = 4.0 * rows * hidden * (recurrent_steps(node) * recurrent_gates(node) + 2)  # of P the run's own steps, and states
         return written + read + weight_bytes(node)
     if node.op == "GATHER":
         return 2.0 * written
@@ -256,8 +256,13 @@ def recurrent_gates(node: Node) -> int:
     return w.shape[2]
 
 
+def recurrent_steps(node: Node) -> int:
+    """Of LSTM, GRU or RNN. Half a step of GRU has two outputs in one, or multiplies with the weights of one gate alone."""
+    return 1 if node.attrs.get("form") == "gates" else node.output.shape[0]
+
+
 def _recurrent_flops(node: Node) -> float:
-    return 2.0 * node.output.size * node.output.shape[-1] * recurrent_gates(node)
+    return 2.0 * recurrent_steps(node) * node.output.shape[2] * node.output.shape[3] ** 2 * recurrent_gates(node)
 
 
 def _attention_flops(node: Node) -> float:

@@ -310,12 +310,12 @@ def _attention_parts(heads: int, rows: int, columns: int, evaluate: tilecost.Att
 
 def _recurrent(node: Node, aim: Aim) -> Grid:
     """Rows of the batch; of a single step, units too, if their gates need no others of the same step. Steps follow each other in a tile."""
-    steps, _, batch, hidden = shape = node.output.shape
+    _, _, batch, hidden = shape = node.output.shape
     evaluate = tilecost.of(node, aim.workers)
     assert isinstance(evaluate, tilecost.Recurrence)
-    apart = steps == 1 and (node.op != "GRU" or node.attrs["linear_before_reset"])
+    apart = cost.recurrent_steps(node) == 1 and node.attrs.get("form") != "reset first"
     parts = _recurrent_parts(batch, (hidden, tilecost.UNITS if apart else hidden), evaluate, aim)
-    whole = [np.array([0, d], np.int64) for d in (steps, 1)]
+    whole = [np.array([0, d], np.int64) for d in shape[:2]]
     cuts = (*whole, split(batch, parts[0]), split(hidden, parts[1], tilecost.UNITS))
     return Grid(shape, cuts, (0, 1, 2, 3))
 

@@ -293,7 +293,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
         return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node), factor=factor)
     if node.op in cost.RECURRENT:
-        return Recurrence(shape[0], shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], workers, factor=factor)
+        return Recurrence(cost.recurrent_steps(node), shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], workers, factor=factor)
     k = node.inputs[1]
     assert k is not None
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)

@@ -232,12 +232,13 @@ class Builder:
         c, _, kh, kw = w.shape
         return self._pack(w, "depthwise", (kh * kw, c), _pack_depthwise)
 
-    def packed_recurrent(self, r: Tensor, direction: int, gates: int, gates_first: bool) -> Tensor:
-        """[directions, gates · H, H] → [ceil(H / 16), H, gates, 16] of one direction, zero-padded: the gates of 16 units side by side.
-        `gates_first`: all of the first two gates, then the third, in as many floats (GRU without linear_before_reset)."""
+    def packed_recurrent(self, r: Tensor, direction: int, gates: tuple[int, int], gates_first: bool = False) -> Tensor:
+        """[directions, all gates · H, H] → [ceil(H / 16), H, gates, 16] of one direction, zero-padded: gates `gates[0]` to `gates[1]` of 16
+        units side by side. `gates_first`: all of the first two gates, then the third, in as many floats (GRU that resets first)."""
         hidden = r.shape[2]
-        tag = f"recurrent{direction}" + ", gates first" * gates_first
-        return self._pack(r, tag, (-(-hidden // 16), hidden, gates, 16), partial(pack_recurrent, direction, gates, gates_first))
+        tag = f"recurrent{direction}, {gates}" + ", gates first" * gates_first
+        shape = (-(-hidden // 16), hidden, gates[1] - gates[0], 16)
+        return self._pack(r, tag, shape, partial(pack_recurrent, direction, gates, gates_first))
 
     def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
@@ -292,12 +293,12 @@ def _pack_depthwise(w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     out[...] = w.reshape(w.shape[0], -1).T
 
 
-def pack_recurrent(k: int, gates: int, gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Direction k of `r` [directions, gates · H, H], as `Builder.packed_recurrent` has it."""
-    panels, hidden, _, units = out.shape
-    wide = np.zeros((panels * units, gates, hidden), np.float32)
-    wide[:hidden] = r[k].reshape(gates, hidden, hidden).transpose(1, 0, 2)
-    moved = wide.reshape(panels, units, gates, hidden).transpose(0, 3, 2, 1)
+def pack_recurrent(k: int, gates: tuple[int, int], gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Direction k of `r` [directions, all gates · H, H], as `Builder.packed_recurrent` has it."""
+    panels, hidden, count, units = out.shape
+    wide = np.zeros((panels * units, count, hidden), np.float32)
+    wide[:hidden] = r[k].reshape(-1, hidden, hidden)[gates[0] : gates[1]].transpose(1, 0, 2)
+    moved = wide.reshape(panels, units, count, hidden).transpose(0, 3, 2, 1)
     if not gates_first:
         out[...] = moved
         return

@@ -27,7 +27,7 @@ ALONE_BYTES = 1 << 20
 then steps take as long as it takes to read them from further away, and each is a node whose units cores share, so that every core reads
 its own part alone, again and again."""
 MOST_ALONE = 256
-"""Steps of which each is a node: longer sequences go in runs, because planning takes as long as there are nodes."""
+"""Nodes of a direction whose steps are nodes: longer sequences go in runs, because planning takes as long as there are nodes."""
 RUNS = 8
 """Of a direction, at most. When a layer has done one, the next layer can begin: with so many, two layers on two cores wait for an eighth of
 a layer's time at the ends, and more would save little."""
@@ -39,8 +39,7 @@ BYTE_NS, FLOP_NS = 0.015, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One operator. `p` [T, B, gates · H]: what enters the gates from outside, of each direction; `w`: packed; `h`, `c` [1, 1, B, H]; `rb`
-    [H]."""
+    """One operator. `attrs`: of its kernel, as far as they are those of every run."""
 
     op: str
     attrs: dict[str, Any]
@@ -51,6 +50,21 @@ class Layer:
     @property
     def gates(self) -> int:
         return GATES[self.op]
+
+    @property
+    def resets_first(self) -> bool:
+        """Whether a product with the hidden state waits for a gate of the same step."""
+        return self.attrs.get("form") == "reset first"
+
+    @property
+    def weights(self) -> int:
+        """Bytes of recurrent weights."""
+        return 4 * self.gates * self.hidden**2
+
+    @property
+    def alone(self) -> bool:
+        """Whether each step is a node, or two (see `runs`)."""
+        return self.weights > ALONE_BYTES and self.steps * (2 if self.resets_first else 1) <= MOST_ALONE
 
 
 @rule("LSTM", "GRU", "RNN")
@@ -105,7 +119,7 @@ def _attributes(node: Node, directions: int) -> dict[str, Any]:
         return {"relu": names[0] == "relu"}
     if tuple(names) != DEFAULTS[node.op] * directions:
         raise NoKernel(f"activations {', '.join(names)}")
-    return {"linear_before_reset": bool(node.attrs.get("linear_before_reset", 0))} if node.op == "GRU" else {}
+    return {"form": "reset last" if node.attrs.get("linear_before_reset", 0) else "reset first"} if node.op == "GRU" else {}
 
 
 def _direction(
@@ -125,17 +139,22 @@ def _direction(
     p = b.reshape(p, (layer.steps, layer.batch, p.shape[-1]))
     h, c = (None if t is None else _state(b, t, k) for t in states)
     inner = None
-    if bias is not None and layer.attrs.get("linear_before_reset"):
+    if bias is not None and layer.attrs.get("form") == "reset last":
         n = 3 * layer.hidden
         inner = b.derived(bias, f"inner{k}", (layer.hidden,), lambda v: v[k, n + 2 * layer.hidden :], view=True)
-    packed = b.packed_recurrent(r, k, layer.gates, gates_first=layer.op == "GRU" and not layer.attrs["linear_before_reset"])
     cuts = runs(layer)
+    halves = layer.resets_first and layer.alone
+    parts = [(0, 2), (2, 3)] if halves else [(0, layer.gates)]
+    packed = [b.packed_recurrent(r, k, part, gates_first=layer.resets_first and not halves) for part in parts]
     outputs: list[Tensor] = []
     for begin, end in reversed(cuts) if reverse else cuts:
         shape = (end - begin, 1, layer.batch, layer.hidden)
-        inputs = [p, packed, h, c if layer.op == "LSTM" else inner]
-        attrs = {"first": begin, "reverse": reverse, "begins": not outputs, **layer.attrs}
-        h = b.emit(layer.op, inputs, shape, F32, **attrs)
+        attrs = {**layer.attrs, "first": begin, "reverse": reverse, "begins": not outputs}
+        if halves:
+            gates = b.emit(layer.op, [p, packed[0], h], (2, *shape[1:]), F32, **attrs | {"form": "gates"})
+            h = b.emit(layer.op, [p, packed[1], h, gates], shape, F32, **attrs | {"form": "output"})
+        else:
+            h = b.emit(layer.op, [p, packed[0], h, c if layer.op == "LSTM" else inner], shape, F32, **attrs)
         if layer.op == "LSTM":
             c = b.output(h, (1, 1, *shape[2:]))
         outputs.append(h)
@@ -157,7 +176,7 @@ def _columns(b: Builder, w: Tensor, k: int) -> Tensor:
 def _outside(b: Builder, layer: Layer, bias: Tensor, k: int) -> Tensor:
     """What can be added before the first step: both biases, but not that of GRU's product which the reset gate takes a share of."""
     n = layer.gates * layer.hidden
-    whole = n - layer.hidden if layer.attrs.get("linear_before_reset") else n
+    whole = n - layer.hidden if layer.attrs.get("form") == "reset last" else n
 
     def add(v: Array) -> Array:
         out = v[k, :n].copy()
@@ -180,10 +199,8 @@ def runs(layer: Layer) -> list[tuple[int, int]]:
     cache that is as fast as it gets, and a run should be long: a node costs planning, a tile scheduling and a state that comes from another
     core. Where they do not, steps are nodes (`ALONE_BYTES`). The number of nodes is bounded in either case (`RUNS`, `MOST_ALONE`).
     """
-    weights = 4 * layer.gates * layer.hidden**2
-    split_units = layer.op != "GRU" or layer.attrs["linear_before_reset"]
-    if weights > ALONE_BYTES and split_units and layer.steps <= MOST_ALONE:
+    if layer.alone:
         return [(k, k + 1) for k in range(layer.steps)]
-    step_ns = max(weights * BYTE_NS, 0.5 * weights * layer.batch * FLOP_NS)
+    step_ns = max(layer.weights * BYTE_NS, 0.5 * layer.weights * layer.batch * FLOP_NS)
     parts = min(RUNS, layer.steps, max(1, int(layer.steps * step_ns / RUN_NS)))
     return [(int(a), int(e)) for a, e in pairwise(split(layer.steps, parts))]

@@ -56,7 +56,7 @@ class Case:
         """All outputs; what lies around them is as it was."""
         hidden, gates = self.shape[3], GATES[self.op]
         packed = np.empty((-(-hidden // 16), hidden, gates, 16), np.float32)
-        pack_recurrent(0, gates, self.op == "GRU" and not self.option, self.r[None], packed)
+        pack_recurrent(0, (0, gates), self.op == "GRU" and not self.option, self.r[None], packed)
         inputs: list[Array | None] = [filled(self.rng, self.p, self.plain), packed]
         inputs.append(filled(self.rng, self.h, self.plain) if "h" in self.given else None)
         more = {"LSTM": ("c", self.c), "GRU": ("rb", self.rb)}.get(self.op)
@@ -135,6 +135,23 @@ def test_against_float64(isa: str, case: Case) -> None:
 )
 def test_shapes_of_networks(isa: str, option: int, op: str, hidden: int, batch: int) -> None:
     compare(Case(op, 1, 3, batch, hidden, option, 0, {"h", "c", "rb"}, plain=True), isa, 4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("batch", "hidden"), [(1, 40), (5, 16), (9, 33)])
+def test_half_steps_have_the_bits_of_a_whole_one(isa: str, batch: int, hidden: int) -> None:
+    case = Case("GRU", 5, 1, batch, hidden, 0, 0, {"h"}, plain=True)
+    (whole,) = case.run(isa, [([0] * 4, list(case.shape))])
+    panels = [np.empty((-(-hidden // 16), hidden, n, 16), np.float32) for n in (2, 1)]
+    for gates, packed in zip([(0, 2), (2, 3)], panels, strict=True):
+        pack_recurrent(0, gates, False, case.r[None], packed)
+    first = case.params[0]
+    halves, out = layout(case.rng, (2, *case.shape[1:])), layout(case.rng, case.shape)
+    for lo, hi in boxes(case.rng, halves.shape, 5):
+        assert _kernels.call("GRU", [halves, case.p, panels[0], case.h], [first, 0, 2], lo, hi, isa) == 0
+    for lo, hi in boxes(case.rng, out.shape, 5):
+        assert _kernels.call("GRU", [out, case.p, panels[1], case.h, halves], [first, 0, 3], lo, hi, isa) == 0
+    assert same_bits(out, whole)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -125,15 +125,15 @@ def executed(plan: Any, x: Any, seed: int) -> list[Any]:
     return executor.run([x], "random", seed)
 
 
-@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize(("op", "attributes"), [("LSTM", {}), ("GRU", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_any_tiles_in_any_order(op: str, direction: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_tiles_in_any_order(op: str, attributes: dict[str, int], direction: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits, and those of the whole nodes one after the other; tiles that cut steps, rows and units, also with cell states."""
     monkeypatch.setattr(recurrent, "RUN_NS", 1.0)
     monkeypatch.setattr(recurrent, "RUNS", 3)
     monkeypatch.setattr(recurrent, "ALONE_BYTES", 0 if alone else 1 << 20)
-    proto = stack(op, 6, 3, 5, 37, direction=direction)
+    proto = stack(op, 6, 3, 5, 37, direction=direction, **attributes)
     x = np.random.default_rng(1).standard_normal((6, 3, 5), dtype=np.float32)
     want = run_model(api.load(proto), {"x": x})
     graph = lowered(proto, x.shape)
@@ -156,14 +156,15 @@ def test_parts_of_y_lie_in_it() -> None:
 
 @pytest.mark.parametrize("op", GATES)
 def test_number_of_nodes_is_bounded(op: str) -> None:
-    attrs = {"linear_before_reset": True} if op == "GRU" else {}
+    attrs = {"form": "reset first"} if op == "GRU" else {}
     for hidden in (8, 256, 512, 2048):
         for batch in (1, 64):
             for steps in (1, 2, MOST_ALONE, MOST_ALONE + 1, 5000):
                 cuts = runs(Layer(op, attrs, steps, batch, hidden))
                 assert [a for a, _ in cuts] == [0, *(e for _, e in cuts[:-1])]
                 assert cuts[-1][1] == steps
-                assert len(cuts) <= (MOST_ALONE if steps <= MOST_ALONE else RUNS)
+                assert len(cuts) * (1 + (op == "GRU")) <= MOST_ALONE
+                assert len(cuts) <= RUNS or len(cuts) == steps
 
 
 def test_large_weights_make_steps_nodes_whose_units_are_shared() -> None:

@@ -15,7 +15,7 @@ from plan_tools import NUMPY_KERNELS
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.params import NO_ACT, params
+from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
 from aspen_mp.planner.regions import GROUP, input_region
 from aspen_mp.shm.tables import KERNELS
 from aspen_mp.workers import _kernels
@@ -160,10 +160,11 @@ def test_recurrent(op: str, option: int, steps: int, reverse: int) -> None:
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     shape = (steps, 1, 2, hidden)
     p = rng.standard_normal((first + steps + 1, 2, gates * hidden), dtype=np.float32)
-    r = rng.standard_normal((2, hidden, gates, 16), dtype=np.float32)
+    r = rng.standard_normal((2, hidden, {2: 2, 3: 1}.get(option, gates), 16), dtype=np.float32)
     h, c = rng.standard_normal((2, 1, 2, hidden), dtype=np.float32), rng.standard_normal((1, 1, 2, hidden), dtype=np.float32)
-    more = {"LSTM": [c], "GRU": [rng.standard_normal(hidden, dtype=np.float32)][:option], "RNN": []}[op]
-    names = {"LSTM": {}, "GRU": {"linear_before_reset": bool(option)}, "RNN": {"relu": False}}[op]
+    of_form = [[], [rng.standard_normal(hidden, dtype=np.float32)], [], [h[:, :, :, ::-1].copy()]]
+    more = {"LSTM": [c], "GRU": of_form[option], "RNN": []}[op]
+    names = {"LSTM": {}, "GRU": {"form": list(GRU_FORMS)[option]}, "RNN": {"relu": False}}[op]
 
     def function(*inputs: np.ndarray) -> np.ndarray:
         outs = [np.zeros(shape, np.float32), np.zeros((1, *shape[1:]), np.float32)][: KERNELS[op].n_outputs]

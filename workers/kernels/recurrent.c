@@ -313,13 +313,17 @@ static void give_state(const aspen_call *c, const aspen_arg *x, int64_t step, co
 
 static int is_state(const aspen_arg *x) { return x->dtype == ASPEN_DT_F32 && x->rank == 4; }
 
-/* The steps that the box needs, from the run's first one on: `inputs` are P, R, h?, then c? of LSTM or rb? of GRU. */
+enum { WHOLE_RESET_FIRST, WHOLE_RESET_LAST, GATES_ALONE, OUTPUT_ALONE }; /* forms of GRU */
+
+/* The steps that the box needs, from the run's first one on: `inputs` are P, R, h?, then c? of LSTM, rb? or gates of GRU. */
 static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inputs) {
   const aspen_arg none = {0};
   const aspen_arg *y = &c->args[0], *cell = phase == LSTM_GATES ? &c->args[1] : &none, *p = &inputs[0], *w = &inputs[1];
   const aspen_arg *h = c->n_inputs > 2 ? &inputs[2] : &none, *more = c->n_inputs > 3 ? &inputs[3] : &none;
   if (!is_state(y) || p->dtype != ASPEN_DT_F32 || p->rank != 3 || w->dtype != ASPEN_DT_F32 || w->rank != 4) return ASPEN_KERNEL_BAD_ARGUMENT;
   if ((h->dtype && !is_state(h)) || (phase == LSTM_GATES && (!is_state(cell) || (more->dtype && !is_state(more))))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t form = phase == RESET_GATES || phase == GRU_GATES ? c->params[2] : WHOLE_RESET_LAST;
+  if (form == OUTPUT_ALONE && !is_state(more)) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < 4; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   const int64_t steps = y->dims[STEP], first = c->params[0];
@@ -335,7 +339,21 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
   if (h->dtype) take_state(c, h, reverse ? 0 : h->dims[STEP] - 1, &j, now);
   if (phase == LSTM_GATES && more->dtype) take_state(c, more, 0, &j, s.cell);
 
-  const float *panels = (const float *)w->ptr, *inner = panels + j.padded * j.units * 2; /* of RESET_OUTPUT, behind those of the gates */
+  const float *panels = (const float *)w->ptr;
+  if (form == GATES_ALONE || form == OUTPUT_ALONE) {
+    s.p = (const float *)p->ptr + first * p->strides[0] + c->lo[ROW] * p->strides[1];
+    s.h = now, s.next = next;
+    if (form == GATES_ALONE) {
+      one_step(RESET_GATES, &j, &s, now, panels, c->lo[UNIT], c->hi[UNIT], first & 1);
+      for (int64_t i = c->lo[STEP]; i < c->hi[STEP]; i++) give_state(c, y, i, &j, i ? s.reset : s.update);
+    } else {
+      for (int i = 0; i < 2; i++) take_state(c, more, i, &j, i ? s.reset : s.update);
+      one_step(RESET_OUTPUT, &j, &s, s.reset, panels, c->lo[UNIT], c->hi[UNIT], first & 1);
+      give_state(c, y, 0, &j, next);
+    }
+    return 0;
+  }
+  const float *inner = panels + j.padded * j.units * 2; /* of RESET_OUTPUT, behind those of the gates */
   /* The cell state behind the last step is written by the tile that holds step 0, whichever comes first. */
   const int64_t last = cell->dtype && c->lo[STEP] == 0 ? steps - 1 : reverse ? steps - 1 - c->lo[STEP] : c->hi[STEP] - 1;
   for (int64_t i = 0; i <= last; i++) {
@@ -357,5 +375,5 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
 }
 
 int FN(lstm)(const aspen_call *c) { return run_steps(c, LSTM_GATES, c->args + 2); }
-int FN(gru)(const aspen_call *c) { return run_steps(c, c->params[2] ? GRU_GATES : RESET_GATES, c->args + 1); }
+int FN(gru)(const aspen_call *c) { return run_steps(c, c->params[2] == WHOLE_RESET_LAST ? GRU_GATES : RESET_GATES, c->args + 1); }
 int FN(rnn)(const aspen_call *c) { return run_steps(c, RNN_OUTPUT, c->args + 1); }
