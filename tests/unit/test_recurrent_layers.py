@@ -211,3 +211,16 @@ def test_lengths_and_weights_that_are_fed() -> None:
         assert counts.get("OPAQUE", 0) == opaque
         for x, y in zip(got, want, strict=True):
             np.testing.assert_allclose(x, y, atol=2e-6)
+
+
+@pytest.mark.parametrize(("op", "outputs"), [("LSTM", ["", "", "c"]), ("LSTM", ["y", "", "c"]), ("LSTM", ["y"]), ("GRU", ["", "h"])])
+@pytest.mark.parametrize("constant", [False, True])
+def test_outputs_that_are_left_out(op: str, outputs: list[str], constant: bool) -> None:
+    feeds = tensors(op, 4, 2, 3, 3, 1, 9, {"B", "h0"})
+    want = run(model(op, feeds), feeds)
+    proto = model(op, feeds, outputs=outputs)
+    rest, counts = frozen(proto, feeds, tuple(feeds) if constant else CONSTANT), {}
+    got = run_model(api.load(proto), rest, counts=counts)
+    assert counts[op] == 1
+    for x, y in zip(got, [want[k] for k, name in enumerate(outputs) if name], strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
