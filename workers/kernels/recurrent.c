@@ -122,7 +122,7 @@ typedef struct states {
   float *next, *cell, *update, *reset, *sums;
 } states;
 
-/* e^-t for t ≥ 0. t / ln 2 is rounded, which t e^-t 6e-8 of the result follows from: less than 3e-8, beside the polynomial's 1e-7 e^-t. */
+/* e^-t for t ≥ 0. The rounding of t / ln 2 costs t e^-t 6e-8, less than 3e-8; the polynomial 1e-7 of the result. */
 INLINE vf decay(vf t) { return vexp2_(vmax(vset1(-150), t * vset1(-1.44269504f))); }
 
 /* Sigmoid and tanh as quotients, of which several share a division: denominators lie between 1 and 2, so neither they nor their products
@@ -189,7 +189,8 @@ INLINE void gru_gates(const job *j, const states *s, const block *b) {
       const quotient x = sigmoid_quotient(projected(j, p, 1, unit) + sum_of(b, r, v, 1));
       const vf both = vset1(1) / (z.under * x.under), update = z.over * (x.under * both), reset = x.over * (z.under * both);
       vf inner = sum_of(b, r, v, 2);
-      if (j->rb) inner += j->rb_stride == 1 ? vload_part(j->rb + unit, left) : vload_strided(j->rb + unit * j->rb_stride, j->rb_stride, left);
+      if (j->rb && j->rb_stride == 1) inner += vload_part(j->rb + unit, left);
+      else if (j->rb) inner += vload_strided(j->rb + unit * j->rb_stride, j->rb_stride, left);
       vstore(s->next + at, blended(update, quick_tanh(vfma(reset, inner, projected(j, p, 2, unit))), vload(s->h + at)));
     }
 }
@@ -311,17 +312,31 @@ static void give_state(const aspen_call *c, const aspen_arg *x, int64_t step, co
   }
 }
 
-static int is_state(const aspen_arg *x) { return x->dtype == ASPEN_DT_F32 && x->rank == 4; }
+static int is_state(const aspen_arg *x) { return x->dtype == ASPEN_DT_F32 && x->rank == 4; } /* so are weights */
 
 enum { WHOLE_RESET_FIRST, WHOLE_RESET_LAST, GATES_ALONE, OUTPUT_ALONE }; /* forms of GRU */
+
+/* A step's gates, or its output from gates that another node has made: those of a GRU that resets first. */
+static void half_step(const aspen_call *c, const job *j, const states *s, const aspen_arg *gates, const float *panels) {
+  const int backwards = c->params[0] & 1;
+  if (c->params[2] == GATES_ALONE) {
+    one_step(RESET_GATES, j, s, s->h, panels, c->lo[UNIT], c->hi[UNIT], backwards);
+    for (int64_t i = c->lo[STEP]; i < c->hi[STEP]; i++) give_state(c, &c->args[0], i, j, i ? s->reset : s->update);
+  } else {
+    for (int i = 0; i < 2; i++) take_state(c, gates, i, j, i ? s->reset : s->update);
+    one_step(RESET_OUTPUT, j, s, s->reset, panels, c->lo[UNIT], c->hi[UNIT], backwards);
+    give_state(c, &c->args[0], 0, j, s->next);
+  }
+}
 
 /* The steps that the box needs, from the run's first one on: `inputs` are P, R, h?, then c? of LSTM, rb? or gates of GRU. */
 static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inputs) {
   const aspen_arg none = {0};
   const aspen_arg *y = &c->args[0], *cell = phase == LSTM_GATES ? &c->args[1] : &none, *p = &inputs[0], *w = &inputs[1];
   const aspen_arg *h = c->n_inputs > 2 ? &inputs[2] : &none, *more = c->n_inputs > 3 ? &inputs[3] : &none;
-  if (!is_state(y) || p->dtype != ASPEN_DT_F32 || p->rank != 3 || w->dtype != ASPEN_DT_F32 || w->rank != 4) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if ((h->dtype && !is_state(h)) || (phase == LSTM_GATES && (!is_state(cell) || (more->dtype && !is_state(more))))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (!is_state(y) || p->dtype != ASPEN_DT_F32 || p->rank != 3 || !is_state(w)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (h->dtype && !is_state(h)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (phase == LSTM_GATES && (!is_state(cell) || (more->dtype && !is_state(more)))) return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t form = phase == RESET_GATES || phase == GRU_GATES ? c->params[2] : WHOLE_RESET_LAST;
   if (form == OUTPUT_ALONE && !is_state(more)) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int i = 0; i < 4; i++)
@@ -343,14 +358,7 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
   if (form == GATES_ALONE || form == OUTPUT_ALONE) {
     s.p = (const float *)p->ptr + first * p->strides[0] + c->lo[ROW] * p->strides[1];
     s.h = now, s.next = next;
-    if (form == GATES_ALONE) {
-      one_step(RESET_GATES, &j, &s, now, panels, c->lo[UNIT], c->hi[UNIT], first & 1);
-      for (int64_t i = c->lo[STEP]; i < c->hi[STEP]; i++) give_state(c, y, i, &j, i ? s.reset : s.update);
-    } else {
-      for (int i = 0; i < 2; i++) take_state(c, more, i, &j, i ? s.reset : s.update);
-      one_step(RESET_OUTPUT, &j, &s, s.reset, panels, c->lo[UNIT], c->hi[UNIT], first & 1);
-      give_state(c, y, 0, &j, next);
-    }
+    half_step(c, &j, &s, more, panels);
     return 0;
   }
   const float *inner = panels + j.padded * j.units * 2; /* of RESET_OUTPUT, behind those of the gates */
@@ -368,7 +376,8 @@ static int run_steps(const aspen_call *c, enum phase phase, const aspen_arg *inp
       one_step(phase, &j, &s, now, panels, from, to, backwards);
     if (step >= c->lo[STEP] && step < c->hi[STEP]) give_state(c, y, step, &j, next);
     float *swap = now;
-    now = next, next = swap;
+    now = next;
+    next = swap;
   }
   if (cell->dtype && c->lo[STEP] == 0) give_state(c, cell, 0, &j, s.cell);
   return 0;
