@@ -12,13 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GUARDS, left_factors
+from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
 F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 _NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
+UNITS = 16
+"""Of a panel of recurrent weights."""
+LSTM_GATES, GRU_GATES = 4, 3
 WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 LIMIT = 1 << 31
@@ -41,11 +44,12 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op. ``inputs`` has an entry for each input, None where it is absent."""
+    """An op. ``inputs`` has an entry for each input, None where it is absent. ``more``: outputs behind the first."""
 
     out: Arg
     inputs: Sequence[Arg | None]
     params: Sequence[int]
+    more: Sequence[Arg] = ()
 
     def input(self, i: int) -> Arg:
         x = self.inputs[i] if i < len(self.inputs) else None
@@ -81,7 +85,7 @@ def _shape(arg: Arg | None, shape: Sequence[int], what: str) -> None:
 
 
 def _all_f32(call: Call) -> None:
-    for k, arg in enumerate([call.out, *call.inputs]):
+    for k, arg in enumerate([call.out, *call.more, *call.inputs]):
         _need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
 
 
@@ -410,6 +414,41 @@ def _attention(call: Call) -> None:
     _range(call, 6, "mask_first", 0, 2)
 
 
+def _recurrent(gates: int) -> Callable[[Call], None]:
+    def rule(call: Call) -> None:
+        _all_f32(call)
+        _rank(call.out, 4, "the output")
+        steps, one, rows, hidden = call.out.shape
+        p, w, h, more = call.input(0), call.input(1), call.optional(2), call.optional(3)
+        _need(one == 1, "directions of the output", one, 1)
+        _rank(p, 3, "input 0")
+        _shape(p, (p.shape[0], rows, gates * hidden), "shape of input 0")
+        first = _range(call, 0, "first", 0, LIMIT)
+        _range(call, 1, "reverse", 0, 2)
+        form = _range(call, 2, "option", 0, 4 if gates == GRU_GATES else 2)
+        half = form >= GRU_FORMS["gates"]
+        if half:
+            _need(steps == (2 if form == GRU_FORMS["gates"] else 1), "shape of the output", call.out.shape, "those of half a step")
+        last = first + (1 if half else steps)
+        _need(last <= p.shape[0], "steps of input 0", p.shape[0], f"at least {last}")
+        packed = (gates - 1 if form == GRU_FORMS["gates"] else 1) if half else gates
+        _shape(w, (-(-hidden // UNITS), hidden, packed, UNITS), "shape of input 1")
+        _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
+        if h is not None:
+            _rank(h, 4, "input 2")
+            _need(h.shape[0] > 0, "steps of input 2", 0, "at least 1")
+            _shape(h, (h.shape[0], 1, rows, hidden), "shape of input 2")
+        if gates == LSTM_GATES:
+            for arg, what in ((more, "input 3"), (call.more[0] if call.more else None, "the second output")):
+                _shape(arg, (1, 1, rows, hidden), f"shape of {what}")
+        elif form == GRU_FORMS["output"]:
+            _shape(call.input(3), (2, 1, rows, hidden), "shape of input 3")
+        else:
+            _shape(more, (hidden,), "shape of input 3")
+
+    return rule
+
+
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
     "STRASSEN": _strassen,
@@ -437,4 +476,7 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "INDEX": _index,
     "SCATTER": _scatter,
     "ATTENTION": _attention,
+    "LSTM": _recurrent(LSTM_GATES),
+    "GRU": _recurrent(GRU_GATES),
+    "RNN": _recurrent(1),
 }

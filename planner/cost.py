@@ -70,6 +70,8 @@ _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "C
 _PLAIN_NS = 0.05
 _DIVIDED_NS = 1.9
 """Whole numbers are divided one by one."""
+RECURRENT = {"LSTM": 2.2, "GRU": 1.4, "RNN": 0.5}
+"""Kernels of recurrent layers, and what the functions of a unit take in a step."""
 
 
 _in_use = BUILT_IN
@@ -181,6 +183,10 @@ def scores(node: Node) -> float:
 
 def _traffic(node: Node) -> float:
     written = sum(nbytes(t) for t in node.outputs)
+    if node.op in RECURRENT:
+        _, _, rows, hidden = node.output.shape
+        read = 4.0 * rows * hidden * (recurrent_steps(node) * recurrent_gates(node) + 2)  # of P the run's own steps, and states
+        return written + read + weight_bytes(node)
     if node.op == "GATHER":
         return 2.0 * written
     return float(written + sum(nbytes(t) for t in node.inputs if t is not None))
@@ -257,6 +263,22 @@ def _winograd_flops(node: Node) -> float:
     return 2.0 * products * planes(node) * a.shape[1] if a is not None else 0.0
 
 
+def recurrent_gates(node: Node) -> int:
+    """Of LSTM, GRU or RNN."""
+    w = node.inputs[1]
+    assert w is not None
+    return w.shape[2]
+
+
+def recurrent_steps(node: Node) -> int:
+    """Of LSTM, GRU or RNN. Half a step of GRU has two outputs in one, or multiplies with the weights of one gate alone."""
+    return 1 if node.attrs.get("form") == "gates" else node.output.shape[0]
+
+
+def _recurrent_flops(node: Node) -> float:
+    return 2.0 * recurrent_steps(node) * node.output.shape[2] * node.output.shape[3] ** 2 * recurrent_gates(node)
+
+
 def _attention_flops(node: Node) -> float:
     a = node.inputs[0]
     return 2.0 * scores(node) * (a.shape[-1] + node.output.shape[-1]) if a is not None else 0.0
@@ -291,6 +313,9 @@ FAMILIES = {
     "CONV": Family(_conv_flops, hides=True),
     "WINO": Family(_winograd_flops, hides=True),
     "ATTENTION": Family(_attention_flops, hides=True),
+    "LSTM": Family(_recurrent_flops),
+    "GRU": Family(_recurrent_flops),
+    "RNN": Family(_recurrent_flops),
     "DWCONV": Family(_depthwise_flops, _depthwise_ns),
     "PWDW": Family(_stack_flops, hides=True),
     "POOL": Family(_pool_flops),
@@ -347,12 +372,13 @@ def activation_bytes(node: Node) -> float:
 
 def memory_bytes(node: Node) -> tuple[float, float]:
     """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, unless
-    another part of the batch has just read them; and activations where they are too many to stay, those that are written twice: a cache
-    reads a line before it is written."""
+    another part of the batch or the steps before have just read them; and activations where they are too many to stay, those that are
+    written twice: a cache reads a line before it is written."""
     passing = activation_bytes(node)
     if node.op != "GATHER":
         passing = passing + sum(nbytes(t) for t in node.outputs) if passing > rates().cached else 0.0
-    return 0.0 if node.part[0] else weight_bytes(node), passing
+    again = node.part[0] or (node.op in RECURRENT and not node.attrs["begins"])
+    return 0.0 if again else weight_bytes(node), passing
 
 
 def tail(workers: int) -> float:
@@ -375,6 +401,8 @@ def scratch_bytes(node: Node) -> int:
         return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
+    if node.op in RECURRENT:
+        return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":
         q, k, v = node.inputs[:3]
         assert q is not None

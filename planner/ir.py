@@ -103,7 +103,8 @@ class Source:
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show. ``part``:
-    which part of the batch it computes, of how many (`aspen_mp.planner.parts`)."""
+    which part of the batch it computes, of how many (`aspen_mp.planner.parts`). Tiles are boxes of the first output; of others, which have
+    its rank, one writes what lies in its box, the first along an axis where those have one element."""
 
     op: str
     name: str

@@ -39,6 +39,9 @@ op                   attrs
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
 ``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
                      ``mask_first``. Inputs Q, K, V, mask?
+``LSTM``             ``first``, ``reverse``. Inputs P, R (packed), h?, c?; two outputs: Y, c
+``GRU``              ``first``, ``reverse``, ``form`` (of `GRU_FORMS`). Inputs P, R (packed), h?, rb? [H] ("reset last") or gates ("output")
+``RNN``              ``first``, ``reverse``, ``relu``. Inputs P, R (packed), h?
 ``OPAQUE``           ``model``: a serialised ModelProto whose graph inputs and outputs are the node's, in order (missing optional
                      inputs have no graph input; ``node.inputs`` holds no ``None``)
 ===================  ==============================================================================================================
@@ -63,6 +66,8 @@ NO_ACT: Act = ("IDENTITY", 0.0, 0.0)
 POOL_MODES = {"max": 0, "average": 1}
 NORM_MODES = {"layer": 0, "rms": 1}
 SCATTER_REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "min": 3, "max": 4}
+GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
+"""Without and with linear_before_reset; a step of the first in two halves."""
 GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
@@ -166,6 +171,9 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
     "RESIZE": _resize,
     "ATTENTION": _attention,
+    "LSTM": lambda a: [a["first"], int(a["reverse"]), 0],
+    "GRU": lambda a: [a["first"], int(a["reverse"]), GRU_FORMS[a["form"]]],
+    "RNN": lambda a: [a["first"], int(a["reverse"]), int(a["relu"])],
     "OPAQUE": lambda a: [],
 }
 

@@ -72,6 +72,8 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
         return _stack(node, aim)
     if node.op == "ATTENTION":
         return _attention(node, aim)
+    if node.op in cost.RECURRENT:
+        return _recurrent(node, aim)
     return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
 
 
@@ -324,3 +326,20 @@ def _attention(node: Node, aim: Aim) -> Grid:
 @cost.remembered(8192)
 def _attention_parts(heads: int, rows: int, columns: int, evaluate: tilecost.Attention, aim: Aim) -> tuple[int, ...]:
     return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, aim)
+
+
+def _recurrent(node: Node, aim: Aim) -> Grid:
+    """Rows of the batch; of a single step, units too, if their gates need no others of the same step. Steps follow each other in a tile."""
+    _, _, batch, hidden = shape = node.output.shape
+    evaluate = tilecost.of(node, aim.workers)
+    assert isinstance(evaluate, tilecost.Recurrence)
+    apart = cost.recurrent_steps(node) == 1 and node.attrs.get("form") != "reset first"
+    parts = _recurrent_parts(batch, (hidden, tilecost.UNITS if apart else hidden), evaluate, aim)
+    whole = [np.array([0, d], np.int64) for d in shape[:2]]
+    cuts = (*whole, split(batch, parts[0]), split(hidden, parts[1], tilecost.UNITS))
+    return Grid(shape, cuts, (0, 1, 2, 3))
+
+
+@cost.remembered(8192)
+def _recurrent_parts(batch: int, units: tuple[int, int], evaluate: tilecost.Recurrence, aim: Aim) -> tuple[int, ...]:
+    return _best([(batch, 1)], units, evaluate, aim)

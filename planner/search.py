@@ -201,7 +201,7 @@ class _Search:
     def _kind(self, node: Node) -> tuple[object, ...]:
         """Equal for nodes whose ladders are: constants come from memory, and a tile's bytes are its elements' dtypes'."""
         inputs = tuple(None if x is None else (x.shape, x.dtype, x.is_const) for x in node.inputs)
-        attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name != "model"))
+        attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name not in ("model", "first")))
         return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
@@ -229,7 +229,12 @@ class _Search:
             if len(self.ladders[k]) > 1:
                 kinds.setdefault(kind, []).append(k)
         groups = sorted(kinds.values(), key=lambda group: -sum(cost.work(self.storage.steps[k]).ns for k in group))
-        return groups + [[k] for group in groups if len(group) > 1 for k in group]
+        alone = [group for group in groups if len(group) > 1 and not self._steps(group[0])]
+        return groups + [[k] for group in alone for k in group]
+
+    def _steps(self, k: int) -> bool:
+        """Whether a step is one of a sequence's: cut otherwise than those before and behind it, it gains nothing, and there are many."""
+        return self.storage.steps[k].op in cost.RECURRENT
 
     # --------------------------------------------------------------------------------------------------------------- steps
 

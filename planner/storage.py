@@ -159,7 +159,7 @@ def _packed(node: Node, i: int) -> bool:
     """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
     if i != 1:
         return i == 3 and node.op == "PWDW"
-    return node.op in ("CONV", "WINO", "DWCONV", "PWDW") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
+    return node.op in ("CONV", "WINO", "DWCONV", "PWDW", "LSTM", "GRU", "RNN") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
 
 
 class _Assignment:

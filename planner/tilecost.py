@@ -41,6 +41,13 @@ LINE = 16
 CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
 """How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
 
+UNITS = 16
+"""Of a panel of recurrent weights."""
+OWN_CACHE = 3 << 19
+"""Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those
+of other matrix kernels; what a term of the state before takes a row."""
+OWN_RATE, RECURRENT_PRODUCTS, STATE_NS = 100.0, 0.85, 0.1
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -230,6 +237,31 @@ class Attention(TileCost):
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence(TileCost):
+    """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache, as far as they stay there from one step to
+    the next, while the products are made. `workers`: each reads its share of them, or all that its tile needs."""
+
+    steps: int
+    hidden: int
+    gates: int
+    unit_ns: float
+    workers: int
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        m, n = sides
+        panels, terms = -(-n // UNITS), UNITS * self.gates * self.hidden
+        read, share = 4.0 * terms * panels, 4.0 * terms * np.maximum(panels, -(-self.hidden // UNITS) / self.workers)
+        kept = np.clip((2.0 * OWN_CACHE - share) / share, 0.0, 1.0)  # every other step goes backwards
+        reading = read * (kept / OWN_RATE + (1.0 - kept) / cost.rates().warm)
+        products = 2.0 * _rows(m) * terms * panels / (RECURRENT_PRODUCTS * cost.rates().matrix)
+        step = np.maximum(reading, products) + m * (n * self.unit_ns + self.hidden * STATE_NS)
+        return np.asarray(self.steps * step)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, 2], box[:, 3]]
+
+
+@dataclass(frozen=True, slots=True)
 class Even(TileCost):
     """Every element costs the same. Axis: elements."""
 
@@ -265,12 +297,14 @@ def of(node: Node, workers: int = 1) -> TileCost:
         span = (cost.window_span(node, 0), cost.window_span(node, 1))
         image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
         return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, cost.after_ns(node), factor=factor)
+    if node.op in cost.RECURRENT:
+        return Recurrence(cost.recurrent_steps(node), shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], workers, factor=factor)
     k = node.inputs[1]
     assert k is not None
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION"})
+_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

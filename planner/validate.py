@@ -206,7 +206,7 @@ def _check_ops(s: _Segment) -> None:
         kernel = KERNEL_BY_CODE.get(op["kernel"])
         if kernel is None:
             refuse(f"ops[{k}].kernel", op["kernel"], f"the last one is {max(KERNEL_BY_CODE)}")
-        outputs = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}.get(kernel.code, (1, 1))
+        outputs = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}.get(kernel.code, (kernel.n_outputs,) * 2)
         if not outputs[0] <= op["n_outputs"] <= outputs[1]:
             refuse(f"ops[{k}].n_outputs", op["n_outputs"], f"{kernel.name} has {outputs[0]} … {outputs[1]}")
         if not kernel.min_inputs <= op["n_inputs"] <= kernel.max_inputs:
@@ -259,12 +259,11 @@ def _check_calls(s: _Segment) -> None:
             refuse(f"ops[{k}].operand", "OBJECT", f"{kernel} has tensors")
         if not args:
             continue
-        out = args[0]
-        assert out is not None
+        outs = [a for a in args[:n_outputs] if a is not None]
         row = s.ops[k]
         params = s.params[int(row["param"]) : int(row["param"]) + int(row["n_params"])].tolist()
         try:
-            check_call(kernel, Call(out, args[1:], params))
+            check_call(kernel, Call(outs[0], args[n_outputs:], params, outs[1:]))
         except Misfit as misfit:
             what, value, bound = misfit.args
             raise PlanError(f"plan ops[{k}] ({kernel}) {what}: {value}, but {bound}") from None

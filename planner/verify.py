@@ -67,9 +67,9 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: incomplete")
         return
     shape = node.output.shape
-    if len(node.outputs) != 1:
+    if len(node.outputs) != (KERNELS[node.op].n_outputs if node.op in KERNELS else 1):
         raise GraphError(f"{where}: {len(node.outputs)} outputs")
-    for tensor in (*node.inputs, node.output):
+    for tensor in (*node.inputs, *node.outputs):
         if tensor is not None and (tensor.dtype not in CODE_BY_NUMPY or len(tensor.shape) > 8):
             raise GraphError(f"{where}: {tensor.name!r} is {list(tensor.shape)} {tensor.dtype}")
     if node.op in KERNELS:
@@ -119,7 +119,8 @@ def _call(node: Node, where: str) -> None:
             raise GraphError(f"{where}: input {i} of shape {list(tensor.shape)} has another rank than its kernel reads") from None
         args.append(Arg(CODE_BY_NUMPY[tensor.dtype], shape, True))
     try:
-        check_call(node.op, Call(Arg(CODE_BY_NUMPY[node.output.dtype], node.output.shape, True), args, params(node)))
+        out, *more = (Arg(CODE_BY_NUMPY[t.dtype], t.shape, True) for t in node.outputs)
+        check_call(node.op, Call(out, args, params(node), more))
     except Misfit as misfit:
         what, value, bound = misfit.args
         raise GraphError(f"{where}: {what} is {value}, but must be {bound}") from None

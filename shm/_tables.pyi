@@ -1,6 +1,6 @@
 FIELDS: dict[str, tuple[tuple[str, str, int, int, int], ...]]
-DTYPE_ROWS: tuple[tuple[str, int, int, int, int, str], ...]
-KERNEL_ROWS: tuple[tuple[str, int, int, int, int, str], ...]
+DTYPE_ROWS: tuple[tuple[str, int, int, int, int, str, int], ...]
+KERNEL_ROWS: tuple[tuple[str, int, int, int, int, str, int], ...]
 SPACES: dict[str, int]
 UNARY: dict[str, int]
 BINARY: dict[str, int]

@@ -24,7 +24,7 @@ cdef extern from *:
     #define F(t, n, c) ASPEN_ROW(aspen_trace_ring, t, n, c)
     static const struct aspen_field aspen_fields_ring[] = { ASPEN_TRACE_RING_FIELDS(F) {0} };
     #undef F
-    struct aspen_name { const char *name; long code; long a, b, c; const char *s; };
+    struct aspen_name { const char *name; long code; long a, b, c; const char *s; long d; };
     #define X(n, c, b, s) { #n, c, b, 0, 0, s },
     static const struct aspen_name aspen_list_dtypes[] = { ASPEN_DTYPES(X) {0} };
     #undef X
@@ -38,7 +38,7 @@ cdef extern from *:
     static const struct aspen_name aspen_list_whats[] = { ASPEN_TRACE_WHATS(X) {0} };
     static const struct aspen_name aspen_list_cames[] = { ASPEN_TRACE_CAMES(X) {0} };
     #undef X
-    #define X(n, c, lo, hi, p) { #n, c, lo, hi, p, "" },
+    #define X(n, c, lo, hi, p, o) { #n, c, lo, hi, p, "", o },
     static const struct aspen_name aspen_list_kernels[] = { ASPEN_KERNELS(X) {0} };
     #undef X
     static const unsigned long long aspen_layout_hash = ASPEN_LAYOUT_HASH;
@@ -54,6 +54,7 @@ cdef extern from *:
         long code
         long a, b, c
         const char *s
+        long d
     const aspen_field aspen_fields_header[]
     const aspen_field aspen_fields_op[]
     const aspen_field aspen_fields_operand[]
@@ -100,7 +101,7 @@ cdef object _rows(const aspen_name *f):
     rows = []
     cdef int i = 0
     while f[i].name != NULL:
-        rows.append((f[i].name.decode(), f[i].code, f[i].a, f[i].b, f[i].c, f[i].s.decode()))
+        rows.append((f[i].name.decode(), f[i].code, f[i].a, f[i].b, f[i].c, f[i].s.decode(), f[i].d))
         i += 1
     return tuple(rows)
 

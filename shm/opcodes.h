@@ -33,38 +33,42 @@
   X(PLAN, 2)    /* constants inside the plan segment */                                                                            \
   X(WEIGHTS, 3)
 
-/* KERNEL(NAME, code, fewest inputs, most inputs, number of i64 parameters)
- * Operand 0 is the output, inputs follow. A missing optional input has dtype NONE. Meaning of inputs and parameters: workers/kernels/kernel.h. */
+/* KERNEL(NAME, code, fewest inputs, most inputs, number of i64 parameters, number of outputs; OPAQUE has any)
+ * Outputs come first, inputs follow. Boxes of tiles are of output 0. A missing optional input has dtype NONE.
+ * Meaning of inputs and parameters: workers/kernels/kernel.h. */
 #define ASPEN_KERNELS(X)                                                                                                           \
-  X(JOIN, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                   \
-  X(END, 1, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                            \
-  X(OPAQUE, 2, 0, 255, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                                 \
-  X(GEMM, 3, 2, 7, 8)                                                                                                              \
-  X(CONV, 4, 2, 8, 20)                                                                                                             \
-  X(DWCONV, 5, 2, 6, 20)                                                                                                           \
-  X(POOL, 6, 1, 1, 12)                                                                                                             \
-  X(UNARY, 7, 1, 1, 3)                                                                                                             \
-  X(BINARY, 8, 2, 2, 4)                                                                                                            \
-  X(TERNARY, 9, 3, 3, 4)                                                                                                           \
-  X(CAST, 10, 1, 1, 1)                                                                                                             \
-  X(COPY, 11, 1, 1, 0)                                                                                                             \
-  X(PAD, 12, 1, 2, 10)                                                                                                             \
-  X(REDUCE, 13, 1, 1, 2)                                                                                                           \
-  X(ARGREDUCE, 14, 1, 1, 4)                                                                                                        \
-  X(SOFTMAX, 15, 1, 1, 2)                                                                                                          \
-  X(NORM, 16, 1, 3, 3)                                                                                                             \
-  X(LRN, 17, 1, 1, 4)                                                                                                              \
-  X(GATHER, 18, 2, 2, 1)                                                                                                           \
-  X(GATHER_ELEMENTS, 19, 2, 2, 1)                                                                                                  \
-  X(RESIZE, 20, 1, 1, 20)                                                                                                          \
-  X(CUMSUM, 21, 1, 1, 3)                                                                                                           \
-  X(WINO, 22, 2, 6, 21)                                                                                                            \
-  X(ATTENTION, 23, 3, 4, 8)                                                                                                        \
-  X(PWDW, 24, 4, 5, 14)                                                                                                            \
-  X(STRASSEN, 25, 1, 1, 0)                                                                                                         \
-  X(TOPK, 26, 1, 1, 2)                                                                                                             \
-  X(INDEX, 27, 1, 1, 9)                                                                                                            \
-  X(SCATTER, 28, 3, 3, 2)
+  X(JOIN, 0, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                \
+  X(END, 1, 0, 0, 0, 0)     /* no work: the last tile of every plan; executing it completes the request */                         \
+  X(OPAQUE, 2, 0, 255, 0, 0) /* any sub-graph, through onnx.reference, by the worker's Python side */                              \
+  X(GEMM, 3, 2, 7, 8, 1)                                                                                                           \
+  X(CONV, 4, 2, 8, 20, 1)                                                                                                          \
+  X(DWCONV, 5, 2, 6, 20, 1)                                                                                                        \
+  X(POOL, 6, 1, 1, 12, 1)                                                                                                          \
+  X(UNARY, 7, 1, 1, 3, 1)                                                                                                          \
+  X(BINARY, 8, 2, 2, 4, 1)                                                                                                         \
+  X(TERNARY, 9, 3, 3, 4, 1)                                                                                                        \
+  X(CAST, 10, 1, 1, 1, 1)                                                                                                          \
+  X(COPY, 11, 1, 1, 0, 1)                                                                                                          \
+  X(PAD, 12, 1, 2, 10, 1)                                                                                                          \
+  X(REDUCE, 13, 1, 1, 2, 1)                                                                                                        \
+  X(ARGREDUCE, 14, 1, 1, 4, 1)                                                                                                     \
+  X(SOFTMAX, 15, 1, 1, 2, 1)                                                                                                       \
+  X(NORM, 16, 1, 3, 3, 1)                                                                                                          \
+  X(LRN, 17, 1, 1, 4, 1)                                                                                                           \
+  X(GATHER, 18, 2, 2, 1, 1)                                                                                                        \
+  X(GATHER_ELEMENTS, 19, 2, 2, 1, 1)                                                                                               \
+  X(RESIZE, 20, 1, 1, 20, 1)                                                                                                       \
+  X(CUMSUM, 21, 1, 1, 3, 1)                                                                                                        \
+  X(WINO, 22, 2, 6, 21, 1)                                                                                                         \
+  X(ATTENTION, 23, 3, 4, 8, 1)                                                                                                     \
+  X(PWDW, 24, 4, 5, 14, 1)                                                                                                         \
+  X(STRASSEN, 25, 1, 1, 0, 1)                                                                                                      \
+  X(TOPK, 26, 1, 1, 2, 1)                                                                                                          \
+  X(INDEX, 27, 1, 1, 9, 1)                                                                                                         \
+  X(SCATTER, 28, 3, 3, 2, 1)                                                                                                       \
+  X(LSTM, 29, 2, 4, 3, 2)                                                                                                          \
+  X(GRU, 30, 2, 4, 3, 1)                                                                                                           \
+  X(RNN, 31, 2, 3, 3, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \
@@ -113,7 +117,7 @@ enum aspen_space {
 #undef X
 };
 enum aspen_kernel_id {
-#define X(n, c, lo, hi, p) ASPEN_K_##n = c,
+#define X(n, c, lo, hi, p, o) ASPEN_K_##n = c,
   ASPEN_KERNELS(X)
 #undef X
   ASPEN_N_KERNELS

@@ -23,13 +23,14 @@ _C_TYPES = {"uint8_t": "u1", "uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "
 
 @dataclass(frozen=True)
 class Kernel:
-    """One row of ASPEN_KERNELS: how many inputs and i64 parameters a call of the kernel has."""
+    """One row of ASPEN_KERNELS: how many inputs, i64 parameters and outputs a call of the kernel has (0: OPAQUE has any number)."""
 
     name: str
     code: int
     min_inputs: int
     max_inputs: int
     n_params: int
+    n_outputs: int
 
 
 def _dtype(struct: str) -> np.dtype[np.void]:
@@ -47,7 +48,7 @@ TILE = _dtype("tile")
 TRACE_RECORD = _dtype("trace_record")
 TRACE_RING = _dtype("trace_ring")
 
-KERNELS: dict[str, Kernel] = {name: Kernel(name, code, lo, hi, params) for name, code, lo, hi, params, _ in _tables.KERNEL_ROWS}
+KERNELS: dict[str, Kernel] = {row[0]: Kernel(*row[:5], row[6]) for row in _tables.KERNEL_ROWS}
 KERNEL_BY_CODE: dict[int, Kernel] = {k.code: k for k in KERNELS.values()}
 
 DTYPES: dict[str, int] = {name: code for name, code, *_ in _tables.DTYPE_ROWS}
@@ -58,7 +59,7 @@ def _numpy_dtypes() -> dict[int, np.dtype[np.generic]]:
     import ml_dtypes
 
     table = {}
-    for _, code, _, _, _, name in _tables.DTYPE_ROWS:
+    for _, code, _, _, _, name, _ in _tables.DTYPE_ROWS:
         if name and name != "object":
             table[code] = np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
     return table

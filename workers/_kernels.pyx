@@ -85,8 +85,9 @@ cdef object _fill(Frame *f, kernel, args, params, lo, hi):
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel {kernel!r}")
     row = KERNELS[kernel]
-    if not row.min_inputs <= len(args) - 1 <= row.max_inputs or len(args) > MAX_ARGS:
-        raise ValueError(f"{kernel}: {len(args) - 1} inputs, expected {row.min_inputs} to {row.max_inputs}")
+    cdef int outputs = max(row.n_outputs, 1)
+    if not row.min_inputs <= len(args) - outputs <= row.max_inputs or len(args) > MAX_ARGS:
+        raise ValueError(f"{kernel}: {len(args) - outputs} inputs, expected {row.min_inputs} to {row.max_inputs}")
     if len(params) != row.n_params:
         raise ValueError(f"{kernel}: {len(params)} parameters, expected {row.n_params}")
     if args[0] is None or len(lo) != args[0].ndim or len(hi) != args[0].ndim:
@@ -107,7 +108,7 @@ cdef object _fill(Frame *f, kernel, args, params, lo, hi):
             raise ValueError(f"{kernel}: no kernel works on dtype {a.dtype}")
         if any(s % a.itemsize for s in a.strides):
             raise ValueError(f"{kernel}: strides {a.strides} are no multiples of the item size {a.itemsize}")
-        if i == 0 and not a.flags.writeable:
+        if i < outputs and not a.flags.writeable:
             raise ValueError(f"{kernel}: the output is read-only")
         address = a.__array_interface__["data"][0]
         f.args[i].ptr = <char *>address
@@ -128,7 +129,7 @@ cdef object _fill(Frame *f, kernel, args, params, lo, hi):
         f.call.lo[k] = lo[k]
         f.call.hi[k] = hi[k]
     f.call.args = f.args
-    f.call.n_inputs = len(args) - 1
+    f.call.n_inputs = len(args) - outputs
     f.call.params = f.params
     return row
 

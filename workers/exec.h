@@ -95,17 +95,22 @@ static inline const char *aspen_operands_check(const struct aspen_plan_header *h
 
 static inline const char *aspen_ops_check(const struct aspen_plan_header *h, const struct aspen_op *op) {
   static const uint8_t fewest[] = {
-#define X(n, c, lo, hi, p) [c] = lo,
+#define X(n, c, lo, hi, p, o) [c] = lo,
       ASPEN_KERNELS(X)
 #undef X
   },
                        most[] = {
-#define X(n, c, lo, hi, p) [c] = hi,
+#define X(n, c, lo, hi, p, o) [c] = hi,
                            ASPEN_KERNELS(X)
 #undef X
   },
                        params[] = {
-#define X(n, c, lo, hi, p) [c] = p,
+#define X(n, c, lo, hi, p, o) [c] = p,
+                           ASPEN_KERNELS(X)
+#undef X
+  },
+                       outputs[] = {
+#define X(n, c, lo, hi, p, o) [c] = o,
                            ASPEN_KERNELS(X)
 #undef X
   };
@@ -121,7 +126,7 @@ static inline const char *aspen_ops_check(const struct aspen_plan_header *h, con
     if (k == ASPEN_K_JOIN || k == ASPEN_K_END) continue;
     if (op->n_inputs < fewest[k] || op->n_inputs > most[k]) return "an op has a wrong number of inputs";
     if (k == ASPEN_K_OPAQUE) continue;
-    if (op->n_outputs != 1 || op->n_params != params[k]) return "an op has a wrong number of outputs or parameters";
+    if (op->n_outputs != outputs[k] || op->n_params != params[k]) return "an op has a wrong number of outputs or parameters";
   }
   return NULL;
 }

@@ -11,7 +11,18 @@ import numpy as np
 from aspen_mp.planner import verify
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.lower import attention, elementwise, movement, products, quantized, reductions, rotary, tensor_products, transposed
+from aspen_mp.planner.lower import (
+    attention,
+    elementwise,
+    movement,
+    products,
+    quantized,
+    recurrent,
+    reductions,
+    rotary,
+    tensor_products,
+    transposed,
+)
 from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES, WIDENED
@@ -23,6 +34,7 @@ _FAMILIES = (
     movement,
     products,
     quantized,
+    recurrent,
     reductions,
     rotary,
     tensor_products,

@@ -54,6 +54,14 @@ class Builder:
         self.nodes.append(node)
         return out
 
+    def output(self, of: Tensor, shape: Shape) -> Tensor:
+        """Another output of the node that computes `of`."""
+        assert of.producer is not None
+        self._serial += 1
+        out = Tensor(f"{self.name}#{self._serial}", shape, of.dtype, producer=of.producer)
+        of.producer.outputs.append(out)
+        return out
+
     # ------------------------------------------------------------------------------------------------------ constants
 
     def constant(self, value: npt.ArrayLike, dtype: np.dtype[Any] | None = None) -> Tensor:
@@ -232,6 +240,14 @@ class Builder:
         """[C, 1, KH, KW] or [C, 1, KD, KH, KW] → [KD*KH*KW, C]."""
         return self._pack(w, "depthwise", (prod(w.shape[2:]), w.shape[0]), _pack_depthwise)
 
+    def packed_recurrent(self, r: Tensor, direction: int, gates: tuple[int, int], gates_first: bool = False) -> Tensor:
+        """[directions, all gates · H, H] → [ceil(H / 16), H, gates, 16] of one direction, zero-padded: gates `gates[0]` to `gates[1]` of 16
+        units side by side. `gates_first`: all of the first two gates, then the third, in as many floats (GRU that resets first)."""
+        hidden = r.shape[2]
+        tag = f"recurrent{direction}, {gates}" + ", gates first" * gates_first
+        shape = (-(-hidden // 16), hidden, gates[1] - gates[0], 16)
+        return self._pack(r, tag, shape, partial(pack_recurrent, direction, gates, gates_first))
+
     def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
         found = self._packed.get(key) if key is not None else None
@@ -292,6 +308,21 @@ def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 def _pack_depthwise(w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     out[...] = w.reshape(w.shape[0], -1).T
+
+
+def pack_recurrent(k: int, gates: tuple[int, int], gates_first: bool, r: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Direction k of `r` [directions, all gates · H, H], as `Builder.packed_recurrent` has it."""
+    panels, hidden, count, units = out.shape
+    wide = np.zeros((panels * units, count, hidden), np.float32)
+    wide[:hidden] = r[k].reshape(-1, hidden, hidden)[gates[0] : gates[1]].transpose(1, 0, 2)
+    moved = wide.reshape(panels, units, count, hidden).transpose(0, 3, 2, 1)
+    if not gates_first:
+        out[...] = moved
+        return
+    flat = out.reshape(-1)
+    n = panels * hidden * 2 * units
+    flat[:n].reshape(panels, hidden, 2, units)[...] = moved[:, :, :2]
+    flat[n:].reshape(panels, hidden, 1, units)[...] = moved[:, :, 2:]
 
 
 def require_f32(*tensors: Tensor | None) -> None:

@@ -127,8 +127,10 @@ def convolve(
     pads: Sequence[int],
     exact: bool = False,
 ) -> Tensor:
-    """The convolution of x [N, C, H, W] with w [OC, C / groups, KH, KW] by the kernel that is fastest, for an output of `shape`.
-    `pads`: top and left. `exact`: of integers, so not by Winograd's algorithm, which rounds."""
+    """The convolution of x [N, C, H, W] or [N, C, D, H, W] with w [OC, C / groups, (KD,) KH, KW] by the kernel that is fastest, for an
+    output of `shape`. `pads`: (front,) top and left. `exact`: of integers, so not by Winograd's algorithm, which rounds."""
+    if len(x.shape) == 5:
+        return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads, exact)
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
@@ -155,18 +157,30 @@ def _convolve_volume(
     strides: Sequence[int],
     dilations: Sequence[int],
     pads: Sequence[int],
+    exact: bool,
 ) -> Tensor:
     """Windows that are flat on two axes run over images of two; others have an axis of depth."""
     flat = flat_images(x.shape, shape, w.shape[2:], strides, pads)
     if flat is not None:
         image, target, kept = flat
-        options = {"strides": kept(strides), "dilations": kept(dilations), "pads": kept(pads)}
         small = b.reshape(w, (*w.shape[:2], *kept(w.shape[2:])))
-        return b.reshape(convolve(b, b.reshape(x, image), small, bias, target, groups=groups, **options), shape)
+        y = convolve(
+            b,
+            b.reshape(x, image),
+            small,
+            bias,
+            target,
+            groups=groups,
+            strides=kept(strides),
+            dilations=kept(dilations),
+            pads=kept(pads),
+            exact=exact,
+        )
+        return b.reshape(y, shape)
     kernel, step = (w.shape[3], w.shape[4]), (strides[1], strides[2])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations[1:])}
     attrs |= {"pads": tuple(pads[1:]), "depth": (w.shape[2], strides[0], dilations[0], pads[0]), "act": NO_ACT}
-    plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const
+    plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const and not exact
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
     block = block_for(images[0], images[1], kernel, step) if b.winograd and plain else 0

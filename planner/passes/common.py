@@ -8,14 +8,15 @@ from aspen_mp.planner.ir import Graph, Tensor
 
 
 def share(graph: Graph) -> None:
-    """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay; so do graph outputs, which need places of their own."""
+    """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay; so do graph outputs, which need places of their own,
+    and nodes of several outputs, which are parts of long layers."""
     replaced: dict[Tensor, Tensor] = {}
     seen: dict[tuple[Any, ...], Tensor] = {}
     outputs = set(graph.outputs)
     kept = []
     for node in graph.nodes:
         node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
-        if node.op == "OPAQUE":
+        if node.op == "OPAQUE" or len(node.outputs) > 1:
             kept.append(node)
             continue
         key = (node.op, node.output.shape, node.output.dtype, tuple(id(t) for t in node.inputs), repr(sorted(node.attrs.items())))

@@ -49,15 +49,15 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         return [x[np.ix_(*index)]]
     if node.op == "concat":
         return [np.concatenate(inputs, a["axis"])]
-    out = np.full(shape, 99, node.output.dtype)
+    outs = [np.full(t.shape, 99, t.dtype) for t in node.outputs]
     args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
     if node.op in {"CONV", "WINO", "DWCONV", "PWDW"}:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
-    error = _kernels.call(node.op, [out, *args], params(node), [0] * len(shape), shape)
+    error = _kernels.call(node.op, [*outs, *args], params(node), [0] * len(shape), shape)
     assert error == 0, (
         f"{node.op} {node.name!r} of {node.onnx_op}: kernel error {error}; {[(v.shape, v.dtype) for v in args if v is not None]} → {shape}"
     )
-    return [out]
+    return outs
 
 
 def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -233,7 +233,8 @@ def test_indices_of_maxima_over_three_axes() -> None:
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, (1, 2, 4, 4, 4))], infos)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     feeds = {"x": normal(1, 2, 4, 4, 4)}
-    for got, want in zip(run_model(api.load(model), feeds), ReferenceEvaluator(model).run(None, feeds), strict=True):
+    wanted = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    for got, want in zip(run_model(api.load(model), feeds), wanted, strict=True):
         assert not difference(got, want, 1e-6, 0)
 
 

@@ -16,6 +16,7 @@ from test_plan_graphs import attention, blocks, dense_block, inverted_residuals,
 
 from aspen_mp.planner import build, memory, planfile, planhead
 from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.ir import Graph, Tensor
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
@@ -248,6 +249,40 @@ def test_damaged_inverted_residual(name: str, place: int, value: int) -> None:
     b = Bytes(make(inverted_residuals).segment())
     validate(b.raw)
     param("PWDW", place, value)(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+def recurrent_layer(b: GraphBuilder) -> Graph:
+    """A run of an LSTM with all inputs."""
+    p, h, c = b.input(5, 2, 80), b.input(1, 1, 2, 20), b.input(1, 1, 2, 20)
+    packed = b.const(2, 20, 4, 16, weight=True)
+    y = b.node("LSTM", [p, packed, h, c], (3, 1, 2, 20), first=0, reverse=False, begins=True)
+    assert y.producer is not None
+    y.producer.outputs.append(Tensor("c", c.shape, c.dtype, producer=y.producer))
+    return b.graph(b.unary(y), b.unary(y.producer.outputs[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("n_outputs", lambda b: b.ops["n_outputs"].__setitem__(b.op("LSTM"), 1)),
+        ("steps of input 0", param("LSTM", 0, 3)),
+        ("first", param("LSTM", 0, -1)),
+        ("reverse", param("LSTM", 1, 2)),
+        ("option", param("LSTM", 2, 2)),
+        ("shape of the second output", operand("LSTM", 1, "dims", [[1, 1, 2, 19, 0, 0, 0, 0]])),
+        ("shape of input 0", operand("LSTM", 2, "dims", [[5, 2, 79, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("LSTM", 3, "dims", [[1, 20, 4, 16, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("LSTM", 3, "strides", [[0, 64, 16, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("LSTM", 4, "dims", [[1, 1, 1, 20, 0, 0, 0, 0]])),
+        ("shape of input 3", operand("LSTM", 5, "dims", [[1, 1, 2, 19, 0, 0, 0, 0]])),
+    ],
+)
+def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(recurrent_layer).segment())
+    validate(b.raw)
+    damage(b)
     with pytest.raises(PlanError, match=name):
         validate(b.raw)
 

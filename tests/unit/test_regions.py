@@ -15,8 +15,10 @@ from plan_tools import NUMPY_KERNELS
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.params import NO_ACT, params
+from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
 from aspen_mp.planner.regions import GROUP, input_region
+from aspen_mp.shm.tables import KERNELS
+from aspen_mp.workers import _kernels
 
 F32 = np.dtype(np.float32)
 
@@ -49,6 +51,7 @@ def check(
     attrs: dict[str, Any],
     exact: bool,
     which: Sequence[int] = (0,),
+    by: float = 1000,
 ) -> None:
     rng = np.random.default_rng(sum(map(ord, op + repr(attrs))))
     base = function(*inputs)
@@ -59,7 +62,7 @@ def check(
         reads = np.zeros((x.size, *base.shape), bool)
         for k in range(x.size):
             disturbed = x.copy()
-            disturbed.reshape(-1)[k] += 1000
+            disturbed.reshape(-1)[k] += by
             reads[k] = function(*inputs[:i], disturbed, *inputs[i + 1 :]) != base
         got_lo, got_hi = input_region(node, i, lo, hi)
         assert got_lo.shape == got_hi.shape == (len(lo), x.ndim)
@@ -145,6 +148,33 @@ def test_attention() -> None:
         assert found[1] == ([0, 1, 0, 0], [1, 3, keys, 4])
         assert found[2] == ([0, 1, 0, 1], [1, 3, keys, 4])
         assert found[3] == ([0, 0, 2, 0], [1, 1, 5, 40])
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize(
+    ("op", "option", "steps"), [("LSTM", 0, 1), ("LSTM", 0, 3), ("GRU", 0, 1), ("GRU", 1, 1), ("GRU", 1, 3), ("RNN", 0, 3)]
+)
+def test_recurrent(op: str, option: int, steps: int, reverse: int) -> None:
+    """The kernels themselves; what is read for the cell state counts as read for step 0 of Y, whose tiles write it."""
+    hidden, first, rng = 17, 1, np.random.default_rng(2)
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    shape = (steps, 1, 2, hidden)
+    p = rng.standard_normal((first + steps + 1, 2, gates * hidden), dtype=np.float32)
+    r = rng.standard_normal((2, hidden, {2: 2, 3: 1}.get(option, gates), 16), dtype=np.float32)
+    h, c = rng.standard_normal((2, 1, 2, hidden), dtype=np.float32), rng.standard_normal((1, 1, 2, hidden), dtype=np.float32)
+    of_form = [[], [rng.standard_normal(hidden, dtype=np.float32)], [], [h[:, :, :, ::-1].copy()]]
+    more = {"LSTM": [c], "GRU": of_form[option], "RNN": []}[op]
+    names = {"LSTM": {}, "GRU": {"form": list(GRU_FORMS)[option]}, "RNN": {"relu": False}}[op]
+
+    def function(*inputs: np.ndarray) -> np.ndarray:
+        outs = [np.zeros(shape, np.float32), np.zeros((1, *shape[1:]), np.float32)][: KERNELS[op].n_outputs]
+        assert _kernels.call(op, [*outs, *inputs], [first, reverse, option], [0] * 4, shape) == 0
+        y = outs[0].astype(np.float64)
+        y[:1] += sum(1e3 * out for out in outs[1:])
+        return y
+
+    inputs = [p * np.float32(0.1), r * np.float32(0.1), h * np.float32(0.1), *more]
+    check(op, function, inputs, {"first": first, "reverse": bool(reverse), **names}, False, range(len(inputs)), by=0.5)
 
 
 def test_gemm_packed() -> None:

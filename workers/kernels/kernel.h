@@ -31,10 +31,10 @@ typedef struct aspen_arg {
 } aspen_arg;
 
 typedef struct aspen_call {
-  const aspen_arg *args; /* args[0] is the output, args[1 + i] input i */
+  const aspen_arg *args; /* args[0] is the output, further outputs follow (LSTM has two), then the inputs */
   uint32_t n_inputs;
   const int64_t *params; /* see below; floating-point parameters are the bits of a double */
-  int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK]; /* box of the output, rank entries */
+  int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK]; /* box of the first output, rank entries */
   void *scratch;         /* 64-byte aligned, private to the worker */
   size_t scratch_bytes;
   int again; /* 1: `scratch` is as the last call left it, which was for another tile of this node and request: what it made there of inputs holds */
@@ -117,6 +117,15 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        params: f64 scale, causal (query i sees keys up to i + offset, S is fill for others), offset, f64 fill, f64 softcap (0: none, else
  *        c tanh(S / c) before masking), guard (1: rows that come out NaN become 0, 2: rows in which every S is -inf do), mask_first (the causal fill replaces what a
  *        mask was added to, else the mask is added to the fill), 1 reserved.
+ * LSTM, GRU, RNN  n steps of one direction of a recurrent layer, f32, gates in ONNX's order. out: Y[n, 1, B, H]; LSTM also the cell state behind the last of them
+ *        [1, 1, B, H], of whose rows and units a tile writes those of its box if that holds step 0. in: P[T, B, gates H] (the input's product with W, biases inside;
+ *        the run begins at its step `first`), R packed [ceil(H/16), H, gates, 16] (zero-padded, contiguous; GRU of form 0:
+ *        [ceil(H/16), H, 2, 16] for z and r, then [ceil(H/16), H, 16] for h, in as many floats; of forms 2 and 3 one of these alone), h? [m, 1, B, H]: the state before is its last step, in reverse
+ *        its first; LSTM: c? [1, 1, B, H]; GRU of form 1: rb? [H], the recurrent bias inside the reset gate. Absent states are zeros.
+ *        params: first, reverse (from the last step to the first), GRU: form, RNN: relu (else tanh). Forms of GRU: 0, 1: without and with linear_before_reset;
+ *        2, 3: one step of 0 in two halves, so that tiles can share its units: the update gate and r * h, out[2, 1, B, H], and what follows from them (as input 3).
+ *        Sums over the terms of h are in ascending order, as in GEMM, then P is added. Boxes may cut any axis; what a cut of steps or units makes a tile
+ *        compute beside its box is lost, except units of the run's last step that it needs.
  */
 
 /* Instruction sets, best first. ASPEN_MP_ISA forces one. */
