@@ -178,7 +178,8 @@ def test_transposed_convolution(groups: int, attrs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(
-    ("kernel", "stride", "pads", "extra"), [(4, 2, 1, 0), (2, 2, 0, 0), (3, 2, 1, 1), (2, 3, 0, 1), (5, 3, 4, 2), (3, 1, 1, 0)]
+    ("kernel", "stride", "pads", "extra"),
+    [(4, 2, 1, 0), (2, 2, 0, 0), (3, 2, 1, 1), (2, 3, 0, 1), (5, 3, 4, 2), (2, 2, 0, 1), (3, 1, 1, 0)],
 )
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_transposed_convolution_over_axes(axes: int, groups: int, kernel: int, stride: int, pads: int, extra: int) -> None:
@@ -194,6 +195,7 @@ VOLUMES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((2, 3, 1), {"dilations": [3, 2, 1], "pads": [1, 2, 0, 0, 1, 0]}),
     ((1, 3, 3), {"pads": [0, 1, 1, 0, 1, 1], "strides": [2, 1, 1]}),
     ((3, 1, 1), {"pads": [1, 0, 0, 1, 0, 0]}),
+    ((3, 2, 2), {"pads": [1, 0, 0, 1, 1, 1]}),
     ((1, 1, 3), {"pads": [0, 0, 1, 0, 0, 1], "strides": [1, 1, 2]}),
     ((1, 1, 1), {}),
     ((1, 1, 1), {"strides": [2, 2, 2]}),
@@ -218,6 +220,16 @@ def test_pooling_over_three_axes(op: str, kernel: tuple[int, int, int], attrs: d
     if op == "LpPool":
         attrs = {**attrs, "p": 1}
     check(op, {"x": normal(2, 3, 8, 6, 7)}, kernels={"POOL"} if max(kernel) > 1 else None, kernel_shape=list(kernel), **attrs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_padding_where_the_window_is_flat(axis: int) -> None:
+    """Zeros behind the last element of an axis along which the window sees one: bias alone."""
+    pads, kernel = [0] * 6, [1, 1, 1]
+    pads[3 + axis] = 2
+    kernel[axis - 1] = 3
+    inputs = {"x": normal(2, 3, 4, 5, 6), "w": normal(4, 3, *kernel), "b": normal(4)}
+    check("Conv", inputs, ("w", "b"), pads=pads)
 
 
 @pytest.mark.parametrize("count", [0, 1])
