@@ -333,9 +333,10 @@ static void point_plane(const conv *v, const workspace *s, const float **p, int6
   }
 }
 
-/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows; many: or as many as mm.h takes of those that
+/* Pointers of a block of pixels, in runs of up to MM_ROWS pixels that have the same kernel rows (deep: all); many: or as many as mm.h takes of those that
  * lie evenly. Returns the number of runs. Layers with few channels spend as much time here as in arithmetic if this is done carelessly. */
-static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const float *x, int64_t oh0, int64_t rows, int64_t ow0, int64_t columns) {
+INLINE int64_t point_taps(const conv *v, const int deep, workspace *s, mm_job *job, int many, const float *x, int64_t oh0, int64_t rows, int64_t ow0,
+                          int64_t columns) {
   const copied_axis vertical = copy_axis(&v->rows, rows), horizontal = copy_axis(&v->columns, columns);
   const int joined = v->copy && horizontal.tap == 1;
   const int64_t across = joined ? 1 : v->columns.kernel; /* taps of a kernel row */
@@ -355,7 +356,6 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   const int even = many && !v->copy && v->planes.n * v->rows.kernel * across == 1 && inside_lo == ow0 && inside_hi == ow0 + columns &&
                    (rows == 1 || step.row == columns * step.column);
   s->step = even ? step.column : 0;
-  const int deep = v->planes.n > 1;
   int64_t runs = 0, pointers = 0, pixel = 0;
   for (int64_t i = 0; i < rows;) {
     int64_t from, to, next = i + 1, a, b;
@@ -402,6 +402,16 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
     i = next;
   }
   return runs;
+}
+
+static __attribute__((noinline)) int64_t point_deep(const conv *v, workspace *s, mm_job *job, const float *x, int64_t oh, int64_t rows, int64_t ow,
+                                                   int64_t columns) {
+  return point_taps(v, 1, s, job, 0, x, oh, rows, ow, columns);
+}
+
+static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const float *x, int64_t oh, int64_t rows, int64_t ow, int64_t columns) {
+  if (v->planes.n > 1) return point_deep(v, s, job, x, oh, rows, ow, columns);
+  return point_taps(v, 0, s, job, many, x, oh, rows, ow, columns);
 }
 
 /* All panels times all pixels of a block. out, bias and residual point at column 0 of the group, in the image. */

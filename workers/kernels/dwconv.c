@@ -131,7 +131,7 @@ static void many_unit(const dwconv *d, const float *x, const float *residual, fl
 /* R rows of P pixels whose windows lie inside the image, unit channels. x: tap (0, 0) of the first one. */
 typedef void block_fn(const dwconv *, const float *, const float *, float *, int64_t, int64_t);
 
-INLINE void block(const dwconv *d, const int R, const int P, const int K, const int S, const float *x, const float *residual, float *out, int64_t c,
+INLINE void block(const dwconv *d, const int deep, const int R, const int P, const int K, const int S, const float *x, const float *residual, float *out, int64_t c,
                   int64_t end) {
   const float *line[7]; /* of two rows of windows, at most */
 #pragma GCC unroll 8
@@ -141,13 +141,14 @@ INLINE void block(const dwconv *d, const int R, const int P, const int K, const 
 #pragma GCC unroll 16
     for (int i = 0; i < R * P; i++) sum[i] = vzero();
     depthwise_taps(R, P, K, K, S, S, sum, line, c, d->x_column, d->w + c, d->w_tap);
+    if (deep) /* a window of one plane is spared the loop */
 #pragma GCC unroll 1
-    for (int64_t q = 1; q < d->planes.n; q++) {
-      const float *plane[7];
+      for (int64_t q = 1; q < d->planes.n; q++) {
+        const float *plane[7];
 #pragma GCC unroll 8
-      for (int i = 0; i < (R - 1) * S + K; i++) plane[i] = line[i] + q * d->planes.step;
-      depthwise_taps(R, P, K, K, S, S, sum, plane, c, d->x_column, d->w + q * d->w_plane + c, d->w_tap);
-    }
+        for (int i = 0; i < (R - 1) * S + K; i++) plane[i] = line[i] + q * d->planes.step;
+        depthwise_taps(R, P, K, K, S, S, sum, plane, c, d->x_column, d->w + q * d->w_plane + c, d->w_tap);
+      }
     finish(d, R, P, 1, 1, sum, residual, out, c, VL);
   }
   if (c == end) return;
@@ -158,7 +159,10 @@ INLINE void block(const dwconv *d, const int R, const int P, const int K, const 
 
 #define BLOCK(NAME, R, K, S)                                                                                                       \
   static void NAME(const dwconv *d, const float *x, const float *residual, float *out, int64_t c, int64_t end) {                   \
-    block(d, R, DEPTHWISE_PIXELS, K, S, x, residual, out, c, end);                                                                 \
+    block(d, 0, R, DEPTHWISE_PIXELS, K, S, x, residual, out, c, end);                                                              \
+  }                                                                                                                                \
+  static void deep_##NAME(const dwconv *d, const float *x, const float *residual, float *out, int64_t c, int64_t end) {            \
+    block(d, 1, R, DEPTHWISE_PIXELS, K, S, x, residual, out, c, end);                                                              \
   }
 BLOCK(one_3_1, 1, 3, 1)
 BLOCK(one_3_2, 1, 3, 2)
@@ -181,10 +185,12 @@ static plan choose(const dwconv *d, int unit) {
   const window *a = &d->rows, *b = &d->columns;
   if (!unit) return (plan){.each = one_strided, .rows = 1, .pixels = 1};
   if (depthwise_common(a, b) && d->planes.n > 0) {
-    const int one = a->stride == 1;
-    if (a->kernel == 3)
-      return (plan){one ? one_3_1 : one_3_2, one ? more_3_1 : more_3_2, one_unit, many_unit, DEPTHWISE_ROWS_3, DEPTHWISE_PIXELS};
-    return (plan){one ? one_5_1 : one_5_2, one ? more_5_1 : more_5_2, one_unit, many_unit, DEPTHWISE_ROWS_5, DEPTHWISE_PIXELS};
+    static block_fn *const blocks[2][2][2][2] = { /* [deep][5 x 5][stride 2][more rows than one] */
+        {{{one_3_1, more_3_1}, {one_3_2, more_3_2}}, {{one_5_1, more_5_1}, {one_5_2, more_5_2}}},
+        {{{deep_one_3_1, deep_more_3_1}, {deep_one_3_2, deep_more_3_2}}, {{deep_one_5_1, deep_more_5_1}, {deep_one_5_2, deep_more_5_2}}},
+    };
+    block_fn *const *by = blocks[d->planes.n > 1][a->kernel == 5][a->stride == 2];
+    return (plan){by[0], by[1], one_unit, many_unit, a->kernel == 3 ? DEPTHWISE_ROWS_3 : DEPTHWISE_ROWS_5, DEPTHWISE_PIXELS};
   }
   return (plan){.each = one_unit, .some = many_unit, .rows = 1, .pixels = ANY_PIXELS};
 }
