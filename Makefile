@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
+# Tests of single processes, which may run beside each other; all others look at what the whole machine has left over.
+BESIDE := tests/unit tests/kernels tests/conformance
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,backend bench_plans cache calibration cli examples figures handles \
   inference_session metrics peers requests runtime trace)) tests/unit/test_imports.py
@@ -56,7 +58,8 @@ demo: setup
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
 test: setup
-	@$(BIN)/python -m pytest $(TEST_FLAGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) $(BESIDE)
+	@$(BIN)/python -m pytest $(TEST_FLAGS) $(addprefix --ignore=,$(BESIDE))
 
 stress: setup
 	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/stress tests/crash $(TEST_FLAGS)

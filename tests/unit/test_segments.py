@@ -16,6 +16,8 @@ from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
+pytestmark = pytest.mark.xdist_group("names in /dev/shm")
+
 
 def names() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(f"aspen-{os.getuid()}-")}
