@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests of single processes, which may run beside each other; all others look at what the whole machine has left over.
-BESIDE := tests/unit tests/kernels tests/conformance
+BESIDE := tests/stress/test_interleavings.py tests/unit tests/kernels tests/conformance
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,backend bench_plans cache calibration cli examples figures handles \
   inference_session metrics peers requests runtime trace)) tests/unit/test_imports.py
@@ -18,7 +18,7 @@ APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
-	@echo "make test         the test suite (20 to 30 minutes on two cores)"
+	@echo "make test         the test suite (about 25 minutes on two cores)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"

@@ -384,7 +384,7 @@ def memory_bytes(node: Node) -> tuple[float, float]:
 def tail(workers: int) -> float:
     """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody, but tiles small enough that readers find
     them in the cache are worth something to it, too."""
-    return 0.5 if workers > 1 else 0.2
+    return 0.5 if workers > 1 else 0.05
 
 
 def wanted_tiles(ns: float, workers: int, tail: float) -> float:

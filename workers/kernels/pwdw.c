@@ -177,18 +177,22 @@ static void expand_rows(const pwdw *v, const strip *s, const mm_job *job, const 
   }
 }
 
-/* The same for pixels whose channels lie apart, and for images of awkward widths: by the micro-kernels of mm.h, with a pointer for each pixel. */
+/* The same for pixels whose channels lie apart, and for images of awkward widths: by the micro-kernels of mm.h, which take pixels of several
+ * rows together. */
 static void expand_pixels(const pwdw *v, const strip *s, const mm_job *job, const wide *w, int64_t from, int64_t to) {
-  const int64_t width = s->in_hi - s->in_lo, pixels = (to - from) * width;
-  const int64_t blocks = mm_blocks(pixels), x_column = v->x->strides[3];
-  const float *a[MM_ROWS];
-  mm_rows block;
-  block.taps = 1, block.a = a, block.bias[0] = w->bias, block.residual[0] = NULL, block.next = NULL, block.stream = 0;
+  const int64_t width = s->in_hi - s->in_lo, pixels = (to - from) * width, x_column = v->x->strides[3];
+  /* Whole rows lie one behind the other. */
+  const int even = job->a_stride == 1 && width == v->columns.in && v->x->strides[2] == width * x_column;
+  const int64_t blocks = even ? mm_even_blocks(pixels, x_column) : mm_blocks(pixels);
+  const int64_t step = ((int64_t)sizeof(float) * ASPEN_NR + blocks - 1) / blocks;
+  const float *a[MM_EVEN_ROWS];
+  mm_rows block = {.taps = 1, .a = a, .a_step = x_column, .bias = {w->bias}, .next_step = step};
   int64_t row = from, left = 0;
   const float *at = NULL;
   float *out = NULL;
   for (int64_t i = 0; i < blocks; i++) {
     block.rows = (int)(mm_cut(pixels, blocks, i + 1) - mm_cut(pixels, blocks, i));
+    block.next = w->next && blocks > 1 ? (const char *)w->next + i * step * job->k : NULL;
     for (int r = 0; r < block.rows; r++, at += x_column, out += ASPEN_NR, left--) {
       if (!left) {
         at = w->x + row * v->x->strides[2] + s->in_lo * x_column;

@@ -297,10 +297,11 @@ static void input_of(const wino *v, const workspace *s, int64_t blocks) {
     float *input = s->input + block * v->row;
     const int64_t first = at.column * v->columns.m * v->columns.stride - v->pad_left;
     in_fn *f = inputs[v->kind][how == WHOLE && p.inside ? INSIDE : how];
-    for (int64_t i = 0; i < v->depth.n; i++, input += v->channels) { /* what is written behind a plane's channels, the next plane's replace */
-      f(v, &p, first, count, input, s->input_plane);
+    if (v->depth.n > 0) f(v, &p, first, count, input, s->input_plane);
+    for (int64_t i = 1; i < v->depth.n; i++) {
       for (int y = 0; y < v->rows.n; y++)
         if (p.line[y] != zeros) p.line[y] += v->depth.step;
+      f(v, &p, first, count, input += v->channels, s->input_plane); /* what was written behind a plane's channels, the next one's replace */
     }
   }
 }
