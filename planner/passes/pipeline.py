@@ -16,6 +16,7 @@ from aspen_mp.planner.passes import (
     identities,
     merge,
     norms,
+    parallel,
     prologues,
     rotary,
     stacks,
@@ -23,7 +24,7 @@ from aspen_mp.planner.passes import (
 
 Pass = Callable[[Graph], None]
 
-ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine,)
+ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine, parallel.merge_branches)
 KERNEL_LEVEL: Sequence[Pass] = (
     identities.drop_identities,
     common.share,

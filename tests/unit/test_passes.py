@@ -53,8 +53,8 @@ def test_residual_block() -> None:
 
 
 def test_of_two_products_the_later_takes_the_earlier() -> None:
-    net = Net(x=(1, 8, 6, 6))
-    left, right = (net("Conv", "x", net.weight(8, 8, 1, 1), net.weight(8)) for _ in range(2))
+    net = Net(x=(1, 8, 6, 6), z=(1, 8, 6, 6))
+    left, right = (net("Conv", image, net.weight(8, 8, 1, 1), net.weight(8)) for image in "xz")
     nodes = check(net, net("Relu", net("Add", right, left)))
     assert ops(nodes) == ["CONV", "CONV"]
     assert nodes[1].inputs[3] is nodes[0].output
