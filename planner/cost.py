@@ -381,10 +381,10 @@ def memory_bytes(node: Node) -> tuple[float, float]:
     return 0.0 if again else weight_bytes(node), passing
 
 
-def tail(workers: int) -> float:
+def tail(workers: int, products: bool = True) -> float:
     """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody, but tiles small enough that readers find
-    them in the cache are worth something to it, too."""
-    return 0.5 if workers > 1 else 0.05
+    them in the cache are worth something to it, too: more where a tile does little besides reading and writing."""
+    return 0.5 if workers > 1 else 0.05 if products else 0.2
 
 
 def wanted_tiles(ns: float, workers: int, tail: float) -> float:

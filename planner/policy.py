@@ -30,6 +30,9 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
+PRODUCTS = frozenset({"GEMM", "CONV", "WINO"})
+"""Ops whose tiles read weights or make sums anew that larger tiles share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Aim:
@@ -45,8 +48,8 @@ class Aim:
 
 def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> list[Grid]:
     """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
-    aim = Aim(workers, cost.tail(workers), workers > 1 and tiles is None, tiles)
-    return [grid_for(node, storage, aim) for node in storage.steps]
+    aims = [Aim(workers, cost.tail(workers, products), workers > 1 and tiles is None, tiles) for products in (False, True)]
+    return [grid_for(node, storage, aims[node.op in PRODUCTS]) for node in storage.steps]
 
 
 def _whole(shape: Sequence[int]) -> Grid:

@@ -136,6 +136,13 @@ def test_an_image_wider_than_a_strip(isa: str) -> None:
     compare(Case(2, (1, 4, 9, 1500), 40, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1)), isa, 3)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, (90, 120)), (3, 2, (101, 97)), (5, 1, (400, 30))])
+def test_images_that_several_panels_read_together(isa: str, kernel: int, stride: int, size: Pair) -> None:
+    pad = kernel // 2
+    compare(Case(4, (1, 24, *size), 330, *[(v, v) for v in (kernel, stride, 1, pad, pad)]), isa, 3)
+
+
 def test_refuses_what_it_cannot_do() -> None:
     case = Case(3, (1, 4, 5, 5), 8, (3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     out, inputs = case.empty(case.shape), case.inputs()

@@ -1,8 +1,10 @@
 /* PWDW: a 1x1 convolution and the depthwise convolution that alone reads its result, in one pass. The wide tensor between the two is never
  * written: of a panel of its channels, a ring of rows stays in the cache, filled a few rows ahead of the windows that slide over it.
  *
- * Loops: image, strip of columns (so narrow that the ring stays in L2), panel of channels, rows of output in steps; within a step first the
- * rows of the ring that are new, then the windows. Rows and columns beyond the image are zeros in the ring.
+ * Loops: image, strip of columns (so narrow that the ring stays in L2), group of panels, rows of output in steps, panel of channels; within a
+ * step first the rows of the ring that are new, then the windows. Rows and columns beyond the image are zeros in the ring. A group is one panel
+ * where the input stays in L2 until the next one reads it; of larger images as many as rings and weights stay there, so that the input is
+ * read once for all of them.
  */
 #include "depthwise.h"
 #include "mm.h"
@@ -13,6 +15,9 @@
 #define FEWEST_COLUMNS 16      /* of output in a strip, however large the ring becomes */
 #define FRESH_PIXELS 64        /* of the ring in a step, at least, so that the micro-kernels run on full blocks of rows */
 #define ANY_PIXELS 4
+#define INPUT_BYTES (768 << 10) /* of a tile that stay in L2 beside a ring, about */
+#define GROUP_BYTES (512 << 10) /* of rings and weights of a group, about */
+#define MOST_PANELS 8           /* in a group */
 
 typedef struct pwdw {
   const aspen_arg *out, *x, *w, *bias, *dw, *dw_bias;
@@ -21,7 +26,14 @@ typedef struct pwdw {
   epilogue epilogue;                 /* of the depthwise half */
 } pwdw;
 
-/* A strip of a tile, and what it keeps in scratch. The ring's pixels are ASPEN_NR floats. */
+/* What a panel keeps in scratch. The ring's pixels are ASPEN_NR floats. */
+typedef struct kept {
+  float *ring;
+  float *taps;             /* [KH * KW][ASPEN_NR] */
+  float *bias, *wide_bias; /* [ASPEN_NR] each: behind the windows, and between the halves */
+} kept;
+
+/* A strip of a tile. `kept`: of the panel at hand, one of those in `panels`. */
 typedef struct strip {
   int64_t oh_lo, oh_hi, ow_lo, ow_hi;
   int64_t step;         /* rows of output in a step */
@@ -29,10 +41,8 @@ typedef struct strip {
   int64_t top, left;    /* input row and column of the first window's first tap; may lie outside */
   int64_t in_lo, in_hi; /* input columns inside the image */
   float *zeros;         /* a row of the ring for rows outside the image */
-  float *ring;
-  float *taps;          /* [KH * KW][ASPEN_NR], of the panel */
-  float *bias, *wide_bias; /* [ASPEN_NR] each, of the panel: behind the windows, and between the halves */
   const float **line;   /* input rows of a step */
+  kept kept, panels[MOST_PANELS];
 } strip;
 
 static int setup(pwdw *v, const aspen_call *c) {
@@ -52,26 +62,43 @@ static int setup(pwdw *v, const aspen_call *c) {
   return 0;
 }
 
-/* Columns of output in a strip: as many as leave the ring, for steps of two rows, its size. */
-static int64_t strip_columns(const pwdw *v) {
-  const int64_t line = RING_BYTES / ((v->rows.stride + v->reach_rows) * ASPEN_NR * (int64_t)sizeof(float));
-  return max64((line - v->reach_columns) / v->columns.stride + 1, FEWEST_COLUMNS);
+/* How a tile is gone through. `columns`: of output in a strip, `group`: panels. */
+typedef struct way {
+  int64_t columns, group;
+} way;
+
+static int64_t ring_pixels(const pwdw *v, int64_t columns) {
+  const int64_t width = (columns - 1) * v->columns.stride + v->reach_columns;
+  return FRESH_PIXELS + width * (2 * v->rows.stride + v->reach_rows); /* whatever the step: see `open_strip` */
+}
+
+/* As many columns as leave the ring, for steps of two rows, its size. */
+static way way_of(const pwdw *v, const aspen_call *c) {
+  const int64_t pixel = ASPEN_NR * (int64_t)sizeof(float), line = RING_BYTES / ((v->rows.stride + v->reach_rows) * pixel);
+  const int64_t most = max64((line - v->reach_columns) / v->columns.stride + 1, FEWEST_COLUMNS);
+  way w = {min64(c->hi[3] - c->lo[3], most), 1};
+  const int64_t rows = min64((c->hi[2] - c->lo[2]) * v->rows.stride, v->rows.in), across = min64(w.columns * v->columns.stride, v->columns.in);
+  const int64_t depth = v->x->dims[1], panels = (c->hi[1] + ASPEN_NR - 1) / ASPEN_NR - c->lo[1] / ASPEN_NR;
+  if (rows * across * depth * (int64_t)sizeof(float) > INPUT_BYTES)
+    w.group = max64(min64(min64(panels, MOST_PANELS), GROUP_BYTES / ((ring_pixels(v, w.columns) + depth) * pixel)), 1);
+  return w;
 }
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-/* Lays the workspace of a strip of so many columns out from `base`; returns its size in bytes. */
-static size_t lay_out(const pwdw *v, strip *s, char *base, int64_t columns) {
-  const int64_t width = (columns - 1) * v->columns.stride + v->reach_columns;
-  const int64_t slots_pixels = FRESH_PIXELS + width * (2 * v->rows.stride + v->reach_rows); /* whatever the step: see `open_strip` */
+/* Lays the workspace of a strip out from `base`; returns its size in bytes. */
+static size_t lay_out(const pwdw *v, strip *s, char *base, way by) {
+  const int64_t width = (by.columns - 1) * v->columns.stride + v->reach_columns;
   size_t at = 0;
 #define PART(field, type, count) (s->field = (type *)(base + at), at += round64((size_t)(count) * sizeof(type)))
   PART(zeros, float, width * ASPEN_NR);
-  PART(ring, float, slots_pixels * ASPEN_NR);
-  PART(taps, float, v->rows.kernel * v->columns.kernel * ASPEN_NR);
-  PART(bias, float, ASPEN_NR);
-  PART(wide_bias, float, ASPEN_NR);
   PART(line, const float *, FRESH_PIXELS + 2 * v->rows.stride + v->reach_rows);
+  for (int64_t i = 0; i < by.group; i++) {
+    PART(panels[i].ring, float, ring_pixels(v, by.columns) * ASPEN_NR);
+    PART(panels[i].taps, float, v->rows.kernel * v->columns.kernel * ASPEN_NR);
+    PART(panels[i].bias, float, ASPEN_NR);
+    PART(panels[i].wide_bias, float, ASPEN_NR);
+  }
 #undef PART
   return at;
 }
@@ -80,12 +107,12 @@ static size_t lay_out(const pwdw *v, strip *s, char *base, int64_t columns) {
 size_t aspen_scratch_pwdw(const aspen_call *c) {
   pwdw v;
   strip s;
-  return setup(&v, c) ? 0 : lay_out(&v, &s, (char *)64, min64(c->hi[3] - c->lo[3], strip_columns(&v)));
+  return setup(&v, c) ? 0 : lay_out(&v, &s, (char *)64, way_of(&v, c));
 }
 #endif
 
-/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the ring become zeros; nothing else of it is read before it is written. */
-static void open_strip(const pwdw *v, strip *s, int64_t oh_lo, int64_t oh_hi, int64_t ow_lo, int64_t ow_hi) {
+/* Rows of output [oh_lo, oh_hi), columns [ow_lo, ow_hi). Margins of the rings become zeros; nothing else of them is read before it is written. */
+static void open_strip(const pwdw *v, strip *s, int64_t group, int64_t oh_lo, int64_t oh_hi, int64_t ow_lo, int64_t ow_hi) {
   s->oh_lo = oh_lo, s->oh_hi = oh_hi, s->ow_lo = ow_lo, s->ow_hi = ow_hi;
   s->top = window_start(&v->rows, oh_lo), s->left = window_start(&v->columns, ow_lo);
   s->width = (ow_hi - ow_lo - 1) * v->columns.stride + v->reach_columns;
@@ -96,14 +123,15 @@ static void open_strip(const pwdw *v, strip *s, int64_t oh_lo, int64_t oh_hi, in
   s->in_hi = max64(min64(s->left + s->width, v->columns.in), s->in_lo);
   const size_t before = (size_t)(s->in_lo < s->in_hi ? s->in_lo - s->left : s->width), after = (size_t)(s->left + s->width - s->in_hi);
   memset(s->zeros, 0, (size_t)s->width * ASPEN_NR * sizeof(float));
-  for (int64_t i = 0; i < s->slots; i++) {
-    float *row = s->ring + i * s->width * ASPEN_NR;
-    memset(row, 0, before * ASPEN_NR * sizeof(float));
-    if (s->in_lo < s->in_hi) memset(row + (s->in_hi - s->left) * ASPEN_NR, 0, after * ASPEN_NR * sizeof(float));
-  }
+  for (int64_t k = 0; k < group; k++)
+    for (int64_t i = 0; i < s->slots; i++) {
+      float *row = s->panels[k].ring + i * s->width * ASPEN_NR;
+      memset(row, 0, before * ASPEN_NR * sizeof(float));
+      if (s->in_lo < s->in_hi) memset(row + (s->in_hi - s->left) * ASPEN_NR, 0, after * ASPEN_NR * sizeof(float));
+    }
 }
 
-static float *ring_row(const strip *s, int64_t ih) { return s->ring + (ih - s->top) % s->slots * s->width * ASPEN_NR; }
+static float *ring_row(const strip *s, int64_t ih) { return s->kept.ring + (ih - s->top) % s->slots * s->width * ASPEN_NR; }
 
 /* ---- the ring's rows ---- */
 
@@ -224,7 +252,7 @@ static __attribute__((noinline)) void scatter(const target *t, float (*lanes)[VL
 /* Bias, activation and home for R x P pixels from `out` on. */
 INLINE void finish(const pwdw *d, const strip *s, const target *t, const int R, const int P, vf *sum, float *out, int64_t v) {
   if (d->dw_bias) {
-    const vf bias = vload(s->bias + v);
+    const vf bias = vload(s->kept.bias + v);
 #pragma GCC unroll 32
     for (int i = 0; i < R * P; i++) sum[i] += bias;
   }
@@ -253,7 +281,7 @@ INLINE void windows(const pwdw *d, const strip *s, const target *t, const int R,
       vf sum[2 * DEPTHWISE_PIXELS]; /* a constant number: it lives in registers */
 #pragma GCC unroll 32
       for (int k = 0; k < R * P; k++) sum[k] = vzero();
-      depthwise_taps(R, P, K, K, S, S, sum, line, i * S * ASPEN_NR + v, ASPEN_NR, s->taps + v, ASPEN_NR);
+      depthwise_taps(R, P, K, K, S, S, sum, line, i * S * ASPEN_NR + v, ASPEN_NR, s->kept.taps + v, ASPEN_NR);
       finish(d, s, t, R, P, sum, out + i * t->column, v);
     }
   }
@@ -266,7 +294,7 @@ INLINE void any_window(const pwdw *d, const strip *s, const target *t, const int
     vf sum[ANY_PIXELS];
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) sum[p] = vzero();
-    const float *w = s->taps + v;
+    const float *w = s->kept.taps + v;
     for (int64_t kh = 0; kh < d->rows.kernel; kh++) {
       const float *from = line[kh * d->rows.dilation] + i * next + v;
       for (int64_t kw = 0; kw < d->columns.kernel; kw++, from += dilation, w += ASPEN_NR) {
@@ -316,39 +344,42 @@ static void load_channels(float *to, const float *from, int64_t stride, int64_t 
 }
 
 /* What belongs to a panel's channels `first` to `first` + n, at known strides. */
-static void load_panel(const pwdw *v, const strip *s, int64_t first, int64_t n) {
+static void load_panel(const pwdw *v, const kept *k, int64_t first, int64_t n) {
   const int64_t taps = v->rows.kernel * v->columns.kernel;
   for (int64_t t = 0; t < taps; t++)
-    load_channels(s->taps + t * ASPEN_NR, (const float *)v->dw->ptr + t * v->dw->strides[0], v->dw->strides[1], first, n);
-  if (v->bias) load_channels(s->wide_bias, (const float *)v->bias->ptr, v->bias->strides[0], first, n);
-  if (v->dw_bias) load_channels(s->bias, (const float *)v->dw_bias->ptr, v->dw_bias->strides[0], first, n);
+    load_channels(k->taps + t * ASPEN_NR, (const float *)v->dw->ptr + t * v->dw->strides[0], v->dw->strides[1], first, n);
+  if (v->bias) load_channels(k->wide_bias, (const float *)v->bias->ptr, v->bias->strides[0], first, n);
+  if (v->dw_bias) load_channels(k->bias, (const float *)v->dw_bias->ptr, v->dw_bias->strides[0], first, n);
 }
 
-/* A panel of channels of a strip. */
-static void slide(const pwdw *v, const strip *s, const mm_job *job, wide w, const target *t) {
+/* A group of panels of a strip. w[i].next: the panel after panel i. */
+static void slide(const pwdw *v, strip *s, const mm_job *job, int64_t group, const wide *w, const target *t) {
   windows_fn *more, *one;
-  int64_t together, ready = s->top; /* input rows before it are in the ring, or outside the image */
+  int64_t together, ready = s->top; /* input rows before it are in the rings, or outside the image */
   one = choose(v, s->ow_hi - s->ow_lo, &more, &together);
   const int64_t pixels = job->a_stride == 1 ? wide_pixels(s->in_hi - s->in_lo, job->k) : 0;
-  const float *const next = w.next;
   for (int64_t oh = s->oh_lo; oh < s->oh_hi; oh += s->step) {
     const int64_t rows = min64(s->step, s->oh_hi - oh), first = window_start(&v->rows, oh);
     const int64_t last = first + (rows - 1) * v->rows.stride + v->reach_rows;
     const int64_t from = max64(max64(ready, first), 0), to = min64(last, v->rows.in);
-    w.next = oh + s->step < s->oh_hi ? NULL : next;
-    if (from < to && s->in_lo < s->in_hi) {
-      if (pixels)
-        expand_rows(v, s, job, &w, pixels, from, to);
-      else
-        expand_pixels(v, s, job, &w, from, to);
-    }
     ready = last;
-    for (int64_t i = 0; i < last - first; i++)
-      s->line[i] = first + i >= 0 && first + i < v->rows.in ? ring_row(s, first + i) : s->zeros;
-    float *out = t->out + (oh - s->oh_lo) * t->row;
-    for (int64_t r = 0, k; r < rows; r += k) {
-      k = rows - r >= together ? together : 1;
-      (k > 1 ? more : one)(v, s, t, s->line + r * v->rows.stride, out + r * t->row);
+    for (int64_t i = 0; i < group; i++) {
+      s->kept = s->panels[i];
+      wide now = w[i];
+      if (oh + s->step < s->oh_hi) now.next = group > 1 ? w[(i + 1) % group].panel : NULL;
+      if (from < to && s->in_lo < s->in_hi) {
+        if (pixels)
+          expand_rows(v, s, job, &now, pixels, from, to);
+        else
+          expand_pixels(v, s, job, &now, from, to);
+      }
+      for (int64_t k = 0; k < last - first; k++)
+        s->line[k] = first + k >= 0 && first + k < v->rows.in ? ring_row(s, first + k) : s->zeros;
+      float *out = t[i].out + (oh - s->oh_lo) * t[i].row;
+      for (int64_t r = 0, k; r < rows; r += k) {
+        k = rows - r >= together ? together : 1;
+        (k > 1 ? more : one)(v, s, &t[i], s->line + r * v->rows.stride, out + r * t[i].row);
+      }
     }
   }
 }
@@ -364,22 +395,28 @@ int FN(pwdw)(const aspen_call *c) {
                 .bias_stride = 1, .residual_stride = 1, .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, act)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (FN(epilogue_open)(&v.epilogue, c->params[11], aspen_param_f(c, 12), aspen_param_f(c, 13), 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t columns = min64(c->hi[3] - c->lo[3], strip_columns(&v));
+  const way by = way_of(&v, c);
   strip s;
-  if (lay_out(&v, &s, c->scratch, columns) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  if (lay_out(&v, &s, c->scratch, by) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
   const int64_t *os = v.out->strides;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
-    for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += columns) {
+    for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow += by.columns) {
       const float *x = (const float *)v.x->ptr + n * v.x->strides[0];
-      open_strip(&v, &s, c->lo[2], c->hi[2], ow, min64(ow + columns, c->hi[3]));
+      open_strip(&v, &s, by.group, c->lo[2], c->hi[2], ow, min64(ow + by.columns, c->hi[3]));
+      wide w[MOST_PANELS];
+      target t[MOST_PANELS];
+      int64_t ready = 0; /* panels of the group */
       for (int64_t first = c->lo[1] / ASPEN_NR * ASPEN_NR; first < c->hi[1]; first += ASPEN_NR) {
         const int64_t n_columns = min64(ASPEN_NR, channels - first);
         const float *panel = (const float *)v.w->ptr + first / ASPEN_NR * v.w->strides[1];
-        const target t = {.out = (float *)v.out->ptr + n * os[0] + first * os[1] + c->lo[2] * os[2] + ow * os[3], .row = os[2], .column = os[3],
-                          .channel = os[1], .lo = max64(c->lo[1] - first, 0), .hi = min64(c->hi[1] - first, ASPEN_NR)};
-        const wide w = {x, panel, first + ASPEN_NR < c->hi[1] ? panel + v.w->strides[1] : NULL, v.bias ? s.wide_bias : NULL, n_columns};
-        load_panel(&v, &s, first, n_columns);
-        slide(&v, &s, &job, w, &t);
+        t[ready] = (target){.out = (float *)v.out->ptr + n * os[0] + first * os[1] + c->lo[2] * os[2] + ow * os[3], .row = os[2], .column = os[3],
+                            .channel = os[1], .lo = max64(c->lo[1] - first, 0), .hi = min64(c->hi[1] - first, ASPEN_NR)};
+        const float *after = first + ASPEN_NR < c->hi[1] ? panel + v.w->strides[1] : NULL;
+        w[ready] = (wide){x, panel, after, v.bias ? s.panels[ready].wide_bias : NULL, n_columns};
+        load_panel(&v, &s.panels[ready], first, n_columns);
+        if (++ready < by.group && first + ASPEN_NR < c->hi[1]) continue;
+        slide(&v, &s, &job, ready, w, t);
+        ready = 0;
       }
     }
   return 0;
