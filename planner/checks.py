@@ -17,7 +17,7 @@ from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
-F32, I32, I64, BOOL = DTYPES["F32"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
+F32, F64, I32, I64, BOOL = DTYPES["F32"], DTYPES["F64"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 _NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
 UNITS = 16
 """Of a panel of recurrent weights."""
@@ -323,6 +323,36 @@ def _norm(call: Call) -> None:
     _shape(call.optional(2), call.out.shape, "shape of input 2")
 
 
+def _blocks_and_groups(moments: Arg, x: Arg, what: str) -> None:
+    """Moments [N, blocks, groups, 2] of x [N, C, spatial axes]: no block is empty."""
+    _need(moments.dtype == F64, f"dtype of {what}", moments.dtype, F64)
+    _rank(moments, 4, what)
+    _need(len(x.shape) >= 3, "rank of input 0", len(x.shape), "at least 3")
+    _, blocks, groups, _ = moments.shape
+    _shape(moments, (x.shape[0], blocks, groups, 2), f"shape of {what}")
+    _need(1 <= blocks <= prod(x.shape[2:]), f"blocks of {what}", blocks, f"1 … {prod(x.shape[2:])}")
+    _need(blocks * prod(x.shape[2:]) < 1 << 62, f"blocks of {what}", blocks, "64 bits")
+    _need(groups >= 1 and x.shape[1] % groups == 0, f"groups of {what}", groups, f"a divisor of {x.shape[1]}")
+
+
+def _moments(call: Call) -> None:
+    x = call.input(0)
+    _need(x.dtype == F32, "dtype of input 0", x.dtype, F32)
+    _blocks_and_groups(call.out, x, "the output")
+
+
+def _standardize(call: Call) -> None:
+    out, x, moments = call.out, call.input(0), call.input(1)
+    for what, arg in (("the output", out), ("input 0", x), ("input 2", call.optional(2)), ("input 3", call.optional(3))):
+        _need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
+    _shape(x, out.shape, "shape of input 0")
+    _blocks_and_groups(moments, x, "input 1")
+    for i in (2, 3):
+        arg = call.optional(i)
+        _need(arg is None or arg.shape in ((1, out.shape[1]), out.shape[:2]), f"shape of input {i}", arg and arg.shape, out.shape[:2])
+    _act(call, 1)
+
+
 def _lrn(call: Call) -> None:
     _all_f32(call)
     _shape(call.input(0), call.out.shape, "shape of input 0")
@@ -467,6 +497,8 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "ARGREDUCE": _argreduce,
     "SOFTMAX": _softmax,
     "NORM": _norm,
+    "MOMENTS": _moments,
+    "STANDARDIZE": _standardize,
     "LRN": _lrn,
     "GATHER": _gather,
     "GATHER_ELEMENTS": _gather_elements,

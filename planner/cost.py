@@ -65,6 +65,7 @@ _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 """The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
 _ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
+_ELEMENT_NS |= {"MOMENTS": 0.06, "STANDARDIZE": 0.05}
 _ELEMENT_NS |= {"TOPK": 1.2, "INDEX": 2.0, "SCATTER": 0.4}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
@@ -322,6 +323,7 @@ FAMILIES = {
     "REDUCE": Family(_reduce_flops),
     "ARGREDUCE": Family(_reduce_flops),
     "TOPK": Family(_reduce_flops),
+    "MOMENTS": Family(_reduce_flops),
 }
 """Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
 _OTHERS = Family()
@@ -401,6 +403,10 @@ def scratch_bytes(node: Node) -> int:
         return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
+    if node.op in ("MOMENTS", "STANDARDIZE"):
+        x = node.inputs[0]
+        assert x is not None
+        return 32 * (-(-x.shape[1] // 16) * 16 + 1)
     if node.op in RECURRENT:
         return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":

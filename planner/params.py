@@ -29,6 +29,8 @@ op                   attrs
 ``ARGREDUCE``        ``mode`` ("max", "min"), ``axis``, ``select_last``
 ``SOFTMAX``          ``axis``, ``log``
 ``NORM``             ``axis``, ``mode`` ("layer", "rms"), ``eps``
+``MOMENTS``          nothing. Output [N, blocks, groups, 2]: mean and squared deviations of each group of channels in each block of pixels
+``STANDARDIZE``      ``eps``, ``act``. Inputs X, what MOMENTS makes of it, scale? [1 or N, C], shift? [1 or N, C]
 ``LRN``              ``size``, ``alpha``, ``beta``, ``bias``
 ``GATHER``           ``axis``
 ``GATHER_ELEMENTS``  ``axis``
@@ -162,6 +164,8 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "ARGREDUCE": lambda a: [0 if a["mode"] == "max" else 1, a["axis"], int(a["select_last"]), 0],
     "SOFTMAX": lambda a: [a["axis"], int(a["log"])],
     "NORM": lambda a: [a["axis"], NORM_MODES[a["mode"]], bits(a["eps"])],
+    "MOMENTS": lambda a: [],
+    "STANDARDIZE": lambda a: [bits(a["eps"]), *_act(a["act"])],
     "LRN": lambda a: [a["size"], bits(a["alpha"]), bits(a["beta"]), bits(a["bias"])],
     "GATHER": lambda a: [a["axis"]],
     "GATHER_ELEMENTS": lambda a: [a["axis"]],

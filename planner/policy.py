@@ -94,6 +94,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
         return frozenset({rank - 1})
     if node.op == "NORM":
         return frozenset(range(node.attrs["axis"], rank))
+    if node.op == "MOMENTS":
+        return frozenset({2, 3})  # pixels are cut: channels lie side by side
     return frozenset({1}) if node.op == "LRN" else frozenset()
 
 

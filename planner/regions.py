@@ -346,6 +346,31 @@ def _norm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _full_axes(tuple(range(node.attrs["axis"], len(shape))), shape, lo, hi)
 
 
+def _moments(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """All channels of the groups, the hull of the blocks' pixels."""
+    _, blocks, groups, _ = node.output.shape
+    size, pixels = shape[1] // groups, prod(shape[2:])
+    out_lo, out_hi = _whole(shape, len(lo))
+    out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]
+    out_lo[:, 1], out_hi[:, 1] = lo[:, 2] * size, hi[:, 2] * size
+    first, last = lo[:, 1] * pixels // blocks, hi[:, 1] * pixels // blocks - 1
+    for axis, (a, b) in enumerate(_split_range(first, last, _strides(shape[2:])), 2):
+        out_lo[:, axis], out_hi[:, axis] = a, b + 1
+    return out_lo, out_hi
+
+
+def _standardize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i == 0:
+        return lo.copy(), hi.copy()
+    if i > 1:
+        return _broadcast(shape, lo[:, :2], hi[:, :2])
+    size = node.output.shape[1] // shape[2]
+    out_lo, out_hi = _whole(shape, len(lo))
+    out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]
+    out_lo[:, 2], out_hi[:, 2] = lo[:, 1] // size, (hi[:, 1] - 1) // size + 1
+    return out_lo, out_hi
+
+
 def _cumsum(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     axis, exclusive = node.attrs["axis"], int(node.attrs["exclusive"])
     lo, hi = lo.copy(), hi.copy()
@@ -595,6 +620,8 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "ARGREDUCE": _whole_axis,
     "SOFTMAX": _whole_axis,
     "NORM": _norm,
+    "MOMENTS": _moments,
+    "STANDARDIZE": _standardize,
     "LRN": _lrn,
     "GATHER": _gather,
     "GATHER_ELEMENTS": _gather_elements,

@@ -34,11 +34,12 @@ FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
 CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
-FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "LRN", "RESIZE", "CUMSUM", "GATHER_ELEMENTS", "SCATTER"}
+FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "STANDARDIZE", "LRN", "RESIZE", "CUMSUM"}
+FOLLOW |= {"GATHER_ELEMENTS", "SCATTER"}
 """Ops whose result is laid out as their main input."""
 VIEW_DEPTH = 64
 """So many views in a row are looked through when a layout is judged."""
-CHANNELS_LAST_THROUGH = ELEMENTWISE | {"PAD", "REDUCE", "LRN", "RESIZE", "concat", "view.slice"}
+CHANNELS_LAST_THROUGH = ELEMENTWISE | {"STANDARDIZE", "PAD", "REDUCE", "LRN", "RESIZE", "concat", "view.slice"}
 """Ops through which the wish for channels-last spreads."""
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_tools import ISAS, SHAPES, broadcast, check_tiles, filled, layout, run, stretched
+from kernel_tools import ISAS, SHAPES, activate, boxes, broadcast, check_tiles, filled, layout, run, same_bits, stretched
 
+from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 
 EPS = 2.0**-23
@@ -121,3 +124,76 @@ def test_lrn(isa, seed, shape, size, beta, channels_last):
         squares[:, c] = (x[:, lo:hi].astype(np.float64) ** 2).sum(1)
     np.testing.assert_allclose(result, x / (1.5 + 0.5 / size * squares) ** beta, rtol=1e-6)
     check_tiles(rng, result, "LRN", out, [x], params, isa)
+
+
+IMAGES = st.tuples(
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 6, 12, 16, 20, 32, 40, 96, 200]),
+    st.one_of(
+        st.lists(st.integers(1, 9), min_size=1, max_size=3),
+        st.sampled_from([[700], [31, 33], [2, 1100], [1, 5, 130]]),
+    ),
+)
+
+
+def image(rng, shape, values, kind):
+    """Values in channels-last order, in row-major order, or in any."""
+    if kind == "last":
+        order = [0, *range(2, len(shape)), 1]
+        return np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
+    return filled(rng, values, kind == "first")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=250, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    case=IMAGES,
+    mean=st.sampled_from([0.0, 5.0, 1e3, -1e5]),
+    layouts=st.tuples(*[st.sampled_from(["last", "last", "first", "any"])] * 2),
+    activation=st.sampled_from(["IDENTITY", "RELU", "SWISH", "CLIP"]),
+    scale=st.sampled_from([None, "channels", "images"]),
+    shift=st.sampled_from([None, "channels", "images"]),
+)
+def test_images(isa, seed, case, mean, layouts, activation, scale, shift):
+    rng = np.random.default_rng(seed)
+    n, channels, spatial = case
+    shape, pixels = (n, channels, *spatial), int(np.prod(spatial))
+    groups = int(rng.choice([g for g in range(1, channels + 1) if channels % g == 0]))
+    blocks = int(rng.integers(1, min(pixels, 9) + 1))
+    x = image(rng, shape, (rng.standard_normal(shape) * rng.choice([1.0, 1.0, 0.0]) + mean).astype(np.float32), layouts[0])
+    out = layout(rng, (n, blocks, groups, 2), np.float64)
+    moments = run("MOMENTS", out, [x], [], isa=isa)
+    cuts = [b * pixels // blocks for b in range(blocks + 1)]
+    parts = x.astype(np.float64).reshape(n, groups, channels // groups, pixels)
+    for b, (begin, end) in enumerate(pairwise(cuts)):
+        part = parts[..., begin:end]
+        average, spread = part.mean((2, 3)), part.std((2, 3))
+        assert (np.abs(moments[:, b, :, 0] - average) <= 16 * EPS * spread + 1e-12 * abs(mean)).all()
+        squares = spread**2 * part[0, 0].size
+        assert (np.abs(moments[:, b, :, 1] - squares) <= 32 * EPS * squares + 1e-9 * EPS * mean**2 * part[0, 0].size).all()
+    check_tiles(rng, moments, "MOMENTS", out, [x], [], isa)
+
+    def factor(kind: str | None) -> np.ndarray | None:
+        return None if kind is None else filled(rng, rng.standard_normal((1 if kind == "channels" else n, channels)).astype(np.float32))
+
+    s, b = factor(scale), factor(shift)
+    y = image(rng, shape, np.zeros(shape, np.float32), layouts[1])
+    function = (UNARY[activation], *((-0.5, 1.5) if activation == "CLIP" else (1.0, 0.0)))
+    params = [1e-5, *function]
+    result = run("STANDARDIZE", y, [x, moments, s, b], params, isa=isa)
+    deviation = np.sqrt(parts.var((2, 3), keepdims=True) + 1e-5)
+    wanted = ((parts - parts.mean((2, 3), keepdims=True)) / deviation).reshape(shape)
+    bound = np.abs(wanted)
+    axes = (slice(None), slice(None), *[None] * len(spatial))
+    if s is not None:
+        wanted, bound = wanted * s[axes], bound * np.abs(s[axes])
+    if b is not None:
+        wanted, bound = wanted + b[axes], bound + np.abs(b[axes])
+    wanted = wanted / (1 + np.exp(-wanted)) if activation == "SWISH" else activate(activation, wanted, *function[1:])
+    assert (np.abs(result - wanted) <= 32 * EPS * (bound + 1)).all(), np.abs(result - wanted).max()
+    check_tiles(rng, result, "STANDARDIZE", y, [x, moments, s, b], params, isa)
+    tiles = np.array(boxes(rng, shape, 5), np.int64)  # what a tile knows of its channels may be there for the next
+    y[...] = 0
+    _kernels.time_tiles("STANDARDIZE", [y, x, moments, s, b], params, tiles, rounds=1, isa=isa)
+    assert same_bits(result, y.copy())

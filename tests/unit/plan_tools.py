@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -357,6 +358,29 @@ def _norm(out: Sequence[int], p: Sequence[int], x: Array, scale: Array | None = 
     return y * (1 if scale is None else scale) + (0 if bias is None else bias)
 
 
+def _moments(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+    pixels = x.astype(np.float64).reshape(out[0], out[2], x.shape[1] // out[2], -1)
+    cuts = [b * pixels.shape[3] // out[1] for b in range(out[1] + 1)]
+    parts = [pixels[..., begin:end] for begin, end in pairwise(cuts)]
+    found = [np.stack([part.mean((2, 3)), part.var((2, 3)) * part[0, 0].size], axis=-1) for part in parts]
+    return np.stack(found, axis=1)
+
+
+def _standardize(
+    out: Sequence[int], p: Sequence[int], x: Array, moments: Array, scale: Array | None = None, shift: Array | None = None
+) -> Array:
+    """From the moments alone, which must be those of all blocks."""
+    blocks, groups = moments.shape[1:3]
+    pixels = int(np.prod(out[2:]))
+    sizes = np.diff([b * pixels // blocks for b in range(blocks + 1)])[:, None] * (out[1] // groups)
+    mean = (moments[..., 0] * sizes).sum(1) / sizes.sum()
+    squares = (moments[..., 1] + sizes * (moments[..., 0] - mean[:, None]) ** 2).sum(1)
+    mean, deviation = (np.repeat(v, out[1] // groups, axis=1) for v in (mean, np.sqrt(squares / sizes.sum() + _double(p[0]))))
+    at = (slice(None), slice(None), *[None] * (len(out) - 2))
+    y = (x - mean[at]) / deviation[at]
+    return _act(p[1:4], y * (1 if scale is None else scale[at]) + (0 if shift is None else shift[at]))
+
+
 def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = None) -> Array:
     assert p[0] == PAD_MODES["CONSTANT"]
     y = np.zeros(out)
@@ -382,6 +406,8 @@ NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "REDUCE": _reduce,
     "SOFTMAX": _softmax,
     "NORM": _norm,
+    "MOMENTS": _moments,
+    "STANDARDIZE": _standardize,
     "GATHER": lambda out, p, x, i: np.take(x, i, axis=p[0]),
     "CUMSUM": lambda out, p, x: np.cumsum(x, axis=p[0]),
 }

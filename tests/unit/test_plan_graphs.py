@@ -9,7 +9,7 @@ from plan_tools import GraphBuilder, PlanExecutor, evaluate
 from aspen_mp.planner import policy
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
-from aspen_mp.planner.ir import Graph
+from aspen_mp.planner.ir import Graph, Tensor
 from aspen_mp.planner.storage import Storage
 
 
@@ -149,6 +149,19 @@ def norms(b: GraphBuilder) -> Graph:
     return b.graph(b.conv(y, 8), b.conv(b.unary(b.reshape(z, 1, 16, 6, 7)), 8), b.linear(w, 9))
 
 
+def images(b: GraphBuilder) -> Graph:
+    """Groups of channels over all pixels, in blocks that are no rows."""
+
+    def standardized(x: Tensor, blocks: int, groups: int, *factors: Tensor) -> Tensor:
+        moments = b.node("MOMENTS", [x], (x.shape[0], blocks, groups, 2), np.float64)
+        return b.node("STANDARDIZE", [x, moments, *factors], x.shape, eps=1e-3, act=("RELU", 0.0, 0.0))
+
+    x = b.conv(b.input(2, 3, 7, 9), 32)
+    y = standardized(x, 5, 4, b.const(1, 32), b.const(1, 32))
+    z = standardized(b.conv(y, 16, stride=2), 3, 16, b.reshape(b.reduce(b.conv(y, 16), (2, 3)), 2, 16))
+    return b.graph(b.conv(z, 5), standardized(b.input(1, 6, 40), 7, 1))
+
+
 def sevens(b: GraphBuilder) -> Graph:
     x = b.input(2, 7, 24)
     y = b.by_sevens(b.norm(x), 80)
@@ -177,7 +190,7 @@ GRAPHS = [
     shuffle,
     sevens,
 ]
-GRAPHS += [sequence_ops, scalars, empty, blocks, norms]
+GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -17,7 +17,7 @@ from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
 from aspen_mp.planner.regions import GROUP, input_region
-from aspen_mp.shm.tables import KERNELS
+from aspen_mp.shm.tables import KERNELS, UNARY
 from aspen_mp.workers import _kernels
 
 F32 = np.dtype(np.float32)
@@ -292,6 +292,28 @@ def test_reductions() -> None:
     check("SOFTMAX", lambda a: np.cumsum(a, 1) * 0 + a.sum(axis=1, keepdims=True), [x], {"axis": 1}, True)
     check("NORM", lambda a: a * 0 + a.sum(axis=(1, 2), keepdims=True), [x], {"axis": 1}, True)
     check("ARGREDUCE", lambda a: a.sum(axis=2, keepdims=True), [x], {"axis": 2}, True)
+
+
+@pytest.mark.parametrize(("blocks", "groups"), [(1, 2), (3, 1), (4, 4), (12, 2)])
+def test_images(blocks: int, groups: int) -> None:
+    """The kernels themselves. Blocks of pixels need not be whole rows: the hull of their pixels is read."""
+    x, scale = values(2, 4, 3, 4), values(2, 4) + 1
+    n, _, height, width = x.shape
+
+    def moments(a: np.ndarray) -> np.ndarray:
+        out = np.zeros((n, blocks, groups, 2))
+        assert _kernels.call("MOMENTS", [out, a], [], [0] * 4, out.shape) == 0
+        return out + out[..., ::-1]  # a mean may stay while the squares change
+
+    def standardize(a: np.ndarray, m: np.ndarray, s: np.ndarray, b: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(a)
+        p = [1e-5, UNARY["IDENTITY"], 0.0, 0.0]
+        assert _kernels.call("STANDARDIZE", [out, a, m, s, b], p, [0] * 4, out.shape) == 0
+        return out
+
+    check("MOMENTS", moments, [x], {}, width * height % blocks == 0 and (width * height // blocks) % width == 0)
+    m = np.random.default_rng(0).uniform(1, 2, (n, blocks, groups, 2))
+    check("STANDARDIZE", standardize, [x, m, scale, scale[:1]], {"eps": 1e-5, "act": NO_ACT}, True, (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
