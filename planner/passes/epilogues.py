@@ -249,7 +249,7 @@ def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | N
 
 def _activate(rewriter: Rewriter, node: Node) -> None:
     x = node.inputs[0]
-    product = rewriter.made_by(x, *_PRODUCTS, "BINARY", "TERNARY")
+    product = rewriter.made_by(x, *_PRODUCTS, "BINARY", "TERNARY", "STANDARDIZE")
     if product is None or x is None or not rewriter.only_use(x) or not no_act(product) or product.output.dtype != "float32":
         return
     if product.op == "TERNARY" and product.attrs["opcode"] == "WHERE":

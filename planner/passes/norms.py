@@ -189,7 +189,7 @@ class _Builder:
             first, second = (self.widened(t) for t in factors[:2])
             shape = np.broadcast_shapes(first.shape, second.shape)
             if first.is_const and second.is_const:
-                factors[:2] = [_computed(first, f"*{second.weight_key}", shape, partial(_times, second), second.weight_key)]
+                factors[:2] = [computed(first, f"*{second.weight_key}", shape, partial(_times, second), second.weight_key)]
             else:
                 factors[:2] = [self.insert("BINARY", [first, second], shape, opcode="MUL", act=NO_ACT)]
         return factors[0] if factors else None
@@ -199,7 +199,7 @@ class _Builder:
         if tensor.dtype == _F32:
             return tensor
         if tensor.is_const:
-            return _computed(tensor, "|float32", tensor.shape, lambda value: value)
+            return computed(tensor, "|float32", tensor.shape, lambda value: value)
         node = self.rewriter.made_by(tensor, "CAST")
         source = node.inputs[0] if node is not None else None
         return source if source is not None and source.dtype == _F32 else self.insert("CAST", [tensor], tensor.shape, saturate=True)
@@ -210,7 +210,7 @@ class _Builder:
             moved = [p for p in perm if tensor.shape[p] != 1]
             if moved == sorted(moved):
                 return reshaped_constant(tensor, shape)
-            return _computed(tensor, f"|transpose{list(perm)}", shape, lambda value: value.transpose(perm))
+            return computed(tensor, f"|transpose{list(perm)}", shape, lambda value: value.transpose(perm))
         return self.insert("view.transpose", [tensor], shape, tensor.dtype, perm=perm)
 
     def reshaped(self, tensor: Tensor, shape: Shape) -> Tensor:
@@ -251,7 +251,7 @@ class _Step:
     dtype: np.dtype[Any]
 
 
-def _computed(tensor: Tensor, tag: str, shape: Shape, function: Any, other_key: str | None = "") -> Tensor:
+def computed(tensor: Tensor, tag: str, shape: Shape, function: Any, other_key: str | None = "") -> Tensor:
     """A constant in f32, computed from another when it is written."""
     key = None if tensor.weight_key is None or other_key is None else f"{tensor.weight_key}{tag}"
     return Tensor(f"{tensor.name}{tag}", shape, _F32, weight_key=key, pack=partial(_write, tensor, function))

@@ -1,4 +1,5 @@
-"""How exporters write LayerNorm, RMSNorm and GroupNorm: each spelling becomes one NORM, with the numbers that ONNX defines."""
+"""How exporters write LayerNorm, RMSNorm and GroupNorm: each spelling becomes one NORM, or of
+images MOMENTS and STANDARDIZE, with the numbers that ONNX defines."""
 
 from __future__ import annotations
 
@@ -210,8 +211,77 @@ def test_pytorch_group_norm(groups: int) -> None:
     net = Net(x=(2, D, 4, 5))
     neutral = net.constant(np.ones(groups, np.float32)), net.constant(np.zeros(groups, np.float32))
     y = net("InstanceNormalization", net("Reshape", "x", net.constant([0, groups, -1])), *neutral, epsilon=EPS)
-    node = only(check(net, affine(net, net("Reshape", y, net.constant([2, D, 4, 5])), D, 1, 1), reference=True))
-    assert len(node.inputs) == 3
+    standardized(check(net, affine(net, net("Reshape", y, net.constant([2, D, 4, 5])), D, 1, 1), reference=True), groups)
+
+
+def standardized(nodes: Sequence[Node], groups: int, inputs: int = 4, act: str = "IDENTITY", rows: int = 1) -> None:
+    assert ops(list(nodes)) == ["MOMENTS", "STANDARDIZE"]
+    moments, node = nodes
+    assert moments.output.shape[2] == groups
+    assert len(node.inputs) == inputs
+    assert node.attrs["act"][0] == act
+    x = node.inputs[0]
+    assert x is not None
+    for t in node.inputs[2:]:
+        assert t is not None
+        assert t.shape == (rows, x.shape[1])
+
+
+def test_group_norm_operator() -> None:
+    net = Net(x=(2, D, 4, 5), opset=21)
+    y = net("GroupNormalization", "x", net.weight(D), net.weight(D), num_groups=4, epsilon=EPS)
+    standardized(check(net, net("Mul", y, net("Sigmoid", y)), reference=True), 4, act="SWISH")
+
+
+def test_scale_of_each_group() -> None:
+    net = Net(x=(2, D, 4, 5))
+    y = net("InstanceNormalization", net("Reshape", "x", net.constant([0, 4, -1])), net.weight(4), net.weight(4), epsilon=EPS)
+    standardized(check(net, net("Reshape", y, net.constant([2, D, 4, 5])), reference=True), 4)
+
+
+@pytest.mark.parametrize("spatial", [(7,), (4, 5), (2, 3, 4)])
+def test_instance_norm(spatial: tuple[int, ...]) -> None:
+    net = Net(x=(2, D, *spatial))
+    y = net("InstanceNormalization", "x", net.weight(D), net.weight(D), epsilon=EPS)
+    standardized(check(net, net("Relu", y), reference=True), D, act="RELU")
+
+
+def test_instance_norm_without_scale() -> None:
+    net = Net(x=(2, D, 4, 5))
+    neutral = net.constant(np.ones(D, np.float32)), net.constant(np.zeros(D, np.float32))
+    nodes = check(net, net("InstanceNormalization", "x", *neutral, epsilon=EPS), reference=True)
+    standardized(nodes, D)
+
+
+def test_group_norm_whose_scale_follows_from_the_input() -> None:
+    """Styles: a scale and a shift for each image and channel, absorbed where nothing but the normalisation stands before them."""
+    net = Net(x=(2, D, 4, 5), scale=(2, D, 1, 1), shift=(2, D, 1, 1))
+    neutral = net.constant(np.ones(D, np.float32)), net.constant(np.zeros(D, np.float32))
+    y = net("InstanceNormalization", "x", *neutral, epsilon=EPS)
+    standardized(check(net, net("Add", net("Mul", y, "scale"), "shift"), reference=True), D, rows=2)
+
+
+def test_image_far_from_zero() -> None:
+    net = Net(x=(2, D, 4, 5))
+    far = net("Add", "x", net.number(1000))
+    y = net("InstanceNormalization", net("Reshape", far, net.constant([0, 4, -1])), net.weight(4), net.weight(4), epsilon=EPS)
+    nodes = check(net, affine(net, net("Reshape", y, net.constant([2, D, 4, 5])), D, 1, 1), tolerance=1e-4)
+    assert ops(nodes)[1:3] == ["MOMENTS", "STANDARDIZE"]
+
+
+def test_layer_norm_of_an_image() -> None:
+    """Over channels and pixels: one group, if scale and shift do not vary by pixels."""
+    for scale, kernels in (((D, 1, 1), ["MOMENTS", "STANDARDIZE"]), ((D, 4, 5), ["NORM"])):
+        net = Net(x=(2, D, 4, 5))
+        _, centred, variance = moments(net, "x", (1, 2, 3))
+        y = affine(net, net("Div", centred, net("Sqrt", plus_eps(net, variance))), *scale)
+        assert ops(check(net, y, reference=True)) == kernels
+
+
+def test_tokens_are_no_image() -> None:
+    net = Net(x=(B, S, D))
+    _, centred, variance = moments(net, "x")
+    only(check(net, net("Div", centred, net("Sqrt", plus_eps(net, variance))), reference=True))
 
 
 def test_keras_group_norm() -> None:
