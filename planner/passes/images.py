@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.passes.match import FLOATS
 from aspen_mp.planner.passes.norms import computed
 from aspen_mp.planner.passes.rewrite import Rewriter
 
@@ -57,11 +58,9 @@ def _replace(rewriter: Rewriter, node: Node, norm: Node) -> None:
         return
     if norm.onnx_op == "LayerNormalization" and len(shape) == _TOKENS:
         return
-    if x.shape != shape:
-        view = rewriter.made_by(x, "view.reshape")
-        x = view.inputs[0] if view is not None else None
-        if x is None or x.shape != shape:
-            return
+    image = _image(rewriter, x, shape)
+    if image is None:
+        return
     kept = prod(norm.output.shape[: norm.attrs["axis"]])
     groups, rest = divmod(kept, shape[0])
     if rest or not groups or shape[1] % groups:
@@ -70,11 +69,26 @@ def _replace(rewriter: Rewriter, node: Node, norm: Node) -> None:
     if any(t is not None and f is None for t, f in zip(norm.inputs[1:], factors, strict=True)):
         return
     label = norm.onnx_op
+    x = image
+    if x.dtype != np.float32:
+        x = rewriter.insert(node, "CAST", [x], shape, {"saturate": True})
+        x.dtype = np.dtype(np.float32)
     moments = rewriter.insert(node, "MOMENTS", [x], (shape[0], blocks(shape), groups, 2), {})
     moments.dtype = np.dtype(np.float64)
     assert moments.producer is not None
     moments.producer.onnx_op = label
     rewriter.replace(node, "STANDARDIZE", [x, moments, *factors], {"eps": norm.attrs["eps"], "act": NO_ACT}, label)
+
+
+def _image(rewriter: Rewriter, x: Tensor, shape: Shape) -> Tensor | None:
+    """What a tensor is a reshape of, if that has this shape: in front of a conversion, too, which is then made anew."""
+    while x.shape != shape:
+        node = rewriter.made_by(x, "view.reshape", "CAST")
+        source = node.inputs[0] if node is not None else None
+        if source is None or source.dtype not in FLOATS:
+            return None
+        x = source
+    return x
 
 
 def _by_channel(rewriter: Rewriter, node: Node, norm: Node, factor: Tensor | None, shape: Shape) -> Tensor | None:

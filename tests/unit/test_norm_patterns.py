@@ -400,6 +400,14 @@ def test_channels_first_in_half_precision() -> None:
     assert ops(nodes) == ["CAST", "NORM", "CAST"]
 
 
+def test_group_norm_in_half_precision() -> None:
+    net = Net(x=(2, D, 4, 5), dtype=np.float16)
+    neutral = net.constant(np.ones(4, np.float16)), net.constant(np.zeros(4, np.float16))
+    y = net("InstanceNormalization", net("Reshape", "x", net.constant([0, 4, -1])), *neutral, epsilon=EPS)
+    nodes = check(net, affine(net, net("Reshape", y, net.constant([2, D, 4, 5])), D, 1, 1), tolerance=5e-3)
+    assert ops(nodes) == ["CAST", "MOMENTS", "STANDARDIZE", "CAST"]
+
+
 # ------------------------------------------------------------------------------------------------------------------- near misses
 
 
