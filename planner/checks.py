@@ -343,9 +343,16 @@ def _moments(call: Call) -> None:
 
 def _standardize(call: Call) -> None:
     out, x, moments = call.out, call.input(0), call.input(1)
-    for what, arg in (("the output", out), ("input 0", x), ("input 2", call.optional(2)), ("input 3", call.optional(3))):
+    for what, arg in (
+        ("the output", out),
+        ("input 0", x),
+        ("input 2", call.optional(2)),
+        ("input 3", call.optional(3)),
+        ("input 4", call.optional(4)),
+    ):
         _need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
     _shape(x, out.shape, "shape of input 0")
+    _shape(call.optional(4), out.shape, "shape of input 4")
     _blocks_and_groups(moments, x, "input 1")
     for i in (2, 3):
         arg = call.optional(i)

@@ -30,7 +30,7 @@ op                   attrs
 ``SOFTMAX``          ``axis``, ``log``
 ``NORM``             ``axis``, ``mode`` ("layer", "rms"), ``eps``
 ``MOMENTS``          nothing. Output [N, blocks, groups, 2]: mean and squared deviations of each group of channels in each block of pixels
-``STANDARDIZE``      ``eps``, ``act``. Inputs X, what MOMENTS makes of it, scale? [1 or N, C], shift? [1 or N, C]
+``STANDARDIZE``      ``eps``, ``act``. Inputs X, what MOMENTS makes of it, scale? [1 or N, C], shift? [1 or N, C], residual?
 ``LRN``              ``size``, ``alpha``, ``beta``, ``bias``
 ``GATHER``           ``axis``
 ``GATHER_ELEMENTS``  ``axis``

@@ -360,7 +360,7 @@ def _moments(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _standardize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    if i == 0:
+    if i in (0, 4):
         return lo.copy(), hi.copy()
     if i > 1:
         return _broadcast(shape, lo[:, :2], hi[:, :2])

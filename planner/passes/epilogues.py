@@ -188,7 +188,7 @@ def _add(rewriter: Rewriter, node: Node) -> None:
     """x + y, where one of them is a product with a free place for the other. Of two products the later one takes the earlier."""
     candidates = []
     for k in (0, 1):
-        product = rewriter.made_by(node.inputs[k], *_PRODUCTS)
+        product = rewriter.made_by(node.inputs[k], *_PRODUCTS, "STANDARDIZE")
         other = node.inputs[1 - k]
         if product is None or other is None or other is node.inputs[k] or not rewriter.only_use(product.output):
             continue
@@ -196,6 +196,11 @@ def _add(rewriter: Rewriter, node: Node) -> None:
             candidates.append((rewriter.order(product), product, other))
     for _, product, other in sorted(candidates, key=lambda c: -c[0]):
         inputs = _padded(product)
+        if product.op == "STANDARDIZE":
+            if no_act(product) and inputs[4] is None and other.shape == node.output.shape:
+                _absorb(rewriter, node, product, [*inputs[:4], other])
+                return
+            continue
         if inputs[3] is not None:
             continue
         late = not _sums_only(product)

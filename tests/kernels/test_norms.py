@@ -154,8 +154,9 @@ def image(rng, shape, values, kind):
     activation=st.sampled_from(["IDENTITY", "RELU", "SWISH", "CLIP"]),
     scale=st.sampled_from([None, "channels", "images"]),
     shift=st.sampled_from([None, "channels", "images"]),
+    residual=st.sampled_from([None, None, "last", "first", "any"]),
 )
-def test_images(isa, seed, case, mean, layouts, activation, scale, shift):
+def test_images(isa, seed, case, mean, layouts, activation, scale, shift, residual):
     rng = np.random.default_rng(seed)
     n, channels, spatial = case
     shape, pixels = (n, channels, *spatial), int(np.prod(spatial))
@@ -181,7 +182,9 @@ def test_images(isa, seed, case, mean, layouts, activation, scale, shift):
     y = image(rng, shape, np.zeros(shape, np.float32), layouts[1])
     function = (UNARY[activation], *((-0.5, 1.5) if activation == "CLIP" else (1.0, 0.0)))
     params = [1e-5, *function]
-    result = run("STANDARDIZE", y, [x, moments, s, b], params, isa=isa)
+    more = None if residual is None else image(rng, shape, rng.standard_normal(shape).astype(np.float32), residual)
+    operands = [x, moments, s, b, more]
+    result = run("STANDARDIZE", y, operands, params, isa=isa)
     deviation = np.sqrt(parts.var((2, 3), keepdims=True) + 1e-5)
     wanted = ((parts - parts.mean((2, 3), keepdims=True)) / deviation).reshape(shape)
     bound = np.abs(wanted)
@@ -190,10 +193,12 @@ def test_images(isa, seed, case, mean, layouts, activation, scale, shift):
         wanted, bound = wanted * s[axes], bound * np.abs(s[axes])
     if b is not None:
         wanted, bound = wanted + b[axes], bound + np.abs(b[axes])
+    if more is not None:
+        wanted, bound = wanted + more, bound + np.abs(more)
     wanted = wanted / (1 + np.exp(-wanted)) if activation == "SWISH" else activate(activation, wanted, *function[1:])
     assert (np.abs(result - wanted) <= 32 * EPS * (bound + 1)).all(), np.abs(result - wanted).max()
-    check_tiles(rng, result, "STANDARDIZE", y, [x, moments, s, b], params, isa)
+    check_tiles(rng, result, "STANDARDIZE", y, operands, params, isa)
     tiles = np.array(boxes(rng, shape, 5), np.int64)  # what a tile knows of its channels may be there for the next
     y[...] = 0
-    _kernels.time_tiles("STANDARDIZE", [y, x, moments, s, b], params, tiles, rounds=1, isa=isa)
+    _kernels.time_tiles("STANDARDIZE", [y, *operands], params, tiles, rounds=1, isa=isa)
     assert same_bits(result, y.copy())

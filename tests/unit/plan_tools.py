@@ -367,7 +367,13 @@ def _moments(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
 
 
 def _standardize(
-    out: Sequence[int], p: Sequence[int], x: Array, moments: Array, scale: Array | None = None, shift: Array | None = None
+    out: Sequence[int],
+    p: Sequence[int],
+    x: Array,
+    moments: Array,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    residual: Array | None = None,
 ) -> Array:
     """From the moments alone, which must be those of all blocks."""
     blocks, groups = moments.shape[1:3]
@@ -378,7 +384,8 @@ def _standardize(
     mean, deviation = (np.repeat(v, out[1] // groups, axis=1) for v in (mean, np.sqrt(squares / sizes.sum() + _double(p[0]))))
     at = (slice(None), slice(None), *[None] * (len(out) - 2))
     y = (x - mean[at]) / deviation[at]
-    return _act(p[1:4], y * (1 if scale is None else scale[at]) + (0 if shift is None else shift[at]))
+    y = y * (1 if scale is None else scale[at]) + (0 if shift is None else shift[at])
+    return _act(p[1:4], y + (0 if residual is None else residual))
 
 
 def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = None) -> Array:

@@ -222,7 +222,7 @@ def standardized(nodes: Sequence[Node], groups: int, inputs: int = 4, act: str =
     assert node.attrs["act"][0] == act
     x = node.inputs[0]
     assert x is not None
-    for t in node.inputs[2:]:
+    for t in node.inputs[2:4]:
         assert t is not None
         assert t.shape == (rows, x.shape[1])
 
@@ -259,6 +259,18 @@ def test_group_norm_whose_scale_follows_from_the_input() -> None:
     neutral = net.constant(np.ones(D, np.float32)), net.constant(np.zeros(D, np.float32))
     y = net("InstanceNormalization", "x", *neutral, epsilon=EPS)
     standardized(check(net, net("Add", net("Mul", y, "scale"), "shift"), reference=True), D, rows=2)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_residual_behind_an_image(swapped: bool) -> None:
+    """Absorbed in front of an activation, not behind one."""
+    net = Net(x=(2, D, 4, 5), z=(2, D, 4, 5))
+    y = net("InstanceNormalization", "x", net.weight(D), net.weight(D), epsilon=EPS)
+    y = net("Relu", net("Add", *(("z", y) if swapped else (y, "z"))))
+    standardized(check(net, y, reference=True), D, 5, "RELU")
+    net = Net(x=(2, D, 4, 5), z=(2, D, 4, 5))
+    y = net("Relu", net("InstanceNormalization", "x", net.weight(D), net.weight(D), epsilon=EPS))
+    assert ops(check(net, net("Add", y, "z"), reference=True)) == ["MOMENTS", "STANDARDIZE", "BINARY"]
 
 
 def test_image_far_from_zero() -> None:

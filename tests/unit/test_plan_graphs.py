@@ -152,13 +152,13 @@ def norms(b: GraphBuilder) -> Graph:
 def images(b: GraphBuilder) -> Graph:
     """Groups of channels over all pixels, in blocks that are no rows."""
 
-    def standardized(x: Tensor, blocks: int, groups: int, *factors: Tensor) -> Tensor:
+    def standardized(x: Tensor, blocks: int, groups: int, *factors: Tensor | None) -> Tensor:
         moments = b.node("MOMENTS", [x], (x.shape[0], blocks, groups, 2), np.float64)
         return b.node("STANDARDIZE", [x, moments, *factors], x.shape, eps=1e-3, act=("RELU", 0.0, 0.0))
 
     x = b.conv(b.input(2, 3, 7, 9), 32)
     y = standardized(x, 5, 4, b.const(1, 32), b.const(1, 32))
-    z = standardized(b.conv(y, 16, stride=2), 3, 16, b.reshape(b.reduce(b.conv(y, 16), (2, 3)), 2, 16))
+    z = standardized(b.conv(y, 16, stride=2), 3, 16, b.reshape(b.reduce(b.conv(y, 16), (2, 3)), 2, 16), None, b.conv(y, 16, stride=2))
     return b.graph(b.conv(z, 5), standardized(b.input(1, 6, 40), 7, 1))
 
 

@@ -305,15 +305,15 @@ def test_images(blocks: int, groups: int) -> None:
         assert _kernels.call("MOMENTS", [out, a], [], [0] * 4, out.shape) == 0
         return out + out[..., ::-1]  # a mean may stay while the squares change
 
-    def standardize(a: np.ndarray, m: np.ndarray, s: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def standardize(a: np.ndarray, m: np.ndarray, s: np.ndarray, b: np.ndarray, r: np.ndarray) -> np.ndarray:
         out = np.zeros_like(a)
         p = [1e-5, UNARY["IDENTITY"], 0.0, 0.0]
-        assert _kernels.call("STANDARDIZE", [out, a, m, s, b], p, [0] * 4, out.shape) == 0
+        assert _kernels.call("STANDARDIZE", [out, a, m, s, b, r], p, [0] * 4, out.shape) == 0
         return out
 
     check("MOMENTS", moments, [x], {}, width * height % blocks == 0 and (width * height // blocks) % width == 0)
     m = np.random.default_rng(0).uniform(1, 2, (n, blocks, groups, 2))
-    check("STANDARDIZE", standardize, [x, m, scale, scale[:1]], {"eps": 1e-5, "act": NO_ACT}, True, (0, 1, 2, 3))
+    check("STANDARDIZE", standardize, [x, m, scale, scale[:1], x], {"eps": 1e-5, "act": NO_ACT}, True, (0, 1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])

@@ -100,7 +100,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * NORM   over axes axis…rank-1, f32. in: X, scale?, bias? (rank of X, broadcast by stride 0). params: axis, mode (0 layer: mean and variance; 1 rms), f64 eps
  * MOMENTS of groups of channels by blocks of pixels. in: X[N, C, spatial axes], f32; out[N, blocks, groups, 2], f64: mean, and sum of squared deviations from
  *        it. Block b has the pixels [b P / blocks, (b + 1) P / blocks) of the P in logical order (whole quotients); groups divides C. No params.
- * STANDARDIZE out = act((X - mean) / sqrt(variance + eps) * scale + shift), f32. in: X[N, C, spatial axes], what MOMENTS makes of it, scale? and shift? ([1 or N, C]).
+ * STANDARDIZE out = act((X - mean) / sqrt(variance + eps) * scale + shift + residual), f32. in: X[N, C, spatial axes], what MOMENTS makes of it, scale? and shift? ([1 or N, C]), residual? (as out).
  *        params: f64 eps, ACT(3)
  * LRN    over axis 1. params: size, f64 alpha, f64 beta, f64 bias
  * GATHER in: X[d0 … dn], indices (any rank q, i32 or i64). out dims = X[:axis] + indices + X[axis+1:]. params: axis. Negative indices wrap

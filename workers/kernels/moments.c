@@ -297,68 +297,81 @@ static void make_factors(const aspen_call *c, const factors *f, int64_t n, const
 
 enum { PLAIN, RELU, OTHER };
 
-INLINE vf one(vf x, vf mean, vf scale, vf shift, int kind) {
-  const vf y = vfma(x - mean, scale, shift);
+INLINE vf one(vf x, vf mean, vf scale, vf shift, vf residual, int more, int kind) {
+  vf y = vfma(x - mean, scale, shift);
+  if (more) y = y + residual;
   return kind == RELU ? act_relu(y) : y;
 }
 
-/* Pixels whose channels lie side by side. */
-INLINE void pixels(float *out, int64_t so, const float *x, int64_t sx, int64_t m, int64_t channels, const factors *f, int kind) {
-  for (int64_t i = 0; i < m; i++) {
-    const float *p = x + i * sx;
-    float *q = out + i * so;
+/* A row of pixels: result, input and residual (NULL: none), and the elements from one pixel to the next. */
+typedef struct {
+  float *out;
+  const float *x, *more;
+  int64_t so, sx, sm;
+} run;
+
+/* Pixels [begin, end) of a row whose channels lie side by side. */
+INLINE void pixels(const run *r, int64_t begin, int64_t end, int64_t channels, const factors *f, int more, int kind) {
+  for (int64_t i = begin; i < end; i++) {
+    const float *p = r->x + i * r->sx, *s = more ? r->more + i * r->sm : p;
+    float *q = r->out + i * r->so;
     int64_t k = 0;
     for (; k + VL <= channels; k += VL)
-      vstore(q + k, one(vload(p + k), vload(f->mean + k), vload(f->scale + k), vload(f->shift + k), kind));
+      vstore(q + k, one(vload(p + k), vload(f->mean + k), vload(f->scale + k), vload(f->shift + k), vload(s + k), more, kind));
     if (k < channels) {
       const int64_t n = channels - k;
       const vf mean = vload_part(f->mean + k, n), scale = vload_part(f->scale + k, n), shift = vload_part(f->shift + k, n);
-      vstore_part(q + k, one(vload_part(p + k, n), mean, scale, shift, kind), n);
+      vstore_part(q + k, one(vload_part(p + k, n), mean, scale, shift, vload_part(s + k, n), more, kind), n);
     }
   }
 }
 
 #define NEAR 1024 /* results between two calls of a function: they are in the nearest cache */
 
-static int run_of_pixels(float *out, int64_t so, const float *x, int64_t sx, int64_t m, int64_t channels, const factors *f, int kind,
-                         const aspen_call *c) {
+static int run_of_pixels(const run *r, int64_t m, int64_t channels, const factors *f, int kind, const aspen_call *c) {
   const int64_t most = nd_max(NEAR / channels, 1);
+  const float a = (float)aspen_param_f(c, 2), b = (float)aspen_param_f(c, 3);
   int error = 0;
   for (int64_t i = 0; i < m && !error; i += most) {
-    const int64_t n = nd_min(most, m - i);
-    float *to = out + i * so;
-    if (kind == RELU) pixels(to, so, x + i * sx, sx, n, channels, f, RELU);
-    else pixels(to, so, x + i * sx, sx, n, channels, f, PLAIN);
+    const int64_t end = nd_min(i + most, m);
+    if (r->more && kind == RELU) pixels(r, i, end, channels, f, 1, RELU);
+    else if (r->more) pixels(r, i, end, channels, f, 1, PLAIN);
+    else if (kind == RELU) pixels(r, i, end, channels, f, 0, RELU);
+    else pixels(r, i, end, channels, f, 0, PLAIN);
     if (kind != OTHER) continue;
-    const float a = (float)aspen_param_f(c, 2), b = (float)aspen_param_f(c, 3);
-    if (so == channels) error = FN(act)(c->params[1], a, b, to, to, n * channels);
+    float *to = r->out + i * r->so;
+    if (r->so == channels) error = FN(act)(c->params[1], a, b, to, to, (end - i) * channels);
     else
-      for (int64_t j = 0; j < n && !error; j++) error = FN(act)(c->params[1], a, b, to + j * so, to + j * so, channels);
+      for (int64_t j = i; j < end && !error; j++, to += r->so) error = FN(act)(c->params[1], a, b, to, to, channels);
   }
   return error;
 }
 
 /* n pixels of one channel, any distance apart. */
-static int run_of_channel(float *out, int64_t so, const float *x, int64_t sx, int64_t n, const float by[3], int kind, const aspen_call *c) {
-  float line[ND_BLOCK];
+static int run_of_channel(const run *r, int64_t n, const float by[3], int kind, const aspen_call *c) {
+  float line[ND_BLOCK], other[ND_BLOCK];
   const vf mean = vset1(by[0]), scale = vset1(by[1]), shift = vset1(by[2]);
   for (int64_t i = 0; i < n; i += ND_BLOCK) {
     const int64_t m = nd_min(ND_BLOCK, n - i);
-    const float *from = x + i * sx;
-    if (sx != 1) {
-      nd_copy_row((char *)line, 4, (const char *)from, sx * 4, m, 4);
+    const float *from = r->x + i * r->sx, *more = r->more ? r->more + i * r->sm : NULL;
+    if (r->sx != 1) {
+      nd_copy_row((char *)line, 4, (const char *)from, r->sx * 4, m, 4);
       from = line;
     }
-    float *to = so == 1 ? out + i : line;
+    if (more && r->sm != 1) {
+      nd_copy_row((char *)other, 4, (const char *)more, r->sm * 4, m, 4);
+      more = other;
+    }
+    float *to = r->so == 1 ? r->out + i : line;
     for (int64_t k = 0; k < m; k += VL) {
-      const vf y = one(vload_part(from + k, m - k), mean, scale, shift, kind);
-      vstore_part(to + k, y, m - k);
+      const vf residual = more ? vload_part(more + k, m - k) : vzero();
+      vstore_part(to + k, one(vload_part(from + k, m - k), mean, scale, shift, residual, more != NULL, kind), m - k);
     }
     if (kind == OTHER) {
       const int error = FN(act)(c->params[1], (float)aspen_param_f(c, 2), (float)aspen_param_f(c, 3), to, to, m);
       if (error) return error;
     }
-    if (so != 1) nd_copy_row((char *)(out + i * so), so * 4, (const char *)line, 4, m, 4);
+    if (r->so != 1) nd_copy_row((char *)(r->out + i * r->so), r->so * 4, (const char *)line, 4, m, 4);
   }
   return 0;
 }
@@ -371,15 +384,17 @@ int FN(standardize)(const aspen_call *c) {
   static const aspen_arg absent = {0};
   const aspen_arg *out = &c->args[0], *x = &c->args[1], *moments = &c->args[2];
   const aspen_arg *gamma = c->n_inputs > 2 ? &c->args[3] : &absent, *beta = c->n_inputs > 3 ? &c->args[4] : &absent;
+  const aspen_arg *more = c->n_inputs > 4 && c->args[5].dtype != ASPEN_DT_NONE ? &c->args[5] : NULL;
   if (out->dtype != ASPEN_DT_F32 || x->dtype != ASPEN_DT_F32 || moments->dtype != ASPEN_DT_F64 || x->rank < 3 || out->rank != x->rank ||
       moments->rank != 4 || moments->dims[1] < 1 || moments->dims[2] < 1 || x->dims[1] % moments->dims[2])
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (more && (more->dtype != ASPEN_DT_F32 || more->rank != x->rank)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < ROOM(x->dims[1])) return ASPEN_KERNEL_SCRATCH;
   for (int a = 0; a < out->rank; a++)
     if (c->lo[a] >= c->hi[a]) return ASPEN_KERNEL_OK;
   const int kind = c->params[1] == ASPEN_U_IDENTITY ? PLAIN : c->params[1] == ASPEN_U_RELU ? RELU : OTHER;
   const int64_t channels = c->hi[1] - c->lo[1];
-  const int side = channels > 1 && x->strides[1] == 1 && out->strides[1] == 1;
+  const int side = channels > 1 && x->strides[1] == 1 && out->strides[1] == 1 && (!more || more->strides[1] == 1);
   const factors f = factors_in(c->scratch, x->dims[1]);
   if (!c->again) f.head->made = 0;
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
@@ -387,21 +402,20 @@ int FN(standardize)(const aspen_call *c) {
     if (!h->made || h->n != n || h->lo != c->lo[1] || h->hi != c->hi[1]) make_factors(c, &f, n, gamma, beta);
     for (int64_t k = 0; k < (side ? 1 : channels); k++) {
       nd it;
-      nd_begin(&it, 2);
-      const aspen_arg *args[2] = {out, x};
-      for (int j = 0; j < 2; j++) it.ptr[j] = args[j]->ptr + (n * args[j]->strides[0] + (c->lo[1] + k) * args[j]->strides[1]) * 4;
+      nd_begin(&it, more ? 3 : 2);
+      const aspen_arg *args[3] = {out, x, more};
+      for (int j = 0; j < it.args; j++) it.ptr[j] = args[j]->ptr + (n * args[j]->strides[0] + (c->lo[1] + k) * args[j]->strides[1]) * 4;
       for (int a = 2; a < out->rank; a++) {
-        const int64_t strides[2] = {out->strides[a] * 4, x->strides[a] * 4};
-        for (int j = 0; j < 2; j++) it.ptr[j] += c->lo[a] * strides[j];
+        const int64_t strides[3] = {out->strides[a] * 4, x->strides[a] * 4, more ? more->strides[a] * 4 : 0};
+        for (int j = 0; j < it.args; j++) it.ptr[j] += c->lo[a] * strides[j];
         nd_add_axis(&it, c->hi[a] - c->lo[a], strides);
       }
       if (!nd_order(&it)) continue;
-      const int64_t row = nd_row(&it), so = nd_step(&it, 0) / 4, sx = nd_step(&it, 1) / 4;
+      const float by[3] = {f.mean[k], f.scale[k], f.shift[k]};
+      run r = {.so = nd_step(&it, 0) / 4, .sx = nd_step(&it, 1) / 4, .sm = more ? nd_step(&it, 2) / 4 : 0};
       do {
-        float *to = (float *)it.ptr[0];
-        const float *from = (const float *)it.ptr[1], by[3] = {f.mean[k], f.scale[k], f.shift[k]};
-        const int error = side ? run_of_pixels(to, so, from, sx, row, channels, &f, kind, c)
-                               : run_of_channel(to, so, from, sx, row, by, kind, c);
+        r.out = (float *)it.ptr[0], r.x = (const float *)it.ptr[1], r.more = more ? (const float *)it.ptr[2] : NULL;
+        const int error = side ? run_of_pixels(&r, nd_row(&it), channels, &f, kind, c) : run_of_channel(&r, nd_row(&it), by, kind, c);
         if (error) return error;
       } while (nd_next(&it));
     }
