@@ -46,6 +46,8 @@ PROLOGUE_NS = 0.06
 """Scale, shift and activation of an element of input, and its copy in the cache."""
 DEPTHWISE_FLOPS_PER_NS = 90.0
 """DWCONV and the depthwise half of PWDW."""
+SPREAD_NS = 0.2
+"""The same of DWCONV, where a channel of input is moved to several lanes, each for one of output."""
 WIDE_NS = 0.02
 """An element of the wide tensor between the halves of PWDW besides its multiply-adds."""
 DEPTHWISE_OUT_NS = 0.03
@@ -232,7 +234,9 @@ def _depthwise_flops(node: Node) -> float:
 
 
 def _depthwise_ns(node: Node, ops: float) -> float:
-    return ops / DEPTHWISE_FLOPS_PER_NS + node.output.size * (DEPTHWISE_OUT_NS + after_ns(node))
+    a = node.inputs[0]
+    spread = SPREAD_NS if a is not None and a.shape[1] < node.output.shape[1] else 0.0
+    return ops / DEPTHWISE_FLOPS_PER_NS + node.output.size * (DEPTHWISE_OUT_NS + spread + after_ns(node))
 
 
 def window_span(node: Node, axis: int) -> int:

@@ -12,7 +12,8 @@ op                   attrs
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
                      Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
-                     CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift)
+                     CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift).
+                     DWCONV: groups are the channels of X, OC a multiple of them
 ``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, see `winograd.BLOCKS`); W transformed by
                      `aspen_mp.planner.winograd`
 ``PWDW``             ``in_act`` (between), and of the depthwise half: ``kernel``, ``strides``, ``dilations``, ``pads``, ``act``.

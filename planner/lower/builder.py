@@ -237,7 +237,7 @@ class Builder:
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
-        """[C, 1, KH, KW] or [C, 1, KD, KH, KW] → [KD*KH*KW, C]."""
+        """[OC, 1, KH, KW] or [OC, 1, KD, KH, KW] → [KD*KH*KW, OC]."""
         return self._pack(w, "depthwise", (prod(w.shape[2:]), w.shape[0]), _pack_depthwise)
 
     def packed_recurrent(self, r: Tensor, direction: int, gates: tuple[int, int], gates_first: bool = False) -> Tensor:

@@ -143,8 +143,17 @@ def convolve(
         attrs |= {"kernel": phases.kernel, "strides": (1, 1), "pads": phases.pads}
         inputs = [phases_of_image(b, x), b.packed_winograd(w, phases.block, (1, 1)), bias]
         return b.emit("WINO", inputs, shape, F32, **attrs, act=NO_ACT, block=phases.block)
-    depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
+    depthwise = _is_depthwise(x, w, groups)
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
+
+
+MOST_REPEATED = 8
+"""Channels of output that DWCONV makes of one of input, at most: with more, CONV fills its panels well enough."""
+
+
+def _is_depthwise(x: Tensor, w: Tensor, groups: int) -> bool:
+    """Whether each channel of output is made of one of input, and DWCONV is the kernel for that."""
+    return groups == x.shape[1] > 1 and w.shape[0] <= MOST_REPEATED * groups
 
 
 def _convolve_volume(
@@ -186,7 +195,7 @@ def _convolve_volume(
     block = block_for(images[0], images[1], kernel, step) if b.winograd and plain else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
-    depthwise = groups == x.shape[1] == w.shape[0] and groups > 1
+    depthwise = _is_depthwise(x, w, groups)
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs)
 
 

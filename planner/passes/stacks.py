@@ -36,7 +36,7 @@ def _fuse(rewriter: Rewriter, node: Node) -> None:
     a, b = before.attrs, node.attrs
     pointwise = a["groups"] == 1 and tuple(a["kernel"]) == tuple(a["strides"]) == (1, 1) and tuple(a["pads"]) == (0, 0)
     source = before.inputs[0]
-    if source is None or not pointwise or source.shape[2:] != x.shape[2:] or len(x.shape) != 4:
+    if source is None or not pointwise or source.shape[2:] != x.shape[2:] or len(x.shape) != 4 or x.shape[1] != node.output.shape[1]:
         return
     spans = [max((k - 1) * d + 1, s) for k, d, s in zip(b["kernel"], b["dilations"], b["strides"], strict=True)]
     if max(spans) > WIDEST_WINDOW:

@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn, depthwise: bool) -> tuple[int, int, int, int, tuple[i
     sizes = st.sampled_from([1, 2, 3, 5, 7, 8, 12, 14, 17, 20])
     image = tuple(max(draw(sizes), r - b - a) for r, b, a in zip(reach, before, after, strict=True))
     if depthwise:
-        groups, cg, og = draw(st.sampled_from([1, 3, 4, 7, 8, 16, 17, 31, 33, 64, 70])), 1, 1
+        groups, cg, og = draw(st.sampled_from([1, 3, 4, 7, 8, 16, 17, 31, 33, 64, 70])), 1, draw(st.sampled_from([1, 1, 2, 3, 5]))
     else:
         groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
         cg, og = draw(st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 33])), draw(st.sampled_from([1, 2, 5, 16, 31, 32, 33, 64, 70]))
@@ -87,7 +87,7 @@ def compare(kernel, isa, rng, case, *, plain, activation, with_bias, with_residu
     w = rng.standard_normal((groups * og, cg, *g.kernel), dtype=np.float32)
     shape = (batch, groups * og, *g.out(image))
     x = channels_last(rng, x_values, plain)
-    packed = pack_conv(w, groups) if kernel == "CONV" else np.ascontiguousarray(w.reshape(groups, -1).T)
+    packed = pack_conv(w, groups) if kernel == "CONV" else np.ascontiguousarray(w.reshape(groups * og, -1).T)
     bias = filled(rng, rng.standard_normal(groups * og, dtype=np.float32), plain) if with_bias else None
     residual = None
     if with_residual:
@@ -245,6 +245,47 @@ def test_depthwise_shapes_of_networks(isa, plain):
         for kernel, pad in ((3, 1), (5, 2)):
             case = (1, 96, 1, 1, (23, 30), Geometry((kernel, kernel), (stride, stride), (1, 1), (pad, pad), (pad, pad)))
             compare("DWCONV", isa, np.random.default_rng(2), case, plain=plain, activation="HARD_SWISH", with_bias=True, with_residual=True)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    channels=st.sampled_from([1, 5, 16, 31, 33, 48]),
+    repeats=st.sampled_from([1, 1, 1, 2, 3, 16, 17]),
+    kernel=st.one_of(st.tuples(*[st.integers(1, 16)] * 2), st.sampled_from([(7, 7), (9, 9), (11, 11), (1, 31), (31, 3), (15, 1)])),
+    stride=st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 2), (3, 1), (3, 3)]),
+    image=st.tuples(st.sampled_from([1, 2, 7, 9]), st.sampled_from([1, 3, 4, 7, 8, 14, 16, 19, 30, 61, 150])),
+    beside=st.tuples(*[st.sampled_from([(0, 0), (3, 3), (0, 7), (9, 2), (15, 16)])] * 2),
+    plain=st.sampled_from([True, True, False]),
+    activation=st.sampled_from(["IDENTITY", "RELU", "GELU_ERF"]),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    residual_last=st.booleans(),
+    scaled=st.booleans(),
+)
+def test_depthwise_windows_of_any_size(isa, seed, channels, repeats, kernel, stride, image, beside, **epilogue):
+    """Runs of taps of large kernels, whose windows reach over both margins; channels of input that are there for several of output."""
+    (top, bottom), (left, right) = beside
+    image = tuple(max(n, k - sum(pads)) for n, k, pads in zip(image, kernel, beside, strict=True))
+    geometry = Geometry(kernel, stride, (1, 1), (top, left), (bottom, right))
+    case = (1, channels, 1, repeats, image, geometry)
+    compare("DWCONV", isa, np.random.default_rng(seed), case, **epilogue)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_depthwise_of_infinities(isa):
+    """What lies beyond a margin is left out, not multiplied by zero: infinite weights there give no NaN, and reach no other pixel."""
+    rng = np.random.default_rng(7)
+    g = Geometry((7, 7), before=(3, 3), after=(3, 3))
+    x = channels_last(rng, np.abs(rng.standard_normal((1, 24, 6, 20), dtype=np.float32)) + 1, True)
+    w = rng.standard_normal((49, 24), dtype=np.float32)
+    w[0] = np.inf
+    out = channels_last(rng, np.empty(x.shape, np.float32), True)
+    whole = run("DWCONV", out, [x, w], g.params(24, "IDENTITY"), isa=isa)
+    assert np.isfinite(whole[:, :, :3]).all()
+    assert np.isfinite(whole[..., :3]).all()
+    assert np.isposinf(whole[:, :, 3:, 3:]).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)

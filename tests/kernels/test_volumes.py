@@ -57,7 +57,7 @@ def convolve(x: np.ndarray, w: np.ndarray, groups: int, g: Window) -> np.ndarray
 
 def packed(kernel: str, w: np.ndarray, groups: int, g: Window) -> np.ndarray:
     if kernel == "DWCONV":
-        return np.ascontiguousarray(w.reshape(groups, -1).T)
+        return np.ascontiguousarray(w.reshape(w.shape[0], -1).T)
     if kernel == "WINO":
         out = np.full(winograd.packed_shape(w.shape, g.block, g.stride[1:]), np.nan, np.float32)
         winograd.pack(g.block, w, out, g.stride[1:])
@@ -182,11 +182,12 @@ def test_narrow_groups(isa, seed, channels, groups, case, **options):
     seed=st.integers(0, 2**32),
     batch=st.integers(1, 2),
     channels=st.sampled_from([1, 3, 8, 16, 17, 33, 64, 70]),
+    repeats=st.sampled_from([1, 1, 2, 3]),
     case=cases(),
     **OPTIONS,
 )
-def test_depthwise(isa, seed, batch, channels, case, **options):
-    compare("DWCONV", isa, seed, batch, channels, 1, 1, *case, **options)
+def test_depthwise(isa, seed, batch, channels, repeats, case, **options):
+    compare("DWCONV", isa, seed, batch, channels, 1, repeats, *case, **options)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -217,6 +218,8 @@ def test_shapes_of_networks(isa, plain):
         ("WINO", 2, 1, 33, 40, (3, 14, 14), Window((3, 3, 3), (2, 2, 2), **same, block=4)),
         ("DWCONV", 1, 54, 1, 1, (5, 20, 30), Window((3, 3, 3), **same)),
         ("DWCONV", 1, 108, 1, 1, (5, 21, 23), Window((3, 5, 5), (1, 2, 2), before=(1, 2, 2), after=(1, 2, 2))),
+        ("DWCONV", 1, 40, 1, 1, (4, 15, 23), Window((3, 7, 7), before=(1, 3, 3), after=(1, 3, 3))),
+        ("DWCONV", 1, 20, 1, 4, (5, 12, 14), Window((3, 3, 3), (1, 2, 2), before=(1, 1, 1), after=(1, 1, 1))),
     ):
         compare(kernel, isa, 1, batch, groups, inputs, outputs, volume, g, activation="RELU", **options)
 
@@ -226,7 +229,7 @@ def test_shapes_of_networks(isa, plain):
 def test_nothing_else_is_read(kernel, block, depth):
     """Input outside the region of a box may hold anything; also where the window sees no input at all."""
     rng = np.random.default_rng(5)
-    groups, cg = (20, 1) if kernel == "DWCONV" else (1, 17)
+    groups, cg = (10, 1) if kernel == "DWCONV" else (1, 17)
     g = Window((3, 3, 3), (depth[0], 1, 1), (depth[1], 1, 1), (depth[2], 1, 0), (depth[2], 0, 2), block)
     x = rng.standard_normal((2, groups * cg, 7, 8, 9), dtype=np.float32)
     w = rng.standard_normal((20, cg, *g.kernel), dtype=np.float32)

@@ -36,7 +36,7 @@ ISA = _kernels.isas()[0]
 WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/elt.cmake)
 FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
-SCRATCH = ["topk"]  # which ask for it in the portable build
+SCRATCH = ["dwconv", "topk", "act", "functions"]  # which ask for it in the portable build, and what those call there
 WATCHDOG_S = 120
 ROUNDS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
 
@@ -155,6 +155,17 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         bias = np.ascontiguousarray(rng.integers(-2, 3, c).astype(np.float32))
         window = [c, kh, kw, sh, sw, 1, 1, pad[0], pad[1]]
         yield "DWCONV", [odd(n, c, oh, ow), f, weights, bias], zeros("DWCONV", [*window])
+        times = int(rng.integers(1, 4))
+        last = np.ascontiguousarray(rng.integers(-2, 3, (n, h, w, c)).astype(np.float32)).transpose(0, 3, 1, 2)
+        target = np.zeros((n, oh, ow, times * c), np.float32).transpose(0, 3, 1, 2)
+        weights = np.ascontiguousarray(rng.integers(-2, 3, (kh * kw, times * c)).astype(np.float32))
+        yield "DWCONV", [target, last, weights], zeros("DWCONV", [*window])
+        size, before = [int(v) for v in rng.integers(5, 12, 2)], [int(v) for v in rng.integers(0, 13, 2)]
+        rows, columns = (max(side + 2 * b - k, 0) // sh + 1 for side, b, k in zip((h + 11, w + 11), before, size, strict=True))
+        last = np.ascontiguousarray(rng.integers(-2, 3, (n, h + 11, w + 11, c)).astype(np.float32)).transpose(0, 3, 1, 2)
+        target = np.zeros((n, rows, columns, c), np.float32).transpose(0, 3, 1, 2)
+        weights = np.ascontiguousarray(rng.integers(-2, 3, (size[0] * size[1], c)).astype(np.float32))
+        yield "DWCONV", [target, last, weights], zeros("DWCONV", [c, *size, sh, sh, 1, 1, *before])
     d, kd, front = (int(v) for v in rng.integers(1, 5, 3))
     od = d + 2 * (front - 1) - kd + 1
     if oh > 0 and ow > 0 and od > 0:

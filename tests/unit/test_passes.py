@@ -151,6 +151,33 @@ def test_pointwise_before_depthwise(kernel: int, stride: int) -> None:
     assert [nodes[0].attrs[key][0] for key in ("in_act", "act")] == ["RELU", "HARD_SWISH"]
 
 
+@pytest.mark.parametrize("repeats", [2, 3, 8])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_channels_for_several(repeats: int, axes: int) -> None:
+    """A channel multiplier: depthwise with all that joins a convolution, but not behind a pointwise one as a kernel with it."""
+    net = Net(x=(2, 4, 6, 9, 8)[: 2 + axes])
+    wide = net("Relu", net("Conv", "x", net.weight(20, 4, *[1] * axes)))
+    same = {"group": 20, "strides": [2] * axes, "pads": [1] * 2 * axes}
+    outputs = 20 * repeats
+    y = net("Conv", wide, net.weight(outputs, 1, *[3] * axes), net.weight(outputs), **same)
+    more = net("Conv", wide, net.weight(outputs, 1, *[1] * axes), group=20, strides=[2] * axes)
+    y = net("BatchNormalization", y, *[net.weight(outputs) for _ in range(3)], net.weight(outputs, positive=True))
+    nodes = check(net, net("Relu", net("Add", y, more)))
+    assert sorted(ops(nodes)) == ["CONV", "DWCONV", "DWCONV"]
+    assert nodes[-1].attrs["act"][0] == "RELU"
+
+
+def test_channels_for_many_stay() -> None:
+    net = Net(x=(1, 3, 9, 8))
+    assert ops(check(net, net("Conv", "x", net.weight(96, 1, 3, 3), group=3))) == ["CONV"]
+
+
+def test_pointwise_before_channels_for_several_stays() -> None:
+    net = Net(x=(1, 8, 9, 8))
+    wide = net("Conv", "x", net.weight(40, 8, 1, 1))
+    assert ops(check(net, net("Conv", wide, net.weight(80, 1, 3, 3), group=40))) == ["CONV", "DWCONV"]
+
+
 def test_pointwise_that_others_read_too_stays() -> None:
     net = Net(x=(1, 8, 6, 6))
     wide = net("Conv", "x", net.weight(40, 8, 1, 1))

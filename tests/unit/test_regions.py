@@ -216,6 +216,22 @@ def test_conv(groups: int, stride: tuple[int, int], dilation: tuple[int, int], p
     check("CONV", function, [x, w, b], attrs, True, (2,))
 
 
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize(("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1, 1, 1)), ((2, 1), (1, 2), (0, 2, 1, 1))])
+def test_depthwise(repeats: int, stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int, int, int]) -> None:
+    outputs = 5 * repeats
+    x, w, b = values(2, 5, 6, 5) + 1, values(6, outputs) + 1, values(outputs)
+    conv = onnx_function("Conv", 3, group=5, strides=stride, dilations=dilation, pads=pads)
+
+    def function(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return conv(x, w.T.reshape(outputs, 1, 3, 2), b)
+
+    attrs = {"groups": 5, "kernel": (3, 2), "strides": stride, "dilations": dilation, "pads": pads[:2]}
+    check("DWCONV", function, [x, w, b], attrs, dilation == (1, 1), (0,))
+    check("DWCONV", function, [x, w, b], attrs, False, (1,))
+    check("DWCONV", function, [x, w, b], attrs, True, (2,))
+
+
 @pytest.mark.parametrize(("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1, 1, 1)), ((2, 1), (1, 2), (0, 2, 1, 1))])
 def test_pointwise_and_depthwise(stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int, int, int]) -> None:
     first = onnx_function("Conv", 2)

@@ -1,4 +1,5 @@
-/* The inner loops of depthwise convolution, for vectors of channels: DWCONV and PWDW share them, so both give the same bits.
+/* The inner loops of depthwise convolution, for vectors of channels: DWCONV and PWDW share them, so both give the same bits. Small kernels of
+ * common sizes are unrolled whole, others by runs of taps.
  *
  * An output is summed from zero over its taps in ascending order (kernel rows, then columns), one vfma a tap.
  */
@@ -21,6 +22,7 @@
 #define DEPTHWISE_ROWS_3 2
 #define DEPTHWISE_ROWS_5 1
 #endif
+#define DEPTHWISE_RUN 7 /* neighbouring taps whose weights lie in registers, beside as many sums as DEPTHWISE_PIXELS and more */
 
 /* Is this a kernel and stride that depthwise_taps is made for? */
 INLINE int depthwise_common(const window *rows, const window *columns) {
@@ -53,6 +55,35 @@ INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW,
           if (i >= r * SH && i - r * SH < KH && j >= p * SW && j - p * SW < KW)
             VFMA_IN(sum[r * P + p], seen, weight[r][j - p * SW]);
     }
+  }
+}
+
+/* sum[p] over T neighbouring taps of a kernel row, for P pixels whose windows lie S columns apart, no dilation. from: the first tap of the first
+ * pixel; `column` elements lie between input columns, `tap` between taps of w. `edge`: of the columns from there on, only [lo, hi) count. */
+INLINE void depthwise_run(const int T, const int P, const int S, const int edge, vf *sum, const float *from, int64_t column, int64_t lo, int64_t hi,
+                          const float *w, int64_t tap) {
+  vf weight[DEPTHWISE_RUN];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; t++) weight[t] = vload(w + t * tap);
+#pragma GCC unroll 64
+  for (int j = 0; j < (P - 1) * S + T; j++, from += column) {
+    if (edge && !(j >= lo && j < hi)) continue;
+    vf seen = vload(from);
+    VKEEP(seen);
+#pragma GCC unroll 16
+    for (int p = 0; p < P; p++)
+      if (j >= p * S && j - p * S < T) VFMA_IN(sum[p], seen, weight[j - p * S]);
+  }
+}
+
+/* The same of a single tap, where pixels lie `step` columns apart. */
+INLINE void depthwise_tap(const int P, const int edge, vf *sum, const float *from, int64_t column, int64_t step, int64_t lo, int64_t hi, const float *w) {
+  vf weight = vload(w);
+  VKEEP(weight);
+#pragma GCC unroll 16
+  for (int p = 0; p < P; p++, from += step * column) {
+    if (edge && !(p * step >= lo && p * step < hi)) continue;
+    VFMA_IN(sum[p], vload(from), weight);
   }
 }
 

@@ -79,7 +79,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        winograd.c. W holds the transformed weights [ceil(OC/32), products, KD*C, 32] (planner/winograd.py). params: CONV's up to IN_ACT, m, DEPTH(4).
  *        The output is cut into blocks at multiples of their sides: m along an axis of several taps, 1 along one with a single tap; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block.
- * DWCONV as CONV (without in_scale and IN_ACT) with C == groups == OC (multiplier 1); W is [KD*KH*KW, C].   params as CONV.
+ * DWCONV as CONV (without in_scale and IN_ACT) with C == groups, OC = M * C: channel c of output is made of channel c / M of input; W is [KD*KH*KW, OC].
+ *        params as CONV.
  * PWDW   out = DWCONV(act(X * W + bias)): a 1 x 1 convolution, stride 1 and no padding, and the depthwise one that alone reads it. in: X[N, C, H, W],
  *        W packed [1, ceil(E/32), C, 32], bias? [E], D [KH*KW, E], D's bias? [E]; out[N, E, OH, OW]. params: ACT(3) between the two,
  *        KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3). The bits are those of CONV and DWCONV; taps in the padding are added as zeros.
