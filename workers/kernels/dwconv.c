@@ -300,8 +300,10 @@ static void choose_channels(const dwconv *d, strip *s, int64_t c, int64_t n) {
   }
 }
 
-/* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output. */
-INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int whole, const int same, const float *x, float *to, int64_t n) {
+/* A row of n pixels goes to the ring. x: channel 0 of the first one. `unit` channels, all of LINE (`whole`), `same` as those of output. `next`:
+ * elements to the row that comes next, which is brought nearer meanwhile, or 0: no prefetcher of a processor sees so few channels of a pixel coming. */
+INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int whole, const int same, const float *x, float *to, int64_t n,
+                     int64_t next) {
 #pragma GCC unroll 4
   for (int v = 0; v < LINE / VL; v++) {
     const int64_t first = s->first[v], seen = s->seen[v], x_channel = d->x_channel, x_column = d->x_column;
@@ -311,26 +313,27 @@ INLINE void keep_row(const dwconv *d, const strip *s, const int unit, const int 
     for (int64_t i = 0; i < n; i++, from += x_column, at += LINE) {
       const vf y = load(from, first, x_channel, whole ? VL : seen, unit);
       vstore(at, same ? y : __builtin_shuffle(y, which));
+      if (unit) __builtin_prefetch(from + first + next);
     }
   }
 }
 
-/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that there are. */
-static void keep_rows(const dwconv *d, const strip *s, int64_t from, int64_t to, int64_t n) {
+/* Rows [from, to) of input, all planes of them, go to the ring. n: channels of LINE that there are. No row from `end` on is ever seen. */
+static void keep_rows(const dwconv *d, const strip *s, int64_t from, int64_t to, int64_t end, int64_t n) {
   const int64_t columns = s->in_hi - s->in_lo;
   for (int64_t ih = from; ih < to; ih++) {
-    const int64_t slot = ih % s->slots;
+    const int64_t slot = ih % s->slots, next = ih + 1 < end ? d->x_row : 0;
     for (int64_t q = 0; q < d->planes.n; q++) {
       const float *x = d->x + q * d->planes.step + ih * d->x_row + s->in_lo * d->x_column;
       float *row = s->ring + (q * s->slots + slot) * s->width * LINE;
       if (d->x_channel != 1)
-        keep_row(d, s, 0, 0, 0, x, row, columns);
+        keep_row(d, s, 0, 0, 0, x, row, columns, next);
       else if (d->multiplier > 1)
-        keep_row(d, s, 1, 0, 0, x, row, columns);
+        keep_row(d, s, 1, 0, 0, x, row, columns, next);
       else if (n < LINE)
-        keep_row(d, s, 1, 0, 1, x, row, columns);
+        keep_row(d, s, 1, 0, 1, x, row, columns, next);
       else
-        keep_row(d, s, 1, 1, 1, x, row, columns);
+        keep_row(d, s, 1, 1, 1, x, row, columns, next);
     }
   }
 }
@@ -444,9 +447,10 @@ static void finish_strided(const dwconv *d, const float *sums, int64_t n, const 
   finish_each(d, 0, sums, n, residual, out, c, left);
 }
 
-/* A row of a strip: output columns [first, last), channels [c, c + n), from the lines that the strip has. `unit`: channels of all but the input. */
-static void strip_row(const dwconv *d, const strip *s, const windows *by, int unit, const int64_t kh[2], int64_t first, int64_t last, const float *residual,
-                      float *out, int64_t c, int64_t n) {
+/* A row of a strip: output columns [first, last), channels [c, c + n), from the lines that the strip has. `unit`: channels of all but the input.
+ * `more`: there is a row below, which is brought nearer. */
+static void strip_row(const dwconv *d, const strip *s, const windows *by, int unit, int more, const int64_t kh[2], int64_t first, int64_t last,
+                      const float *residual, float *out, int64_t c, int64_t n) {
   const window *w = &d->columns;
   const int64_t span = (w->kernel - 1) * w->dilation;
   const int stride = w->dilation == 1 && w->stride <= 2 ? (int)w->stride : 0;
@@ -455,6 +459,11 @@ static void strip_row(const dwconv *d, const strip *s, const windows *by, int un
     pixels = min64(by->pixels, last - ow);
     const int64_t start = window_start(w, ow), lo = -start, hi = min64(w->in - start, (pixels - 1) * w->stride + span + 1);
     const int edge = lo > 0 || hi < (by->pixels - 1) * w->stride + span + 1;
+    if (more)
+      for (int64_t p = ow; p < ow + pixels; p++) {
+        __builtin_prefetch(out + p * d->out_column + c + d->out_row, 1);
+        if (residual) __builtin_prefetch(residual + p * d->residual_column + c + d->residual_row);
+      }
     for (int64_t v = 0; v < LINE && v < n; v += VL) {
       by->by[edge][stride](d, s, start - s->in_lo, kh, lo, hi, v, sums);
       (unit ? finish_unit : finish_strided)(d, sums, pixels, residual ? residual + ow * d->residual_column : NULL, out + ow * d->out_column, c + v, n - v);
@@ -484,6 +493,7 @@ static void strips(const dwconv *d, const aspen_call *call, int unit, const floa
   const int64_t parts = (all + most - 1) / most;
   const windows *by = windows_for((all + parts - 1) / parts);
   const int64_t even = ((all + parts - 1) / parts + by->pixels - 1) / by->pixels * by->pixels, length = even > most ? most : even;
+  const int64_t below = min64(window_start(rows, call->hi[2] - 1) + (rows->kernel - 1) * rows->dilation + 1, rows->in);
   const int in_place = d->multiplier == 1 && d->x_channel == 1 && d->planes.n * rows->kernel * columns->kernel < RING_TAPS;
   for (int64_t first = call->lo[3]; first < call->hi[3]; first += length) {
     const int64_t last = min64(first + length, call->hi[3]);
@@ -503,10 +513,10 @@ static void strips(const dwconv *d, const aspen_call *call, int unit, const floa
         if (kh[0] < kh[1]) {
           kept = max64(kept, top); /* of dilated windows, a later one may see an earlier row */
           const int64_t seen = top + (kh[1] - 1) * rows->dilation + 1;
-          if (ring && kept < seen) keep_rows(d, &s, kept, seen, n), kept = seen;
+          if (ring && kept < seen) keep_rows(d, &s, kept, seen, below, n), kept = seen;
           set_lines(d, &s, ring, top, kh, c);
         }
-        strip_row(d, &s, by, unit, kh, first, last, residual ? residual + oh * d->residual_row : NULL, out + oh * d->out_row, c, n);
+        strip_row(d, &s, by, unit, unit && oh + 1 < call->hi[2], kh, first, last, residual ? residual + oh * d->residual_row : NULL, out + oh * d->out_row, c, n);
       }
     }
   }
