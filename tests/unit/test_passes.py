@@ -160,10 +160,10 @@ def test_channels_for_several(repeats: int, axes: int) -> None:
     same = {"group": 20, "strides": [2] * axes, "pads": [1] * 2 * axes}
     outputs = 20 * repeats
     y = net("Conv", wide, net.weight(outputs, 1, *[3] * axes), net.weight(outputs), **same)
-    more = net("Conv", wide, net.weight(outputs, 1, *[1] * axes), group=20, strides=[2] * axes)
+    more = net("Conv", net("Sigmoid", wide), net.weight(outputs, 1, *[1] * axes), group=20, strides=[2] * axes)
     y = net("BatchNormalization", y, *[net.weight(outputs) for _ in range(3)], net.weight(outputs, positive=True))
     nodes = check(net, net("Relu", net("Add", y, more)))
-    assert sorted(ops(nodes)) == ["CONV", "DWCONV", "DWCONV"]
+    assert sorted(ops(nodes)) == ["CONV", "DWCONV", "DWCONV", "UNARY"]
     assert nodes[-1].attrs["act"][0] == "RELU"
 
 
