@@ -389,7 +389,7 @@ def memory_bytes(node: Node) -> tuple[float, float]:
 
 def tail(workers: int, products: bool = True) -> float:
     """How long a node's end keeps workers waiting, in tiles of it. One worker waits for nobody, but tiles small enough that readers find
-    them in the cache are worth something to it, too: more where a tile does little besides reading and writing."""
+    them in the cache are worth something to it, too: least to `products`, whose small tiles read weights or transform input again."""
     return 0.5 if workers > 1 else 0.05 if products else 0.2
 
 

@@ -138,6 +138,19 @@ class Graph:
                     table.setdefault(tensor, []).append((node, i))
         return table
 
+    def uses(self) -> dict[Tensor, int]:
+        """How often each tensor is read, as an output of the graph once more."""
+        counts = dict.fromkeys(self.outputs, 1)
+        for node in self.nodes:
+            for tensor in node.inputs:
+                if tensor is not None:
+                    counts[tensor] = counts.get(tensor, 0) + 1
+        return counts
+
+    def producers(self) -> dict[Tensor, Node]:
+        """For every result, the node that gives it."""
+        return {tensor: node for node in self.nodes for tensor in node.outputs}
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once: inputs, constants and results."""
         seen: set[int] = set()

@@ -31,7 +31,7 @@ ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
 PRODUCTS = frozenset({"GEMM", "CONV", "WINO"})
-"""Ops whose tiles read weights or make sums anew that larger tiles share."""
+"""Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
 
 
 @dataclass(frozen=True, slots=True)

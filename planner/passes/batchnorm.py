@@ -17,13 +17,7 @@ _PRODUCTS = {"Conv", "ConvTranspose", "Gemm"}
 
 def fold_affine(graph: Graph) -> None:
     """Rewrites y = Conv(x) * factor + offset as one Conv, again and again along a chain."""
-    uses: dict[Tensor, int] = dict.fromkeys(graph.outputs, 1)
-    producer: dict[Tensor, Node] = {}
-    for node in graph.nodes:
-        for tensor in node.inputs:
-            if tensor is not None:
-                uses[tensor] = uses.get(tensor, 0) + 1
-        producer.update((t, node) for t in node.outputs)
+    uses, producer = graph.uses(), graph.producers()
     dead: set[int] = set()
     for node in graph.nodes:
         found = _affine(node, producer)

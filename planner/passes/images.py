@@ -20,7 +20,7 @@ from aspen_mp.planner.passes.norms import computed
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 BLOCK_BYTES = 64 << 10
-"""Of pixels that one tile of MOMENTS has at least."""
+"""Of pixels that one tile of MOMENTS has, about, unless that would be more than `MOST_BLOCKS`."""
 MOST_BLOCKS = 64
 """Of an image: every tile of STANDARDIZE puts them together."""
 _OPS = frozenset({"InstanceNormalization", "GroupNormalization", "LayerNormalization"})

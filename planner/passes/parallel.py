@@ -64,13 +64,7 @@ def merge_branches(graph: Graph) -> None:
 
 
 def _merge(graph: Graph) -> bool:
-    uses: dict[Tensor, int] = dict.fromkeys(graph.outputs, 1)
-    producer: dict[Tensor, Node] = {}
-    for node in graph.nodes:
-        for tensor in node.inputs:
-            if tensor is not None:
-                uses[tensor] = uses.get(tensor, 0) + 1
-        producer.update((t, node) for t in node.outputs)
+    uses, producer = graph.uses(), graph.producers()
     dead: set[int] = set()
     for node in graph.nodes:
         if node.op not in {"Add", "Sub"} or len(node.inputs) != 2 or any(t is None or t.shape != node.output.shape for t in node.inputs):
