@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from aspen_mp.stages import Region
+    from aspen_mp.region import Region
 
 
 class InputBuffers(Mapping[str, npt.NDArray[Any]]):

@@ -30,7 +30,6 @@ from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
 from aspen_mp.tree import StageTree
 
 if TYPE_CHECKING:
-    from aspen_mp.runtime import Runtime
     from aspen_mp.session import Session
     from aspen_mp.shm._lane import Lane
 
@@ -132,7 +131,7 @@ class Model:
         *,
         source: Source | None = None,
         elsewhere: bool = False,
-        runtime: Runtime | None = None,
+        runtime: object | None = None,
     ) -> None:
         """`source`: to load it from again when the runtime was lost. `elsewhere`: it was loaded by another process. `runtime`: which must
         not end because nobody but this model refers to it any more; it never refers to its models."""

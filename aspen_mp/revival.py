@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import aspen_mp
 from aspen_mp.control.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError, ResourceLimitError, RuntimeLost
 
@@ -34,10 +35,11 @@ MOST_DELAY_S: Final = 1.0
 
 
 class OwnServer:
-    """`start`: of `runtime.start_server` with a configuration that is bound already, but for how many restarts there have been."""
+    """`start`: of `runtime.start_server` with a configuration that is bound already, but for how many restarts there have been.
+    `meanwhile`: what may be done while a planner process starts."""
 
-    def __init__(self, start: Callable[[int], tuple[int, Any]]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[int], tuple[int, Any]], meanwhile: Callable[[], object]) -> None:
+        self._start, self._meanwhile = start, meanwhile
         self.pid = 0
         self.total: int | None = None
         """As many workers as the user has asked for since it started."""
@@ -50,9 +52,9 @@ class OwnServer:
         self.pid, sock = self._start(self.restarts)
         self._began = time.monotonic()
         try:
-            # Imported while the planner process starts: what requests need, too.
-            import aspen_mp.model
             from aspen_mp.session import Session
+
+            self._meanwhile()
 
             return Session(sock, aspen_mp.__version__, START_S)
         except BaseException as error:

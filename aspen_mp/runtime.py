@@ -80,7 +80,7 @@ class Runtime:
         self._life: Trace | None
         self._profile = config.load(profile)
         command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log)
-        self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}))
+        self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
         session = self._server.session()
         self._begin(Link(session.welcome.address, session, Reviver(self._server) if retry else None))
         if trace is not False:
@@ -417,6 +417,11 @@ def _workers_asked(n: int | None, cores: Sequence[int] | None) -> tuple[int, lis
     """How many workers are to join or leave, and the CPUs that were named for it."""
     cpus = [] if cores is None else arguments.cpus("cores", cores)
     return (len(cpus) or 1) if n is None else arguments.whole("n", n, 0, arguments.MOST_WORKERS), cpus
+
+
+def _import_requests() -> None:
+    """What requests need, so that the first one does not wait for it."""
+    import aspen_mp.model  # noqa: F401
 
 
 def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:

@@ -23,7 +23,7 @@ from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
-    from aspen_mp.stages import Region
+    from aspen_mp.region import Region
 
 
 class Stop(Protocol):

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from aspen_mp.borrow import BORROW_BYTES, PAGE, Piece, address, place
 from aspen_mp.control import protocol
 from aspen_mp.memory import Span
+from aspen_mp.region import Layout, Region
 from aspen_mp.session import Session, Stop, Waiting
 from aspen_mp.shm import _channel, _control, values
 from aspen_mp.shm._lane import Lane
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 if TYPE_CHECKING:
-    from aspen_mp.borrow import Loan
     from aspen_mp.future import RequestFuture
 
 _ERRORS: Final = _control.ERRORS
@@ -69,10 +69,6 @@ _regions = threading.RLock()
 _stages: weakref.WeakSet[Stage] = weakref.WeakSet()
 
 
-Layout = tuple[int, list[protocol.Slot], list[protocol.Slot]]
-"""Bytes of a region, its inputs, its outputs."""
-
-
 @dataclass(slots=True)
 class Transfers:
     """What has been done with the inputs of a model's requests: bytes copied into shared memory, bytes that workers read where they were.
@@ -86,40 +82,6 @@ class Transfers:
 class _Lent(np.ndarray[Any, np.dtype[Any]]):
     """Stands between an output and the region: of a class of its own, so that numpy keeps it as the base of the output, and every view
     of the output keeps the output."""
-
-
-class Region:
-    """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it. ``holds``: how many use
-    it, the request and the outputs that are lent; guarded by `_regions`.
-
-    `layout`: the plan's description of it. `user`: its arrays are in the hands of the user (`InputBuffers`); then `busy` says whether a
-    request uses it. `loan`: its inputs `borrowed` are pages of a file of the user's, and `inputs` has the user's arrays in their place.
-    """
-
-    __slots__ = ("borrowed", "busy", "holds", "inputs", "layout", "loan", "outputs", "span", "user")
-
-    def __init__(self, span: Span, layout: Layout, loan: Loan | None = None, borrowed: frozenset[int] = frozenset()) -> None:
-        self.span = span
-        self.layout = layout
-        self.holds = 0
-        self.user = False
-        self.busy = False
-        self.loan = loan
-        self.borrowed = borrowed
-        self.inputs = [_view(span, slot) for slot in layout[1]]
-        self.outputs = [_view(span, slot) for slot in layout[2]]
-
-
-def _view(span: Span, slot: protocol.Slot) -> npt.NDArray[Any]:
-    if slot.offset + slot.nbytes > span.nbytes:
-        raise RequestError(f"{slot.name!r} lies outside its region")
-    dtype = np.dtype(np.uint8) if slot.dtype == "object" else values.dtype_by_name(slot.dtype)
-    # The array's base is the memoryview, which keeps the segment mapped as long as the array lives, whoever closes what.
-    return np.ndarray(slot.shape, dtype, span.buffer, span.offset + slot.offset)
-
-
-def _bytes(span: Span) -> npt.NDArray[Any]:
-    return np.frombuffer(span.buffer, np.uint8)
 
 
 class Stage:
@@ -258,7 +220,7 @@ class Stage:
         return region, inputs, outputs
 
     def _handed(self, region: Region, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        handed = _Lent(view.shape, view.dtype, region.span.buffer, address(view) - address(_bytes(region.span)))
+        handed = _Lent(view.shape, view.dtype, region.span.buffer, address(view) - address(np.frombuffer(region.span.buffer, np.uint8)))
         with _regions:
             region.holds += 1
             self._given[region] = self._given.get(region, 0) + 1

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.control import protocol
+from aspen_mp.region import Region
 from aspen_mp.session import Session
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, RuntimeLost
-from aspen_mp.stages import Lost, Region, Short, Stage, Stale, Transfers, set_exception, set_result
+from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 
 if TYPE_CHECKING:
     from aspen_mp.control.client import ProgressCallback

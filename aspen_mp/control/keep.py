@@ -27,7 +27,7 @@ than they are written; what is not kept is planned again some day."""
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Inspected, PlanStage, StagePlanned
-    from aspen_mp.control.planning import Options
+    from aspen_mp.control.options import Options
     from aspen_mp.planner.plan import Plan
 
 

@@ -23,6 +23,7 @@ from aspen_mp.control.jobs import Inspect as InspectJob
 from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlannerChild, PlanStage, Received, StagePlanned, WeightDirectory
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
@@ -89,7 +90,7 @@ class Model:
     key: tuple[Any, ...]
     source: planning.Source
     instances: int
-    options: planning.Options
+    options: Options
     child: PlannerChild
     behind: PlannerChild
     name: str = ""
@@ -161,7 +162,7 @@ class ModelStore:
                 model.waiting.append(asker)
             return
         number, self._next = self._next, self._next + 1
-        options = planning.Options(message.precision, message.winograd, message.planning, vectors() if message.winograd else "")
+        options = Options(message.precision, message.winograd, message.planning, vectors() if message.winograd else "")
         name = message.name or source.name
         model = Model(number, key, source, message.instances, options, None, None, name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aspen_mp.control import cache, keep, protocol
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
-from aspen_mp.planner.options import AUTOMATIC, Planning, Vectors
+from aspen_mp.control.options import Options
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
@@ -30,27 +30,6 @@ if TYPE_CHECKING:
     from aspen_mp.planner.rates import Rates
 
 _ALIGN: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is planned; part of its identity. `strassen`: for which vectors products are computed by Strassen's
-    algorithm (`workers._isa.vectors`); "": none."""
-
-    precision: str
-    winograd: bool
-    planning: Planning = AUTOMATIC
-    strassen: Vectors = ""
-
-    @property
-    def key(self) -> tuple[str, bool, Planning, Vectors]:
-        """What plans depend on."""
-        return self.precision, self.winograd, self.planning, self.strassen
-
-    @property
-    def weights_key(self) -> tuple[str, bool]:
-        """What packed weights depend on."""
-        return self.precision, self.winograd
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ import msgpack
 import msgspec
 import pytest
 
-from aspen_mp.control import cache, keep, planning
+from aspen_mp.control import cache, keep
+from aspen_mp.control.options import Options
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
@@ -227,7 +228,7 @@ def test_few_processes_write_at_one_time(store: cache.Cache, monkeypatch: pytest
 
     monkeypatch.setattr(keep.Keeper, "_write", wait)
     monkeypatch.setattr(keep.Keeper, "_let_go", lambda keeper: None)
-    keeper = keep.Keeper(store, planning.Options("f32", True), b"", {})
+    keeper = keep.Keeper(store, Options("f32", True), b"", {})
     seen = set()
     try:
         for _ in range(2):

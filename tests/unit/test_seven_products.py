@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from net_tools import Net, lowered
 
-from aspen_mp.control import planning
+from aspen_mp.control.options import Options
 from aspen_mp.planner import algorithms, api
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.options import Vectors
@@ -80,6 +80,6 @@ def test_the_option() -> None:
 
 def test_plans_with_and_without_are_not_taken_for_each_other() -> None:
     """Packed weights are the same; plans are not."""
-    one, other = (planning.Options("f32", True, strassen=on) for on in VECTORS[:2])
+    one, other = (Options("f32", True, strassen=on) for on in VECTORS[:2])
     assert one.key != other.key
     assert one.weights_key == other.weights_key
