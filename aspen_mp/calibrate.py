@@ -51,30 +51,6 @@ FACTORS: Final = (0.1, 10.0)
 LEAST_NS: Final = 2000.0
 """Of an op's prediction, for the op to count."""
 TINY_OPS, TINY_RUNS = 200, 50
-LEAST_CACHED, MOST_CACHED = 4 << 20, 128 << 20
-"""Smaller caches are not the last ones before memory, of larger ones others have a part."""
-
-
-def known(folder: str) -> tuple[Rates, str]:
-    """The rates that plans are made with here, measured ones kept in `folder` or built-in ones, and the name that such plans carry."""
-    import msgspec
-
-    from aspen_mp import __version__
-    from aspen_mp.planner import rates
-    from aspen_mp.workers import _isa
-
-    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors(), rates.vendor()))
-    return msgspec.structs.replace(found, cached=cached()), name
-
-
-def cached() -> int:
-    """Bytes of activations that the last-level cache of this process' first core holds beside the weights that pass through it: half of it,
-    within reason."""
-    from aspen_mp.planner.rates import Rates
-    from aspen_mp.workers import topology
-
-    sizes = [size for size, _ in topology.cache_sizes(min(os.sched_getaffinity(0))).values()]
-    return min(max(max(sizes) // 2, LEAST_CACHED), MOST_CACHED) if sizes else Rates().cached
 
 
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:
@@ -107,6 +83,7 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
 def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rates:
     """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read."""
     from aspen_mp.bench.kernels.measure import BETWEEN_TILES, SIZES
+    from aspen_mp.local_rates import cached
     from aspen_mp.planner.rates import Rates
 
     return Rates(

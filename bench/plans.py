@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp import calibrate, config
+from aspen_mp import config, local_rates
 from aspen_mp.planner import api, cost
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import AUTOMATIC
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def calibrated() -> Iterator[None]:
     """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
-    with counting_with(calibrate.known(config.cache_folder(config.load(None)))[0]):
+    with counting_with(local_rates.known(config.cache_folder(config.load(None)))[0]):
         yield
 
 

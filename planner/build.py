@@ -158,7 +158,7 @@ class _Writer:
         self._constants()
         costs = self._costs()
         works = [
-            replace(cost.work(node), ns=float(costs[0][self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
+            cost.Work(cost.flops(node), cost.traffic(node), float(costs[0][self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
             for k, node in enumerate(self.storage.steps)
         ]
         ops = np.zeros(len(self.storage.steps) + 2, OP)

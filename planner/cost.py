@@ -184,7 +184,8 @@ def scores(node: Node) -> float:
     return float(prod(shape[:-1]) * keys)
 
 
-def _traffic(node: Node) -> float:
+def traffic(node: Node) -> float:
+    """Bytes that a node reads and writes, each operand once."""
     written = sum(nbytes(t) for t in node.outputs)
     if node.op in RECURRENT:
         _, _, rows, hidden = node.output.shape
@@ -353,17 +354,10 @@ def flops(node: Node) -> float:
     return family(node).flops(node)
 
 
-def work(node: Node) -> Work:
-    """Estimate for a whole node on one core, in one tile."""
-    from aspen_mp.planner import tilecost  # which is made of what is here
-
-    return Work(flops(node), _traffic(node), tilecost.whole_ns(node))
-
-
 def even_ns(node: Node) -> float:
     """Arithmetic and traffic between caches of a node whose elements all cost the same."""
     weights, passing = memory_bytes(node)
-    return family(node).ns(node, flops(node)) + max(_traffic(node) - weights - passing, 0.0) / rates().warm
+    return family(node).ns(node, flops(node)) + max(traffic(node) - weights - passing, 0.0) / rates().warm
 
 
 def weight_bytes(node: Node) -> float:
@@ -373,7 +367,7 @@ def weight_bytes(node: Node) -> float:
 
 def activation_bytes(node: Node) -> float:
     """All else that it reads and writes."""
-    return _traffic(node) - weight_bytes(node)
+    return traffic(node) - weight_bytes(node)
 
 
 def memory_bytes(node: Node) -> tuple[float, float]:

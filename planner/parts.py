@@ -22,7 +22,7 @@ from aspen_mp.planner.grids import split
 from aspen_mp.planner.ir import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import CONVOLUTIONS, ELEMENTWISE, nbytes
-from aspen_mp.planner.tilecost import cached_weights
+from aspen_mp.planner.tilecost import cached_weights, whole_ns
 
 GOAL = 0.5
 """What an operator may read and write of a part, of what a cache holds: several layers' activations live at a time."""
@@ -74,7 +74,7 @@ def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
     moved = np.where(each > cached, [cost.memory_bytes(node)[1] for node in nodes], written) * steps
     moved[each * RECYCLED <= cached] = 0.0
-    least = WORTH * sum(cost.work(node).ns for node, step in zip(nodes, steps, strict=True) if step)
+    least = WORTH * sum(whole_ns(node) for node, step in zip(nodes, steps, strict=True) if step)
     stops = _stops(batch, np.array([cost.weight_bytes(node) for node in nodes]))
     values = {}
     for parts in _numbers(int(batch.max(initial=0))):

@@ -110,7 +110,7 @@ def _runs_of_inputs(node: Node, storage: Storage) -> frozenset[int]:
 
 def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Aim) -> Grid:
     shape = node.output.shape
-    parts = min(aim.tiles or round(cost.wanted_tiles(cost.work(node).ns, aim.workers, aim.tail)), MAX_TILES)
+    parts = min(aim.tiles or round(cost.wanted_tiles(tilecost.whole_ns(node), aim.workers, aim.tail)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
     order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
     fixed = _fixed_axes(node)

@@ -88,7 +88,7 @@ class Found:
 def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Found:
     """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine."""
     grids = policy.choose_grids(storage, len(machine))
-    work = sum(cost.work(node).ns for node in storage.steps)
+    work = sum(tilecost.whole_ns(node) for node in storage.steps)
     if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
         return Found(grids)
     budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
@@ -185,7 +185,7 @@ class _Search:
         """The order of the steps by critical path, as good as it can be known before they are cut."""
         pairs = [(source, k) for k, sources in enumerate(self.edges.sources) for source in sources]
         parents, children = np.array(pairs, np.int64).reshape(-1, 2).T
-        return critical_first([cost.work(node).ns for node in self.storage.steps], parents, children)
+        return critical_first([tilecost.whole_ns(node) for node in self.storage.steps], parents, children)
 
     # ------------------------------------------------------------------------------------------------------------- ladders
 
@@ -228,7 +228,7 @@ class _Search:
         for k, kind in enumerate(self.kinds):
             if len(self.ladders[k]) > 1:
                 kinds.setdefault(kind, []).append(k)
-        groups = sorted(kinds.values(), key=lambda group: -sum(cost.work(self.storage.steps[k]).ns for k in group))
+        groups = sorted(kinds.values(), key=lambda group: -sum(tilecost.whole_ns(self.storage.steps[k]) for k in group))
         alone = [group for group in groups if len(group) > 1 and not self._steps(group[0])]
         return groups + [[k] for group in alone for k in group]
 

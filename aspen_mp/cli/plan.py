@@ -55,12 +55,12 @@ def plan(
     as_json: output.Json = False,
 ) -> None:
     """Plan MODEL without running it: ops, tiles, edges, memory; predicted latency, throughput, utilisation and parallel fraction."""
-    from aspen_mp import calibrate, config
+    from aspen_mp import config, local_rates
     from aspen_mp.planner import api, cost
     from aspen_mp.planner.explain import predict
 
     chosen = config.load(profile)
-    cost.use(calibrate.known(config.cache_folder(chosen))[0])  # as a runtime would
+    cost.use(local_rates.known(config.cache_folder(chosen))[0])  # as a runtime would
     machine, planned = _machines(cores, chosen)
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 import aspen_mp
-from aspen_mp import calibrate
+from aspen_mp import local_rates
 from aspen_mp.control import places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.clients import Client, ClientMemory
@@ -152,7 +152,7 @@ class Server:
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
-            *(Cache.open(config.cache, config.cache_bytes), calibrate.known(config.cache)),
+            *(Cache.open(config.cache, config.cache_bytes), local_rates.known(config.cache)),
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from test_cache import entries, wait_for
 
 import aspen_mp
-from aspen_mp import calibrate, config
+from aspen_mp import config, local_rates
 from aspen_mp.bench import clients, models, prediction, profile
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers import engines
@@ -53,7 +53,7 @@ def test_planned(runs: Plan) -> None:
 
 def test_calibrated_for_a_while() -> None:
     """Then the planner counts as it did before, whatever that was."""
-    before, here = cost.rates(), calibrate.known("")[0]
+    before, here = cost.rates(), local_rates.known("")[0]
     other = replace(before, matrix=2 * before.matrix)
     cost.use(other)
     try:

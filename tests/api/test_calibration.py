@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aspen_mp
-from aspen_mp import calibrate
+from aspen_mp import calibrate, local_rates
 from aspen_mp.bench import models
 from aspen_mp.bench.kernels import measure
 from aspen_mp.measure import OpTime
@@ -157,14 +157,14 @@ def test_factors_scale_predictions() -> None:
     ("sizes", "cached"),
     [
         ({"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}, 16 << 20),
-        ({"L1d": 32 << 10, "L2": 512 << 10}, calibrate.LEAST_CACHED),
-        ({"L3": 1 << 30}, calibrate.MOST_CACHED),
+        ({"L1d": 32 << 10, "L2": 512 << 10}, local_rates.LEAST_CACHED),
+        ({"L3": 1 << 30}, local_rates.MOST_CACHED),
         ({}, rates.BUILT_IN.cached),
     ],
 )
 def test_what_stays_in_the_last_level_cache(sizes: dict[str, int], cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "cache_sizes", lambda cpu: {name: (size, 2) for name, size in sizes.items()})
-    assert calibrate.known("")[0].cached == calibrate.cached() == cached
+    assert local_rates.known("")[0].cached == local_rates.cached() == cached
 
 
 def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
@@ -183,7 +183,7 @@ def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> N
     for vendor in (rates.INTEL, "AuthenticAMD", ""):
         monkeypatch.setattr(rates, "vendor", lambda vendor=vendor: vendor)
         monkeypatch.setattr(_isa, "vectors", lambda: "whole")
-        found, name = calibrate.known("")
+        found, name = local_rates.known("")
         wanted, named = rates.built_in("whole", vendor)
         assert (msgspec.structs.replace(found, cached=wanted.cached), name) == (wanted, named)
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -27,20 +28,51 @@ def folder_files(part: str) -> list[Path]:
     return sorted({f for root in roots for f in root.rglob("*.py")})
 
 
-def imported_parts(path: Path) -> set[str]:
-    """Sub-packages of aspen_mp that a file imports anywhere, late imports included."""
+def imported_names(path: Path) -> set[str]:
+    """What a file imports anywhere, late imports included, and those for types alone: modules, and names out of them."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [node.module] if node.module != "aspen_mp" else [f"aspen_mp.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "aspen_mp":
-                found.add(parts[1] if len(parts) > 1 else "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Sub-packages of aspen_mp that a file imports."""
+    parts = [name.split(".") for name in imported_names(path)]
+    return {part[1] if len(part) > 1 else "" for part in parts if part[0] == "aspen_mp"}
+
+
+def modules() -> dict[str, Path]:
+    """Every Python file of the package by its module's name, packages' own files left out: they hand names on."""
+    import pkgutil
+
+    found: dict[str, Path] = {}
+    todo = [("aspen_mp", [str(path) for path in aspen_mp.__path__])]
+    while todo:
+        name, folders = todo.pop()
+        for module in pkgutil.iter_modules(folders, f"{name}."):
+            spec = module.module_finder.find_spec(module.name)  # type: ignore[call-arg]
+            if spec is None:
+                continue
+            if module.ispkg:
+                todo.append((module.name, list(spec.submodule_search_locations or [])))
+            elif spec.origin and spec.origin.endswith(".py"):
+                found[module.name] = Path(spec.origin)
+    return found
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    files = modules()
+    assert "aspen_mp.planner.build" in files
+    graph = {}
+    for name, path in files.items():
+        wanted = imported_names(path)
+        wanted |= {each.rpartition(".")[0] for each in wanted}  # a module itself, or names out of it
+        graph[name] = (wanted & set(files)) - {name}
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 @pytest.mark.parametrize("part", sorted(ALLOWED))
