@@ -4,7 +4,7 @@
 #define PANEL_VECTORS (ASPEN_NR / VL)
 #define WIDEST 8 /* vectors of columns in the widest micro-kernel */
 #define LINE (16 / VL) /* vectors of a cache line */
-#define AHEAD (32 / LINE) /* lines of output and residual that are fetched while the products are summed */
+#define AHEAD (16 / LINE) /* lines of output, and as many of residual, that are fetched while the products are summed */
 #define PREFETCH_PACKED 32 /* terms ahead in a packed panel: 4 KiB */
 #define PREFETCH_COPIED 16 /* rows ahead that are copied to a panel */
 #define PREFETCH_ROWS 8    /* terms ahead where each is a row of its own */
@@ -145,16 +145,17 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
         vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
 }
 
-/* Lists `n` lines: those that R rows of V vectors go to, and those of their residual, over and over. */
+/* Lists the `n` lines that R rows of V vectors go to, over and over, and those of their residual; without one, the first list from its middle on. */
 INLINE void lines_to_come(const int R, const int V, const int n, const mm_job *job, const mm_rows *rows, int64_t column, const char *none,
-                          const char **lines) {
-  const int across = (V + LINE - 1) / LINE, half = n / 2;
+                          const char **out, const char **beside) {
+  const int across = (V + LINE - 1) / LINE, all = R * across;
 #pragma GCC unroll 32
-  for (int i = 0; i < half; i++) {
-    const int r = i / across % R, v = i % across * LINE;
-    const char *out = job->direct ? (const char *)(rows->out[r] + column + v * VL) : none;
-    lines[half + i] = out;
-    lines[i] = job->direct && rows->residual[0] ? (const char *)(rows->residual[r] + column + v * VL) : out;
+  for (int i = 0; i < n; i++) {
+    const int r = i / across % R, v = i % across * LINE, later = (i + all / 2) % all;
+    out[i] = job->direct ? (const char *)(rows->out[r] + column + v * VL) : none;
+    beside[i] = !job->direct         ? none
+                : rows->residual[0] ? (const char *)(rows->residual[r] + column + v * VL)
+                                    : (const char *)(rows->out[later / across] + column + later % across * LINE * VL);
   }
 }
 
@@ -176,9 +177,11 @@ INLINE void term(const int R, const int V, const float *const *p, const float *b
 }
 
 /* The terms of a tap where A and B are contiguous: with strides known, all pointers stay in registers. Returns the end of B. Between the terms,
- * `next` and `lines` are fetched; the narrower the vectors, the fewer loads a term has room for. stream: `next` is a row of each panel. */
+ * `next`, out[AHEAD], to be written, and beside[AHEAD] are fetched; the narrower the vectors, the fewer loads a term has room for. stream: `next`
+ * is a row of each panel. */
 INLINE const float *contiguous_terms(const int R, const int V, const int stream, const float *const *p, const float *b, int64_t b_panel,
-                                     int64_t terms, const char *next, int64_t next_step, const char *const *lines, vf *sum) {
+                                     int64_t terms, const char *next, int64_t next_step, const char *const *out, const char *const *beside,
+                                     vf *sum) {
   int64_t k = 0;
   for (; k + 2 <= terms; k += 2) {
 #pragma GCC unroll 2
@@ -191,10 +194,10 @@ INLINE const float *contiguous_terms(const int R, const int V, const int stream,
         }
       if (V <= PANEL_VECTORS) {
         if (!stream) __builtin_prefetch(next, 0, 2);
-        if (LINE == 1)
-          __builtin_prefetch(lines[(k + i) % AHEAD]);
-        else if (i == 0)
-          __builtin_prefetch(lines[k / 2 % AHEAD]);
+        if (i == 0 && (LINE == 1 || k % 4 == 0))
+          __builtin_prefetch(out[k / (2 * LINE) % AHEAD], 1);
+        else if (LINE == 1 || i == 0)
+          __builtin_prefetch(beside[k / (2 * LINE) % AHEAD]);
       }
       next += next_step;
       term(R, V, p, b, b_panel, k + i, sum);
@@ -209,13 +212,13 @@ INLINE const float *contiguous_terms(const int R, const int V, const int stream,
 
 /* The same where B comes from memory: what is fetched lies STREAM_AHEAD terms ahead, and where the panels of `b` end, in those behind them. */
 INLINE const float *streamed_terms(const int R, const int V, const float **p, const float *b, int64_t b_panel, int64_t terms,
-                                   const char *const *lines, vf *sum) {
+                                   const char *const *out, const char *const *beside, vf *sum) {
   const int64_t inside = terms > STREAM_AHEAD ? (terms - STREAM_AHEAD) / 2 * 2 : 0;
   const int64_t others = V > PANEL_VECTORS ? (V / PANEL_VECTORS - 1) * b_panel : 0;
-  b = contiguous_terms(R, V, 1, p, b, b_panel, inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR), ROW_BYTES, lines, sum);
+  b = contiguous_terms(R, V, 1, p, b, b_panel, inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR), ROW_BYTES, out, beside, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) p[r] += inside;
-  return contiguous_terms(R, V, 1, p, b, b_panel, terms - inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR + others), ROW_BYTES, lines, sum);
+  return contiguous_terms(R, V, 1, p, b, b_panel, terms - inside, (const char *)(b + STREAM_AHEAD * ASPEN_NR + others), ROW_BYTES, out, beside, sum);
 }
 
 /* The sums of a block, through the epilogue. */
@@ -247,10 +250,10 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
 #pragma GCC unroll 64
   for (int i = 0; i < R * V; i++) sum[i] = vzero();
   /* By the time the sums are done, the lines they go to are here. They are fetched one by one: all at once would hold up the loads. */
-  const char *lines[AHEAD];
+  const char *out[AHEAD], *beside[AHEAD];
   const int spread = V <= PANEL_VECTORS;
   if (spread) {
-    lines_to_come(R, V, AHEAD, job, rows, column, (const char *)b, lines);
+    lines_to_come(R, V, AHEAD, job, rows, column, (const char *)b, out, beside);
   } else if (job->direct) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -280,8 +283,8 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
     for (int r = 0; r < R; r++) p[r] = a[r];
     a += R;
     if (a_stride == 1 && !far_rows && !half) {
-      if (rows->stream) b = streamed_terms(R, V, p, b, b_panel, k_end, lines, sum);
-      else b = contiguous_terms(R, V, 0, p, b, b_panel, k_end, next, next_step, lines, sum);
+      if (rows->stream) b = streamed_terms(R, V, p, b, b_panel, k_end, out, beside, sum);
+      else b = contiguous_terms(R, V, 0, p, b, b_panel, k_end, next, next_step, out, beside, sum);
       next += k_end * next_step;
       continue;
     }
@@ -344,8 +347,8 @@ INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, c
   vf sum[MM_EVEN_ROWS * PANEL_VECTORS];
 #pragma GCC unroll 32
   for (int i = 0; i < R * PANEL_VECTORS; i++) sum[i] = vzero();
-  const char *lines[2 * AHEAD];
-  lines_to_come(R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, lines);
+  const char *out[2 * AHEAD], *beside[2 * AHEAD];
+  lines_to_come(R, PANEL_VECTORS, 2 * AHEAD, job, rows, column, (const char *)b, out, beside);
   const float *base[(MM_EVEN_ROWS + 2) / 3];
   const int64_t terms = job->k, a_step = rows->a_step, next_step = rows->stream ? ROW_BYTES : rows->next ? rows->next_step : 0;
 #pragma GCC unroll 8
@@ -356,7 +359,10 @@ INLINE void multiply_even(const int R, const mm_job *job, const mm_rows *rows, c
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++, b += ASPEN_NR, next += next_step) {
       __builtin_prefetch(next, 0, 2);
-      __builtin_prefetch(lines[(k + i) % (2 * AHEAD)]);
+      if (i == 0)
+        __builtin_prefetch(out[k / 2 % (2 * AHEAD)], 1);
+      else
+        __builtin_prefetch(beside[k / 2 % (2 * AHEAD)]);
       even_term(R, base, a_step, b, k + i, sum);
     }
   if (k < terms) even_term(R, base, a_step, b, k, sum);

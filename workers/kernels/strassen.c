@@ -138,11 +138,12 @@ INLINE void term(const int R, const int how, const float *const *base, int64_t r
   }
 }
 
-/* What else is done while terms are multiplied: these are brought nearer, from `next` on, `step` bytes for two terms, and lines[0 … mask]. */
+/* What else is done while terms are multiplied: these are brought nearer, from `next` on, `step` bytes for two terms, and lines[0 … mask], to be
+ * written where `write`. */
 typedef struct aside {
   const char *next, *const *lines;
   int64_t step;
-  int mask, more; /* more: sums are added to those of the terms before */
+  int mask, write, more; /* more: sums are added to those of the terms before */
 } aside;
 
 /* `terms` terms of R rows to sums[R][ASPEN_NR]. */
@@ -156,11 +157,14 @@ INLINE void multiply(const int R, const int how, const float *rows, int64_t row,
   for (int r = 0; r < R; r += 3) base[r / 3] = rows + r * row;
   const char *next = w->next, *const *lines = w->lines;
   const int64_t step = w->step;
-  const int mask = w->mask;
+  const int mask = w->mask, write = w->write;
   int64_t k = 0;
   for (; k + 2 <= terms; k += 2, b1 += 2 * ASPEN_NR, b2 += 2 * ASPEN_NR, keep += 2 * ASPEN_NR) {
     __builtin_prefetch(next, 0, 2);
-    __builtin_prefetch(lines[k / 2 & mask]);
+    if (write)
+      __builtin_prefetch(lines[k / 2 & mask], 1);
+    else
+      __builtin_prefetch(lines[k / 2 & mask]);
     __builtin_prefetch(sums + k / 2 % 16 * 16); /* a store that waits for its line holds up those behind it */
     next += step;
     term(R, how, base, row, k, b1, b2, keep, sum);
@@ -299,7 +303,8 @@ static void seven(const mm_job *job, const right_part *w, const pair *pairs, con
       const float *b = w->b + w->lo * ASPEN_NR + j, *b1 = b + quadrant[right[product].first], *b2 = b + quadrant[right[product].second];
       float *keep = w->kept + right[product].kept * longest * ASPEN_NR + j;
       const char *next = brings ? (const char *)(w->coming + quadrant[product]) + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
-      const aside besides = {.next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .more = w->lo > 0};
+      const aside besides = {
+          .next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .write = lists && !residuals, .more = w->lo > 0};
       int how = right[product].how;
       if (block > 0 && how != ALONE) how = ALONE, b1 = keep;
       multiplies[rows - 1][how](left + PRODUCTS * w->lo + product * padded(terms), row, b1, b2, keep, terms, products + product * rows * ASPEN_NR + j,
