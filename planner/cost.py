@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
-from aspen_mp.planner.params import depth, seven_scratch
+from aspen_mp.planner.params import depth, roi_scratch, seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import nbytes
 from aspen_mp.planner.winograd import Blocks
@@ -411,6 +411,10 @@ def scratch_bytes(node: Node) -> int:
         x = node.inputs[0]
         assert x is not None
         return 32 * (-(-x.shape[1] // 16) * 16 + 1)
+    if node.op == "ROIALIGN":
+        x = node.inputs[0]
+        assert x is not None
+        return roi_scratch(node.output.shape, x.shape, node.attrs["mode"], node.attrs["ratio"])
     if node.op in RECURRENT:
         return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":

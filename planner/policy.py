@@ -21,7 +21,7 @@ from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.params import depth
-from aspen_mp.planner.storage import ELEMENTWISE, Storage, item_bytes
+from aspen_mp.planner.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
 from aspen_mp.planner.tilecost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.winograd import Blocks
 
@@ -94,6 +94,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
         return frozenset({rank - 1})
     if node.op == "NORM":
         return frozenset(range(node.attrs["axis"], rank))
+    if node.op in SAMPLING:
+        return frozenset({1})  # where a point lies is found once for all channels
     if node.op == "MOMENTS":
         return frozenset({2, 3})  # pixels are cut: channels lie side by side
     return frozenset({1}) if node.op == "LRN" else frozenset()
