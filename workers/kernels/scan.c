@@ -70,16 +70,17 @@ int FN(argreduce)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* Sums that run along an axis, of m columns at a time (ROWS where they are that many): steps of the axis before the box are summed alone,
+/* Sums that run along an axis, of m ≤ LINE columns at a time: steps of the axis before the box are summed alone,
  * then results are written. along, across: bytes, input and output. Integers wrap (-fwrapv).
  *
  * Where columns lie side by side the loop over them is vector code. Where the axis itself does, each column is a chain of additions that
  * wait for each other: ROWS chains hide that. */
 #define ROWS 8
+#define LINE 1024
 #define CUMSUM_TYPE(S, T, D)                                                                                       \
   INLINE void cumsum_columns_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2],          \
                                  int64_t before, int64_t n, int64_t m, const int exclusive) {                      \
-    T sum[COLUMNS];                                                                                                \
+    T sum[LINE];                                                                                                   \
     for (int64_t j = 0; j < m; j++) sum[j] = 0;                                                                    \
     for (int64_t i = 0; i < before; i++, p += along[0])                                                            \
       for (int64_t j = 0; j < m; j++) sum[j] = (T)(sum[j] + *(const T *)(p + j * across[0]));                      \
@@ -119,7 +120,7 @@ int FN(cumsum)(const aspen_call *c) {
   const int64_t skip[2] = {from * along[0], to * along[1]};
   if (reverse) along[0] = -along[0], along[1] = -along[1];
   const int64_t row = nd_row(&kept), across[2] = {nd_step(&kept, 0), nd_step(&kept, 1)};
-  const int64_t most = across[0] == size && across[1] == size ? COLUMNS : ROWS;
+  const int64_t most = across[0] == size && across[1] == size ? LINE : ROWS;
   do {
     for (int64_t i = 0; i < row; i += most) {
       const int64_t m = nd_min(most, row - i);
