@@ -12,7 +12,7 @@
 #include "transpose.h"
 
 #define ROOM 16384 /* floats of cells whose channels do not lie side by side in the result */
-#define LINE 64    /* channels of these at a time */
+#define LINE 256   /* channels of these at a time */
 #define MOST 16777216.0f /* points of a cell along an axis that single precision still tells apart */
 
 typedef struct {
@@ -170,7 +170,7 @@ static void region(const aspen_call *c, int64_t r, const float *x, const axis a[
   const int64_t down = out->strides[2], right = out->strides[3], along = out->strides[1];
   float *to = (float *)out->ptr + r * out->strides[0] + c->lo[1] * along + c->lo[2] * down + c->lo[3] * right;
   const int direct = along == 1 || channels == 1, even = right == 1 && (height == 1 || down == width);
-  const int64_t line = direct ? channels : nd_min(channels, LINE), most = ROOM / LINE;
+  const int64_t line = direct ? channels : nd_min(channels, LINE), most = direct ? height * width : ROOM / line;
   for (int64_t k = 0; k < channels; k += line) {
     const int64_t n = nd_min(line, channels - k), cells = height * width;
     for (int64_t first = 0; first < cells; first += most) {
