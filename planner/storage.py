@@ -38,8 +38,9 @@ SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
 may lie in any order."""
 FEW_SAMPLED = 8
 """Fewer channels than this are no lines: vectors of pixels read them, in any layout."""
-READ_AGAIN = 4
-"""An image is copied for its channels to lie side by side where it has fewer elements than the result so many times."""
+READ_AGAIN = {"GRIDSAMPLE": 2, "ROIALIGN": 8, "DEFORM": 8}
+"""An image is copied for its channels to lie side by side where it has fewer elements than the result so many times: a copy costs about as
+much as so many results are cheaper then."""
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "STANDARDIZE", "LRN", "RESIZE", "CUMSUM"}
 FOLLOW |= {"GATHER_ELEMENTS", "SCATTER"}
@@ -166,7 +167,7 @@ def _gathers(node: Node, x: Tensor) -> bool:
 def _by_lines(node: Node, x: Tensor) -> bool:
     """Is the main input, an image, worth a copy whose channels lie side by side, if they do not?"""
     if node.op in SAMPLING:
-        return x.shape[1] >= FEW_SAMPLED and READ_AGAIN * node.output.size > x.size
+        return x.shape[1] >= FEW_SAMPLED and READ_AGAIN[node.op] * node.output.size > x.size
     return node.op in CONVOLUTIONS and x.shape[1] > 1 and not _gathers(node, x)
 
 
