@@ -328,12 +328,12 @@ class Family:
 def _running_ns(node: Node, sums: float) -> float:
     """Sums along an axis wait for each other: a few rows are as slow as one."""
     rows = prod(node.output.shape) / max(node.output.shape[node.attrs["axis"]], 1)
-    return sums * max(RUNNING_NS / min(max(rows, 1.0), RUNNING_ROWS), _PLAIN_NS)
+    return float(sums * max(RUNNING_NS / min(max(rows, 1.0), RUNNING_ROWS), _PLAIN_NS))
 
 
 def _taps(node: Node) -> int:
     """Pixels that a point of GRIDSAMPLE reads."""
-    return GRID_TAPS[node.attrs["mode"]] ** (len(node.output.shape) - 2)
+    return int(GRID_TAPS[node.attrs["mode"]] ** (len(node.output.shape) - 2))
 
 
 def _grid_flops(node: Node) -> float:
