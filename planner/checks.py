@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors
+from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors, roi_scratch
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
@@ -26,6 +26,11 @@ WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 LIMIT = 1 << 31
 """Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
+
+LONGEST_AXIS = 1 << 30
+"""So many pixels along an axis are too many for those that read images between their pixels."""
+MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
+"""Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
 
 
 class Misfit(Exception):
@@ -434,6 +439,57 @@ def _resize(call: Call) -> None:
         _need(isfinite(scale) and scale > 0, "scale", scale, "positive and finite")
 
 
+def _image(arg: Arg, what: str) -> None:
+    """Pixels are counted in single precision."""
+    _need(all(1 <= d < LONGEST_AXIS for d in arg.shape[2:]), f"shape of {what}", arg.shape, f"axes of 1 … {LONGEST_AXIS - 1} pixels")
+
+
+def _gridsample(call: Call) -> None:
+    _all_f32(call)
+    out, x, grid = call.out, call.input(0), call.input(1)
+    _need(len(x.shape) in (4, 5), "rank of input 0", len(x.shape), "4 or 5")
+    _need(len(out.shape) == len(x.shape), "rank of the output", len(out.shape), len(x.shape))
+    _need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
+    _shape(grid, (out.shape[0], *out.shape[2:], len(x.shape) - 2), "shape of input 1")
+    _image(x, "input 0")
+    for k, name in enumerate(("mode", "padding")):
+        _range(call, k, name, 0, 3)
+    _range(call, 2, "align_corners", 0, 2)
+
+
+def _roialign(call: Call) -> None:
+    out, x, rois, batches = call.out, call.input(0), call.input(1), call.input(2)
+    for name, arg, dtype in (("the output", out, F32), ("input 0", x, F32), ("input 1", rois, F32), ("input 2", batches, I64)):
+        _need(arg.dtype == dtype, f"dtype of {name}", arg.dtype, dtype)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    _need(x.shape[1] == out.shape[1], "channels of input 0", x.shape[1], out.shape[1])
+    _shape(rois, (out.shape[0], 4), "shape of input 1")
+    _shape(batches, (out.shape[0],), "shape of input 2")
+    _image(x, "input 0")
+    mode = _range(call, 0, "mode", 0, 2)
+    ratio = _range(call, 1, "points of a cell", 0, MOST_POINTS + 1)
+    scale = struct.unpack("<d", struct.pack("<q", call.params[2]))[0]
+    _need(isfinite(scale), "scale", scale, "finite")
+    _range(call, 3, "half_pixel", 0, 2)
+    room = roi_scratch(out.shape, x.shape, "max" if mode else "avg", ratio)
+    _need(room <= MOST_LISTS, "lists of pixels", room, f"at most {MOST_LISTS} bytes")
+
+
+def _deform(call: Call) -> None:
+    _all_f32(call)
+    out, x, offsets = call.out, call.input(0), call.input(1)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    _image(x, "input 0")
+    groups, parts = _range(call, 0, "groups", 1, LIMIT), _range(call, 1, "parts", 1, LIMIT)
+    kh, kw = _window(call, 2, 2)
+    _need(x.shape[1] > 0 and x.shape[1] % groups == 0 and x.shape[1] % parts == 0, "groups", (groups, parts), f"divisors of {x.shape[1]}")
+    _shape(out, (x.shape[0], kh * kw * x.shape[1], *out.shape[2:]), "shape of the output")
+    _shape(offsets, (x.shape[0], 2 * parts * kh * kw, *out.shape[2:]), "shape of input 1")
+    _shape(call.optional(2), (x.shape[0], parts * kh * kw, *out.shape[2:]), "shape of input 2")
+
+
 def _attention(call: Call) -> None:
     out, q, k, v, mask = call.out.shape, call.input(0), call.input(1), call.input(2), call.optional(3)
     for name, arg in (("the output", call.out), ("input 0", q), ("input 1", k), ("input 2", v)):
@@ -511,6 +567,9 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "GATHER": _gather,
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
+    "GRIDSAMPLE": _gridsample,
+    "ROIALIGN": _roialign,
+    "DEFORM": _deform,
     "CUMSUM": _along(0),
     "TOPK": _topk,
     "INDEX": _index,

@@ -16,9 +16,9 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
-from aspen_mp.planner.params import depth, seven_scratch
+from aspen_mp.planner.params import depth, roi_scratch, seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
-from aspen_mp.planner.storage import nbytes
+from aspen_mp.planner.storage import FEW_SAMPLED, nbytes
 from aspen_mp.planner.winograd import Blocks
 
 FLOPS_PER_NS = 100.0
@@ -66,13 +66,25 @@ _FUNCTION_NS |= {"ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.
 _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 """The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
-_ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9, "CUMSUM": 1.9}
+_ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9}
 _ELEMENT_NS |= {"MOMENTS": 0.06, "STANDARDIZE": 0.05}
 _ELEMENT_NS |= {"TOPK": 1.2, "INDEX": 2.0, "SCATTER": 0.4}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
 _DIVIDED_NS = 1.9
 """Whole numbers are divided one by one."""
+RUNNING_NS, RUNNING_ROWS = 2.6, 8
+"""A term of a running sum, and how many of them CUMSUM computes beside each other where they do not lie side by side."""
+GRID_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+FEW_NS = (3.0, 0.5, 0.3)
+POINT_NS, TAP_NS = 10.0, 0.7
+"""A point of GRIDSAMPLE, each of its pixels; where channels are few (`FEW_NS`), and then each channel of these."""
+SAMPLED_NS, SAMPLED_TAP_NS, ROI_TAP_NS = 0.15, 0.03, 0.07
+"""A result that comes of several pixels, and each of them: of GRIDSAMPLE and of ROIALIGN."""
+REGION = 14.0
+"""Pixels along an axis of a region of ROIALIGN: detectors take them from images in which they have about so many."""
+DEFORM_NS, PLACE_NS = 0.15, 20.0
+"""An element that DEFORM writes, and a place where it reads."""
 RECURRENT = {"LSTM": 2.2, "GRU": 1.4, "RNN": 0.5}
 """Kernels of recurrent layers, and what the functions of a unit take in a step."""
 
@@ -314,6 +326,60 @@ class Family:
     hides: bool = False
 
 
+def _running_ns(node: Node, sums: float) -> float:
+    """Sums along an axis wait for each other: a few rows are as slow as one."""
+    rows = prod(node.output.shape) / max(node.output.shape[node.attrs["axis"]], 1)
+    return float(sums * max(RUNNING_NS / min(max(rows, 1.0), RUNNING_ROWS), _PLAIN_NS))
+
+
+def _taps(node: Node) -> int:
+    """Pixels that a point of GRIDSAMPLE reads."""
+    return int(GRID_TAPS[node.attrs["mode"]] ** (len(node.output.shape) - 2))
+
+
+def _grid_flops(node: Node) -> float:
+    return 2.0 * node.output.size * _taps(node)
+
+
+def _grid_ns(node: Node, ops: float) -> float:
+    """By vectors of channels, or of points where channels are few."""
+    channels, taps = node.output.shape[1], _taps(node)
+    points = node.output.size / max(channels, 1)
+    if channels < FEW_SAMPLED:
+        point, tap, gathered = FEW_NS
+        return points * (point + taps * tap) + node.output.size * taps * gathered
+    return points * (POINT_NS + taps * TAP_NS) + node.output.size * (SAMPLED_NS + taps * SAMPLED_TAP_NS)
+
+
+def _roi_taps(node: Node) -> float:
+    """Pixels that a cell of ROIALIGN reads, for regions of the usual size. A maximum has four for each point."""
+    taps = 1.0
+    for cells in node.output.shape[2:]:
+        side = REGION / cells
+        ratio = node.attrs["ratio"] or max(np.ceil(side), 1.0)
+        taps *= 2.0 * ratio if node.attrs["mode"] == "max" else min(2.0 * ratio, side * (1.0 - 1.0 / ratio) + 2.0)
+    return float(taps)
+
+
+def _roi_flops(node: Node) -> float:
+    return 2.0 * node.output.size * _roi_taps(node)
+
+
+def _roi_ns(node: Node, ops: float) -> float:
+    channels = max(node.output.shape[1], 1)
+    return node.output.size * (SAMPLED_NS + _roi_taps(node) * (ROI_TAP_NS + TAP_NS / channels))
+
+
+def _deform_flops(node: Node) -> float:
+    return 8.0 * node.output.size
+
+
+def _deform_ns(node: Node, ops: float) -> float:
+    x = node.inputs[0]
+    runs = max(node.attrs["groups"], node.attrs["parts"]) / max(x.shape[1], 1) if x is not None else 1.0
+    return node.output.size * (DEFORM_NS + runs * PLACE_NS)
+
+
 FAMILIES = {
     "GEMM": Family(_gemm_flops, hides=True),
     "CONV": Family(_conv_flops, hides=True),
@@ -329,6 +395,10 @@ FAMILIES = {
     "ARGREDUCE": Family(_reduce_flops),
     "TOPK": Family(_reduce_flops),
     "MOMENTS": Family(_reduce_flops),
+    "CUMSUM": Family(_elements, _running_ns),
+    "GRIDSAMPLE": Family(_grid_flops, _grid_ns),
+    "ROIALIGN": Family(_roi_flops, _roi_ns),
+    "DEFORM": Family(_deform_flops, _deform_ns),
 }
 """Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
 _OTHERS = Family()
@@ -405,6 +475,10 @@ def scratch_bytes(node: Node) -> int:
         x = node.inputs[0]
         assert x is not None
         return 32 * (-(-x.shape[1] // 16) * 16 + 1)
+    if node.op == "ROIALIGN":
+        x = node.inputs[0]
+        assert x is not None
+        return roi_scratch(node.output.shape, x.shape, node.attrs["mode"], node.attrs["ratio"])
     if node.op in RECURRENT:
         return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":

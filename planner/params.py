@@ -39,6 +39,9 @@ op                   attrs
 ``INDEX``            ``dims``: of a tensor's first axes, of which the output is places
 ``SCATTER``          ``axis``, ``reduction`` (ONNX's names). Inputs X, indices, updates
 ``RESIZE``           ``mode``, ``coordinate``, ``nearest`` (ONNX's names), ``cubic_coeff_a``, ``scales`` (per axis), ``exclude_outside``
+``GRIDSAMPLE``       ``mode``, ``padding`` (`GRID_MODES`, `GRID_PADDINGS`), ``align_corners``. Inputs X, grid
+``ROIALIGN``         ``mode`` (`ROI_MODES`), ``ratio``, ``scale``, ``half_pixel``. Inputs X, regions, which image each is of
+``DEFORM``           ``groups``, ``parts``, ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left). Inputs X, offsets, mask?
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
 ``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
                      ``mask_first``. Inputs Q, K, V, mask?
@@ -72,6 +75,9 @@ SCATTER_REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "min": 3, "max": 4}
 GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
 """Without and with linear_before_reset; a step of the first in two halves."""
 GUARDS = {"none": 0, "nan": 1, "unseen": 2}
+GRID_MODES = {"linear": 0, "nearest": 1, "cubic": 2}
+GRID_PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
+ROI_MODES = {"avg": 0, "max": 1}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
 RESIZE_NEAREST = {"round_prefer_floor": 0, "round_prefer_ceil": 1, "floor": 2, "ceil": 3}
@@ -142,6 +148,15 @@ def _resize(a: dict[str, Any]) -> list[int]:
     return [*head, *scales, int(a["exclude_outside"]), *[0] * 7]
 
 
+def roi_scratch(shape: Sequence[int], image: Sequence[int], mode: str, ratio: int) -> int:
+    """Bytes that ROIALIGN takes for lists of pixels of an output [R, C, OH, OW] of images [N, C, H, W]."""
+    total = 64
+    for cells, pixels in zip(shape[2:], image[2:], strict=True):
+        room = min(2 * ratio or pixels, pixels) if mode == "avg" else 2 * (ratio or 2 * (pixels + 3))
+        total += cells * room * 16 + -(-cells * 5 // 64) * 64
+    return total
+
+
 def _attention(a: dict[str, Any]) -> list[int]:
     head = [bits(a["scale"]), int(a["causal"]), a["offset"], bits(a["fill"]), bits(a["softcap"])]
     return [*head, GUARDS[a["guard"]], int(a["mask_first"]), 0]
@@ -174,6 +189,9 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "INDEX": lambda a: [len(a["dims"]), *a["dims"], *[0] * (8 - len(a["dims"]))],
     "SCATTER": lambda a: [a["axis"], SCATTER_REDUCTIONS[a["reduction"]]],
     "CUMSUM": lambda a: [a["axis"], int(a["exclusive"]), int(a["reverse"])],
+    "GRIDSAMPLE": lambda a: [GRID_MODES[a["mode"]], GRID_PADDINGS[a["padding"]], int(a["align_corners"])],
+    "ROIALIGN": lambda a: [ROI_MODES[a["mode"]], a["ratio"], bits(a["scale"]), int(a["half_pixel"])],
+    "DEFORM": lambda a: [a["groups"], a["parts"], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"]],
     "RESIZE": _resize,
     "ATTENTION": _attention,
     "LSTM": lambda a: [a["first"], int(a["reverse"]), 0],

@@ -21,7 +21,7 @@ from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.params import depth
-from aspen_mp.planner.storage import ELEMENTWISE, Storage, item_bytes
+from aspen_mp.planner.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
 from aspen_mp.planner.tilecost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.winograd import Blocks
 
@@ -80,6 +80,10 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
 
 
+RUN_LINES = 8
+"""Cache lines that sums of columns go through side by side: of fewer, memory is read at half the rate."""
+
+
 def _fixed_axes(node: Node) -> frozenset[int]:
     """Axes of the output that must stay whole: a kernel that reduces along them would repeat its work in each tile."""
     rank = len(node.output.shape)
@@ -94,6 +98,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
         return frozenset({rank - 1})
     if node.op == "NORM":
         return frozenset(range(node.attrs["axis"], rank))
+    if node.op in SAMPLING:
+        return frozenset({1})  # where a point lies is found once for all channels
     if node.op == "MOMENTS":
         return frozenset({2, 3})  # pixels are cut: channels lie side by side
     return frozenset({1}) if node.op == "LRN" else frozenset()
@@ -121,6 +127,8 @@ def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Ai
         if axis in fixed or shape[axis] == 1:
             continue
         granule = line if strides[axis] == 1 or axis in runs else 1
+        if node.op == "CUMSUM" and granule > 1:
+            granule *= RUN_LINES
         if aim.halves and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
             granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
         if granule > 1 and shape[axis] < 2 * granule:

@@ -593,6 +593,62 @@ def _nearest(x: npt.NDArray[Any], rounding: str) -> npt.NDArray[Any]:
     return out
 
 
+# ------------------------------------------------------------------------------------------------------------ sampled images
+
+
+def _image(shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """All pixels of the box's channels of its batch entries."""
+    out_lo, out_hi = _whole(shape, len(lo))
+    out_lo[:, :2], out_hi[:, :2] = lo[:, :2], hi[:, :2]
+    return out_lo, out_hi
+
+
+def _gridsample(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """Points are read anywhere; each has its own place in the grid."""
+    if i == 0:
+        return _image(shape, lo, hi)
+    out_lo, out_hi = _whole(shape, len(lo))
+    for axis in range(len(shape) - 1):
+        out_lo[:, axis], out_hi[:, axis] = lo[:, axis + (axis > 0)], hi[:, axis + (axis > 0)]
+    return out_lo, out_hi
+
+
+def _roialign(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """Which image a region is of is read; where that is known the images between the first and the last one, else all."""
+    if i > 0:
+        out_lo, out_hi = _whole(shape, len(lo))
+        out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]
+        return out_lo, out_hi
+    out_lo, out_hi = _image(shape, lo, hi)
+    batches = node.inputs[2]
+    assert batches is not None
+    out_lo[:, 0], out_hi[:, 0] = 0, shape[0]
+    if batches.data is not None:
+        first, last = _extremes(batches.data.astype(np.int64), lo[:, :1], hi[:, :1])
+        out_lo[:, 0], out_hi[:, 0] = np.clip(first, 0, shape[0]), np.clip(last + 1, 0, shape[0])
+    return out_lo, out_hi
+
+
+def _deform(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """Places are read anywhere; of offsets and mask what belongs to the pixels, for any channels."""
+    out_lo, out_hi = _whole(shape, len(lo))
+    out_lo[:, 0], out_hi[:, 0] = lo[:, 0], hi[:, 0]
+    if i > 0:
+        out_lo[:, 2:], out_hi[:, 2:] = lo[:, 2:], hi[:, 2:]
+        return out_lo, out_hi
+    inner = shape[1] // node.attrs["groups"]
+    a, b = lo[:, 1], hi[:, 1] - 1
+    group = prod(node.attrs["kernel"]) * inner
+    same = a // inner == b // inner  # channels of one tap
+    ends = a // group == b // group  # several taps of a group have its first and last channel
+    first, last = a // group * inner, b // group * inner
+    from_tap = same | (~ends & (a % group >= group - inner))
+    to_tap = same | (~ends & (b % group < inner))
+    out_lo[:, 1] = first + np.where(from_tap, a % inner, 0)
+    out_hi[:, 1] = last + np.where(to_tap, b % inner + 1, inner)
+    return out_lo, out_hi
+
+
 def _opaque(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _whole(shape, len(lo))
 
@@ -626,6 +682,9 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "GATHER": _gather,
     "GATHER_ELEMENTS": _gather_elements,
     "RESIZE": _resize,
+    "GRIDSAMPLE": _gridsample,
+    "ROIALIGN": _roialign,
+    "DEFORM": _deform,
     "CUMSUM": _cumsum,
     "TOPK": _whole_axis,
     "INDEX": _index,

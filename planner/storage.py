@@ -3,8 +3,8 @@
 Logical axes stay ONNX's everywhere; the physical layout is only strides. In order:
 
 1. concats that repeat the inputs of another concat take its result instead (DenseNet as PyTorch exports it becomes nested concats);
-2. each tensor gets the order in which its producer likes to write it: channels last around convolutions and POOL, row-major for GEMM, that
-   of the main input for everything else;
+2. each tensor gets the order in which its producer likes to write it: channels last around convolutions, POOL and what reads images
+   between their pixels, row-major for GEMM, that of the main input for everything else;
 3. from the results backwards, tensors are placed *into* what they are read as, wherever no copy results from it: graph outputs into the
    request's region, inputs of a concat into slices of its buffer, tensors that a transpose and reshape follow (attention heads) in the
    order in which the reshape is a view;
@@ -33,6 +33,14 @@ ALIGN = 64
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
 CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
+SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
+"""Ops that read an image (input 0) between its pixels: whole lines of channels, where they are side by side and not few. Their results
+may lie in any order."""
+FEW_SAMPLED = 8
+"""Fewer channels than this are no lines: vectors of pixels read them, in any layout."""
+READ_AGAIN = {"GRIDSAMPLE": 2, "ROIALIGN": 8, "DEFORM": 8}
+"""An image is copied for its channels to lie side by side where it has fewer elements than the result so many times: a copy costs about as
+much as so many results are cheaper then."""
 ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "STANDARDIZE", "LRN", "RESIZE", "CUMSUM"}
 FOLLOW |= {"GATHER_ELEMENTS", "SCATTER"}
@@ -156,6 +164,13 @@ def _gathers(node: Node, x: Tensor) -> bool:
     return node.op == "CONV" and x.shape[1] // int(node.attrs["groups"]) < FEW_CHANNELS
 
 
+def _by_lines(node: Node, x: Tensor) -> bool:
+    """Is the main input, an image, worth a copy whose channels lie side by side, if they do not?"""
+    if node.op in SAMPLING:
+        return x.shape[1] >= FEW_SAMPLED and READ_AGAIN[node.op] * node.output.size > x.size
+    return node.op in CONVOLUTIONS and x.shape[1] > 1 and not _gathers(node, x)
+
+
 def _packed(node: Node, i: int) -> bool:
     """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
     if i != 1:
@@ -198,6 +213,9 @@ class _Assignment:
                 add(node.output)
                 if len(node.inputs) > 3:
                     add(node.inputs[3])
+            elif node.op in SAMPLING and (x := node.inputs[0]) is not None and x.shape[1] >= FEW_SAMPLED:
+                add(x)
+                add(node.output)
         for node in reversed(self.nodes):
             if node.op in CHANNELS_LAST_THROUGH and node.output in wanted:
                 for t in node.inputs:
@@ -229,7 +247,7 @@ class _Assignment:
 
     def _order(self, node: Node, t: Tensor, last: set[Tensor]) -> tuple[int, ...]:
         rank = len(t.shape)
-        if t in last and (node.op in CONVOLUTIONS or node.op in CHANNELS_LAST_THROUGH):
+        if t in last and (node.op in CONVOLUTIONS or node.op in SAMPLING or node.op in CHANNELS_LAST_THROUGH):
             return channels_last(rank)
         if node.op in FOLLOW or node.op == "concat":
             inputs = [x for x in node.inputs if x is not None and len(x.shape) == rank]
@@ -272,7 +290,7 @@ class _Assignment:
         """Is writing `t` with these strides as good as in its natural order?"""
         if any(d > 1 and s == 0 for d, s in zip(t.shape, strides, strict=True)):
             return False
-        if node.op == "OPAQUE" or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
+        if node.op == "OPAQUE" or node.op in SAMPLING or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
             return True
         inner = next((a for a in reversed(self.order[t]) if t.shape[a] > 1), None)
         return inner is None or strides[inner] == 1
@@ -398,7 +416,7 @@ class _Assignment:
             if x is None:
                 continue
             ref = self._source(x)
-            if i == 0 and node.op in CONVOLUTIONS and x.shape[1] > 1 and ref.strides[1] != 1 and not _gathers(node, x):
+            if i == 0 and _by_lines(node, x) and ref.strides[1] != 1:
                 node.inputs[i] = self._ordered(x, channels_last(len(x.shape)), "channels-last")
             if _packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
                 node.inputs[i] = self._ordered(x, tuple(range(len(x.shape))), "packed")

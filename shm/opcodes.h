@@ -70,7 +70,10 @@
   X(GRU, 30, 2, 4, 3, 1)                                                                                                           \
   X(RNN, 31, 2, 3, 3, 1)                                                                                                           \
   X(MOMENTS, 32, 1, 1, 0, 1)                                                                                                       \
-  X(STANDARDIZE, 33, 2, 5, 4, 1)
+  X(STANDARDIZE, 33, 2, 5, 4, 1)                                                                                                   \
+  X(GRIDSAMPLE, 34, 2, 2, 3, 1)                                                                                                    \
+  X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
+  X(DEFORM, 36, 2, 3, 10, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

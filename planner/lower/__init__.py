@@ -20,6 +20,7 @@ from aspen_mp.planner.lower import (
     recurrent,
     reductions,
     rotary,
+    sampling,
     tensor_products,
     transposed,
 )
@@ -37,6 +38,7 @@ _FAMILIES = (
     recurrent,
     reductions,
     rotary,
+    sampling,
     tensor_products,
     transposed,
 )  # importing them registers their rules

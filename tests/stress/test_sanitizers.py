@@ -34,9 +34,10 @@ ISA_FLAGS = {
 }
 ISA = _kernels.isas()[0]
 WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/elt.cmake)
-FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter"]
+FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter", "gridsample"]
+FAMILIES += ["roialign", "deform"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
-SCRATCH = ["dwconv", "topk", "act", "functions"]  # which ask for it in the portable build, and what those call there
+SCRATCH = ["dwconv", "topk", "roialign", "act", "functions"]  # which ask for it in the portable build, and what those call there
 WATCHDOG_S = 120
 ROUNDS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
 
@@ -172,6 +173,21 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         weights = np.ascontiguousarray(rng.integers(-2, 3, (kd * kh * kw, c)).astype(np.float32))
         window = [c, kh, kw, sh, sw, 1, 1, pad[0], pad[1], *[0] * 7, kd, 1, 1, front - 1]
         yield "DWCONV", [odd(n, c, od, oh, ow), odd(n, c, d, h, w), weights], window
+    grid = rng.uniform(-2, 2, (n, 3, 5, 2)).astype(np.float32)
+    grid[0, 0, 0] = rng.choice([np.nan, np.inf, -np.inf, 3e38], 2)
+    last = np.ascontiguousarray(rng.integers(-2, 3, (n, h, w, c)).astype(np.float32)).transpose(0, 3, 1, 2)
+    for image, target in ((f, odd(n, c, 3, 5)), (last, odd(n, c, 3, 5)), (last, np.zeros((n, 3, 5, c), np.float32).transpose(0, 3, 1, 2))):
+        for mode in range(3):
+            yield "GRIDSAMPLE", [target, image, grid], [mode, int(rng.integers(3)), int(rng.integers(2))]
+    rois = rng.uniform(-3, max(h, w) + 3, (4, 4)).astype(np.float32)
+    rois[0] = rng.choice([np.nan, np.inf, -np.inf, 3e38], 4)
+    for image in (f, last):
+        for target in (odd(4, c, 3, 2), np.zeros((4, 3, 2, c), np.float32).transpose(0, 3, 1, 2)):
+            yield "ROIALIGN", [target, image, rois, rng.integers(0, n, 4)], [int(rng.integers(2)), int(rng.integers(3)), 1.0, 1]
+    offsets = rng.uniform(-4, 4, (n, 12, 3, 5)).astype(np.float32)
+    offsets[0, 0, 0, 0] = rng.choice([np.nan, np.inf, 3e38])
+    for image in (f, last):
+        yield "DEFORM", [odd(n, 6 * c, 3, 5), image, offsets, odd(n, 6, 3, 5)], [1, 1, 2, 3, *rng.integers(1, 4, 4).tolist(), 1, 1]
     for mode in range(3):
         scale = [1.0, 1.0, float(rng.choice([0.4, 1.7, 2.0])), float(rng.choice([0.5, 3.0]))]
         grown = [n, c, max(1, int(h * scale[2])), max(1, int(w * scale[3]))]

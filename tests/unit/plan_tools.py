@@ -17,7 +17,7 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.params import NO_ACT, left_factors, params
+from aspen_mp.planner.params import GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, left_factors, params
 from aspen_mp.planner.plan import Plan
 from aspen_mp.shm.tables import (
     BINARY,
@@ -33,6 +33,7 @@ from aspen_mp.shm.tables import (
     TILE,
     UNARY,
 )
+from aspen_mp.workers import _kernels, boxes, sampling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.dtype(np.float32)
@@ -388,6 +389,25 @@ def _standardize(
     return _act(p[1:4], y + (0 if residual is None else residual))
 
 
+def _gridsample(out: Sequence[int], p: Sequence[int], x: Array, grid: Array) -> Array:
+    mode, padding = _name(GRID_MODES, p[0]), _name(GRID_PADDINGS, p[1])
+    return sampling.grid_sample(x, np.nan_to_num(grid), mode, padding, bool(p[2])) + 0 * grid.sum(-1)[:, None]
+
+
+def _roialign(out: Sequence[int], p: Sequence[int], x: Array, rois: Array, batches: Array) -> Array:
+    options = {"output_height": out[2], "output_width": out[3], "mode": _name(ROI_MODES, p[0]), "sampling_ratio": p[1]}
+    options["spatial_scale"] = _double(p[2])
+    y = boxes.roi_align(x, np.nan_to_num(rois), np.clip(batches, 0, len(x) - 1), options, bool(p[3]))
+    return y + 0 * rois.sum(1)[:, None, None, None]
+
+
+def _deform(out: Sequence[int], p: Sequence[int], x: Array, offsets: Array, mask: Array | None = None) -> Array:
+    """The kernel itself, which takes offsets that are no numbers for places outside."""
+    y = np.empty(out, np.float32)
+    assert _kernels.call("DEFORM", [y, x.astype(np.float32), np.nan_to_num(offsets).astype(np.float32), mask], p, [0] * 4, out) == 0
+    return y + 0 * offsets.sum(1)[:, None]
+
+
 def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = None) -> Array:
     assert p[0] == PAD_MODES["CONSTANT"]
     y = np.zeros(out)
@@ -416,6 +436,9 @@ NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "MOMENTS": _moments,
     "STANDARDIZE": _standardize,
     "GATHER": lambda out, p, x, i: np.take(x, i, axis=p[0]),
+    "GRIDSAMPLE": _gridsample,
+    "ROIALIGN": _roialign,
+    "DEFORM": _deform,
     "CUMSUM": lambda out, p, x: np.cumsum(x, axis=p[0]),
 }
 

@@ -162,6 +162,19 @@ def images(b: GraphBuilder) -> Graph:
     return b.graph(b.conv(z, 5), standardized(b.input(1, 6, 40), 7, 1))
 
 
+def sampled(b: GraphBuilder) -> Graph:
+    """Images read between their pixels, between convolutions, of few channels, and as rows."""
+    grid = {"mode": "linear", "padding": "zeros", "align_corners": False}
+    x = b.conv(b.input(2, 3, 9, 8), 16)
+    y = b.node("GRIDSAMPLE", [x, b.input(2, 5, 6, 2)], (2, 16, 5, 6), **grid)
+    which = Tensor("which", (7,), np.dtype(np.int64), data=np.array([1, 0, 1, 0, 0, 0, 1]))
+    z = b.node("ROIALIGN", [x, b.input(7, 4), which], (7, 16, 3, 2), mode="avg", ratio=2, scale=1.0, half_pixel=True)
+    window = {"kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1, 1)}
+    read = b.node("DEFORM", [x, b.conv(x, 18), None], (2, 144, 9, 8), groups=1, parts=1, **window)
+    few = b.node("GRIDSAMPLE", [b.slice(x, (0,) * 4, (1,) * 4, (2, 3, 9, 8)), b.input(2, 4, 5, 2)], (2, 3, 4, 5), **grid)
+    return b.graph(b.conv(y, 8), b.linear(b.reshape(z, 7, 96), 9), b.conv(read, 8, kernel=1), few)
+
+
 def sevens(b: GraphBuilder) -> Graph:
     x = b.input(2, 7, 24)
     y = b.by_sevens(b.norm(x), 80)
@@ -190,7 +203,7 @@ GRAPHS = [
     shuffle,
     sevens,
 ]
-GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images]
+GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -351,6 +351,52 @@ def test_cumsum(exclusive: int, reverse: int) -> None:
     check("CUMSUM", lambda x: function(x, axis), [values(2, 5)], {"axis": 1, "exclusive": exclusive, "reverse": reverse}, True)
 
 
+def real(op: str, shape: tuple[int, ...], attrs: dict[str, Any]) -> Callable[..., np.ndarray]:
+    """The kernel itself, over a whole output."""
+
+    def function(*inputs: np.ndarray) -> np.ndarray:
+        node, out = kernel_node(op, inputs, shape, attrs), np.zeros(shape, F32)
+        assert _kernels.call(op, [out, *inputs], params(node), [0] * len(shape), shape) == 0
+        return out
+
+    return function
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_grids(axes: int) -> None:
+    image, points = (3, 4, 2)[:axes], (2, 3, 2)[:axes]
+    grid = np.random.default_rng(4).uniform(-0.9, 0.9, (2, *points, axes)).astype(F32)
+    attrs = {"mode": "linear", "padding": "zeros", "align_corners": True}
+    function = real("GRIDSAMPLE", (2, 3, *points), attrs)
+    check("GRIDSAMPLE", function, [values(2, 3, *image), grid], attrs, False)
+    check("GRIDSAMPLE", function, [values(2, 3, *image), grid], attrs, True, (1,), by=0.5)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_regions_of_images(known: bool) -> None:
+    x, rois, batches = values(3, 2, 4, 5), np.array([[0, 0, 3, 3], [1, 1, 4, 2], [0, 1, 5, 4]], F32), np.array([2, 0, 1])
+    attrs = {"mode": "avg", "ratio": 2, "scale": 1.0, "half_pixel": True}
+    function = real("ROIALIGN", (3, 2, 2, 2), attrs)
+    check("ROIALIGN", lambda x, rois: function(x, rois, batches), [x, rois], attrs, False, (1,), by=1.5)
+    node = kernel_node("ROIALIGN", [x, rois, batches], (3, 2, 2, 2), attrs)
+    if known:
+        node.inputs[2] = Tensor("b", batches.shape, batches.dtype, data=batches)
+    lo, hi = np.array([[0, 0, 0, 0], [1, 1, 0, 1], [1, 0, 0, 0]]), np.array([[1, 2, 2, 2], [2, 2, 1, 2], [3, 1, 2, 2]])
+    got_lo, got_hi = input_region(node, 0, lo, hi)
+    assert got_lo.tolist() == [[[0, 2][known], 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert got_hi.tolist() == [[3, 2, 4, 5], [[3, 1][known], 2, 4, 5], [[3, 2][known], 1, 4, 5]]
+    assert [a.tolist() for a in input_region(node, 2, lo, hi)] == [[[0], [1], [1]], [[1], [2], [3]]]
+
+
+@pytest.mark.parametrize(("channels", "groups", "parts"), [(4, 1, 1), (6, 2, 3), (6, 3, 1)])
+def test_what_taps_read(channels: int, groups: int, parts: int) -> None:
+    rng = np.random.default_rng(channels)
+    attrs = {"groups": groups, "parts": parts, "kernel": (1, 2), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0)}
+    offsets, mask = (rng.uniform(0.2, 0.8, (2, k * parts, 2, 2)).astype(F32) for k in (4, 2))
+    function = real("DEFORM", (2, 2 * channels, 2, 2), attrs)
+    check("DEFORM", function, [values(2, channels, 3, 4), offsets, mask], attrs, False, (0, 1, 2), by=0.3)
+
+
 def test_choices() -> None:
     x = values(3, 5, 2)
     check("TOPK", lambda a: a[:, :2] * 0 + a.sum(axis=1, keepdims=True), [x], {"axis": 1, "largest": True}, True)

@@ -116,6 +116,16 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * RESIZE any axes, f32 (nearest: any fixed-size dtype). params: mode (0 nearest, 1 linear, 2 cubic), coordinate mode
  *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
  *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
+ * GRIDSAMPLE out[N, C, O1, O2 (, O3)], f32, of X[N, C, D1, D2 (, D3)] at the points grid[N, O1, O2 (, O3), 2 (3)], whose last axis counts the axes of X
+ *        from the last one on: -1 and 1 are the ends of the image (align_corners: the middles of its outer pixels). params: mode (0 linear, 1 nearest,
+ *        2 cubic), padding (0 zeros, 1 border, 2 reflection), align_corners. Every axis of X has 1 to 2^30 - 1 pixels. Any values of the grid are safe:
+ *        what is no number lies before the first pixel
+ * ROIALIGN out[R, C, OH, OW], f32, of X[N, C, H, W]: cells of the regions rois[R, 4] (left, top, right, bottom, times scale pixels) of the images
+ *        batches[R] (i64). params: mode (0 average, 1 maximum), points of a cell along each axis (at most 1024; 0: as many as it spans pixels), f64 scale,
+ *        half_pixel. A maximum is that of the four weighted pixels around each point, and of 0 where points lie outside
+ * DEFORM what a deformable convolution reads: out[N, G T C / G, OH, OW], f32, group by group, tap by tap, channels of X[N, C, H, W] at the places of the
+ *        tap, moved by offsets[N, 2 P T, OH, OW] (rows, columns), times mask?[N, P T, OH, OW]; P parts of the channels have offsets of their own, T = KH KW.
+ *        What lies outside is zero. params: G, P, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left
  * CUMSUM params: axis, exclusive, reverse. f32, f64, all integers
  * ATTENTION out[…, M, Dv] = softmax(S) V over S[…, M, N] = scale Q K^T, then masked; f32. in: Q[…, M, D], K[…, N, D], V[…, N, Dv], mask?[…, M, N]
  *        (f32: added to S; bool: S where true, else fill), all of the output's rank, leading axes broadcast by stride 0, the mask's last two too.

@@ -70,21 +70,38 @@ int FN(argreduce)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* Runs from the axis' start (or end) to the last element of the box, [lo, hi) of the axis, and writes what belongs to the box.
- * along, across: bytes, input and output. Integers wrap (-fwrapv). */
+/* Sums that run along an axis, of m ≤ LINE columns at a time: steps of the axis before the box are summed alone,
+ * then results are written. along, across: bytes, input and output. Integers wrap (-fwrapv).
+ *
+ * Where columns lie side by side the loop over them is vector code. Where the axis itself does, each column is a chain of additions that
+ * wait for each other: ROWS chains hide that. */
+#define ROWS 8
+#define LINE 1024
 #define CUMSUM_TYPE(S, T, D)                                                                                       \
-  static void cumsum_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2], int64_t n,       \
-                         int64_t lo, int64_t hi, int64_t m, int exclusive, int reverse) {                          \
-    T sum[COLUMNS] = {0};                                                                                          \
-    for (int64_t step = 0; step < n; step++) {                                                                     \
-      const int64_t i = reverse ? n - 1 - step : step;                                                             \
-      if (reverse ? i < lo : i >= hi) break;                                                                       \
-      const int write = i >= lo && i < hi;                                                                         \
+  INLINE void cumsum_columns_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2],          \
+                                 int64_t before, int64_t n, int64_t m, const int exclusive) {                      \
+    T sum[LINE];                                                                                                   \
+    for (int64_t j = 0; j < m; j++) sum[j] = 0;                                                                    \
+    for (int64_t i = 0; i < before; i++, p += along[0])                                                            \
+      for (int64_t j = 0; j < m; j++) sum[j] = (T)(sum[j] + *(const T *)(p + j * across[0]));                      \
+    for (int64_t i = 0; i < n; i++, p += along[0], o += along[1])                                                  \
       for (int64_t j = 0; j < m; j++) {                                                                            \
-        const T before = sum[j], after = (T)(before + *(const T *)(p + i * along[0] + j * across[0]));             \
-        sum[j] = after;                                                                                            \
-        if (write) *(T *)(o + i * along[1] + j * across[1]) = exclusive ? before : after;                          \
+        const T old = sum[j], now = (T)(old + *(const T *)(p + j * across[0]));                                    \
+        sum[j] = now;                                                                                              \
+        *(T *)(o + j * across[1]) = exclusive ? old : now;                                                         \
       }                                                                                                            \
+  }                                                                                                                \
+  static void cumsum_##S(const char *p, char *o, const int64_t along[2], const int64_t across[2], int64_t before,  \
+                         int64_t n, int64_t m, int exclusive) {                                                    \
+    static const int64_t unit[2] = {sizeof(T), sizeof(T)};                                                         \
+    if (across[0] == unit[0] && across[1] == unit[0]) {                                                            \
+      if (exclusive) cumsum_columns_##S(p, o, along, unit, before, n, m, 1);                                       \
+      else cumsum_columns_##S(p, o, along, unit, before, n, m, 0);                                                 \
+    } else if (m == ROWS) {                                                                                        \
+      if (exclusive) cumsum_columns_##S(p, o, along, across, before, n, ROWS, 1);                                  \
+      else cumsum_columns_##S(p, o, along, across, before, n, ROWS, 0);                                            \
+    } else {                                                                                                       \
+      cumsum_columns_##S(p, o, along, across, before, n, m, exclusive);                                            \
     }                                                                                                              \
   }
 NUMBERS(CUMSUM_TYPE)
@@ -93,20 +110,24 @@ int FN(cumsum)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *in = &c->args[1];
   const int axis = (int)c->params[0], exclusive = c->params[1] != 0, reverse = c->params[2] != 0;
   if (out->dtype != in->dtype || out->rank != in->rank || axis < 0 || axis >= in->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t size = (int64_t)nd_size(in->dtype), n = in->dims[axis], along[2] = {in->strides[axis] * size, out->strides[axis] * size};
+  const int64_t size = (int64_t)nd_size(in->dtype), n = c->hi[axis] - c->lo[axis];
+  int64_t along[2] = {in->strides[axis] * size, out->strides[axis] * size};
   nd kept;
   if (!open_kept(&kept, c, axis)) return ASPEN_KERNEL_OK;
+  /* The first element that counts, and the box's first along the way. */
+  const int64_t before = reverse ? in->dims[axis] - c->hi[axis] : c->lo[axis];
+  const int64_t from = reverse ? in->dims[axis] - 1 : 0, to = reverse ? c->hi[axis] - 1 : c->lo[axis];
+  const int64_t skip[2] = {from * along[0], to * along[1]};
+  if (reverse) along[0] = -along[0], along[1] = -along[1];
   const int64_t row = nd_row(&kept), across[2] = {nd_step(&kept, 0), nd_step(&kept, 1)};
+  const int64_t most = across[0] == size && across[1] == size ? LINE : ROWS;
   do {
-    for (int64_t i = 0; i < row; i += COLUMNS) {
-      const int64_t m = nd_min(COLUMNS, row - i);
-      const char *p = kept.ptr[0] + i * across[0];
-      char *o = kept.ptr[1] + i * across[1];
+    for (int64_t i = 0; i < row; i += most) {
+      const int64_t m = nd_min(most, row - i);
+      const char *p = kept.ptr[0] + skip[0] + i * across[0];
+      char *o = kept.ptr[1] + skip[1] + i * across[1];
       switch (in->dtype) {
-#define CASE(S, T, D)                                                                                              \
-  case ASPEN_DT_##D:                                                                                               \
-    cumsum_##S(p, o, along, across, n, c->lo[axis], c->hi[axis], m, exclusive, reverse);                           \
-    break;
+#define CASE(S, T, D) case ASPEN_DT_##D: cumsum_##S(p, o, along, across, before, n, m, exclusive); break;
         NUMBERS(CASE)
 #undef CASE
         default: return ASPEN_KERNEL_BAD_ARGUMENT;
