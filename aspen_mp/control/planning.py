@@ -25,7 +25,7 @@ from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
-    from aspen_mp.planner import api
+    from aspen_mp.planner import api, stages
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
@@ -184,6 +184,7 @@ class Planner:
         self._directory = dict(model.weights)
         self._n_segments = len(model.weight_segments)
         self._opened: api.Model | None = None
+        self._derived: stages.Derived | None = None
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         try:
@@ -206,7 +207,7 @@ class Planner:
         return self._plan(self._opened, message, side)
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
-        from aspen_mp.planner import api, cost
+        from aspen_mp.planner import api, cost, stages
         from aspen_mp.planner.machine import Machine
 
         side.progress("planning", 0, 1)
@@ -215,7 +216,8 @@ class Planner:
         mine = self._options
         options = api.Options(winograd=mine.winograd, strassen=mine.strassen, capacities=capacities, planning=mine.planning)
         machine = Machine.of_speeds(message.speeds, cost.rates())
-        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options)
+        self._derived = self._derived or stages.Derived()
+        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [])
