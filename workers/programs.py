@@ -136,7 +136,7 @@ def _gather_elements(a: Attrs, opset: int) -> Call:
 
 def _elements(x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     _checked(x, indices, axis)
-    at = list(np.indices(indices.shape, sparse=True))
+    at: list[Array] = list(np.indices(indices.shape, sparse=True))
     at[axis] = indices
     return tuple(at)
 
