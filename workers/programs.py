@@ -20,7 +20,8 @@ Attrs = Mapping[str, Any]
 Call = Callable[..., Any]
 """Inputs, None where missing, to the output, or a tuple of several."""
 
-_PLAIN: Final = frozenset("biuf")
+_PLAIN: Final = frozenset("?bhilqBHILQefd")
+"""Dtypes by their characters: kinds do not tell numpy's own from those of ml_dtypes."""
 SMALLEST_OPSET: Final = 7
 """Before it operators broadcast otherwise."""
 
@@ -35,7 +36,7 @@ def compile_node(node: NodeProto, opset: int) -> Call | None:
 
 def plain(values: Sequence[Any]) -> bool:
     """Whether these are arrays of numbers of numpy's own."""
-    return all(v is None or (isinstance(v, np.ndarray) and v.dtype.kind in _PLAIN) for v in values)
+    return all(v is None or (isinstance(v, np.ndarray) and v.dtype.char in _PLAIN) for v in values)
 
 
 # ---- shapes and places
@@ -306,7 +307,7 @@ def _clip(a: Attrs, opset: int) -> Call | None:
 
 def _cast(a: Attrs, opset: int) -> Call | None:
     to = helper.tensor_dtype_to_np_dtype(a["to"])
-    if to.kind not in _PLAIN:
+    if to.char not in _PLAIN:
         return None
     return lambda x: x.astype(to)
 

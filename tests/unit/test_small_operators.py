@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -89,6 +90,14 @@ def test_operators_agree(op: str, opset: int, inputs: list[Any], attributes: dic
     (got,), (want,) = (kind(proto).run(None, feeds) for kind in (Evaluator, ReferenceEvaluator))
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_narrow_types_are_left_to_the_evaluator() -> None:
+    """Which knows what is too large for them."""
+    for kind in (TensorProto.FLOAT8E5M2, TensorProto.BFLOAT16, TensorProto.STRING):
+        assert programs.compile_node(N("Cast", ["x"], ["y"], to=kind), 21) is None
+    assert programs.plain([X, None, MASK])
+    assert not any(programs.plain([np.zeros(2, dtype)]) for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, object))
 
 
 def test_division_of_integers_is_cut_off() -> None:
