@@ -337,6 +337,60 @@ def _identity(a: Attrs, opset: int) -> Call:
     return lambda x: x
 
 
+_ORIGINS: Final[dict[bytes, Callable[[Array, int, int, float], Array]]] = {
+    b"half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5,
+    b"pytorch_half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
+    b"asymmetric": lambda at, old, new, scale: at / scale,
+    b"align_corners": lambda at, old, new, scale: at * (old - 1) / max(new - 1, 1),
+}
+"""Places on the old axis of those on the new one."""
+
+
+def _resize(a: Attrs, opset: int) -> Call | None:
+    """Linear and cubic ones, axis by axis."""
+    mode, origin = a.get("mode", b"nearest"), _ORIGINS.get(a.get("coordinate_transformation_mode", b"half_pixel"))
+    others = a.get("antialias", 0) or a.get("exclude_outside", 0) or a.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
+    if opset < 11 or mode not in {b"linear", b"cubic"} or origin is None or others:
+        return None
+    cubic = a.get("cubic_coeff_a", -0.75) if mode == b"cubic" else None
+
+    def run(x: Array, roi: Array | None, scales: Array | None = None, sizes: Array | None = None) -> Any:
+        if x.dtype.kind != "f" or not x.size:
+            return NotImplemented
+        given = sizes is not None and sizes.size > 0
+        numbers = sizes if given else scales
+        axes = a.get("axes", range(x.ndim))
+        if numbers is None or len(numbers) != len(axes):
+            return NotImplemented
+        out = x
+        for axis, number in zip(axes, numbers.tolist(), strict=True):
+            old = x.shape[axis]
+            new, scale = (number, number / old) if given else (int(np.floor(old * number)), number)
+            if new == old and scale == 1:
+                continue
+            weights = _weights(origin(np.arange(new, dtype=np.float64), old, new, scale), old, cubic).astype(x.dtype)
+            out = np.moveaxis(np.moveaxis(out, axis, -1) @ weights, -1, axis)
+        return np.ascontiguousarray(out)
+
+    return run
+
+
+def _weights(at: Array, old: int, cubic: float | None) -> Array:
+    """[old, new]: of the elements of an axis in what lies at these places; beyond its ends stand the last ones."""
+    low = np.floor(at)
+    part = at - low
+    if cubic is None:
+        parts = [(0, 1 - part), (1, part)]
+    else:
+        near = [((cubic + 2) * d - (cubic + 3)) * d * d + 1 for d in (part, 1 - part)]
+        far = [((cubic * d - 5 * cubic) * d + 8 * cubic) * d - 4 * cubic for d in (1 + part, 2 - part)]
+        parts = [(-1, far[0]), (0, near[0]), (1, near[1]), (2, far[1])]
+    weights = np.zeros((old, len(at)))
+    for step, weight in parts:
+        np.add.at(weights, (np.clip(low.astype(np.int64) + step, 0, old - 1), np.arange(len(at))), weight)
+    return weights
+
+
 _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "Shape": _shape,
     "Size": lambda a, opset: lambda x: np.array(x.size, np.int64),
@@ -361,6 +415,7 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "NonZero": _nonzero,
     "TopK": _top_k,
     "Compress": _compress,
+    "Resize": _resize,
     "Cast": _cast,
     "Clip": _clip,
     "Where": lambda a, opset: lambda c, x, y: np.asarray(np.where(c, x, y)),

@@ -7,10 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import stages
@@ -90,6 +91,36 @@ def test_operators_agree(op: str, opset: int, inputs: list[Any], attributes: dic
     (got,), (want,) = (kind(proto).run(None, feeds) for kind in (Evaluator, ReferenceEvaluator))
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("origin", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("sizes", [None, (1, 2, 9, 4), (1, 2, 1, 13), (1, 2, 5, 6)])
+def test_images_are_resized_as_by_others(mode: str, origin: str, sizes: tuple[int, ...] | None) -> None:
+    x = RNG.standard_normal((1, 2, 5, 6)).astype(np.float32)
+    node = N(
+        "Resize", ["x", "", "scales", "sizes"] if sizes else ["x", "", "scales"], ["y"], mode=mode, coordinate_transformation_mode=origin
+    )
+    scales = np.zeros(0, np.float32) if sizes else np.array([1, 1, 1.7, 0.6], np.float32)
+    call = programs.compile_node(node, 13)
+    assert call is not None
+    got = call(x, None, scales, *([i64(*sizes)] if sizes else []))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    held = [numpy_helper.from_array(i64(*sizes), "sizes")] if sizes else [numpy_helper.from_array(scales, "scales")]
+    names = ["x", "", "", "sizes"] if sizes else ["x", "", "scales"]
+    del node.input[:]
+    node.input.extend(names)
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], held)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_other_ways_to_resize_are_left_to_the_evaluator() -> None:
+    for attributes in ({}, {"mode": "linear", "antialias": 1}, {"mode": "cubic", "exclude_outside": 1}, {"mode": "nearest"}):
+        assert programs.compile_node(N("Resize", ["x", "", "s"], ["y"], **attributes), 18) is None
+    assert programs.compile_node(N("Resize", ["x", "s"], ["y"], mode="linear"), 10) is None
 
 
 def test_narrow_types_are_left_to_the_evaluator() -> None:
