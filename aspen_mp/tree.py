@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ MAX_SHAPES: Final = 256
 """Shapes of inputs whose plans a client remembers."""
 MAX_KEPT_BYTES: Final = 512 << 20
 """Bytes of regions that a model keeps for coming requests; beyond, those of the shapes that were met first are given back."""
+MAX_BEHIND: Final = 64
+"""Stages behind data, each for some number of detections, say, that a client remembers; beyond, those that were not met for longest go."""
 MAX_VALUE_BYTES: Final = 64 << 10
 """Largest value that may decide shapes."""
 
@@ -100,6 +103,8 @@ class _Node:
     next: dict[Key, _Node] = field(default_factory=dict)
     planning: threading.Lock = field(default_factory=threading.Lock)
     capacities: dict[str, int] = field(default_factory=dict)
+    place: tuple[dict[Any, _Node], Any] | None = None
+    """Where it hangs; None for those that the shapes of the inputs lead to."""
 
     def stages(self) -> list[Stage]:
         found = [] if self.stage is None else [self.stage]
@@ -119,6 +124,8 @@ class StageTree:
         self._transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
+        self._behind: OrderedDict[int, _Node] = OrderedDict()
+        self._capacities: dict[str, int] = {}
         self._lock = threading.Lock()
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
@@ -182,7 +189,10 @@ class StageTree:
                 raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled") from None
             except (Stale, Short) as again:
                 if isinstance(again, Short):
-                    node.capacities.update({name: _capacity(nbytes) for name, nbytes in again.capacities.items()})
+                    needed = {name: _capacity(nbytes) for name, nbytes in again.capacities.items()}
+                    node.capacities.update(needed)
+                    with self._lock:  # for other shapes, too: each would have to learn it by running twice
+                        self._capacities.update({name: max(n, self._capacities.get(name, 0)) for name, n in needed.items()})
                 self._forget(node, stage)
                 self._plan(node, None)
                 continue
@@ -192,8 +202,9 @@ class StageTree:
             key = shape_key(results)
             child = node.next.get(key)
             if child is None:
-                child = node.next.setdefault(key, _Node([*node.binds, _binds(results)]))
+                child = node.next.setdefault(key, self._new([*node.binds, _binds(results)], (node.next, key)))
             node = self._find(child, known)
+            self._note_behind(node)
 
     def submit(
         self,
@@ -238,6 +249,31 @@ class StageTree:
                     stage.close()
         return node
 
+    def _new(self, binds: list[list[protocol.Bind]], place: tuple[dict[Any, _Node], Any] | None) -> _Node:
+        with self._lock:
+            return _Node(binds, capacities=dict(self._capacities), place=place)
+
+    def _note_behind(self, node: _Node) -> None:
+        """A stage behind data is met; of too many others the first are forgotten. Requests may still run on them."""
+        if node.place is None:
+            return
+        leaving = []
+        with self._lock:
+            new = id(node) not in self._behind
+            self._behind[id(node)] = node
+            self._behind.move_to_end(id(node))
+            while new and len(self._behind) > 1 and (len(self._behind) > MAX_BEHIND or self._behind_bytes() > MAX_KEPT_BYTES):
+                leaving.append(self._behind.popitem(last=False)[1])
+        for old in leaving:
+            if old.place is not None:
+                container, key = old.place
+                container.pop(key, None)
+            if old.stage is not None:
+                old.stage.close()
+
+    def _behind_bytes(self) -> int:
+        return sum(node.stage.kept_bytes for node in self._behind.values() if node.stage is not None)
+
     def _kept_bytes(self) -> int:
         return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages())
 
@@ -268,7 +304,8 @@ class StageTree:
             last = {bind.name: bind for bind in node.binds[-1]}
             for name, data, v in zip(node.wanted, value, bound, strict=True):
                 last[name] = protocol.Bind(name, _dtype(v), list(_shape(v)), data)
-            child = node.by_value.setdefault(value, _Node([*node.binds[:-1], list(last.values())]))
+            place = None if len(node.binds) == 1 else (node.by_value, value)
+            child = node.by_value.setdefault(value, self._new([*node.binds[:-1], list(last.values())], place))
         return child
 
     def _plan(self, node: _Node, progress: ProgressCallback | None) -> None:
@@ -312,6 +349,10 @@ class StageTree:
                 stage.close()
         self._roots.clear()
         self._single.clear()
+        for node in list(self._behind.values()):  # also those that nothing leads to any more
+            if node.stage is not None:
+                node.stage.close()
+        self._behind.clear()
         if self._drivers is not None:
             self._drivers.shutdown(wait=False)
 

@@ -75,24 +75,24 @@ def plan_stage(
     machine: Machine | None = None,
     options: Options | None = None,
     folder: str | None = None,
+    derived: stages.Derived | None = None,
 ) -> StageResult:
     """Plans stage ``len(bindings) - 1`` of a model.
 
     `bindings[k]` binds the inputs of stage k by name: `bindings[0]` every input of the model, later ones the results of the stages before
     (shapes of results of static stages are known and may be left out). A Binding with a value makes that input a constant of the plan.
-    Raises what `inspect` raises, and RequestError where bindings do not fit.
+    `derived`: as of `stages.derive`. Raises what `inspect` raises, and RequestError where bindings do not fit.
     """
     options = options or Options()
     opened = _open(model, folder)
-    stage = stages.derive(opened, bindings, options.capacities)
+    stage = stages.derive(opened, bindings, options.capacities, derived)
     if stage.needs:
         return StageResult(stage.kind, [], [], stage.needs, True, None)
     opaque: list[tuple[str, str, str]] = []
     graph = stage.graph
     if stage.kind == "static":
         graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
-    else:
-        opaque += [(n.name, n.onnx_op, "results depend on data") for n in graph.nodes]
+    opaque += [(n.name, n.onnx_op, "results depend on data") for n in stage.graph.nodes if n.op == "OPAQUE"]
     try:
         plan = build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -4,7 +4,10 @@ Most models are one static stage: from the input shapes everything follows. Wher
 non-maximum suppression …) or a value is no plain tensor (strings, sequences, optionals), the graph is cut:
 
 - a *static* stage holds every node whose shapes follow from what is known; it becomes a plan of tiles;
-- a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values;
+- a *dynamic* stage holds nodes whose results only running them can tell; it becomes one opaque tile, results are serialised values. Where
+  it reads what a static stage gives, both are one stage and one plan;
+- small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
+  without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
   that value (`Stage.needs`) and is planned again with it.
 
@@ -13,6 +16,7 @@ Stage k is derived from the model and the bindings of stages 0 … k alone, so t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -23,15 +27,31 @@ import onnx
 
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item
+from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower import has_rule
-from aspen_mp.planner.lower.opaque import build
+from aspen_mp.planner.lower.opaque import build, embedded
 from aspen_mp.shm.errors import RequestError, UnsupportedModelError
+from aspen_mp.shm.tables import LIMITS
 
 _FEW = 64  # elements of a value that may be asked for although it is not read directly
 _LEAST_CAPACITY, _MOST_CAPACITY = 1 << 16, 1 << 24
 _DATA_DEPENDENT = {"NonZero", "Unique", "NonMaxSuppression", "Compress", "Loop"}
+_SHAPE_ONLY = frozenset({"Shape", "Size"})
+_MOVES = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat"}
+_MOVES |= {"Expand", "Cast", "Split", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "Not"}
+LIGHT = _MOVES | {"Shape", "Size", "Constant", "ScatterElements", "ScatterND", "ConstantOfShape", "Range", "TopK", "Where", "Clip", "Min"}
+LIGHT |= {"Max", "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Floor", "Ceil", "Sqrt", "Exp", "Log", "Sigmoid", "Relu"}
+LIGHT |= {"ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin"}
+"""Operators that numpy does in a few microseconds where there are few elements (`workers/programs.py` has them all)."""
+_LIGHT_BYTES = 4 << 20
+"""What a light operator reads of what is known may be so large; a dynamic stage that reads more does not take such operators along."""
+_MOVED_BYTES = 1 << 18
+"""Known values up to so large are moved within the dynamic tile where nothing else reads what is moved, rather than by tiles in front."""
+_MOST_OPERANDS = LIMITS["operands"]
+_KEPT_STATES = 8
+_NAMED = 8  # operators of a dynamic tile in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,8 @@ class Value:
 
 @dataclass(slots=True)
 class Stage:
-    """One stage. `graph`: at ONNX level for a static stage, the opaque node for a dynamic one; empty while `needs` names values.
+    """One stage. `graph`: at ONNX level for a static stage, the opaque node for a dynamic one; empty while `needs` names values. A static
+    stage may end with an opaque node, whose results have no shape.
 
     `outputs` fit `graph.outputs` one to one. `more`: stages follow.
     """
@@ -59,20 +80,66 @@ class Stage:
     more: bool = False
 
 
-def derive(model: Model, bindings: Sequence[Mapping[str, Binding]], capacities: Mapping[str, int] | None = None) -> Stage:
+class Derived:
+    """Where stages that have been derived lead to, for those behind them: a memory that changes no result. Of one model."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, Stage]] = OrderedDict()
+
+    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[int, _Stages, Stage] | None:
+        """The longest beginning of bindings that is known, as the number of its stages, and what stands behind it."""
+        for n in range(len(keys), 0, -1):
+            kept = self._kept.get(keys[n - 1])
+            if kept is not None:
+                self._kept.move_to_end(keys[n - 1])
+                return n, kept[0].behind(), kept[1]
+        return None
+
+    def note(self, key: tuple[Any, ...], state: _Stages, stage: Stage) -> None:
+        self._kept[key] = state.behind(), Stage(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
+        while len(self._kept) > _KEPT_STATES:
+            self._kept.popitem(last=False)
+
+
+def derive(
+    model: Model, bindings: Sequence[Mapping[str, Binding]], capacities: Mapping[str, int] | None = None, derived: Derived | None = None
+) -> Stage:
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
 
-    `capacities`: bytes for serialised results, where the guess was too small. RequestError: a binding does not fit the model.
+    `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
+    derived again. RequestError: a binding does not fit the model.
     """
-    state = _Stages(model, dict(capacities or {}))
-    state.bind_inputs(bindings[0])
-    stage = state.next()
-    for known in bindings[1:]:
-        if stage.needs or not stage.more:
-            raise RequestError(f"model {model.graph.name!r} has no stage {len(bindings) - 1} for these bindings")
-        state.bind_results(stage, known)
+    derived = Derived() if derived is None else derived
+    room = tuple(sorted((capacities or {}).items()))
+    keys = [(room, *map(_key, bindings[: n + 1])) for n in range(len(bindings))]
+    found = derived.find(keys[:-1])
+    if found is None:
+        done, state = 1, _Stages(model, dict(capacities or {}))
+        state.bind_inputs(bindings[0])
         stage = state.next()
-    return stage
+    else:
+        done, state, stage = found
+    while True:
+        if done < len(bindings) and (stage.needs or not stage.more):
+            raise RequestError(f"model {model.graph.name!r} has no stage {len(bindings) - 1} for these bindings")
+        if stage.more and not stage.needs:
+            derived.note(keys[done - 1], state, stage)
+        if done == len(bindings):
+            return stage
+        state.bind_results(stage, bindings[done])
+        stage = state.next()
+        done += 1
+
+
+def _key(known: Mapping[str, Binding]) -> tuple[Any, ...]:
+    """Equal only where bindings are; values that are no tensors are never."""
+    return tuple((name, str(b.dtype), b.shape, _value_key(b)) for name, b in sorted(known.items()))
+
+
+def _value_key(binding: Binding) -> object:
+    if binding.value is None:
+        return None
+    return binding.value.tobytes() if binding.dtype != tensors.OBJECT else object()
 
 
 class _Stages:
@@ -83,6 +150,14 @@ class _Stages:
         self.delivered: set[str] = set()
         self.inputs: dict[str, Tensor] = {}  # values from outside the stage, without a value of their own
         self._types: dict[str, onnx.TypeProto] | None = None
+
+    def behind(self) -> _Stages:
+        """A copy, with tensors of its own, for the stages that follow: graphs of this one may be changed."""
+        copy = _Stages.__new__(_Stages)
+        copy.model, copy.capacities, copy._types = self.model, self.capacities, self._types
+        copy.delivered, copy.inputs = set(self.delivered), {}
+        copy.binder = self.binder.behind()
+        return copy
 
     # ------------------------------------------------------------------------------------------------------- bindings
 
@@ -111,8 +186,8 @@ class _Stages:
                 self.binder.env[name] = self.inputs[name] = Tensor(name, tensor.shape, tensor.dtype)
         for value in stage.outputs:
             binding = known.get(value.name)
-            if binding is not None:
-                self._bind(value.name, binding, value.kind)
+            if binding is not None:  # of what shape inference knows nothing, the result itself says whether it is a tensor
+                self._bind(value.name, binding, "tensor" if value.kind == "unknown" else value.kind)
             elif value.shape is None and any(value.name in entry.names for entry in self.binder.pending):
                 raise RequestError(f"no binding for {value.name!r}, a result of the stage before")
         for name, binding in known.items():
@@ -140,12 +215,28 @@ class _Stages:
         needs = self._needs(blocked)
         if needs:
             return Stage("static", Graph(self.model.graph.name, [], [], []), [], needs, True)
+        hopeless = [entry for entry, reason in blocked if not reason.values]
+        if not hopeless:
+            outputs = self._outputs()
+            if nodes or outputs or not self.binder.pending:
+                return self._static(nodes, outputs, [])
+            hopeless = [entry for entry, _ in blocked]
+        cluster, results = self._dynamic(hopeless)
+        inside, nodes = self._moved(cluster, results, nodes)
         outputs = self._outputs()
-        if nodes or outputs or not self.binder.pending:
-            tensors_out = [self.binder.env[v.name] for v in outputs]
-            graph = Graph(self.model.graph.name, list(self.inputs.values()), tensors_out, nodes)
-            return Stage("static", graph, outputs, [], bool(self.binder.pending))
-        return self._dynamic([entry for entry, _ in blocked])
+        node = self._opaque([*inside, *cluster], results)
+        self.delivered.update(v.name for v in results if v.final)
+        if nodes or outputs:
+            stage = self._static([*nodes, node], [*outputs, *results], node.outputs)
+        else:
+            inputs = [t for t in dict.fromkeys(node.inputs) if t is not None and not t.is_const]
+            stage = Stage("dynamic", Graph(self.model.graph.name, inputs, node.outputs, [node]), results, [], bool(self.binder.pending))
+        return stage
+
+    def _static(self, nodes: list[Node], outputs: list[Value], opaque: list[Tensor]) -> Stage:
+        known = [self.binder.env[v.name] for v in outputs[: len(outputs) - len(opaque)]]
+        graph = Graph(self.model.graph.name, list(self.inputs.values()), known + opaque, nodes)
+        return Stage("static", graph, outputs, [], bool(self.binder.pending))
 
     def _needs(self, blocked: Sequence[tuple[Item, Blocked]]) -> list[str]:
         """Values that the caller holds and that would let blocked nodes be planned."""
@@ -201,53 +292,132 @@ class _Stages:
 
     # --------------------------------------------------------------------------------------------------- dynamic stages
 
-    def _dynamic(self, frontier: list[Item]) -> Stage:
-        cluster, produced = self._cluster(frontier)
-        chosen = set(map(id, cluster))
-        self.binder.pending = [entry for entry in self.binder.pending if id(entry) not in chosen]
-        later = {name for entry in self.binder.pending for name in entry.names}
-        outputs = []
-        for name in produced:
-            final = name in self.binder.outputs
-            if final or name in later:
-                outputs.append(self._value(name, final))
-        return self._opaque(cluster, outputs)
+    def _dynamic(self, frontier: list[Item]) -> tuple[list[Item], list[Value]]:
+        """Blocked nodes and those that run with them, and what they give. They pend no longer."""
+        others: list[Item] = []
+        cluster, outside, delivered = self._cluster(frontier, others)
+        while len(frontier) > 1 and self._operands(cluster) + len(delivered) > _MOST_OPERANDS:  # the others follow in a stage of their own
+            half = len(frontier) // 2
+            frontier, others = frontier[:half], frontier[half:] + others
+            cluster, outside, delivered = self._cluster(frontier, others)
+        self.binder.pending = outside
+        return cluster, [self._value(name, name in self.binder.outputs) for name in delivered]
 
-    def _opaque(self, cluster: list[Item], outputs: list[Value]) -> Stage:
+    def _operands(self, cluster: list[Item]) -> int:
+        """How many it would have at least: what is moved with it may have one source."""
+        inner = {name for entry in cluster for name in entry.outputs}
+        read = {name for entry in cluster for name in entry.names if name and name not in inner}
+        return len({self._source(self.binder.env[name]) for name in read})
+
+    def _source(self, tensor: Tensor) -> Tensor | None:
+        """What of a stage's values `_moved` would leave to be read instead of this one, if only this one is read of what is made of it;
+        None for what takes no operand."""
+        while (node := tensor.producer) is not None and self._movable(node):
+            others = [t for t in node.inputs if t is not None and not embedded(t)]
+            if len(others) != 1:
+                break
+            tensor = others[0]
+        return None if embedded(tensor) else tensor
+
+    def _moved(self, cluster: list[Item], results: list[Value], nodes: list[Node]) -> tuple[list[Item], list[Node]]:
+        """Known nodes that only move or compare a little of what the cluster alone reads, to run with it; and the others."""
+        inside = {name for entry in cluster for name in entry.names}
+        outside = {name for entry in self.binder.pending for name in entry.names} | set(self.binder.outputs)
+        read = {self.binder.env[name] for name in outside if name in self.binder.env}
+        moved: list[Item] = []
+        kept: list[Node] = []
+        for node in reversed(nodes):
+            mine = [t for t in node.outputs if t.name]
+            wanted = all(t not in read for t in mine) and any(self.binder.env.get(t.name) is t and t.name in inside for t in mine)
+            if wanted and node.source is not None and self._movable(node) and node.source.opsets == cluster[0].opsets:
+                entry = Item(node.source.proto, node.source.opsets, node.source.names)
+                moved.append(entry)
+                inside.update(entry.names)
+                continue
+            kept.append(node)
+            read.update(t for t in node.inputs if t is not None)
+        return moved[::-1], kept[::-1]
+
+    def _movable(self, node: Node) -> bool:
+        small = all(t.nbytes <= _MOVED_BYTES for t in node.outputs) and all(t.dtype != tensors.OBJECT for t in node.outputs)
+        return node.source is not None and not node.source.proto.domain and node.op in _MOVES and small
+
+    def _opaque(self, cluster: list[Item], outputs: list[Value]) -> Node:
         feeds: dict[str, Tensor] = {}
         inner = {name for entry in cluster for name in entry.outputs}
         for entry in cluster:
             for name in entry.names:
                 if name and name not in inner:
-                    feeds[name] = self.binder.env[name]
+                    tensor = self.binder.known(name)
+                    assert tensor is not None
+                    feeds[name] = tensor
         opsets = cluster[0].opsets
         blob, operands = build(
             [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store
         )
         guess = 1 << (8 * sum(t.nbytes for t in operands)).bit_length()
-        capacity = min(max(guess, _LEAST_CAPACITY), _MOST_CAPACITY)
+        capacity = min(max(guess, _LEAST_CAPACITY), _MOST_CAPACITY // len(outputs))
         results = [Tensor(v.name, (max(self.capacities.get(v.name, 0), capacity),), tensors.OBJECT) for v in outputs]
         node = Node("OPAQUE", cluster[0].proto.name or cluster[0].outputs[0], list(operands), results, {"model": blob})
-        node.onnx_op = ", ".join(dict.fromkeys(e.proto.op_type for e in cluster))
+        node.onnx_op = _few(list(dict.fromkeys(e.proto.op_type for e in cluster)))
         for tensor in results:
             tensor.producer = node
-        inputs = [t for t in dict.fromkeys(operands) if not t.is_const]
-        self.delivered.update(v.name for v in outputs if v.final)
-        return Stage("dynamic", Graph(self.model.graph.name, inputs, results, [node]), outputs, [], bool(self.binder.pending))
+        return node
 
-    def _cluster(self, frontier: list[Item]) -> tuple[list[Item], list[str]]:
-        """The blocked nodes, and those after them that no static stage could run either. One set of opset versions a cluster."""
+    def _cluster(self, frontier: list[Item], others: list[Item]) -> tuple[list[Item], list[Item], list[str]]:
+        """The blocked nodes but for `others`, and those after them that no static stage could run either, or need not. One set of opset
+        versions a cluster. With it what is left, and which results that, or the caller, reads."""
+        waiting = set(map(id, others))
         first = frontier[0]
-        chosen = {id(e) for e in frontier if e.opsets == first.opsets}
-        cluster, produced = [], {}
+        frontier = [entry for entry in frontier if entry.opsets == first.opsets]
+        chosen = set(map(id, frontier))
+        few = sum(self.binder.env[name].nbytes for name in {n for entry in frontier for n in entry.names if n}) <= _LIGHT_BYTES
+        cluster: list[Item] = []
+        produced: dict[str, bool] = {}  # and whether it follows from shapes alone
         for entry in self.binder.pending:
             inside = id(entry) in chosen
-            if not inside and entry.opsets == first.opsets and self._hopeless(entry):
+            if (
+                not inside
+                and id(entry) not in waiting
+                and entry.opsets == first.opsets
+                and (self._hopeless(entry) or (few and self._is_light(entry)))
+            ):
                 inside = all(not n or n in produced or self.binder.known(n) is not None for n in entry.names)
             if inside:
                 cluster.append(entry)
-                produced.update(dict.fromkeys(entry.outputs))
-        return cluster, list(produced)
+                names = [name for name in entry.names if name and name not in produced]
+                of_shapes = self._is_light(entry) and all(produced.get(name, True) for name in entry.names)
+                of_shapes = of_shapes and all(self.binder.env[name].is_const for name in names)
+                produced.update(dict.fromkeys(entry.outputs, of_shapes or entry.proto.op_type in _SHAPE_ONLY))
+        return self._divided(cluster, produced)
+
+    def _divided(self, cluster: list[Item], produced: dict[str, bool]) -> tuple[list[Item], list[Item], list[str]]:
+        """What of a cluster is wanted, what runs later, and the results that pass from one to the other or to the caller. What follows from
+        shapes alone is not passed on: to whoever knows the shapes it is a constant, and what is filled with it may be large."""
+        own = set(map(id, cluster))
+        final = {name for name in self.binder.outputs if name in produced}
+        later = {name for entry in self.binder.pending if id(entry) not in own for name in entry.names}
+        again = set()
+        for entry in reversed(cluster):
+            if all(produced[name] for name in entry.outputs) and not later.isdisjoint(entry.outputs) and final.isdisjoint(entry.outputs):
+                again.add(id(entry))
+                later.update(entry.names)
+        constant = {name for entry in cluster if id(entry) in again for name in entry.outputs}
+        delivered = [name for name in produced if name in final or (name in later and name not in constant)]
+        wanted, live = [], set(delivered)
+        for entry in reversed(cluster):
+            if not live.isdisjoint(entry.outputs):
+                wanted.append(entry)
+                live.update(entry.names)
+        outside = [entry for entry in self.binder.pending if id(entry) not in own or id(entry) in again]
+        return wanted[::-1], outside, delivered
+
+    def _is_light(self, entry: Item) -> bool:
+        """Whether numpy does it in no time, if there is as little of what is not known yet as of what is."""
+        if not _light(entry.proto):
+            return False
+        known = [tensor for name in entry.names if name and (tensor := self.binder.known(name)) is not None]
+        return all(tensor.nbytes <= _LIGHT_BYTES for tensor in known)
 
     def _hopeless(self, entry: Item) -> bool:
         if entry.proto.op_type in _DATA_DEPENDENT and not entry.proto.domain:
@@ -264,9 +434,21 @@ class _Stages:
     def _value(self, name: str, final: bool) -> Value:
         proto = self._model_types().get(name)
         if proto is None or proto.WhichOneof("value") is None:
-            return Value(name, tensors.OBJECT, None, "other", final)
+            return Value(name, tensors.OBJECT, None, "unknown", final)
         info = value_info(name, proto)
         return Value(name, info.dtype, None, info.kind, final)
+
+
+def _light(proto: onnx.NodeProto) -> bool:
+    if proto.domain:
+        return False
+    if proto.op_type == "If":
+        return all(_light(node) or node.op_type in _DATA_DEPENDENT - {"Loop"} for graph in subgraphs(proto) for node in graph.node)
+    return proto.op_type in LIGHT
+
+
+def _few(ops: list[str]) -> str:
+    return ", ".join(ops) if len(ops) <= _NAMED else f"{', '.join(ops[:_NAMED])} and {len(ops) - _NAMED} more"
 
 
 def _plain(proto: onnx.TypeProto) -> bool:

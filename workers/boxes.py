@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.workers import _boxes
+
 Array = npt.NDArray[Any]
 
 
 def non_max_suppression(boxes: Array, scores: Array, most: int, overlap: float, least: float | None, centred: bool) -> Array:
     """[found, 3] of batch, class and box for boxes [batches, n, 4] and scores [batches, classes, n]; best first within a class."""
-    corners = _corners(boxes, centred)
+    corners = np.ascontiguousarray(_corners(boxes, centred), np.float32)
     areas = (corners[..., 2] - corners[..., 0]) * (corners[..., 3] - corners[..., 1])
-    found = []
+    found = [np.empty((0, 3), np.int64)]
     if most > 0:
         for batch, kind in np.ndindex(scores.shape[:2]):
             kept = _best(corners[batch], areas[batch], scores[batch, kind], most, np.float32(overlap), least)
-            found += [(batch, kind, k) for k in kept]
-    return np.array(found, np.int64).reshape(-1, 3)
+            found.append(np.stack([np.full(len(kept), batch), np.full(len(kept), kind), kept], 1))
+    return np.concatenate(found)
 
 
 def _corners(boxes: Array, centred: bool) -> Array:
@@ -31,40 +33,13 @@ def _corners(boxes: Array, centred: bool) -> Array:
     return np.concatenate([np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1)
 
 
-_BLOCK = 64  # boxes that are compared at a time
-
-
-def _best(corners: Array, areas: Array, scores: Array, most: int, overlap: Any, least: float | None) -> list[int]:
-    """Boxes in order of their scores, each kept unless it overlaps one that is kept already: many are compared with those at once, and then
-    with each other, until there are enough."""
+def _best(corners: Array, areas: Array, scores: Array, most: int, overlap: Any, least: float | None) -> Array:
+    """Boxes in order of their scores, each kept unless it overlaps one that is kept already."""
     left = np.arange(len(scores)) if least is None else np.flatnonzero(scores > np.float32(least))
     left = left[np.argsort(-scores[left], kind="stable")]
-    kept: list[int] = []
-    for start in range(0, len(left), _BLOCK):
-        block = left[start : start + _BLOCK]
-        if kept:
-            block = block[~_overlapping(corners, areas, block, np.array(kept), overlap).any(1)]
-        clash = _overlapping(corners, areas, block, block, overlap)
-        alive = np.ones(len(block), bool)
-        for k, box in enumerate(block.tolist()):
-            if alive[k]:
-                kept.append(box)
-                if len(kept) == most:
-                    return kept
-                alive &= ~clash[k]
-    return kept
-
-
-def _overlapping(corners: Array, areas: Array, some: Array, others: Array, overlap: Any) -> Array:
-    """[some, others]: whether two boxes share more of their union than `overlap`."""
-    a, b = corners[some][:, None], corners[others][None]
-    high = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
-    wide = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
-    shared = np.maximum(high, 0) * np.maximum(wide, 0)
-    mine, theirs = areas[some][:, None], areas[others][None]
-    union = mine + theirs - shared
-    solid = (mine > 0) & (theirs > 0) & (union > 0)
-    return np.asarray(np.divide(shared, union, where=solid, out=np.zeros_like(shared)) > overlap)
+    if overlap < 0:  # so do all
+        return left[: min(most, 1)]
+    return left[_boxes.best(corners[left], areas[left], overlap, most)]
 
 
 def roi_align(x: Array, rois: Array, batches: Array, a: dict[str, Any], half_pixel: bool) -> Array:

@@ -44,6 +44,10 @@ class PlanStage(protocol.Message):
     speeds: list[float]
     """Of the cores that it is for, relative to the fastest."""
     calibration: str = ""
+    search: bool = True
+    """Whether its tiles are searched, as the model's options say, it has as many instances as the model, and the plan cache keeps it."""
+    spares: list[int] = msgspec.field(default_factory=list)
+    """Bytes of arenas of plans that are gone, of which it may have one."""
 
 
 class JobProgress(protocol.Message):
@@ -77,7 +81,8 @@ class Inspected(protocol.Message):
 
 class StagePlanned(protocol.Message):
     """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
-    `packed` the keys that were packed for this plan. `digest`: of the model's contents, `files`: what new weight segments are called in the
+    `packed` the keys that were packed for this plan. `spare`: which of the job's spare arenas is its own, instead of one among the
+    segments; -1 for none. `digest`: of the model's contents, `files`: what new weight segments are called in the
     plan cache, by number; both only where there is a cache."""
 
     region: int
@@ -90,6 +95,7 @@ class StagePlanned(protocol.Message):
     packed: list[tuple[str, int, int]]
     digest: bytes = b""
     files: list[tuple[int, WeightFile]] = msgspec.field(default_factory=list)
+    spare: int = -1
 
 
 ToChild = Inspect | PlanStage

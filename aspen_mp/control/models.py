@@ -39,6 +39,16 @@ MAX_PLANS = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
 MAX_PLAN_BYTES = 4 << 30
 """The same for what the plans of a model and their arenas take together."""
+MAX_BEHIND = 64
+MAX_BEHIND_BYTES = 512 << 20
+"""The same for plans of stages whose shapes follow from data, such as a number of detections: most are never asked for again. Those that
+have served least of late are dropped."""
+MAX_SPARES = 4
+MAX_SPARE_BYTES = 512 << 20
+"""Arenas of plans behind data that were dropped wait for the next such plan of the model: to reserve memory takes longer than to plan."""
+SERVED_OFTEN = 64
+"""After so many requests such a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for
+the next number of detections."""
 MOST_OF_ALL = 0.6
 """The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
 with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
@@ -68,6 +78,8 @@ class Asker:
 @dataclass(slots=True)
 class Stage:
     """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache.
+    `searched`: its tiles were. `behind`: its shapes follow from data; then `mark` is what it had served when others were dropped, requests
+    that lie further back counted less.
 
     `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried; `failed`: how often
     in a row that has failed since, `why` the last time. `served`: requests, when it was last looked at."""
@@ -80,11 +92,15 @@ class Stage:
     failed: int = 0
     why: str = ""
     served: int = 0
+    searched: bool = True
+    behind: bool = False
+    mark: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """`child` plans what clients ask for, `behind` makes plans again; `replanning`: which one it is at."""
+    """`child` plans what clients ask for, `behind` makes plans again; `replanning`: which one it is at. `sparing`: arenas that are to be
+    used again when no request uses them any more, `spares`: those that are (bytes and descriptors)."""
 
     id: int
     key: tuple[Any, ...]
@@ -104,6 +120,8 @@ class Model:
     stages: dict[bytes, Stage] = field(default_factory=dict)
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
     replanning: bytes | None = None
+    sparing: set[int] = field(default_factory=set)
+    spares: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ModelStore:
@@ -248,7 +266,8 @@ class ModelStore:
         capacities: list[protocol.Capacity],
         askers: list[Asker],
     ) -> None:
-        job = PlanStage(stages, capacities, self._speeds(), self._calibration)
+        # Who asks for a stage behind data waits, and asks for another number of detections the next time: see `refresh`.
+        job = PlanStage(stages, capacities, self._speeds(), self._calibration, len(stages) == 1 or key == model.replanning)
         entry = None
         if self._cache is not None and model.digest:
             entry = recall.find(self._cache, model.digest, model.options.key, job)
@@ -265,14 +284,45 @@ class ModelStore:
             model.stages[key].tried_at = -math.inf
             self._stop_replanning(model)
             return
-        (model.behind if again else model.child).submit(
-            Job(
-                job,
-                lambda result, segments: self._planned(model, key, job, result, segments),
-                lambda error: self._not_planned(model, key, error),
-                lambda progress: _report(askers, progress),
-            )
-        )
+        lent: list[tuple[int, int]] = []
+        if not job.search:
+            lent, model.spares = model.spares, []
+            job.spares = [nbytes for nbytes, _ in lent]
+
+        def done(result: Inspected | StagePlanned, segments: list[Received]) -> None:
+            assert isinstance(result, StagePlanned)
+            used = lent.pop(result.spare) if 0 <= result.spare < len(lent) else None
+            self._give_back(model, lent)
+            if used is None:
+                self._planned(model, key, job, result, segments)
+            else:
+                self._planned(model, key, job, result, [*segments, ("arena", *used)], reused=used[1])
+
+        def failed(error: AspenError) -> None:
+            self._give_back(model, lent)
+            self._not_planned(model, key, error)
+
+        (model.behind if again else model.child).submit(Job(job, done, failed, lambda progress: _report(askers, progress)))
+
+    def _give_back(self, model: Model, spares: list[tuple[int, int]]) -> None:
+        """Arenas that wait for a plan, if they may."""
+        for nbytes, fd in spares:
+            many = len(model.spares) >= MAX_SPARES or sum(n for n, _ in model.spares) + nbytes > MAX_SPARE_BYTES
+            if many or self._models.get(model.id) is not model:
+                os.close(fd)
+            else:
+                model.spares.append((nbytes, fd))
+        spares.clear()
+
+    def spared(self, segments: set[int]) -> set[int]:
+        """Those of segments that nothing refers to any more which are kept for other plans."""
+        kept = set()
+        for model in self._models.values():
+            for segment in model.sparing & segments:
+                self._give_back(model, [self._segments.withdraw(segment)])
+                kept.add(segment)
+            model.sparing -= segments
+        return kept
 
     def _reserve_arenas(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
         """One after the other, as many as there are to be instances; then the plan cache's entry is used."""
@@ -324,15 +374,16 @@ class ModelStore:
         result: Inspected | StagePlanned,
         received: list[Received],
         plan: Segment | None = None,
+        reused: int = -1,
     ) -> None:
         assert isinstance(result, StagePlanned)
         known = len(model.weight_segments)
         try:
-            stage = self._publish(model, result, received, plan)
+            stage = self._publish(model, result, received, plan, reused)
         except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
-        stage.speeds = job.speeds
+        stage.speeds, stage.searched, stage.behind = job.speeds, job.search or stage.cached, len(job.stages) > 1
         again, model.replanning = key == model.replanning, None
         if len(model.weight_segments) > known:
             (model.child if again else model.behind).renew()  # neither is busy while the other is
@@ -343,6 +394,7 @@ class ModelStore:
         model.stages[key] = stage
         for asker in model.planning.pop(key, []):
             asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
+        self._drop_behind(model, stage)
         while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._plan_bytes(model) > MAX_PLAN_BYTES):
             self._drop_stage(model, next(iter(model.stages)))
         while self._crowded():
@@ -351,6 +403,22 @@ class ModelStore:
                 break  # so many models: whoever loads another one is told
             self._stop_replanning(largest)
             self._drop_stage(largest, next(iter(largest.stages)))
+
+    def _drop_behind(self, model: Model, newest: Stage) -> None:
+        """Plans behind data that are too many."""
+        while True:
+            behind = {key: stage for key, stage in model.stages.items() if stage.behind}
+            nbytes = sum(self._segments[segment].nbytes for stage in behind.values() for segment in stage.segments)
+            if len(behind) < 2 or (len(behind) <= MAX_BEHIND and nbytes <= MAX_BEHIND_BYTES):
+                return
+            served = {k: self._table.plan(s.answer.plan)["served"] if s.answer.plan else 0 for k, s in behind.items() if s is not newest}
+            key = min(served, key=lambda k: served[k] - behind[k].mark)  # of equal ones the one that was asked for longest ago
+            if key == model.replanning:
+                self._stop_replanning(model)
+            model.sparing.update(behind[key].segments[1:])
+            self._drop_stage(model, key)
+            for other, count in served.items():
+                behind[other].mark = (behind[other].mark + count) / 2
 
     def _crowded(self) -> bool:
         plans = sum(len(model.stages) for model in self._models.values())
@@ -363,8 +431,8 @@ class ModelStore:
         return sum(self._segments[segment].nbytes for stage in model.stages.values() for segment in stage.segments)
 
     def refresh(self) -> None:
-        """Has a plan made again that is in use, but was made for other cores than there are. One at a time, and behind whatever clients
-        want: see `_stop_replanning`."""
+        """Has a plan made again that is in use, but was made for other cores than there are, or without a search. One at a time, and behind
+        whatever clients want: see `_stop_replanning`."""
         if any(model.planning for model in self._models.values()):
             return
         speeds, now = self._speeds(), time.monotonic()
@@ -375,7 +443,8 @@ class ModelStore:
                     continue  # there are no tiles to choose
                 served = self._table.plan(stage.answer.plan)["served"]
                 pause = min(REPLAN_S * 2.0 ** min(stage.failed, 16), MOST_REPLAN_S)
-                if served > stage.served and not alike(stage.speeds, speeds) and now - stage.tried_at >= pause:
+                due = not alike(stage.speeds, speeds) or (not stage.searched and served >= SERVED_OFTEN)
+                if served > stage.served and due and now - stage.tried_at >= pause:
                     outdated.append((served - stage.served, model, key))
                 stage.served = served
         if outdated:
@@ -404,8 +473,11 @@ class ModelStore:
             model.replanning = None
             model.behind.close()
 
-    def _publish(self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None) -> Stage:
-        """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent."""
+    def _publish(
+        self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None, reused: int = -1
+    ) -> Stage:
+        """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent.
+        `reused`: which descriptor of an arena another plan has had."""
         cached = plan_segment is not None
         answer = protocol.Planned(
             id=0,
@@ -417,7 +489,7 @@ class ModelStore:
             needs_values=result.needs_values,
             last=result.last,
             dynamic=result.dynamic,
-            instances=model.instances,
+            instances=sum(role == "arena" for role, _, _ in received),
         )
         left = list(received)
         added: list[int] = []
@@ -430,6 +502,8 @@ class ModelStore:
             if plan_segment is None:
                 made = next(item for item in received if item[0] == "plan")
                 plan_segment = planning.checked_plan(made, result, [sizes[i] for i in result.weights], arena_sizes)
+            if reused >= 0:
+                planning.clear_arena(reused, plan_segment)
             owner = f"model {model.id}"
             new_weights: list[int] = []
             arenas: list[int] = []
@@ -472,6 +546,7 @@ class ModelStore:
         self._table.replace_arena(instance, new)
         self._segments.forget(old)
         for model in self._models.values():
+            model.sparing.discard(old)  # somebody may still write to it
             for stage in model.stages.values():
                 stage.segments = [new if segment == old else segment for segment in stage.segments]
 
@@ -513,6 +588,8 @@ class ModelStore:
         self._stop_replanning(model)
         model.behind.retire()
         model.child.retire()
+        protocol.close_all([fd for _, fd in model.spares])
+        model.spares.clear()
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)
         self._weights_after(model.weight_segments, waits_for)
@@ -543,6 +620,7 @@ class ModelStore:
             model.behind.close()
             model.child.close()
             model.source.close()
+            protocol.close_all([fd for _, fd in model.spares])
 
     def describe(self) -> list[dict[str, Any]]:
         """For status: each model with its plans and the bytes they take."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from aspen_mp.control import cache, keep, protocol
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
@@ -25,11 +27,12 @@ from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
-    from aspen_mp.planner import api
+    from aspen_mp.planner import api, stages
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
 _ALIGN: Final = 64
+_ROOMY: Final = 4 << 20
 
 
 @dataclass(slots=True)
@@ -163,6 +166,7 @@ class Planner:
         self._directory = dict(model.weights)
         self._n_segments = len(model.weight_segments)
         self._opened: api.Model | None = None
+        self._derived: stages.Derived | None = None
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         try:
@@ -185,16 +189,18 @@ class Planner:
         return self._plan(self._opened, message, side)
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
-        from aspen_mp.planner import api, cost
+        from aspen_mp.planner import api, cost, stages
         from aspen_mp.planner.machine import Machine
 
         side.progress("planning", 0, 1)
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         mine = self._options
-        options = api.Options(winograd=mine.winograd, strassen=mine.strassen, capacities=capacities, planning=mine.planning)
+        how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
+        options = api.Options(winograd=mine.winograd, strassen=mine.strassen, capacities=capacities, planning=how)
         machine = Machine.of_speeds(message.speeds, cost.rates())
-        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options)
+        self._derived = self._derived or stages.Derived()
+        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
             return StagePlanned(0, [], [], result.needs, False, False, [], [])
@@ -206,8 +212,11 @@ class Planner:
         with Segment.create("plan", plan.nbytes) as segment:
             plan.write(segment.buf)
             side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
-        for _ in range(self._instances):
-            with Segment.create("arena", plan.arena_layout()["arena_bytes"]) as arena:
+        arena_bytes = plan.arena_layout()["arena_bytes"]
+        spare = _spare(arena_bytes, message.spares)
+        # Without a search there is one: the next request may well be for another plan.
+        for _ in range(self._instances if message.search else 1 if spare < 0 else 0):
+            with Segment.create("arena", arena_bytes if message.search else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
         answer = StagePlanned(
             plan.request_bytes,
@@ -218,11 +227,13 @@ class Planner:
             result.kind == "dynamic",
             used,
             packed,
+            spare=spare,
         )
         if self.keeper is None:
             return answer
         answer = self.keeper.planned(message, plan, answer)
-        self.keeper.write()
+        if message.search:
+            self.keeper.write()
         return answer
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
@@ -257,6 +268,18 @@ class Planner:
             self._n_segments += 1
             self._directory.update({key: (number, start) for key, number, start in packed})
         return used, packed
+
+
+def _spare(needed: int, spares: Sequence[int]) -> int:
+    """Which of arenas of these sizes is large enough and not much too large; -1 for none."""
+    fit = [k for k, nbytes in enumerate(spares) if needed <= nbytes <= 2 * needed + _ROOMY]
+    return min(fit, key=lambda k: spares[k], default=-1)
+
+
+def _roomy(needed: int) -> int:
+    """Bytes for an arena that others are to fit in, which need a little more."""
+    step = 1 << max((needed // 8).bit_length(), 12)
+    return -(-needed // step) * step
 
 
 def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
@@ -304,6 +327,18 @@ def _binding(bind: protocol.Bind) -> api.Binding:
     if len(bind.value) != prod(bind.shape) * dtype.itemsize:
         raise RequestError(f"the value of {bind.name!r} has {len(bind.value)} bytes, not those of shape {bind.shape} of {bind.dtype}")
     return api.Binding(dtype, tuple(bind.shape), np.frombuffer(bind.value, dtype).reshape(bind.shape))
+
+
+def clear_arena(fd: int, plan: Segment) -> None:
+    """Makes an arena that another plan has left as good as a new one for a plan that has been checked: its flags and counters are 0."""
+    import numpy as np
+
+    from aspen_mp.shm.tables import PLAN_HEADER
+
+    header = np.frombuffer(plan.buf, PLAN_HEADER, 1)[0]
+    begin, end = int(header["arena_counters"]), int(header["arena_data"])
+    with mmap.mmap(fd, end) as words:
+        words[begin:end] = bytes(end - begin)
 
 
 def checked_plan(received: Received, result: StagePlanned, weights: list[int], arenas: list[int]) -> Segment:

@@ -104,6 +104,12 @@ class SegmentStore:
         else:
             self._release(held.fd)
 
+    def withdraw(self, segment: int) -> tuple[int, int]:
+        """As `forget`, for one that is to be used again, when nothing refers to it any more: its size and its descriptor, the caller's."""
+        held = self._held.pop(segment)
+        self._detach(segment)
+        return held.nbytes, held.fd
+
     def unmapped(self, number: int) -> None:
         """No worker has a segment any more that was given up."""
         fd = self._leaving.pop(number, -1)

@@ -305,7 +305,7 @@ class Server:
         """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""
         gone = set(self._table.collect())
         self._models.plans.collected(gone)
-        for segment in gone:
+        for segment in gone - self._models.spared(gone):
             self._segments.forget(segment)
         self._models.collected(gone)
         self._pool.publish()

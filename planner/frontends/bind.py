@@ -137,6 +137,15 @@ class Binder:
         for entry in self.pending:
             self._used.update(entry.names)
 
+    def behind(self) -> Binder:
+        """A copy with tensors of its own: what is no constant is an input to it."""
+        copy = Binder.__new__(Binder)
+        copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
+        copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
+        copy._hints, copy._used = {}, set(self._used)
+        copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack) for n, t in self.env.items()}
+        return copy
+
     # ------------------------------------------------------------------------------------------------------ preparation
 
     def _flatten(self, nodes: Iterable[NodeProto], opsets: dict[str, int], depth: int) -> Iterator[Item]:

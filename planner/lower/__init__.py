@@ -57,6 +57,12 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
     table: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]
+        if node.op == "OPAQUE":  # what of the stage depends on data (`aspen_mp.planner.stages`)
+            results = [Tensor(t.name, t.shape, t.dtype) for t in node.outputs]
+            builder.nodes.append(Node(node.op, node.name, inputs, results, node.attrs, node.onnx_op))
+            for old, new in zip(node.outputs, results, strict=True):
+                table[old], new.producer = new, builder.nodes[-1]
+            continue
         builder.start(node)
         mark = len(builder.nodes)
         try:

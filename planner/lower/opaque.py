@@ -42,7 +42,7 @@ def build(
     become initializers. `wanted`: the outputs; None where the type is not known."""
     initializers, infos, operands = [], [], []
     for name, tensor in feeds.items():
-        if tensor.is_const and (tensor.nbytes <= _EMBED or not tensors.is_plain(tensor.dtype)):
+        if embedded(tensor):
             initializers.append(numpy_helper.from_array(_plain(tensor), name))
         else:
             infos.append(_info(name, tensor))
@@ -54,6 +54,11 @@ def build(
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = helper.make_model(graph, opset_imports=imports, functions=list(functions))
     return model.SerializeToString(), operands
+
+
+def embedded(tensor: Tensor) -> bool:
+    """Whether it travels inside the model of an opaque node that reads it."""
+    return tensor.is_const and (tensor.nbytes <= _EMBED or not tensors.is_plain(tensor.dtype))
 
 
 def _info(name: str, tensor: Tensor | None) -> onnx.ValueInfoProto:

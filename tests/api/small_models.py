@@ -84,16 +84,19 @@ def negative_variance() -> onnx.ModelProto:
 
 
 def nonzero() -> onnx.ModelProto:
-    """y = x[x != 0] * 2: the result's shape depends on the values of x, which is f32 [n]."""
+    """y = x[x != 0] * 2: the result's shape depends on the values of x, which is f32 [n]. Two stages: a product is worth a plan."""
     nodes = [
         helper.make_node("NonZero", ["x"], ["i"], "nonzero"),
         helper.make_node("Transpose", ["i"], ["it"], "transpose", perm=[1, 0]),
         helper.make_node("GatherND", ["x", "it"], ["v"], "gather"),
-        helper.make_node("Mul", ["v", "two"], ["y"], "double"),
+        helper.make_node("Reshape", ["v", "column"], ["c"], "column"),
+        helper.make_node("MatMul", ["c", "two"], ["d"], "double"),
+        helper.make_node("Reshape", ["d", "flat"], ["y"], "flat"),
     ]
     inputs = [helper.make_tensor_value_info("x", F32, ["n"])]
     outputs = [helper.make_tensor_value_info("y", F32, ["k"])]
-    return _model(nodes, inputs, outputs, [("two", np.array(2, np.float32))], "nonzero")
+    constants = [("two", np.array([[2]], np.float32)), ("column", np.array([-1, 1])), ("flat", np.array([-1]))]
+    return _model(nodes, inputs, outputs, constants, "nonzero")
 
 
 def reshape_by_input() -> onnx.ModelProto:

@@ -354,7 +354,7 @@ def test_capacities_beyond_memory(town: aspen_mp.Runtime) -> None:
         answer = guest.ask("Plan", 2, loaded.model, [[["x", "float32", [1 << 40], None]]], [])
         assert isinstance(answer, protocol.Failed)
         assert answer.error == "ResourceLimitError", answer
-        answer = guest.ask("Plan", 3, loaded.model, [[["x", "float32", [9], None]]], [["i", (1 << 62) - 1]])
+        answer = guest.ask("Plan", 3, loaded.model, [[["x", "float32", [9], None]]], [["c", (1 << 62) - 1]])
         assert isinstance(answer, protocol.Failed)
         assert answer.error == "ResourceLimitError", answer
         assert isinstance(guest.ask("Plan", 4, loaded.model, [[["x", "float32", [9], None]]], []), protocol.Planned)

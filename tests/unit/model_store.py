@@ -121,8 +121,13 @@ class World:
         shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
         self.store.plan(protocol.Plan(2, self.model, [[shape]], []), self.asker(2))
 
-    def answer(self) -> None:
-        """As a planning child would, for as many workers as there are speeds."""
+    def ask_behind(self, found: int) -> None:
+        """For the stage behind one with so many results."""
+        shapes = [[protocol.Bind("x", "float32", [1, 8, 8, 8], None)], [protocol.Bind("found", "int64", [found], None)]]
+        self.store.plan(protocol.Plan(2, self.model, shapes, []), self.asker(2))
+
+    def answer(self, spare: int = -1) -> None:
+        """As a planning child would, for as many workers as there are speeds; with a spare arena in place of one of its own."""
         (job,) = self.waiting
         assert isinstance(job.message, PlanStage)
         model = api.load(small_models.conv_chain(3, 8, 8).SerializeToString())
@@ -138,13 +143,15 @@ class World:
         if "weights" in [held.role for held in self.segments]:
             del sizes["weights"]
             packed = []
+        if spare >= 0:
+            del sizes["arena"]
         segments = []
         for role, nbytes in sizes.items():
             with Segment.create(role, nbytes) as made:
                 if role == "plan":
                     plan.write(made.buf)
                 segments.append((role, nbytes, os.dup(made.fd)))
-        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed), segments)
+        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare), segments)
 
     def replan(self) -> None:
         self.table.served += 1

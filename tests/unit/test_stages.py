@@ -125,7 +125,102 @@ def test_data_dependent_shape() -> None:
         N("Cast", ["t"], ["f"], to=F),
         N("Neg", ["f"], ["y"]),
     ]
-    assert kinds(model(nodes, {"x": (F, ["n", 4])}, {"y": F, "r": F}), {"x": X}) == ["static", "dynamic", "static"]
+    proto = model(nodes, {"x": (F, ["n", 4])}, {"y": F, "r": F})
+    assert kinds(proto, {"x": X}) == ["static"]
+    stage = stages.derive(api.load(proto), [bind({"x": X})])
+    assert [(v.name, v.shape) for v in stage.outputs] == [("r", (3, 4)), ("y", None)]
+    assert [n.op for n in stage.graph.nodes] == ["Relu", "OPAQUE"]
+
+
+def test_what_is_worth_a_plan_has_a_stage_of_its_own() -> None:
+    """Small operators run with the node whose result depends on data, a product behind them does not; what it is filled with, which
+    follows from shapes alone, is a constant of its stage and not passed on."""
+    nodes = [
+        N("Relu", ["x"], ["r"]),
+        N("NonZero", ["r"], ["i"]),
+        N("Transpose", ["i"], ["t"]),
+        N("Cast", ["t"], ["f"], to=F),
+        N("Neg", ["f"], ["g"]),
+        N("MatMul", ["g", "w"], ["m"]),
+        N("Shape", ["g"], ["s"]),
+        N("ConstantOfShape", ["s"], ["z"]),
+        N("Concat", ["z", "g"], ["zg"], axis=0),
+        N("MatMul", ["z", "w"], ["zw"]),
+        N("Add", ["m", "zw"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (F, ["n", 4])}, {"y": F, "zg": F}, {"w": np.ones((2, 3), np.float32)})
+    assert kinds(proto, {"x": X}) == ["static", "static"]
+    stage = stages.derive(api.load(proto), [bind({"x": X})])
+    assert [(v.name, v.final) for v in stage.outputs] == [("g", False), ("zg", True)]
+
+
+def test_a_dynamic_stage_that_reads_much_takes_nothing_along() -> None:
+    nodes = [N("NonZero", ["x"], ["i"]), N("Neg", ["i"], ["y"])]
+    proto = model(nodes, {"x": (F, ["n"])}, {"y": I64})
+    few, many = np.ones(8, np.float32), np.ones(1 << 21, np.float32)
+    assert [[v.name for v in stages.derive(api.load(proto), [bind({"x": x})]).outputs] for x in (few, many)] == [["y"], ["i"]]
+
+
+def test_branches_of_small_operators_run_with_what_decides_them() -> None:
+    """As torchvision exports its suppression of boxes: nothing is done where there are none."""
+    empty = helper.make_graph([N("Identity", ["f"], ["a"])], "then", [], [helper.make_tensor_value_info("a", F, None)])
+    some = helper.make_graph([N("Mul", ["f", "f"], ["b"])], "else", [], [helper.make_tensor_value_info("b", F, None)])
+    nodes = [
+        N("NonZero", ["x"], ["i"]),
+        N("Cast", ["i"], ["f"], to=F),
+        N("Size", ["f"], ["n"]),
+        N("Equal", ["n", "none"], ["c"]),
+        N("If", ["c"], ["y"], then_branch=empty, else_branch=some),
+    ]
+    proto = model(nodes, {"x": (F, ["n", 4])}, {"y": F}, {"none": np.array(0)})
+    for x in (X, np.zeros((3, 4), np.float32)):
+        assert kinds(proto, {"x": x}) == ["dynamic"]
+
+
+def test_more_nodes_than_a_tile_has_operands_are_several_stages() -> None:
+    nodes = [N("Relu", [f"x{k}"], [f"r{k}"]) for k in range(300)]
+    nodes += [N("NonZero", [f"r{k}"], [f"i{k}"]) for k in range(300)]
+    nodes += [N("Concat", [f"i{k}" for k in range(300)], ["y"], axis=1)]
+    proto = model(nodes, {f"x{k}": (F, [3]) for k in range(300)}, {"y": I64})
+    feeds = {f"x{k}": np.arange(k, k + 3, dtype=np.float32) for k in range(300)}
+    opened = api.load(proto)
+    first = api.plan_stage(opened, [bind(feeds)], workers=1)
+    assert first.more
+    assert np.array_equal(run_model(opened, feeds)[0], ReferenceEvaluator(proto).run(None, feeds)[0])
+
+
+def test_many_slices_of_one_value_are_cut_by_the_tile_that_reads_them() -> None:
+    """As detectors with an output for each class do."""
+    nodes = []
+    for k in range(300):
+        nodes += [
+            N("Gather", ["r", f"k{k}"], [f"s{k}"], axis=1),
+            N("Greater", [f"s{k}", "least"], [f"m{k}"]),
+            N("NonZero", [f"m{k}"], [f"i{k}"]),
+        ]
+    nodes = [N("Relu", ["x"], ["r"]), *nodes, N("Concat", [f"i{k}" for k in range(300)], ["y"], axis=1)]
+    constants = {f"k{k}": np.array(k) for k in range(300)}
+    proto = model(nodes, {"x": (F, ["n", 300])}, {"y": I64}, {**constants, "least": np.array(0.5, np.float32)})
+    feeds = {"x": np.random.default_rng(3).standard_normal((4, 300)).astype(np.float32)}
+    stage = stages.derive(api.load(proto), [bind(feeds)])
+    assert [n.op for n in stage.graph.nodes] == ["Relu", "OPAQUE"]
+    assert kinds(proto, feeds) == ["static"]
+
+
+def test_stages_are_the_same_with_what_is_known_of_those_in_front() -> None:
+    nodes = [N("NonZero", ["x"], ["i"]), N("Cast", ["i"], ["f"], to=F), N("MatMul", ["w", "f"], ["y"])]
+    proto = model(nodes, {"x": (F, ["n", 4])}, {"y": F}, {"w": np.ones((3, 2), np.float32)})
+    opened, known = api.load(proto), stages.Derived()
+    for count in (5, 7, 5):
+        bindings = [bind({"x": X}), bind({"f": np.zeros((2, count), np.float32)})]
+        for n in (1, 2):
+            fresh = stages.derive(opened, bindings[:n])
+            found = stages.derive(opened, bindings[:n], derived=known)
+            assert [(v.name, v.shape) for v in fresh.outputs] == [(v.name, v.shape) for v in found.outputs]
+            assert [n.op for n in fresh.graph.nodes] == [n.op for n in found.graph.nodes]
+            assert (fresh.kind, fresh.more) == (found.kind, found.more)
+    with pytest.raises(RequestError, match="no stage"):
+        stages.derive(opened, [*bindings, {}], derived=known)
 
 
 def test_condition_decides_the_branch() -> None:
@@ -155,7 +250,7 @@ def test_branches_of_one_shape_run_as_they_are() -> None:
 def test_strings() -> None:
     nodes = [N("StringNormalizer", ["s"], ["n"], case_change_action="UPPER"), N("Relu", ["x"], ["y"])]
     proto = model(nodes, {"s": (STRING, [2]), "x": (F, ["n", 4])}, {"n": STRING, "y": F})
-    assert kinds(proto, {"s": np.array(["a", "b"], object), "x": X}) == ["static", "dynamic"]
+    assert kinds(proto, {"s": np.array(["a", "b"], object), "x": X}) == ["static"]
 
 
 def test_sequences_stay_in_one_dynamic_stage() -> None:
@@ -166,7 +261,7 @@ def test_sequences_stay_in_one_dynamic_stage() -> None:
         N("Relu", ["a"], ["y"]),
     ]
     proto = model(nodes, {"x": (F, ["n", 4])}, {"y": F}, {"one": np.array(1)})
-    assert kinds(proto, {"x": X}) == ["static", "dynamic", "static"]
+    assert kinds(proto, {"x": X}) == ["static"]
 
 
 def test_repetition_is_no_weight() -> None:
@@ -191,21 +286,27 @@ def test_too_many_bindings() -> None:
 
 def test_plans_of_all_stages() -> None:
     """`plan_stage` plans each stage, and only reads what the plan needs."""
-    nodes = [N("Relu", ["x"], ["r"]), N("NonZero", ["r"], ["i"]), N("Transpose", ["i"], ["t"]), N("Neg", ["r"], ["y"])]
-    proto = model(nodes, {"x": (F, ["n", 4]), "unused": (F, [5])}, {"t": I64, "y": F})
+    nodes = [
+        N("Relu", ["x"], ["r"]),
+        N("NonZero", ["r"], ["i"]),
+        N("Cast", ["i"], ["f"], to=F),
+        N("Transpose", ["f"], ["p"]),
+        N("MatMul", ["p", "w"], ["t"]),
+        N("Neg", ["r"], ["y"]),
+    ]
+    proto = model(nodes, {"x": (F, ["n", 4]), "unused": (F, [5])}, {"t": F, "y": F}, {"w": np.ones((2, 3), np.float32)})
     feeds = {"x": X, "unused": np.zeros(5, np.float32)}
     first = api.plan_stage(proto, [bind(feeds)], workers=2)
     assert first.kind == "static"
     assert [v.name for v in first.inputs] == ["x"]
-    assert {v.name: v.final for v in first.outputs} == {"y": True, "r": False}
-    second = api.plan_stage(proto, [bind(feeds), {}], workers=2)
-    assert second.kind == "dynamic"
-    assert second.more
-    assert second.plan is not None
-    assert [v.dtype for v in second.plan.outputs] == ["object"]
-    third = api.plan_stage(proto, [bind(feeds), {}, bind({"i": np.zeros((2, 7), np.int64)})], workers=2)
-    assert third.outputs[0].shape == (7, 2)
-    assert not third.more
+    assert {v.name: v.final for v in first.outputs} == {"y": True, "p": False}
+    assert first.more
+    assert first.plan is not None
+    assert [v.dtype for v in first.plan.outputs] == ["float32", "object"]
+    assert first.opaque == [("i", "NonZero, Cast, Transpose", "results depend on data")]
+    second = api.plan_stage(proto, [bind(feeds), bind({"p": np.zeros((7, 2), np.float32)})], workers=2)
+    assert second.outputs[0].shape == (7, 3)
+    assert not second.more
 
 
 def test_capacities() -> None:
