@@ -160,8 +160,8 @@ class Runtime:
     ) -> Model:
         """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of `aspen_mp.bench.models`.
 
-        `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for now; without it a model
-        whose shapes are all fixed is planned now, any other at its first request. `progress(step, done, total)` is called while it works.
+        `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for; without it a model
+        whose shapes are all fixed is planned too, any other at its first request. `progress(step, done, total)` is called while it works.
         `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for convolutions and Strassen's for
         products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest output). None takes the profile's
         value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError,

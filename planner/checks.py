@@ -27,7 +27,7 @@ WIDEST_WINDOW = 64
 LIMIT = 1 << 31
 """Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
 
-LONGEST_AXIS = 1 << 30
+LONGEST_IMAGE = 1 << 30
 """So many pixels along an axis are too many for those that read images between their pixels."""
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
 """Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
@@ -441,7 +441,7 @@ def _resize(call: Call) -> None:
 
 def _image(arg: Arg, what: str) -> None:
     """Pixels are counted in single precision."""
-    _need(all(1 <= d < LONGEST_AXIS for d in arg.shape[2:]), f"shape of {what}", arg.shape, f"axes of 1 … {LONGEST_AXIS - 1} pixels")
+    _need(all(1 <= d < LONGEST_IMAGE for d in arg.shape[2:]), f"shape of {what}", arg.shape, f"axes of 1 … {LONGEST_IMAGE - 1} pixels")
 
 
 def _gridsample(call: Call) -> None:

@@ -1,7 +1,7 @@
 """The planner process's event loop: descriptors, timers and signals on one thread.
 
 Ready descriptors are served in order of their priority, so what a worker reported is known before a client's question about it is read.
-What fails because there are no descriptors, memory or processes for now ends nothing: see `Loop.run`.
+What fails because there are no descriptors, memory or processes at the moment ends nothing: see `Loop.run`.
 """
 
 from __future__ import annotations

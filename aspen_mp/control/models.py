@@ -304,14 +304,18 @@ class ModelStore:
 
         (model.behind if again else model.child).submit(Job(job, done, failed, lambda progress: _report(askers, progress)))
 
+    def _may_spare(self, model: Model, nbytes: int) -> bool:
+        """Whether another arena may wait for a plan of the model."""
+        taken = sum(n for n, _ in model.spares)
+        return self._models.get(model.id) is model and len(model.spares) < MAX_SPARES and taken + nbytes <= MAX_SPARE_BYTES
+
     def _give_back(self, model: Model, spares: list[tuple[int, int]]) -> None:
-        """Arenas that wait for a plan, if they may."""
+        """Arenas that a plan did not need."""
         for nbytes, fd in spares:
-            many = len(model.spares) >= MAX_SPARES or sum(n for n, _ in model.spares) + nbytes > MAX_SPARE_BYTES
-            if many or self._models.get(model.id) is not model:
-                os.close(fd)
-            else:
+            if self._may_spare(model, nbytes):
                 model.spares.append((nbytes, fd))
+            else:
+                self._segments.discard(nbytes, fd)
         spares.clear()
 
     def spared(self, segments: set[int]) -> set[int]:
@@ -319,8 +323,9 @@ class ModelStore:
         kept = set()
         for model in self._models.values():
             for segment in model.sparing & segments:
-                self._give_back(model, [self._segments.withdraw(segment)])
-                kept.add(segment)
+                if self._may_spare(model, self._segments[segment].nbytes):
+                    model.spares.append(self._segments.withdraw(segment))
+                    kept.add(segment)
             model.sparing -= segments
         return kept
 
@@ -588,7 +593,8 @@ class ModelStore:
         self._stop_replanning(model)
         model.behind.retire()
         model.child.retire()
-        protocol.close_all([fd for _, fd in model.spares])
+        for nbytes, fd in model.spares:
+            self._segments.discard(nbytes, fd)
         model.spares.clear()
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)

@@ -92,7 +92,7 @@ class Nursery:
         self._watch()
 
     def _renew(self) -> None:
-        """Another zygote. Where one cannot be started for now that is tried again; until then workers are started as programs."""
+        """Another zygote. Where one cannot be started that is tried again; until then workers are started as programs."""
         if self._sock is not None or self._loop is None:
             return
         try:

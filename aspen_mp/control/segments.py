@@ -110,6 +110,13 @@ class SegmentStore:
         self._detach(segment)
         return held.nbytes, held.fd
 
+    def discard(self, nbytes: int, fd: int) -> None:
+        """Closes what `withdraw` gave, which is not used again after all."""
+        if nbytes <= LARGE:
+            os.close(fd)
+        else:
+            self._release(fd)
+
     def unmapped(self, number: int) -> None:
         """No worker has a segment any more that was given up."""
         fd = self._leaving.pop(number, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.checks import LONGEST_AXIS, MOST_LISTS
+from aspen_mp.planner.checks import LONGEST_IMAGE, MOST_LISTS
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, I64, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -17,7 +17,7 @@ _OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 def _require_image(x: Tensor) -> None:
     if x.size == 0:
         raise NoKernel("empty")
-    if max(x.shape[2:]) >= LONGEST_AXIS:
+    if max(x.shape[2:]) >= LONGEST_IMAGE:
         raise NoKernel(f"an image of {list(x.shape[2:])} pixels")
 
 

@@ -149,7 +149,11 @@ def test_spare_arenas_are_limited_and_go_with_the_model(world: World, monkeypatc
         planned(world, k)
         arenas |= {os.fstat(held.fd).st_ino for held in world.segments if held.role == "arena"}
     world.table.running = False
+    forgotten: list[str] = []
+    plain = type(world.segments).forget
+    monkeypatch.setattr(type(world.segments), "forget", lambda s, segment: (forgotten.append(s[segment].role), plain(s, segment))[1])
     world.collect()
+    assert forgotten.count("arena") == 3  # of seven: those beyond go as other segments do
     world.ask_behind(99)
     assert len(job(world).spares) == models.MAX_SPARES
     world.store.unload(world.model, CLIENT)

@@ -109,6 +109,23 @@ def test_who_lets_go(nbytes: int, workers: int) -> None:
     assert not list(store)
 
 
+@pytest.mark.parametrize("nbytes", [LARGE, LARGE + 4096])
+def test_what_is_not_used_again_after_all(nbytes: int) -> None:
+    table: Any = SimpleNamespace(add_segment=lambda role, nbytes: 3, drop_segment=lambda segment: None)
+    released: list[int] = []
+    store = SegmentStore(table, lambda held: None, lambda segment: 0, released.append)
+    store.add("arena", nbytes, os.dup(0), "somebody")
+    taken, fd = store.withdraw(3)
+    assert taken == nbytes
+    assert is_open(fd)
+    store.discard(taken, fd)
+    assert released == ([fd] if nbytes > LARGE else [])
+    assert is_open(fd) == (nbytes > LARGE)
+    if nbytes > LARGE:
+        os.close(fd)
+    store.close()
+
+
 def test_segments_that_are_leaving_at_the_end() -> None:
     table: Any = SimpleNamespace(add_segment=lambda role, nbytes: 3, drop_segment=lambda segment: None)
     store = SegmentStore(table, lambda held: None, lambda segment: 7, lambda fd: pytest.fail("released"))
