@@ -38,6 +38,8 @@ MIXED_WARM: Final = 0.63
 """What reading and writing together reach of the rate of reading alone, between tiles."""
 MIXED_COLD: Final = 0.85
 """What kernels reach of the rate of reading one long buffer, in memory."""
+FAR: Final = 1.5
+"""What another core's bytes cost tiles, beside a plain loop over them: tiles read lines in less even orders."""
 MOST_READERS: Final = 16
 """Cores that read memory together: fewer fill any bus."""
 READINGS: Final = 4
@@ -68,20 +70,21 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
         limits = measure.limits(isa)
     cores = sorted(allowed)[:MOST_READERS]
     together = max(*(measure.together(isa, cores) for _ in range(READINGS)), limits.read[measure.SIZES[-1]])
+    far = measure.far(isa, [core, next(cpu for cpu in cores if cpu != core)]) if len(allowed) > 1 else 0.0
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
-    plain = without_kernels(limits, schedule_ns, together)
+    plain = without_kernels(limits, schedule_ns, together, far)
     times: list[OpTime] = []
     for k, network in enumerate(NETWORKS):
         progress(network, k, len(NETWORKS))
         times += op_times(network, plain, min(len(allowed), MOST_WORKERS), core)
-    measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together}
+    measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together, "far": far}
     measured |= {f"read_{size >> 10}k": rate for size, rate in limits.read.items()}
     return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, plain))
 
 
-def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rates:
-    """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read."""
+def without_kernels(limits: Limits, schedule_ns: float, together: float, far: float = 0.0) -> Rates:
+    """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read. `far`: see `measure.far`."""
     from aspen_mp.bench.kernels.measure import BETWEEN_TILES, SIZES
     from aspen_mp.local_rates import cached
     from aspen_mp.planner.rates import Rates
@@ -93,6 +96,7 @@ def without_kernels(limits: Limits, schedule_ns: float, together: float) -> Rate
         together=MIXED_COLD * together,
         tile_ns=EDGE_NS + schedule_ns,
         cached=cached(),
+        far=FAR * far,
     )
 
 

@@ -17,6 +17,12 @@ cdef extern from "simulate.h" nogil:
         const uint8_t *depth
         const double *ns
         const double *bytes
+        double far
+        uint32_t flow_tiles
+        uint32_t flow_rows
+        const uint32_t *flow_begin
+        const uint32_t *flow_source
+        const float *flow_bytes
     cdef struct sim_engine:
         double tile, join, push, pushed, steal, look, wake, spin, claim, claimed, submit, end
     cdef struct sim_machine:
@@ -45,7 +51,8 @@ cdef extern from "simulate.h" nogil:
 
 
 def run(const uint32_t[::1] child_begin, const uint32_t[::1] children, const uint32_t[::1] parent_counts, const uint32_t[::1] initial,
-        const uint32_t[::1] rank, const uint8_t[::1] depth, const double[::1] ns, const double[::1] nbytes, const double[::1] speed,
+        const uint32_t[::1] rank, const uint8_t[::1] depth, const double[::1] ns, const double[::1] nbytes, double far,
+        uint32_t flow_tiles, const uint32_t[::1] flow_begin, const uint32_t[::1] flow_source, const float[::1] flow_bytes, const double[::1] speed,
         const uint16_t[:, ::1] victims, double bytes_per_ns, tuple engine, tuple rules, bint timeline):
     cdef sim_graph g
     cdef sim_machine m
@@ -56,7 +63,10 @@ def run(const uint32_t[::1] child_begin, const uint32_t[::1] children, const uin
     r.order, r.steal, r.seed, r.requests, r.in_flight = rules
     g.n, g.n_initial = <uint32_t>n, <uint32_t>initial.shape[0]
     g.child_begin, g.parent_counts, g.rank, g.depth = &child_begin[0], &parent_counts[0], &rank[0], &depth[0]
-    g.ns, g.bytes = &ns[0], &nbytes[0]
+    g.ns, g.bytes, g.far = &ns[0], &nbytes[0], far
+    g.flow_tiles, g.flow_rows, g.flow_begin = flow_tiles, <uint32_t>(flow_begin.shape[0] - 1), &flow_begin[0]
+    g.flow_source = &flow_source[0] if flow_source.shape[0] else NULL
+    g.flow_bytes = &flow_bytes[0] if flow_bytes.shape[0] else NULL
     g.children = &children[0] if children.shape[0] else NULL
     g.initial = &initial[0] if initial.shape[0] else NULL
     m.cores, m.bytes_per_ns = <uint32_t>cores, bytes_per_ns

@@ -13,12 +13,14 @@ class Piece:
         steps: Array,
         parents: Array,
         children: Array,
+        nbytes: Array,
         joins: list[tuple[int, int, int]],
         member_of: Array,
         member_steps: Array,
         members: Array,
+        member_bytes: Array,
         reads: Array,
         readers: Array,
     ) -> None: ...
 
-def wire(base: Array, pieces: Sequence[Piece | None]) -> tuple[Array, Array, Array, Array, list[int]]: ...
+def wire(base: Array, pieces: Sequence[Piece | None]) -> tuple[Array, Array, Array, Array, list[int], tuple[Array, Array, Array]]: ...

@@ -9,13 +9,14 @@ import numpy as np
 cdef class Piece:
     """The edges into one step, as `edges.Reads` names them."""
     cdef const int64_t[::1] steps, parents, children, member_of, member_steps, members, reads, readers
+    cdef const float[::1] nbytes, member_bytes
     cdef list joins
 
-    def __init__(self, const int64_t[::1] steps, const int64_t[::1] parents, const int64_t[::1] children, list joins,
-                 const int64_t[::1] member_of, const int64_t[::1] member_steps, const int64_t[::1] members, const int64_t[::1] reads,
-                 const int64_t[::1] readers):
-        self.steps, self.parents, self.children, self.joins = steps, parents, children, joins
-        self.member_of, self.member_steps, self.members = member_of, member_steps, members
+    def __init__(self, const int64_t[::1] steps, const int64_t[::1] parents, const int64_t[::1] children, const float[::1] nbytes,
+                 list joins, const int64_t[::1] member_of, const int64_t[::1] member_steps, const int64_t[::1] members,
+                 const float[::1] member_bytes, const int64_t[::1] reads, const int64_t[::1] readers):
+        self.steps, self.parents, self.children, self.nbytes, self.joins = steps, parents, children, nbytes, joins
+        self.member_of, self.member_steps, self.members, self.member_bytes = member_of, member_steps, members, member_bytes
         self.reads, self.readers = reads, readers
 
     cdef Py_ssize_t size(self):
@@ -23,8 +24,9 @@ cdef class Piece:
 
 
 def wire(const int64_t[::1] base, list pieces):
-    """(child_begin, children, parent_counts, initial, join_step) of all tiles, JOINs and END: tiles of step k are base[k] … base[k + 1] - 1,
-    `pieces[k]` are the edges into it, None where there are none. Unchecked."""
+    """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END: tiles of step k are base[k] …
+    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none. `flow`: (begin, sources, nbytes) as `Flow` has them, whose
+    groups are the JOINs. Unchecked."""
     cdef Py_ssize_t k, i, n_edges = 0, size = 0
     cdef int64_t tiles = base[base.shape[0] - 1], n, first
     cdef Piece p
@@ -35,6 +37,7 @@ def wire(const int64_t[::1] base, list pieces):
             p = <Piece>pieces[k]
             size += p.size()
     cdef uint32_t[::1] above = np.empty(size, np.uint32), below = np.empty(size, np.uint32)
+    cdef float[::1] moved = np.zeros(size, np.float32)
     for k in range(len(pieces)):
         if pieces[k] is None:
             continue
@@ -43,6 +46,7 @@ def wire(const int64_t[::1] base, list pieces):
         for i in range(p.steps.shape[0]):
             above[n_edges] = <uint32_t>(base[p.steps[i]] + p.parents[i])
             below[n_edges] = <uint32_t>(first + p.children[i])
+            moved[n_edges] = p.nbytes[i]
             n_edges += 1
     cdef int64_t[::1] ids, fresh
     for k in range(len(pieces)):
@@ -66,6 +70,7 @@ def wire(const int64_t[::1] base, list pieces):
             if fresh[p.member_of[i]]:
                 above[n_edges] = <uint32_t>(base[p.member_steps[i]] + p.members[i])
                 below[n_edges] = <uint32_t>ids[p.member_of[i]]
+                moved[n_edges] = p.member_bytes[i]
                 n_edges += 1
         for i in range(p.reads.shape[0]):
             above[n_edges] = <uint32_t>ids[p.reads[i]]
@@ -92,9 +97,19 @@ def wire(const int64_t[::1] base, list pieces):
     for i in range(n_edges):
         children[at[above[i]]] = below[i]
         at[above[i]] += 1
+    flow_array, source_array, bytes_array = np.zeros(n, np.uint32), np.empty(n_edges, np.uint32), np.empty(n_edges, np.float32)
+    cdef uint32_t[::1] rows = flow_array, sources = source_array
+    cdef float[::1] nbytes = bytes_array
+    for i in range(n - 1):  # counts, but that of END
+        rows[i + 1] = rows[i] + counts[i]
+        at[i] = rows[i]
+    for i in range(n_edges):
+        sources[at[below[i]]] = above[i]
+        nbytes[at[below[i]]] = moved[i]
+        at[below[i]] += 1
     initial = 0
     for i in range(n - 1):
         if counts[i] == 0:
             ready[initial] = <uint32_t>i
             initial += 1
-    return begin_array, child_array, count_array, initial_array, join_step
+    return begin_array, child_array, count_array, initial_array, join_step, (flow_array, source_array, bytes_array)

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import cost, tilecost
-from aspen_mp.planner.edges import TileGraph, barriers, build_edges
+from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.explain import op_info
+from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.joins import Edges, finish
@@ -23,7 +24,7 @@ from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.parts import in_parts
-from aspen_mp.planner.plan import Plan, TensorInfo, WeightItem
+from aspen_mp.planner.plan import Costs, Plan, TensorInfo, WeightItem
 from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, latency, search, unlike
@@ -77,12 +78,14 @@ def build_plan(
 
     def plan(found: Found, *, between: bool = False) -> Plan:
         grids = found.grids
-        tile_graph = barriers(grids) if between else build_edges(storage, grids)
+        edge_builder = EdgeBuilder(storage)
+        tile_graph = barriers(grids) if between else edge_builder.graph(grids)
         parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
         origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
         edges = finish(parents, children, tile_graph.op_tiles, origin)
         noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
-        return _Writer(graph, storage, grids, tile_graph, edges, activation_bytes, len(machine), found.critical, noted).plan()
+        flow = edge_builder.wiring(grids).flow
+        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan()
 
     built = plan(found)
     if found.steps and not unlike(machine):  # on unlike cores the search judges more than one speed
@@ -137,13 +140,14 @@ class _Writer:
         grids: Sequence[Grid],
         tile_graph: TileGraph,
         edges: Edges,
+        flow: Flow,
         activation_bytes: int,
         workers: int,
         critical: bool,
         options: PlanOptions,
     ) -> None:
         self.graph, self.storage, self.grids, self.tile_graph, self.edges = graph, storage, grids, tile_graph, edges
-        self.activation_bytes, self.workers, self.critical, self.options = activation_bytes, workers, critical, options
+        self.flow, self.activation_bytes, self.workers, self.critical, self.options = flow, activation_bytes, workers, critical, options
         self.consts = bytearray()
         self.blobs = bytearray(b"\0")  # offset 0: nothing
         self.weights: list[WeightItem] = []
@@ -158,7 +162,7 @@ class _Writer:
         self._constants()
         costs = self._costs()
         works = [
-            cost.Work(cost.flops(node), cost.traffic(node), float(costs[0][self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
+            cost.Work(cost.flops(node), cost.traffic(node), float(costs.ns[self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
             for k, node in enumerate(self.storage.steps)
         ]
         ops = np.zeros(len(self.storage.steps) + 2, OP)
@@ -314,12 +318,12 @@ class _Writer:
         work = edges.children < edges.n - 1  # all but END
         return critical_first(step_ns, step[parents[work]], step[edges.children[work]])
 
-    def _costs(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Nanoseconds and bytes of each tile; joins and the end take none."""
+    def _costs(self) -> Costs:
+        """Of each tile; joins and the end take nothing."""
         found = [tilecost.tile_costs(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
-        return ns, moved
+        return Costs(ns, moved, cost.rates().far, self.flow)
 
 
 _LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}

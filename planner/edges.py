@@ -8,16 +8,17 @@ tiles, a JOIN tile stands between: n + m edges instead of n · m.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner._wiring import Piece, wire
+from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.regions import input_region
-from aspen_mp.planner.storage import Storage
+from aspen_mp.planner.storage import Storage, item_bytes
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,33 +65,38 @@ class TileGraph:
 class Reads:
     """What the tiles of a step wait for, in numbers that hold whatever the other steps are cut into: a tile is a step and a number in it.
 
-    Tile `children[i]` waits for `parents[i]` of step `steps[i]`. `joins`: ranges of tiles that many wait for, (step, first, last);
-    `members[i]` of `member_steps[i]` is in range `member_of[i]`, and tile `readers[i]` waits for range `reads[i]`.
+    Tile `children[i]` waits for `parents[i]` of step `steps[i]`, and reads `nbytes[i]` of it. `joins`: ranges of tiles that many wait for,
+    (step, first, last); `members[i]` of `member_steps[i]` is in range `member_of[i]`, of `member_bytes[i]`, and tile `readers[i]` waits for
+    range `reads[i]`.
     """
 
     steps: Ints
     parents: Ints
     children: Ints
+    nbytes: npt.NDArray[np.float32]
     joins: list[tuple[int, int, int]]
     member_of: Ints
     member_steps: Ints
     members: Ints
+    member_bytes: npt.NDArray[np.float32]
     reads: Ints
     readers: Ints
     piece: Piece = field(init=False)
 
     def __post_init__(self) -> None:
-        ends = (self.steps, self.parents, self.children, self.joins, self.member_of, self.member_steps, self.members)
-        object.__setattr__(self, "piece", Piece(*ends, self.reads, self.readers))
+        direct = (self.steps, self.parents, self.children, self.nbytes)
+        ranges = (self.joins, self.member_of, self.member_steps, self.members, self.member_bytes)
+        object.__setattr__(self, "piece", Piece(*direct, *ranges, self.reads, self.readers))
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
     """A tile graph with END as its last tile, as `simulate.Tiles` has it. Tiles of step k are ``base[k] … base[k + 1] - 1``, then JOINs
-    (`TileGraph.join_step`)."""
+    (`TileGraph.join_step`). `flow`: what is read; its groups are the JOINs."""
 
     base: Ints
     join_step: list[int]
+    flow: Flow
     child_begin: npt.NDArray[np.uint32]
     children: npt.NDArray[np.uint32]
     parent_counts: npt.NDArray[np.uint32]
@@ -131,12 +137,31 @@ def _bases(grids: Sequence[Grid]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """For some tiles of a node, the cells [first, last] of the grid of `step` that they read: arrays [tiles, axes]."""
+    """For some tiles of a node, the cells [first, last] of the grid of `step` that they read, arrays [tiles, axes], and of which they read
+    what lies in the boxes from `lo` to `hi`, arrays [tiles, rank]. `item`: bytes of an element."""
 
     step: int
     tiles: Ints
     first: Ints
     last: Ints
+    lo: Ints
+    hi: Ints
+    item: int
+
+    def read(self, rows: Ints, numbers: Ints, grid: Grid) -> npt.NDArray[np.float64]:
+        """Bytes that the tiles in `rows` read of the tiles of these numbers."""
+        lo, hi = self.lo[rows], self.hi[rows]
+        cut = 0 if grid.n == 1 else len(grid.cuts)
+        out = self.item * (hi[:, cut:] - lo[:, cut:]).prod(axis=1, dtype=np.float64)
+        for axis in range(cut):
+            cuts, k = grid.cuts[axis], numbers // grid.steps[axis] % grid.counts[axis]
+            out *= np.maximum(np.minimum(hi[:, axis], cuts[k + 1]) - np.maximum(lo[:, axis], cuts[k]), 0)
+        return out
+
+    def written(self, numbers: Ints, grid: Grid) -> npt.NDArray[np.float64]:
+        """Bytes of the tiles of these numbers."""
+        lo, hi = grid.boxes()
+        return self.item * (hi - lo).prod(axis=1, dtype=np.float64)[numbers]
 
 
 class EdgeBuilder:
@@ -186,8 +211,9 @@ class EdgeBuilder:
         """The same, sooner, and as the simulator takes it; edges that are there twice stay."""
         base = _bases(grids)
         self._read_all(grids)
-        begin, children, counts, initial, join_step = wire(base, [None if reads is None else reads.piece for reads in self.reads])
-        return Wiring(base, join_step, begin, children, counts, initial)
+        pieces = [None if reads is None else reads.piece for reads in self.reads]
+        begin, children, counts, initial, join_step, flow = wire(base, pieces)
+        return Wiring(base, join_step, Flow(int(base[-1]), *flow), begin, children, counts, initial)
 
     def _sources(self, node: Node) -> list[int]:
         """Steps that compute something that a node reads, directly or through views and concats."""
@@ -284,7 +310,7 @@ class EdgeBuilder:
                 if len(cuts) > 2:
                     first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
                     last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
-        return _Cells(step, tiles, first, last)
+        return _Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
 
 
 def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
@@ -308,14 +334,25 @@ def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
     joined = index[~direct]
     members, member_of = ranges.expand(joined)
     number = np.cumsum(~direct) - 1
+    nbytes, member_bytes = np.zeros(len(parents), np.float32), np.zeros(len(members), np.float32)
+    rows, joined_rows, at = np.flatnonzero(keep)[which], joined[member_of], 0
+    for c in found:
+        some = np.flatnonzero((rows >= at) & (rows < at + len(c.tiles)))
+        nbytes[some] = c.read(rows[some] - at, parents[some], grids[c.step])
+        some = np.flatnonzero((joined_rows >= at) & (joined_rows < at + len(c.tiles)))
+        if len(some):
+            member_bytes[some] = c.written(members[some], grids[c.step])
+        at += len(c.tiles)
     return Reads(
         ranges.step[keep][which],
         parents,
         tiles[keep][which],
+        nbytes,
         list(zip(ranges.step[joined].tolist(), ranges.begin[joined].tolist(), ranges.end[joined].tolist(), strict=True)),
         member_of,
         ranges.step[joined][member_of],
         members,
+        member_bytes,
         number[inverse[~keep]],
         tiles[~keep],
     )
@@ -327,7 +364,7 @@ def _widen(cells: _Cells, grid: Grid, unit: int) -> _Cells:
     if unit == 1:
         return cells
     last = np.minimum(cells.last // unit * unit + unit, np.array(grid.counts, np.int64)) - 1
-    return _Cells(cells.step, cells.tiles, cells.first // unit * unit, last)
+    return replace(cells, first=cells.first // unit * unit, last=last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner.flow import Flow
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, OP, OPERAND, PLAN_HEADER, ROLES, SPACES, TILE
 
@@ -59,6 +60,17 @@ class OpInfo:
     """Of the batch, and how many there are."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Costs:
+    """Of the tiles [n], f64: `ns` alone on one core, `bytes` that go to memory behind the caches, `flow`: what they read of each other,
+    `far`: ns more for each byte of it that another core has written."""
+
+    ns: Array
+    bytes: Array
+    far: float
+    flow: Flow
+
+
 @dataclass(slots=True)
 class Plan:
     """The arrays of a plan segment, and what surrounds them.
@@ -89,14 +101,15 @@ class Plan:
     weight_segments: list[int] = field(default_factory=list)
     info: list[OpInfo] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
-    costs: tuple[Array, Array] | None = None
+    costs: Costs | None = None
 
-    def tile_costs(self) -> tuple[Array, Array]:
-        """Of each tile [n], f64: nanoseconds alone on one core, bytes that go to memory behind the caches. As the cost model sees its box
-        where the plan has just been made (`costs`); a plan from a file has averages over its ops, and no bytes."""
+    def tile_costs(self) -> Costs:
+        """As the cost model sees the tiles where the plan has just been made (`costs`); a plan from a file has averages over its ops, and no
+        bytes."""
         if self.costs is not None:
             return self.costs
-        return self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), np.zeros(self.n_tiles)
+        none = np.zeros(self.n_tiles)
+        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none())
 
     @property
     def n_tiles(self) -> int:

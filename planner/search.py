@@ -300,4 +300,5 @@ def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64])
     rank = np.zeros(n, np.uint32)
     rank[:op_tiles] = ranks
     rank[-1] = 0xFFFFFFFF
-    return Tiles(wiring.child_begin, wiring.children, wiring.parent_counts, wiring.initial, rank, depth, ns, moved)
+    graph = (wiring.child_begin, wiring.children, wiring.parent_counts, wiring.initial, rank, depth, ns, moved)
+    return Tiles(*graph, flow=wiring.flow, far=cost.rates().far)

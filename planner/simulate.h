@@ -3,7 +3,8 @@
  * Each core does what its DSE does, in the same order: count the children of a finished tile down, follow the ready one of lowest rank, push
  * the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one of
  * another row, nearest first. Only time is made up: a tile takes `ns` alone on a core of speed 1, scheduling takes what `sim_engine`
- * says, and tiles that run at the same time share the memory's bandwidth: each gets what it wants, up to a fair share of what there is.
+ * says, and tiles that run at the same time share the memory's bandwidth: each gets what it wants, up to a fair share of what there is. What
+ * a tile reads that another core has written, and its own core has not fetched before, takes it longer (`far`).
  *
  * Deterministic: what happens at the same time happens in the order of cores. No state outlives a run.
  */
@@ -35,6 +36,11 @@ struct sim_graph {
   const uint32_t *child_begin, *children, *parent_counts, *initial, *rank;
   const uint8_t *depth;
   const double *ns, *bytes;
+  /* As `Flow` of flow.py; `far`: ns more for each byte that another core has written. */
+  double far;
+  uint32_t flow_tiles, flow_rows;
+  const uint32_t *flow_begin, *flow_source;
+  const float *flow_bytes;
 };
 
 /* Nanoseconds on a core of speed 1, as `Engine` of machine.py. */
@@ -93,6 +99,7 @@ struct sim {
   uint32_t *next, *child;       /* [in_flight][n]; `child`: of SIM_LAYER's heaps */
   uint32_t *missing;            /* [in_flight][n] */
   uint32_t *ready;              /* [n]: tiles that became ready together */
+  uint64_t *has;                /* [in_flight][flow_rows]: bits of the cores in whose caches a tile's output, or a group's, is */
   uint32_t *request;            /* [in_flight] */
   double *submitted, *arrival;  /* [requests], [in_flight]: times at which the next ones are seen, a ring */
   uint32_t n_arrivals, first_arrival, n_submitted, n_done, *free_instance, n_free;
@@ -308,6 +315,34 @@ static inline void sim_share(struct sim *s) {
   }
 }
 
+/* ------------------------------------------------------------------------------------------------ caches */
+
+/* More cores than bits share them. */
+static inline uint64_t sim_bit(uint32_t c) { return (uint64_t)1 << (c & 63); }
+
+/* What core `c` fetches from others' caches before it can run a tile: bytes. They are in its own from then on. */
+static inline double sim_fetch(struct sim *s, uint32_t c, uint32_t instance, uint32_t tile) {
+  const struct sim_graph *g = s->g;
+  if (tile >= g->flow_tiles) return 0;
+  uint64_t *has = s->has + (size_t)instance * g->flow_rows, bit = sim_bit(c);
+  double bytes = 0;
+  for (uint32_t i = g->flow_begin[tile]; i < g->flow_begin[tile + 1]; i++) {
+    uint32_t source = g->flow_source[i];
+    if (has[source] & bit) continue;
+    has[source] |= bit;
+    if (source < g->flow_tiles) {
+      bytes += g->flow_bytes[i];
+      continue;
+    }
+    for (uint32_t j = g->flow_begin[source]; j < g->flow_begin[source + 1]; j++) {
+      uint32_t member = g->flow_source[j];
+      if (!(has[member] & bit)) bytes += g->flow_bytes[j];
+      has[member] |= bit;
+    }
+  }
+  return bytes;
+}
+
 /* ------------------------------------------------------------------------------------------------ a core's steps */
 
 /* aspen_dse_own_part. */
@@ -342,6 +377,7 @@ static inline double sim_finish(struct sim *s, uint32_t c) {
   s->o->busy[c] += s->now - k->start;
   s->o->schedule[c] += k->start - k->begun;
   s->o->tiles[c]++;
+  if (tile < g->flow_tiles) s->has[(size_t)instance * g->flow_rows + tile] = sim_bit(c);
   k->item = SIM_NONE;
   for (uint32_t i = g->child_begin[tile]; i < g->child_begin[tile + 1]; i++) {
     uint32_t child = g->children[i];
@@ -382,6 +418,7 @@ static inline double sim_admit(struct sim *s, uint32_t c) {
     s->first_arrival = (s->first_arrival + 1) % s->r->in_flight;
     s->n_arrivals--;
     memcpy(s->missing + base, s->g->parent_counts, sizeof(uint32_t) * n);
+    memset(s->has + (size_t)instance * s->g->flow_rows, 0, sizeof *s->has * s->g->flow_rows);
     for (uint32_t i = 0; i < s->g->n_initial; i++) sim_put(s, (c + i / share) % rows, base + s->g->initial[i], &s->core[c].random);
     cost += s->m->engine.claim + s->m->engine.claimed * n;
   }
@@ -414,6 +451,7 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   uint32_t tile = sim_tile(s, item);
   double speed = s->m->speed[c], ns = s->g->ns[tile];
   cost += ns > 0 ? e->tile : e->join;
+  ns += s->g->far * sim_fetch(s, c, item / s->g->n, tile);
   k->item = item;
   k->begun = k->since = s->now;
   k->start = s->now + cost / speed;
@@ -434,7 +472,8 @@ static inline int sim_allocate(struct sim *s) {
   s->next = (uint32_t *)malloc((3 * items + s->g->n) * sizeof *s->next);
   s->request = (uint32_t *)malloc(2 * (size_t)s->r->in_flight * sizeof *s->request);
   s->submitted = (double *)malloc(((size_t)s->r->requests + s->r->in_flight) * sizeof *s->submitted);
-  if (!s->core || !s->at || !s->mask || !s->head || !s->next || !s->request || !s->submitted) return 0;
+  s->has = (uint64_t *)malloc(((size_t)s->g->flow_rows * s->r->in_flight + 1) * sizeof *s->has);
+  if (!s->core || !s->at || !s->mask || !s->head || !s->next || !s->request || !s->submitted || !s->has) return 0;
   s->tail = s->head + cores * SIM_COLUMNS;
   s->child = s->next + items;
   s->missing = s->child + items;
@@ -452,6 +491,7 @@ static inline void sim_release(struct sim *s) {
   free(s->next);
   free(s->request);
   free(s->submitted);
+  free(s->has);
 }
 
 /* How large a core's part of a layer is, beside that of the fastest. */

@@ -8,13 +8,14 @@ waits, and what sharing the memory's bandwidth costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import _simulate
+from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.machine import Machine
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Tiles:
     """A tile graph as the engine sees it: of n tiles the last is END, which every tile leads to. Children in CSR form; `parent_counts`: how
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
-    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back.
+    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles read
+    of each other, `far`: ns more for each byte of it that another core has written.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -48,6 +50,8 @@ class Tiles:
     bytes: Floats
     input_bytes: float = 0.0
     output_bytes: float = 0.0
+    far: float = 0.0
+    flow: Flow = field(default_factory=Flow.none)
 
     def __post_init__(self) -> None:
         for name, dtype in _TYPES.items():
@@ -61,16 +65,19 @@ class Tiles:
             raise ValueError("child_begin: not a partition of the children")
         if (children >= n).any() or (self.initial >= n).any():
             raise ValueError(f"a tile is not below {n}")
-        if not (np.isfinite(self.ns).all() and np.isfinite(self.bytes).all() and (self.ns >= 0).all() and (self.bytes >= 0).all()):
+        if not all(np.isfinite(x).all() and (x >= 0).all() for x in (self.ns, self.bytes, np.array(self.far))):
             raise ValueError("times and bytes are finite and not negative")
+        if self.flow.tiles > n:
+            raise ValueError(f"{self.flow.tiles} tiles that read something, of {n}")
 
     @property
     def n(self) -> int:
         return len(self.ns)
 
-    def arrays(self, ns: Floats) -> tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.uint8], Floats, Floats]:
+    def arrays(self, ns: Floats) -> tuple[Any, ...]:
         """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
-        return (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
+        graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes, self.far)
+        return (*graph, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
 
     def levels(self) -> list[npt.NDArray[np.int64]]:
         """The tiles in groups: each comes after all that lead to it, which are in groups before. ValueError: the graph has a cycle."""
@@ -119,7 +126,7 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
     n = plan.n_tiles
     tiles = plan.tiles
     begin = np.append(tiles["children"], len(plan.children))
-    times, moved = plan.tile_costs()
+    costs = plan.tile_costs()
     return Tiles(
         begin,
         plan.children,
@@ -127,10 +134,12 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
         plan.initial,
         tiles["rank"],
         tiles["depth"],
-        times if ns is None else np.asarray(ns, np.float64).reshape(n),
-        moved,
+        costs.ns if ns is None else np.asarray(ns, np.float64).reshape(n),
+        costs.bytes,
         float(sum(info.nbytes for info in plan.inputs)),
         float(sum(info.nbytes for info in plan.outputs if info.nbytes < NOT_COPIED)),
+        costs.far if ns is None else 0.0,  # measured times have it in them
+        costs.flow,
     )
 
 

@@ -23,6 +23,8 @@ BETWEEN_TILES = 2 << 20
 """About as many bytes pass from the tiles of one layer to those of the next: a large second-level cache holds some of them."""
 SIZES = (16 << 10, 256 << 10, BETWEEN_TILES, 8 << 20, 128 << 20)
 """Sizes of the buffers whose reading is measured: first- and second-level cache, what passes between tiles, last-level cache, memory."""
+PASSED, WAKING = 128 << 10, 8
+"""About what a tile reads of one of another core's; as often other memory is read before, until the core is awake."""
 EVICT_BYTES = 96 << 20
 """Where a processor cannot be told to put data out of its caches, so much is read instead."""
 ALIGN = 64
@@ -86,6 +88,29 @@ def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
     for thread in threads:
         thread.join()
     return sum(rates)
+
+
+def far(isa: str, cpus: Sequence[int], rounds: int = 100) -> float:
+    """Nanoseconds a byte that one of two CPUs takes longer to read, and to write again, what the other has written than what it has itself:
+    the median. What they have no caches of their own for costs nothing."""
+    allowed = os.sched_getaffinity(0)
+    data, busy = (_aligned(np.dtype(np.float32), PASSED // 4) for _ in range(2))
+    longer = []
+    try:
+        for k in range(2 * rounds):
+            os.sched_setaffinity(0, {cpus[k % 2]})
+            busy[:] = k  # a core that has just slept is slow
+            _kernels.read_rate(busy, WAKING, isa)
+            times = []
+            for _ in range(2):
+                begin = time.perf_counter_ns()
+                _kernels.read_rate(data, 1, isa)
+                data[:] = k
+                times.append(time.perf_counter_ns() - begin)
+            longer.append((times[0] - times[1]) / data.nbytes)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return max(statistics.median(longer), 0.0)
 
 
 def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[Sequence[Array]], None], *, cold: bool = True) -> Timing:

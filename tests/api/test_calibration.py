@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from aspen_mp.bench.kernels import measure
 from aspen_mp.measure import OpTime
 from aspen_mp.planner import api, cost, rates
 from aspen_mp.planner.plan import OpInfo
-from aspen_mp.workers import _isa, topology
+from aspen_mp.workers import _isa, _kernels, topology
 
 STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
 
@@ -44,7 +45,8 @@ def test_kept_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [{"matrix": 0.0}, {"cold": -1.0}, {"tile_ns": 1e300}, {"factors": {"POOL": 0.0}}, {"unknown": 1}, {"warm": "x"}]
+    "change",
+    [{"matrix": 0.0}, {"cold": -1.0}, {"tile_ns": 1e300}, {"factors": {"POOL": 0.0}}, {"unknown": 1}, {"warm": "x"}, {"far": -0.1}],
 )
 def test_useless_files_are_as_if_not_there(change: dict[str, object], tmp_path: Path) -> None:
     path = Path(keep(tmp_path, STRANGE))
@@ -99,10 +101,19 @@ def timed(kernel: str, predicted_ns: float, taken_ns: float, nbytes: float = 0.0
     return OpTime(info, taken_ns, taken_ns)
 
 
+def test_what_another_core_wrote() -> None:
+    """On one CPU nobody else has written anything; wherever it is measured, the process may use all its CPUs again."""
+    allowed = os.sched_getaffinity(0)
+    cpu = min(allowed)
+    assert 0 <= measure.far(_kernels.selected(), [cpu, cpu], 5) < rates.FARTHEST
+    assert os.sched_getaffinity(0) == allowed
+
+
 def test_fit() -> None:
     """Factors are those of all ops of a kernel together; what waits for memory, or is too short, says nothing."""
     limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 70.0, 30.0), strict=True)))
-    known = calibrate.without_kernels(limits, 100.0, 55.0)
+    known = calibrate.without_kernels(limits, 100.0, 55.0, 0.02)
+    assert known.far == calibrate.FAR * 0.02
     assert known.matrix == calibrate.MATRIX * 50.0
     assert known.warm == calibrate.MIXED_WARM * 80.0
     assert (known.cold, known.together) == (calibrate.MIXED_COLD * 30.0, calibrate.MIXED_COLD * 55.0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, build, policy, tilecost
+from aspen_mp.planner import api, build, cost, policy, tilecost
 from aspen_mp.planner.edges import EdgeBuilder, build_edges
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
@@ -172,6 +174,58 @@ def test_wiring_is_the_graph(storage: Storage, workers: int) -> None:
     np.testing.assert_array_equal(wiring.children, children[np.argsort(parents, kind="stable")])
     np.testing.assert_array_equal(wiring.parent_counts, np.bincount(children, minlength=wiring.n))
     np.testing.assert_array_equal(wiring.initial, np.setdiff1d(np.arange(graph.n), children))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_what_tiles_read_of_each_other(storage: Storage, workers: int) -> None:
+    """Element by element: so many of each tile as regions say; of groups, which several tiles read, all."""
+    edges = EdgeBuilder(storage)
+    grids = policy.choose_grids(storage, workers)
+    wiring = edges.wiring(grids)
+    flow, base = wiring.flow, wiring.base
+    boxes = [grid.boxes() for grid in grids]
+    assert flow.tiles == base[-1]
+
+    def entries(row: int) -> list[tuple[int, float]]:
+        some = slice(flow.begin[row], flow.begin[row + 1])
+        return list(zip(flow.sources[some].tolist(), flow.nbytes[some].tolist(), strict=True))
+
+    whole = np.concatenate([4 * (hi - lo).prod(axis=1) for lo, hi in boxes])
+    for group in range(flow.tiles, len(flow.begin) - 1):
+        assert all(nbytes == whole[tile] for tile, nbytes in entries(group))
+    for k, node in enumerate(storage.steps):
+        wanted: list[Counter[tuple[int, float]]] = [Counter() for _ in range(grids[k].n)]
+        for cells in edges._read(node, *boxes[k], grids):
+            for tile, lo, hi in zip(cells.tiles.tolist(), cells.lo, cells.hi, strict=True):
+                for parent, (first, last) in enumerate(zip(*boxes[cells.step], strict=True)):
+                    shared = 4 * np.maximum(np.minimum(hi, last) - np.maximum(lo, first), 0).prod()
+                    if shared:
+                        wanted[tile][int(base[cells.step]) + parent, float(shared)] += 1
+        for tile, want in enumerate(wanted):
+            found = entries(int(base[k]) + tile)
+            direct = Counter((source, nbytes) for source, nbytes in found if source < flow.tiles and nbytes)
+            assert direct <= want
+            in_groups = {member for source, _ in found if source >= flow.tiles for member, _ in entries(source)}
+            assert {source for source, _ in want - direct} <= in_groups
+
+
+def test_less_is_exchanged_where_that_takes_long(storage: Storage) -> None:
+    machine = Machine.uniform(2)
+
+    def exchanged(far: float) -> float:
+        """Bytes that cores fetch from each other: what that costs, if a byte costs something, with tiles searched for `far`."""
+        before = cost.rates()
+        cost.use(msgspec.structs.replace(before, far=far))
+        try:
+            found = search(storage, machine)
+            seen = _Search(storage, machine, 0)
+            rungs = [seen._rung(kind, node, grid) for kind, node, grid in zip(seen.kinds, storage.steps, found.grids, strict=True)]
+            tiles = _tiles(seen.edges.wiring(found.grids), rungs, seen.layers)
+        finally:
+            cost.use(before)
+        return float(simulate(replace(tiles, far=1.0), machine).busy_ns.sum() - tiles.ns.sum())
+
+    assert exchanged(1.0) < 0.9 * exchanged(0.0)
 
 
 def test_thorough_finds_no_less(storage: Storage) -> None:

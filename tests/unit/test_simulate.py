@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -16,6 +17,7 @@ from plan_tools import GraphBuilder
 from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner.build import build_plan
+from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.machine import Core, Engine, Machine
 from aspen_mp.planner.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
 from aspen_mp.shm.tables import LIMITS
@@ -40,6 +42,22 @@ def graph(parents: list[list[int]], ns: list[float], *, nbytes: list[float] | No
     flat = np.array([c for cs in children for c in cs], np.uint32)
     moved = [*(nbytes or [0.0] * n), 0.0]
     return Tiles(begin, flat, counts, np.flatnonzero(counts == 0), rank, np.array(depths), np.array([*ns, 0.0]), np.array(moved))
+
+
+def random_flow(seed: int, tiles: Tiles) -> Flow:
+    """Tiles read some of those before them, by themselves or as groups."""
+    rng = np.random.default_rng(seed)
+    n, groups = tiles.n - 1, int(rng.integers(0, 4))
+    rows: list[list[int]] = []
+    for k in range(n):
+        rows.append(rng.integers(0, k, rng.integers(0, 4)).tolist() if k else [])
+    for g in range(groups):
+        end = int(rng.integers(0, n + 1))
+        rows.append(rng.integers(0, end, rng.integers(0, 5)).tolist() if end else [])
+        for k in rng.integers(end, n, rng.integers(0, 6)).tolist() if end < n else []:
+            rows[k].append(n + g)
+    sources = [s for row in rows for s in row]
+    return Flow(n, np.cumsum([0, *map(len, rows)]), np.array(sources), rng.integers(0, 100, len(sources)))
 
 
 def random_graph(seed: int, n: int, *, most_ns: int = 50, joins: float = 0.1) -> Tiles:
@@ -71,6 +89,7 @@ class Slow:
         self.submitted: list[float] = []
         self.latency: dict[int, float] = {}
         self.steals = [0] * self.n_cores
+        self.caches: list[set[tuple[int, int]]] = [set() for _ in machine.cores]
         fastest = max(core.speed for core in machine.cores)
         parts = [core.speed / fastest if fastest > 1.25 * core.speed else 1.0 for core in machine.cores]
         ends = list(itertools.accumulate(parts, initial=0.0))
@@ -171,6 +190,9 @@ class Slow:
         e, run = self.m.engine, self.running.pop(c)
         request, tile = run["item"]
         self.line.append((tile, request, c))
+        for cache in self.caches:
+            cache.discard((request, tile))
+        self.caches[c].add((request, tile))
         ready = []
         for child in self.t.children[self.t.child_begin[tile] : self.t.child_begin[tile + 1]].tolist():
             self.missing[request][child] -= 1
@@ -206,6 +228,23 @@ class Slow:
             self.submit(seen)
         return e.push + len(pushed) * e.pushed if pushed else 0.0
 
+    def fetched(self, c: int, request: int, tile: int) -> float:
+        """Bytes that the core does not have."""
+        flow, total = self.t.flow, 0.0
+        read = []
+        for source, nbytes in self.entries(tile) if tile < flow.tiles else []:
+            read += [(source, nbytes)] if source < flow.tiles else self.entries(source)
+        for source, nbytes in read:
+            if (request, source) not in self.caches[c]:
+                total += nbytes
+                self.caches[c].add((request, source))
+        return total
+
+    def entries(self, row: int) -> list[tuple[int, float]]:
+        flow = self.t.flow
+        some = slice(flow.begin[row], flow.begin[row + 1])
+        return list(zip(flow.sources[some].tolist(), flow.nbytes[some].tolist(), strict=True))
+
     def step(self, c: int, cost: float) -> None:
         e, initial = self.m.engine, self.t.initial.tolist()
         while self.arrivals and self.in_flight and self.arrivals[0][0] <= self.now:
@@ -233,8 +272,9 @@ class Slow:
             return
         self.left.pop(c, None)
         ns = float(self.t.ns[item[1]])
+        ns_of_fetching = self.t.far * self.fetched(c, *item)
         cost += e.tile if ns else e.join
-        whole = (cost + ns) / self.m.cores[c].speed
+        whole = (cost + ns + ns_of_fetching) / self.m.cores[c].speed
         self.running[c] = {"item": item, "left": whole, "demand": self.t.bytes[item[1]] / whole if whole else 0.0}
 
     def rates(self) -> dict[int, float]:
@@ -345,6 +385,49 @@ def test_as_the_slow_model(seed: int, n: int, machine: Machine, requests: int, i
     check_against_slow(random_graph(seed, n), machine, requests, in_flight, Rules(order, steal))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 20), st.integers(0, 60), machines, st.integers(1, 4), st.integers(1, 4))
+def test_as_the_slow_model_with_caches(seed: int, n: int, machine: Machine, requests: int, in_flight: int) -> None:
+    plain = random_graph(seed, n)
+    flow = random_flow(seed, plain)
+    before = np.repeat(np.arange(len(flow.begin) - 1), np.diff(flow.begin))
+    parents = [sorted({s for s in flow.sources[before == k].tolist() if s < n}) for k in range(n)]
+    for k in range(n):  # whatever a tile reads comes before it
+        for g in flow.sources[before == k].tolist():
+            parents[k] += flow.sources[before == g].tolist() if g >= n else []
+    tiles = graph([sorted(set(ps)) for ps in parents], plain.ns[:-1].tolist(), nbytes=plain.bytes[:-1].tolist())
+    check_against_slow(dataclasses.replace(tiles, far=0.25, flow=flow), machine, requests, in_flight, Rules())
+
+
+def test_what_another_core_wrote_is_fetched_once() -> None:
+    """Two tiles of one core's read the same two, one of which the core has computed itself."""
+    flow = Flow(4, np.array([0, 0, 0, 1, 2, 4]), np.array([4, 4, 0, 1]), np.array([0, 0, 100, 100]))
+    tiles = graph([[], [], [0, 1], [2]], [10.0, 10.0, 10.0, 10.0])
+    two = Machine((Core(), Core()), engine=FREE)
+    assert simulate(tiles, two).latency_ns == 30
+    assert simulate(dataclasses.replace(tiles, far=0.5, flow=flow), two).latency_ns == 80
+    assert simulate(dataclasses.replace(tiles, far=0.5, flow=flow), two.fastest()).latency_ns == 40
+
+
+@pytest.mark.parametrize(
+    ("tiles", "begin", "sources", "nbytes"),
+    [
+        (2, [0, 1], [0], [1.0]),  # no second row
+        (1, [0, 2, 1], [0], [1.0]),
+        (1, [1, 1], [0], [1.0]),
+        (1, [0, 1], [0, 0], [1.0, 1.0]),
+        (1, [0, 1], [0], [1.0, 1.0]),
+        (1, [0, 1], [1], [1.0]),
+        (1, [0, 0, 1], [1], [1.0]),  # a group of groups
+        (1, [0, 1], [0], [-1.0]),
+        (1, [0, 1], [0], [float("nan")]),
+    ],
+)
+def test_bad_flow(tiles: int, begin: list[int], sources: list[int], nbytes: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Flow(tiles, np.array(begin), np.array(sources), np.array(nbytes))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 20), st.integers(1, 50), st.integers(1, 6), st.integers(1, 3))
 def test_as_the_slow_model_with_shared_memory(seed: int, n: int, cores: int, in_flight: int) -> None:
@@ -384,9 +467,11 @@ def test_plans(make: Any, cores: str) -> None:
     ops = plan.ops["cost_ns"][plan.tiles["op"]].astype(float)
     assert tiles.ns.sum() == pytest.approx(ops.sum(), rel=1e-4)
     assert of_plan(plan, np.ones(plan.n_tiles)).ns.sum() == plan.n_tiles
-    check_against_slow(
-        of_plan(plan, np.where(tiles.ns > 0, np.arange(plan.n_tiles) % 7 + 1, 0)), Machine((Core(),) * 3, engine=ODD), 2, 2, Rules()
-    )
+    other = of_plan(plan, np.where(tiles.ns > 0, np.arange(plan.n_tiles) % 7 + 1, 0))
+    assert other.far == 0
+    assert other.flow.nbytes.sum() > 0
+    for far in (0.0, 0.125):
+        check_against_slow(dataclasses.replace(other, far=far), Machine((Core(),) * 3, engine=ODD), 2, 2, Rules())
 
 
 def test_one_core_takes_the_sum() -> None:
@@ -452,9 +537,12 @@ def test_bad_graphs() -> None:
         "rank": [1],
         "ns": [1.0, float("nan"), 0.0],
         "bytes": [-1.0, 0.0, 0.0],
+        "far": -1.0,
     }.items():
         with pytest.raises(ValueError, match=r"."):
             Tiles(**{**arrays, name: np.array(value)})
+    with pytest.raises(ValueError, match="read something"):
+        Tiles(**{**arrays, "flow": Flow(4, np.zeros(5), np.zeros(0), np.zeros(0))})
     for counts in ([0, 2, 1], [1, 1, 1]):
         stuck = Tiles(**{**arrays, "parent_counts": np.array(counts), "initial": np.flatnonzero(np.array(counts) == 0)})
         with pytest.raises(ValueError, match="cycle"):
