@@ -80,7 +80,7 @@ cdef class ClientChannel:
         self._lost = True
         aspen_add_seq(&self.c.completions, 1)
         aspen_futex_wake(&self.c.completions, INT_MAX)
-        for i in range(ASPEN_SLOTS):
+        for i in range(<uint32_t>ASPEN_SLOTS):
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
     def offer(self, plan, generation, data, offset, priority=1, list taken=None):
@@ -211,7 +211,7 @@ cdef class ClientChannel:
 
     cdef bint _unclaimed(self):
         cdef uint32_t i
-        for i in range(ASPEN_SLOTS):
+        for i in range(<uint32_t>ASPEN_SLOTS):
             if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_SUBMITTED:
                 return True
         return False

@@ -473,7 +473,7 @@ cdef class ControlTable:
         cdef uint32_t i
         instances = dict.fromkeys(_INSTANCE_STATES[1:], 0)
         served = self._served
-        for i in range(1, ASPEN_MAX_INSTANCES):
+        for i in range(1, <uint32_t>ASPEN_MAX_INSTANCES):
             state = aspen_load_word(&self.c.instance[i].word) & 0xffffffff
             if state:
                 instances[_INSTANCE_STATES[state]] += 1
@@ -528,10 +528,10 @@ cdef class ControlTable:
     def recovery_segments(self, *, restart=False):
         cdef uint32_t i, least = ASPEN_INSTANCE_FREE if restart else ASPEN_INSTANCE_CLAIMED
         wanted = set()
-        for i in range(1, ASPEN_MAX_INSTANCES):
+        for i in range(1, <uint32_t>ASPEN_MAX_INSTANCES):
             if least <= (self.c.instance[i].word & 0xffffffff) <= ASPEN_INSTANCE_DONE:
                 wanted |= {self.c.instance[i].arena, self.c.plan[self.c.instance[i].plan].segment}
-        for i in range(1, ASPEN_MAX_CLIENTS):
+        for i in range(1, <uint32_t>ASPEN_MAX_CLIENTS):
             if self.c.client[i].state:
                 wanted.add(self.c.client[i].segment)
         return sorted(wanted)

@@ -25,10 +25,10 @@ cdef extern from *:
     static const struct aspen_field aspen_fields_ring[] = { ASPEN_TRACE_RING_FIELDS(F) {0} };
     #undef F
     struct aspen_name { const char *name; long code; long a, b, c; const char *s; long d; };
-    #define X(n, c, b, s) { #n, c, b, 0, 0, s },
+    #define X(n, c, b, s) { #n, c, b, 0, 0, s, 0 },
     static const struct aspen_name aspen_list_dtypes[] = { ASPEN_DTYPES(X) {0} };
     #undef X
-    #define X(n, c) { #n, c, 0, 0, 0, "" },
+    #define X(n, c) { #n, c, 0, 0, 0, "", 0 },
     static const struct aspen_name aspen_list_spaces[] = { ASPEN_SPACES(X) {0} };
     static const struct aspen_name aspen_list_unary[] = { ASPEN_UNARY(X) {0} };
     static const struct aspen_name aspen_list_binary[] = { ASPEN_BINARY(X) {0} };

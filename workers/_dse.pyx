@@ -135,7 +135,7 @@ cdef void *_scratch(size_t nbytes) except NULL:
     """Memory for kernels, to be freed. In huge pages: transforms write to as many places at a time as blocks have products, more than a core
     knows the small pages of."""
     cdef void *memory = NULL
-    cdef size_t page = HUGE if nbytes >= HUGE // 8 else 4096
+    cdef size_t page = HUGE if nbytes >= <size_t>(HUGE // 8) else 4096
     nbytes = (nbytes + 64 + page - 1) // page * page
     if posix_memalign(&memory, page, nbytes):
         raise MemoryError(f"{nbytes} bytes of scratch memory for kernels")
@@ -356,7 +356,7 @@ cdef class Engine:
     def missing(self, seq):
         cdef uint32_t i
         cdef uint32_t upto = seq
-        return [i for i in range(1, ASPEN_MAX_SEGMENTS)
+        return [i for i in range(1, <uint32_t>ASPEN_MAX_SEGMENTS)
                 if self.c.segment[i].state == ASPEN_SEGMENT_LIVE and <int>(self.c.segment[i].seq - upto) <= 0 and self.segment[i].base == NULL]
 
     def attached(self, seq):
@@ -367,7 +367,7 @@ cdef class Engine:
             raise ProtocolError(f"segments {lacking} were announced by {seq}, but are not mapped")
         for s in self.stale():
             self.unmap(s)
-        for k in range(1, ASPEN_MAX_PLANS):
+        for k in range(1, <uint32_t>ASPEN_MAX_PLANS):
             p = &self.c.plan[k]
             live = aspen_load_acquire(&p.state) in (ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING)
             if self.plan[k] != NULL and (not live or self.plan[k].generation != p.generation or not self._whole(p)):
@@ -399,14 +399,15 @@ cdef class Engine:
         cdef aspen_exec_plan *e
         cdef aspen_exec_instance *x
         cdef aspen_bases bases
-        cdef uint32_t i, id
+        cdef uint32_t i, id, used
         cdef size_t need
         e = aspen_exec_plan_new(self.segment[p.segment].base, self.segment[p.segment].bytes, p.generation, self.kernels, &why)
         if e == NULL:
             raise PlanError(f"plan {k}: {why.decode()}")
-        if e.view.header.n_weights > p.n_weights:
+        used = e.view.header.n_weights
+        if used > p.n_weights:
             aspen_exec_plan_free(e)
-            raise PlanError(f"plan {k}: it uses {e.view.header.n_weights} weight segments, {p.n_weights} were announced")
+            raise PlanError(f"plan {k}: it uses {used} weight segments, {p.n_weights} were announced")
         self.plan[k] = &e.view
         for i in range(11):
             bases.at[i] = NULL
@@ -544,7 +545,7 @@ cdef class PlanRunner:
             raise PlanError(f"the plan uses {h.n_weights} weight segments, {len(weights)} were given")
         bases.at[<int>ASPEN_SPACE_ARENA] = self._take(arena, True, ASPEN_SPACE_ARENA, h.arena_bytes, "arena")
         bases.at[<int>ASPEN_SPACE_REQUEST] = self._take(request, True, ASPEN_SPACE_REQUEST, h.request_bytes, "request")
-        for i in range(h.n_weights):
+        for i in range(<int>h.n_weights):
             bases.at[<int>ASPEN_SPACE_WEIGHTS + i] = self._take(weights[i], False, <int>ASPEN_SPACE_WEIGHTS + i, h.weights_bytes[i], f"weights[{i}]")
         self.e = aspen_exec_instance_new(self.p, &bases)
         if self.e == NULL:

@@ -211,7 +211,7 @@ def peak(turns, isa=None):
         begin = aspen_now_ns()
         flops = aspen_probe_flops(<aspen_isa>which, n)
         begin = aspen_now_ns() - begin
-    return flops / max(begin, 1)
+    return flops / max(begin, <uint64_t>1)
 
 
 def read_rate(const float[::1] data, rounds, isa=None):
@@ -222,7 +222,7 @@ def read_rate(const float[::1] data, rounds, isa=None):
         begin = aspen_now_ns()
         aspen_probe_read(<aspen_isa>which, &data[0], data.shape[0], turns)
         begin = aspen_now_ns() - begin
-    return 4.0 * data.shape[0] * turns / max(begin, 1)
+    return 4.0 * data.shape[0] * turns / max(begin, <uint64_t>1)
 
 
 def flush(const uint8_t[::1] data):

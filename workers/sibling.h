@@ -1,7 +1,9 @@
 /* Forking a child for one's own parent: what it forks is the parent's to wait for, to be signalled about, and to die with. */
 #ifndef ASPEN_SIBLING_H
 #define ASPEN_SIBLING_H
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
