@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from aspen_mp.inference import get_available_providers as get_available_providers
     from aspen_mp.inference import get_device as get_device
     from aspen_mp.model import Model as Model
-    from aspen_mp.model import ValueInfo as ValueInfo
     from aspen_mp.planner.options import Planning as Planning
     from aspen_mp.runtime import Runtime as Runtime
     from aspen_mp.runtime import connect as connect
+    from aspen_mp.signature import ValueInfo as ValueInfo
 
 _WHERE = {
     "ExecutionMode": "aspen_mp.inference",
@@ -60,7 +60,7 @@ _WHERE = {
     "connect": "aspen_mp.runtime",
     "Model": "aspen_mp.model",
     "RequestFuture": "aspen_mp.future",
-    "ValueInfo": "aspen_mp.model",
+    "ValueInfo": "aspen_mp.signature",
     "Planning": "aspen_mp.planner.options",
 }
 

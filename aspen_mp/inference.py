@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
     from aspen_mp import Runtime
-    from aspen_mp.model import ValueInfo
+    from aspen_mp.signature import ValueInfo
 
 _PROVIDER = "CPUExecutionProvider"
 _ONNX_NAMES = {

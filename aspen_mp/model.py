@@ -1,13 +1,11 @@
-"""A loaded model: what it takes and gives, and running it."""
+"""A loaded model, and running it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import msgspec
@@ -20,11 +18,11 @@ from aspen_mp.buffers import InputBuffers
 from aspen_mp.control import protocol
 from aspen_mp.future import RequestFuture
 from aspen_mp.link import Link
-from aspen_mp.planner.options import AUTOMATIC, Planning
 from aspen_mp.revival import MOST_LOSSES
-from aspen_mp.shm import _control, values
-from aspen_mp.shm._mapping import Memfd
+from aspen_mp.shm import _control
 from aspen_mp.shm.errors import RequestError, RuntimeLost
+from aspen_mp.signature import Signature, ValueInfo
+from aspen_mp.source import Source
 from aspen_mp.stages import Stale, Transfers, set_exception
 from aspen_mp.streaming import WAITING, Progress, Results, Stream, stream_async
 from aspen_mp.tree import StageTree
@@ -34,87 +32,6 @@ if TYPE_CHECKING:
     from aspen_mp.shm._lane import Lane
 
 PRIORITIES: Final = _control.PRIORITIES
-
-
-@dataclass(frozen=True, slots=True)
-class ValueInfo:
-    """An input or output of a model.
-
-    `shape`: a dimension is an int, a symbol, or None where nothing is known of it; None for a value of unknown rank or no tensor.
-    `dtype`: numpy's dtype, object for strings and for values that are no tensors.
-    `kind`: "tensor", "string", "sequence", "optional" or "other".
-    `optional`: an input that has a default value in the model (an initializer that is a graph input, from IR version 4 on). Requests that
-    give it get plans of their own.
-    """
-
-    name: str
-    shape: tuple[int | str | None, ...] | None
-    dtype: np.dtype[Any]
-    kind: str = "tensor"
-    optional: bool = False
-
-    @classmethod
-    def from_message(cls, info: protocol.ValueInfo) -> ValueInfo:
-        shape = None if info.shape is None else tuple(None if d in {"", -1} else d for d in info.shape)
-        dtype = (
-            np.dtype(object)
-            if info.dtype in {"object", "string"} or info.kind not in {"tensor", "string"}
-            else values.dtype_by_name(info.dtype)
-        )
-        return cls(info.name, shape, dtype, info.kind, info.optional)
-
-
-class Source:
-    """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
-
-    def __init__(
-        self,
-        path: str,
-        data: bytes | None,
-        name: str,
-        instances: int,
-        precision: str,
-        winograd: bool,
-        planning: Planning = AUTOMATIC,
-        *,
-        keep: bool = False,
-    ) -> None:
-        self._path = path
-        self._data = data
-        self._keep = keep
-        self._options = (name, instances, precision, winograd, planning)
-        self._stamp = _stamp(path) if path and keep else ()
-
-    def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
-        """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
-        if self._path and self._keep and _stamp(self._path) != self._stamp:
-            raise RuntimeLost(f"the runtime was lost, and {self._path} has changed since the model was loaded from it")
-        file = None
-        try:
-            if self._data is not None:
-                file = _memfd(self._data)
-                if not self._keep:
-                    self._data = None
-            return session.load(self._path, -1 if file is None else file.fd, *self._options, progress)
-        finally:
-            if file is not None:
-                file.close()
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    try:
-        info = os.stat(path)
-    except OSError:
-        return ()
-    return info.st_ino, info.st_size, info.st_mtime_ns
-
-
-def _memfd(data: bytes) -> Memfd:
-    file = Memfd("aspen-model")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file.fd, view) :]
-    return file
 
 
 class Model:
@@ -141,10 +58,9 @@ class Model:
         self._loaded = loaded
         self._id = loaded.model
         self.name = name or loaded.name
-        self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
-        self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
-        self._input_names = {info.name for info in self.inputs}
-        self._output_names = [info.name for info in self.outputs]
+        self._signature = Signature(self.name, loaded)
+        self.inputs: list[ValueInfo] = self._signature.inputs
+        self.outputs: list[ValueInfo] = self._signature.outputs
         self._lock = threading.Lock()
         self._own = None if elsewhere else self._new_tree()
         self._lane: Lane | None = None  # of the stage that the last request ran
@@ -169,7 +85,7 @@ class Model:
             if own is None or own.session is not session:
                 self._loaded = source.load(session, None)
                 self._id = self._loaded.model
-                self._own = StageTree(session, self._id, self.name, self._output_names)
+                self._own = StageTree(session, self._id, self.name, self._signature.output_names)
                 if own is not None:
                     own.retire()
             assert self._own is not None
@@ -184,7 +100,7 @@ class Model:
             return self._own
 
     def _new_tree(self) -> StageTree:
-        return StageTree(self._link.session(), self._id, self.name, self._output_names)
+        return StageTree(self._link.session(), self._id, self.name, self._signature.output_names)
 
     def forked(self) -> None:
         """Plans and regions are the parent's, and so is the runtime: it is not started again from here."""
@@ -203,13 +119,7 @@ class Model:
         return _restore, (self._link.address, msgspec.msgpack.encode(self._loaded), self.name)
 
     def __repr__(self) -> str:
-        return f"<aspen_mp.Model {self.name!r}: {self._known_inputs()} -> {', '.join(self._output_names)}>"
-
-    def _known_inputs(self) -> str:
-        """For messages: names of inputs, and how many more there are whose initializers may be overridden."""
-        needed = ", ".join(sorted(info.name for info in self.inputs if not info.optional))
-        more = sum(info.optional for info in self.inputs)
-        return f"{needed} and {more} optional" if more else needed
+        return f"<aspen_mp.Model {self.name!r}: {self._signature.known_inputs()} -> {', '.join(self._signature.output_names)}>"
 
     def run(
         self,
@@ -233,9 +143,9 @@ class Model:
         """
         level = _priority(priority)
         if feeds.__class__ is not dict:
-            feeds = self._named(feeds)
+            feeds = self._signature.named(feeds)
         if outputs is not None:
-            outputs = self._wanted(outputs)
+            outputs = self._signature.wanted(outputs)
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -261,6 +171,12 @@ class Model:
                     losses = self._losses(losses, lost)
         finally:
             self._ends()
+
+    def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
+        if self._gone:
+            raise RequestError(f"model {self.name!r} has been unloaded")
+        return self._signature.check(feeds)
 
     def _losses(self, losses: int, lost: RuntimeLost) -> int:
         """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
@@ -291,7 +207,7 @@ class Model:
         Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
         that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
         """
-        return self._start(self._named(feeds), self._wanted(outputs), _priority(priority), copy)
+        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy)
 
     def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True) -> RequestFuture:
         arrays = self._check(feeds)
@@ -374,7 +290,8 @@ class Model:
         """
         import asyncio
 
-        return await asyncio.wrap_future(await self._start_soon(self._named(feeds), self._wanted(outputs), _priority(priority), copy))
+        named, names = self._signature.named(feeds), self._signature.wanted(outputs)
+        return await asyncio.wrap_future(await self._start_soon(named, names, _priority(priority), copy))
 
     async def _start_soon(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool) -> RequestFuture:
         """`_start` for an event loop. Where there is no room for the request yet, a thread sees to it: to be given shared memory takes
@@ -409,7 +326,7 @@ class Model:
         for info in self.inputs:
             if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
                 raise RequestError(f"model {self.name!r}: input {info.name!r} is no tensor of numbers, so it has no buffer")
-        blanks = self._blanks(given)  # type: ignore[arg-type]
+        blanks = self._check(self._signature.blanks(given))  # type: ignore[arg-type]
         region, inputs, outputs = self._tree.hold(blanks)
         # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
         arrays = {name: inputs[name] if name in inputs else np.zeros(blank.shape, blank.dtype) for name, blank in blanks.items()}
@@ -487,9 +404,9 @@ class Model:
 
         `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
         """
-        names, level = self._wanted(outputs), _priority(priority)
+        names, level = self._signature.wanted(outputs), _priority(priority)
         return Stream(
-            lambda item: self._start(self._feeds(item), names, level, copy),
+            lambda item: self._start(self._signature.item(item), names, level, copy),
             items,
             model=self.name,
             concurrency=self._concurrency(concurrency),
@@ -517,9 +434,9 @@ class Model:
         Everything is as with `map`, but that items are taken whenever there is a slot, so that a source that waits (a queue, a socket)
         holds up no result. ``aclose()``, or cancelling the task, cancels what is in flight.
         """
-        names, level = self._wanted(outputs), _priority(priority)
+        names, level = self._signature.wanted(outputs), _priority(priority)
         return stream_async(
-            lambda item: self._start_soon(self._feeds(item), names, level, copy),
+            lambda item: self._start_soon(self._signature.item(item), names, level, copy),
             items,
             model=self.name,
             concurrency=self._concurrency(concurrency),
@@ -537,45 +454,10 @@ class Model:
     def _concurrency(self, wanted: int | None) -> int:
         return WAITING * self.instances if wanted is None else arguments.whole("concurrency", wanted, 1)
 
-    def _named(self, feeds: Any) -> Mapping[str, Any]:
-        """What `run` and `submit` were given, by name."""
-        if isinstance(feeds, Mapping):
-            return feeds
-        needed = [info.name for info in self.inputs if not info.optional]
-        if len(needed) == 1 and hasattr(feeds, "__array__"):
-            return {needed[0]: feeds}
-        names = ", ".join(f"{name!r}: array" for name in needed)
-        alone = " or that array alone" if len(needed) == 1 else ""
-        raise TypeError(f"model {self.name!r}: feeds must be a dict {{{names}}}{alone}, not a {type(feeds).__name__}")
-
-    def _feeds(self, item: Any) -> Mapping[str, Any]:
-        if isinstance(item, Mapping):
-            return item
-        needed = [info.name for info in self.inputs if not info.optional]
-        if len(needed) != 1:
-            raise RequestError(f"model {self.name!r} needs {', '.join(map(repr, needed)) or 'no input'}: items must be {{input: array}}")
-        return {needed[0]: item}
-
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
         """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing."""
-        self._tree.plan_first(self._blanks(arguments.shapes("shapes", shapes)), progress)
-
-    def _blanks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-        """Arrays of these shapes, checked. Shape and dtype are all that planning reads of them; no memory stands behind them."""
-        arrays: dict[str, Any] = {}
-        for info in self.inputs:
-            if info.name in shapes:
-                shape = shapes[info.name]
-                try:
-                    arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), shape)
-                except (ValueError, OverflowError):
-                    raise ValueError(f"model {self.name!r}: no array can have the shape {shape} of input {info.name!r}") from None
-            elif not info.optional:
-                raise RequestError(f"model {self.name!r}: no shape is given for input {info.name!r}")
-        for name in shapes:
-            if name not in self._input_names:
-                raise RequestError(f"model {self.name!r} has no input {name!r}; it has {self._known_inputs()}")
-        return self._check(arrays)
+        blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
+        self._tree.plan_first(self._check(blanks), progress)
 
     def unload(self) -> None:
         """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
@@ -611,61 +493,6 @@ class Model:
         if not getattr(self, "_gone", True) and self._own is not None and self._own.session.error is None:
             session, tree, number = self._own.session, self._own, self._id
             session.later(lambda: _release(session, tree, number))
-
-    # ---- checks
-
-    def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
-        if self._gone:
-            raise RequestError(f"model {self.name!r} has been unloaded")
-        result: dict[str, Any] = {}
-        used = 0
-        for info in self.inputs:
-            value = feeds.get(info.name)
-            if value is None and info.name not in feeds:
-                if not info.optional:
-                    raise RequestError(f"model {self.name!r}: input {info.name!r} is missing")
-                continue
-            used += 1
-            result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
-        if used != len(feeds):
-            extra = sorted(str(name) for name in feeds if name not in self._input_names)
-            raise RequestError(f"model {self.name!r} has no input {', '.join(map(repr, extra))}; it has {self._known_inputs()}")
-        return result
-
-    def _tensor(self, info: ValueInfo, value: Any) -> npt.NDArray[Any]:
-        where = f"model {self.name!r}: input {info.name!r}"
-        if isinstance(value, np.ndarray):
-            array = value
-            if info.dtype.hasobject and array.dtype.kind in "US":
-                array = array.astype(object)
-            if array.dtype != info.dtype or not array.dtype.isnative:
-                raise RequestError(f"{where} is {info.dtype}, got an array of {array.dtype}")
-        else:
-            try:
-                array = np.asarray(value, dtype=info.dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise RequestError(f"{where} is {info.dtype}, got a {type(value).__name__} that does not convert: {error}") from None
-        declared = info.shape
-        if declared is not None:
-            if len(declared) != array.ndim:
-                raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
-            for want, have in zip(declared, array.shape, strict=True):
-                if want.__class__ is int and want != have:
-                    raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
-        return array
-
-    def _wanted(self, outputs: Iterable[str] | None) -> list[str] | None:
-        """The names of outputs that were asked for, checked; one alone may be given as it is."""
-        if outputs is None:
-            return None
-        if not isinstance(outputs, Iterable):
-            raise TypeError(f"model {self.name!r}: outputs must be a list of names, not {outputs!r} ({type(outputs).__name__})")
-        names = [outputs] if isinstance(outputs, str) else list(outputs)
-        for name in names:
-            if name not in self._output_names:
-                raise RequestError(f"model {self.name!r} has no output {name!r}; it has {', '.join(self._output_names)}")
-        return names
 
 
 class _Request:
@@ -706,7 +533,3 @@ def _priority(name: str) -> int:
         return PRIORITIES[name]
     except (KeyError, TypeError):
         raise RequestError(f"priority {name!r} is none of {', '.join(map(repr, PRIORITIES))}") from None
-
-
-def _shape_text(shape: Sequence[int | str | None]) -> str:
-    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

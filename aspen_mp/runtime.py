@@ -168,7 +168,8 @@ class Runtime:
         ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the
         model, TypeError and ValueError for arguments that no model could take.
         """
-        from aspen_mp.model import Model, Source
+        from aspen_mp.model import Model
+        from aspen_mp.source import Source
 
         self._session.sweep()
         defaults = self._profile.models

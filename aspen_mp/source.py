@@ -1,0 +1,68 @@
+"""What a model is loaded from, once or again when the runtime was lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aspen_mp.control import protocol
+from aspen_mp.planner.options import AUTOMATIC, Planning
+from aspen_mp.shm._mapping import Memfd
+from aspen_mp.shm.errors import RuntimeLost
+
+if TYPE_CHECKING:
+    from aspen_mp.session import Session
+
+
+class Source:
+    """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
+
+    def __init__(
+        self,
+        path: str,
+        data: bytes | None,
+        name: str,
+        instances: int,
+        precision: str,
+        winograd: bool,
+        planning: Planning = AUTOMATIC,
+        *,
+        keep: bool = False,
+    ) -> None:
+        self._path = path
+        self._data = data
+        self._keep = keep
+        self._options = (name, instances, precision, winograd, planning)
+        self._stamp = _stamp(path) if path and keep else ()
+
+    def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
+        """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
+        if self._path and self._keep and _stamp(self._path) != self._stamp:
+            raise RuntimeLost(f"the runtime was lost, and {self._path} has changed since the model was loaded from it")
+        file = None
+        try:
+            if self._data is not None:
+                file = _memfd(self._data)
+                if not self._keep:
+                    self._data = None
+            return session.load(self._path, -1 if file is None else file.fd, *self._options, progress)
+        finally:
+            if file is not None:
+                file.close()
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return ()
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _memfd(data: bytes) -> Memfd:
+    file = Memfd("aspen-model")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file.fd, view) :]
+    return file
