@@ -85,8 +85,8 @@ class Reads:
 
     def __post_init__(self) -> None:
         direct = (self.steps, self.parents, self.children, self.nbytes)
-        ranges = (self.joins, self.member_of, self.member_steps, self.members, self.member_bytes)
-        object.__setattr__(self, "piece", Piece(*direct, *ranges, self.reads, self.readers))
+        ranges = (self.member_of, self.member_steps, self.members, self.member_bytes)
+        object.__setattr__(self, "piece", Piece(*direct, self.joins, *ranges, self.reads, self.readers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class _Cells:
         """Bytes that the tiles in `rows` read of the tiles of these numbers."""
         lo, hi = self.lo[rows], self.hi[rows]
         cut = 0 if grid.n == 1 else len(grid.cuts)
-        out = self.item * (hi[:, cut:] - lo[:, cut:]).prod(axis=1, dtype=np.float64)
+        out: npt.NDArray[np.float64] = self.item * (hi[:, cut:] - lo[:, cut:]).prod(axis=1, dtype=np.float64)
         for axis in range(cut):
             cuts, k = grid.cuts[axis], numbers // grid.steps[axis] % grid.counts[axis]
             out *= np.maximum(np.minimum(hi[:, axis], cuts[k + 1]) - np.maximum(lo[:, axis], cuts[k]), 0)
@@ -161,7 +161,8 @@ class _Cells:
     def written(self, numbers: Ints, grid: Grid) -> npt.NDArray[np.float64]:
         """Bytes of the tiles of these numbers."""
         lo, hi = grid.boxes()
-        return self.item * (hi - lo).prod(axis=1, dtype=np.float64)[numbers]
+        out: npt.NDArray[np.float64] = self.item * (hi - lo).prod(axis=1, dtype=np.float64)
+        return out[numbers]
 
 
 class EdgeBuilder:

@@ -104,8 +104,8 @@ class Plan:
     costs: Costs | None = None
 
     def tile_costs(self) -> Costs:
-        """As the cost model sees the tiles where the plan has just been made (`costs`); a plan from a file has averages over its ops, and no
-        bytes."""
+        """As the cost model sees the tiles where the plan has just been made (`costs`); a plan from a file has averages over its ops,
+        and no bytes."""
         if self.costs is not None:
             return self.costs
         none = np.zeros(self.n_tiles)

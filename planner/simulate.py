@@ -34,8 +34,8 @@ class Tiles:
     """A tile graph as the engine sees it: of n tiles the last is END, which every tile leads to. Children in CSR form; `parent_counts`: how
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
-    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles read
-    of each other, `far`: ns more for each byte of it that another core has written.
+    memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles
+    read of each other, `far`: ns more for each byte of it that another core has written.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -74,10 +74,10 @@ class Tiles:
     def n(self) -> int:
         return len(self.ns)
 
-    def arrays(self, ns: Floats) -> tuple[Any, ...]:
+    def arrays(self, ns: Floats) -> _Arrays:
         """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
-        graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes, self.far)
-        return (*graph, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
+        graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
+        return (*graph, self.far, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
 
     def levels(self) -> list[npt.NDArray[np.int64]]:
         """The tiles in groups: each comes after all that lead to it, which are in groups before. ValueError: the graph has a cycle."""
@@ -109,6 +109,8 @@ class Tiles:
         return int(depth.max()), float(time.max())
 
 
+_Flow = tuple[float, int, Ints, Ints, npt.NDArray[np.float32]]
+_Arrays = tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.uint8], Floats, Floats, *_Flow]
 _TYPES: dict[str, Any] = dict.fromkeys(("child_begin", "children", "parent_counts", "initial", "rank"), np.uint32)
 _TYPES |= {"depth": np.uint8, "ns": np.float64, "bytes": np.float64}
 

@@ -48,9 +48,7 @@ def random_flow(seed: int, tiles: Tiles) -> Flow:
     """Tiles read some of those before them, by themselves or as groups."""
     rng = np.random.default_rng(seed)
     n, groups = tiles.n - 1, int(rng.integers(0, 4))
-    rows: list[list[int]] = []
-    for k in range(n):
-        rows.append(rng.integers(0, k, rng.integers(0, 4)).tolist() if k else [])
+    rows: list[list[int]] = [rng.integers(0, k, rng.integers(0, 4)).tolist() if k else [] for k in range(n)]
     for g in range(groups):
         end = int(rng.integers(0, n + 1))
         rows.append(rng.integers(0, end, rng.integers(0, 5)).tolist() if end else [])
