@@ -107,11 +107,6 @@ class Wiring:
         return len(self.parent_counts)
 
 
-def build_edges(storage: Storage, grids: Sequence[Grid]) -> TileGraph:
-    """The tile graph of data dependencies."""
-    return EdgeBuilder(storage).graph(grids)
-
-
 def barriers(grids: Sequence[Grid]) -> TileGraph:
     """The tile graph of a runtime with operator barriers: a JOIN after all tiles of each step, before all of the next. It orders every two
     steps, so it needs no edges for data and none for memory that is used again."""

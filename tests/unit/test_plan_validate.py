@@ -337,7 +337,7 @@ def test_missing_anti_dependencies_give_wrong_results(monkeypatch: pytest.Monkey
 
 
 def test_missing_edges_give_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = build.build_edges
+    original = build.EdgeBuilder.graph
 
     def forgetful(*args: Any) -> Any:
         graph = original(*args)
@@ -346,7 +346,7 @@ def test_missing_edges_give_nan(monkeypatch: pytest.MonkeyPatch) -> None:
         graph.parents, graph.children = [parents[keep]], [children[keep]]
         return graph
 
-    monkeypatch.setattr(build, "build_edges", forgetful)
+    monkeypatch.setattr(build.EdgeBuilder, "graph", forgetful)
     assert _some_run_differs()
 
 

@@ -12,7 +12,7 @@ from plan_tools import GraphBuilder
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api, build, cost, policy, tilecost
-from aspen_mp.planner.edges import EdgeBuilder, build_edges
+from aspen_mp.planner.edges import EdgeBuilder
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
@@ -164,7 +164,7 @@ def test_wiring_is_the_graph(storage: Storage, workers: int) -> None:
     edges = EdgeBuilder(storage)
     edges.wiring(policy.choose_grids(storage, 3))
     grids = policy.choose_grids(storage, workers)
-    wiring, graph = edges.wiring(grids), build_edges(storage, grids)
+    wiring, graph = edges.wiring(grids), EdgeBuilder(storage).graph(grids)
     parents, children = np.concatenate(graph.parents), np.concatenate(graph.children)
     sinks = np.setdiff1d(np.arange(graph.n), parents)
     parents, children = np.concatenate([parents, sinks]), np.concatenate([children, np.full(len(sinks), graph.n)])
