@@ -8,6 +8,7 @@ A body is called with every outer value except those whose names it defines itse
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -38,6 +39,23 @@ class Body:
         assert isinstance(found, list)
         return found
 
+    def grows(self, k: int) -> int | None:
+        """The axis along which carried value `k` of a Loop grows, where a round does nothing with it but join something behind it, and with
+        what comes of that nothing but hand it on; None elsewhere. Lists of results are exported so."""
+        given, made = self.inputs[2 + k], self.graph.output[1 + k].name
+        joins = [node for node in self.graph.node if made in node.output]
+        if (
+            not given
+            or len(joins) != 1
+            or joins[0].op_type != "Concat"
+            or joins[0].domain not in {"", "ai.onnx"}
+            or joins[0].input[0] != given
+        ):
+            return None
+        used = Counter(_used(self.graph))
+        axes = [attribute.i for attribute in joins[0].attribute if attribute.name == "axis"]
+        return axes[0] if axes and used[given] == used[made] == 1 else None
+
     def empty(self, k: int, axis: int, opsets: Mapping[str, int], values: Sequence[Any]) -> Array:
         """What output `k` of the body is, stacked at `axis`, where the body never runs: dtype and rank as declared, or as they follow from
         `values` for its inputs, None where there is none. Dimensions that are not known are 0."""
@@ -63,20 +81,43 @@ class Body:
 
 
 def loop(body: Body, trips: Any, condition: Any, carried: Sequence[Any], opsets: Mapping[str, int]) -> tuple[Any, ...]:
-    """The outputs of Loop: last values of what is carried, then scan outputs. `trips`, `condition`: None where there is none."""
+    """The outputs of Loop: last values of what is carried, then scan outputs. `trips`, `condition`: None where there is none.
+
+    What grows (`Body.grows`) is joined once, at the end: rounds see nothing of it, so that none copies what those before have made."""
     n = len(carried)
+    growing: dict[int, tuple[int, list[Array]]] = {}
     rounds: Iterator[int] = count() if trips is None else iter(range(_one(trips, "trip count")))
     go = condition is None or bool(_one(condition, "condition"))
     scanned: list[list[Array]] = [[] for _ in body.graph.output[n + 1 :]]
     values = list(carried)
+    for k, value in enumerate(values):
+        axis = body.grows(k)
+        if axis is not None and isinstance(value, np.ndarray) and -value.ndim <= axis < value.ndim:
+            growing[k] = axis, [value]
+            values[k] = np.take(value, [], axis)
     while go and (i := next(rounds, None)) is not None:
         found = body(np.array(i, np.int64), np.array(True), *values)
-        go, values = bool(_one(found[0], "condition")), found[1 : n + 1]
+        go = bool(_one(found[0], "condition"))
+        values = [values[k] if k in growing else value for k, value in enumerate(found[1 : n + 1])]
+        for k, (_, parts) in growing.items():
+            parts.append(found[1 + k])
         for parts, part in zip(scanned, found[n + 1 :], strict=True):
             parts.append(np.asarray(part))
+    for k, (axis, parts) in growing.items():
+        values[k] = np.concatenate(parts, axis) if len(parts) > 1 else parts[0]
     known = [np.array(0, np.int64), np.array(True), *carried]
     stacks = [np.stack(parts) if parts else body.empty(n + 1 + k, 0, opsets, known) for k, parts in enumerate(scanned)]
     return (*values, *stacks)
+
+
+def _used(graph: GraphProto) -> Iterator[str]:
+    """Names of what a graph's nodes read, those of its sub-graphs too, and of its outputs."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _used(inner)
+    yield from (output.name for output in graph.output)
 
 
 def _one(value: Any, what: str) -> Any:

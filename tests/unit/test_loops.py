@@ -16,7 +16,8 @@ from aspen_mp.planner.frontends.runnable import UNRUNNABLE
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.shm.errors import RequestError, UnsupportedModelError
 from aspen_mp.workers.fallback import Opaque
-from aspen_mp.workers.operators import OPERATORS
+from aspen_mp.workers.loops import Body, loop
+from aspen_mp.workers.operators import OPERATORS, Evaluator
 
 N = helper.make_node
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -93,6 +94,65 @@ def test_the_condition_ends_it() -> None:
     for begin in (True, False):
         feeds = {"c": np.array(begin), "x": X, "most": np.array(100, np.float32)}
         both(model([N("Loop", ["", "c", "x"], ["y"], body=body)], feeds, [V("y", F)]), feeds)
+
+
+def collecting(variant: str) -> onnx.GraphProto:
+    """s = s and rows that depend on the round, one behind the other."""
+    rows = [N("Cast", ["i"], ["f"], to=F), N("Add", ["e", "f"], ["row"])]
+    joined = {"behind": ["s", "row", "e"], "before": ["row", "s"], "twice": ["s", "s"]}.get(variant, ["s", "row"])
+    nodes = [*rows, N("Concat", joined, ["s2"], axis=-1 if variant == "last axis" else 0), N("Identity", ["c"], ["c2"])]
+    outputs = [V("c2", B, []), V("s2", F, [None, None])]
+    if variant == "made is read":
+        nodes.append(N("ReduceSum", ["s2"], ["o"], keepdims=0))
+        outputs.append(V("o", F, []))
+    elif variant == "given is read":
+        nodes.append(N("ReduceSum", ["s"], ["o"], keepdims=0))
+        outputs.append(V("o", F, []))
+    elif variant == "made is scanned":
+        nodes[2] = N("Concat", joined, ["t"], axis=0)
+        nodes += [N("Identity", ["t"], ["s2"]), N("ReduceSum", ["t"], ["o"], keepdims=0)]
+        outputs.append(V("o", F, []))
+    elif variant == "a branch reads it":
+        branches = [helper.make_graph([N(op, ["s"], ["b"], keepdims=0)], op, [], [V("b", F)]) for op in ("ReduceSum", "ReduceMax")]
+        nodes.append(N("If", ["c"], ["o"], then_branch=branches[0], else_branch=branches[1]))
+        outputs.append(V("o", F, []))
+    return helper.make_graph(nodes, "body", [V("i", INT, []), V("c", B, []), V("s", F, [None, None])], outputs)
+
+
+GROW = {"plain": 0, "behind": 0, "last axis": -1}
+READ = ("made is read", "given is read", "made is scanned", "a branch reads it")
+
+
+@pytest.mark.parametrize("variant", [*GROW, "before", "twice", *READ])
+@pytest.mark.parametrize("trips", [0, 1, 4])
+def test_what_grows(variant: str, trips: int) -> None:
+    """It is joined once, where nobody can tell the difference."""
+    body = collecting(variant)
+    assert Body(Evaluator(body, opsets={"": 17}), None, None).grows(0) == GROW.get(variant)
+    feeds = {"n": np.array(trips), "x": X, "e": E}
+    scanned = ["z"] if variant in READ else []
+    outputs = [V("y", F, [None, None]), *(V(name, F, [None]) for name in scanned)]
+    found = both(model([N("Loop", ["n", "", "x"], ["y", *scanned], body=body)], feeds, outputs), feeds)
+    if variant == "plain":
+        assert found[0].shape == (2 + 2 * trips, 3)
+
+
+def test_rounds_see_nothing_of_what_grows() -> None:
+    """So none copies what those before it have made."""
+    body = Body(Evaluator(collecting("plain"), opsets={"": 17}), {"e": E}, None)
+    seen = []
+
+    class Seen(Body):
+        def __init__(self) -> None:
+            self.__dict__.update(vars(body))
+
+        def __call__(self, *values: Any) -> list[Any]:
+            seen.append(values[2].shape)
+            return body(*values)
+
+    (y,) = loop(Seen(), np.array(3), None, [X], {"": 17})
+    assert seen == [(0, 3)] * 3
+    np.testing.assert_array_equal(y, np.concatenate([X, E, E + 1, E + 2]))
 
 
 def test_loop_in_a_loop() -> None:
