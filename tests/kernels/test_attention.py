@@ -148,6 +148,40 @@ def test_grouped_queries(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    heads=st.integers(1, 3),
+    m=st.integers(24, 140),
+    n=st.integers(1, 34),
+    d=WIDTHS,
+    dv=WIDTHS,
+    guard=st.integers(0, 2),
+    token_major=st.booleans(),
+)
+def test_few_keys_for_many_rows(isa, seed, heads, m, n, d, dv, guard, token_major):
+    """As when an image looks at a prompt; some rows see no key that is a number, or nothing but -inf."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((heads, *dims)).astype(np.float32) for dims in ((m, d), (n, d), (n, dv)))
+    if token_major:
+        q, k, v = (np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1) for x in (q, k, v))
+    k[0, :, 0] = 1
+    q[0, 3], q[0, 4, 0] = np.nan, -np.inf
+    out = np.empty((m, heads, dv), np.float32).swapaxes(0, 1) if token_major else np.empty((heads, m, dv), np.float32)
+    p = params(d**-0.5, guard=guard)
+    with np.errstate(all="ignore"):
+        whole = run("ATTENTION", out, [q, k, v], p, isa=isa)
+        wanted, magnitude = attend(q, k, v, None, p)
+    if guard == 2:  # what is not a number stays so
+        wanted[0, 3] = np.nan
+    peak = float((np.abs(np.nan_to_num(q, nan=0, neginf=0)).astype(np.float64) @ np.swapaxes(np.abs(k), -1, -2)).max()) * d**-0.5
+    check(whole, wanted, magnitude, peak, n)
+    tiles = boxes(rng, whole.shape, int(rng.integers(2, 9)))
+    with np.errstate(all="ignore"):
+        assert same_bits(whole, run("ATTENTION", out, [q, k, v], p, tiles, isa)), f"tiles {tiles}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("keys", [7, 700])
 def test_rows_that_see_nothing(isa, keys):
     """-inf everywhere: NaN, or 0 with a guard. A finite fill everywhere: the mean of all values, masked ones included."""

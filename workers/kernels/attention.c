@@ -8,6 +8,10 @@
  * A row's result depends on its index alone: blocks of keys start at fixed keys, and the keys that causal masking skips end where those of
  * its group do, which is MM_ROWS rows from a multiple of MM_ROWS on, whatever part of it the tile has.
  *
+ * Where there are few keys for many rows (prompts that an image looks at), all of them seen, vectors hold rows instead of keys: scores and
+ * sums are computed the other way round, softmax goes down the lanes, and nothing is lost on short rows. What an operator's tiles are cut
+ * into does not matter to the choice.
+ *
  * Skipped keys would have weighed exp(fill - maximum). Where the maximum is so low that this is not 0, the row is done again with all keys.
  */
 #include <math.h>
@@ -18,6 +22,8 @@
 #define KEYS 512
 #define SCORES (KEYS + 16) /* row of scores: no multiple of 4 KiB between rows */
 #define PACK_ROWS 24       /* from so many rows on V is packed too */
+#define FEW_KEYS 32        /* … for at least LANES rows */
+#define LANES ASPEN_NR
 #define NO_WEIGHT 104.0f   /* vexp(-104) is 0 */
 
 enum { SCALE, CAUSAL, OFFSET, FILL, SOFTCAP, GUARD, MASK_FIRST }; /* parameters */
@@ -317,6 +323,77 @@ static void attend(tile *t, const row *origin, const float *k, const float *v) {
   } while (first < all);
 }
 
+static int few_keys(const tile *t) {
+  const int64_t rows = t->c->args[1].dims[t->c->args[0].rank - 2];
+  return t->keys > 0 && t->keys <= FEW_KEYS && rows >= LANES && !t->mask && !t->causal && t->cap == 0.0f;
+}
+
+/* w[n][LANES]: scores become weights, lane by lane as `weigh` does it; scale: what `finish` multiplies with, 0 where it writes 0. */
+static void weigh_lanes(float *w, int64_t n, int guard, float *scale) {
+  const vf low = vset1(-INFINITY), zero = vzero();
+  for (int j = 0; j < LANES; j += VL) {
+    vf max = low, total = zero;
+    for (int64_t i = 0; i < n; i++) max = vmax(vload(w + i * LANES + j), max);
+    const vm seen = vlt(low, max);
+    for (int64_t i = 0; i < n; i++) {
+      const vf s = vload(w + i * LANES + j), e = vsel(seen, weight(s, max), zero);
+      total = total + vsel(seen, e, vsel(visnan(s), s, zero));
+      vstore(w + i * LANES + j, e);
+    }
+    vf by = vset1(1) / total;
+    if (guard == NAN_TO_ZERO) by = vsel(vlt(zero, total), by, zero);
+    if (guard == UNSEEN_TO_ZERO) by = vsel(veq(total, zero), zero, by);
+    vstore(scale + j, by);
+  }
+}
+
+/* All rows of the box, LANES of them at a time, for one choice of the other leading axes. */
+static void attend_few(const tile *t, const row *origin, const float *k, const float *v) {
+  const aspen_call *c = t->c;
+  const int queries = c->args[0].rank - 2, last = queries + 1;
+  const int64_t k_row = c->args[2].strides[queries], v_column = c->args[3].strides[last];
+  const int64_t q_row = c->args[1].strides[queries], out_row = c->args[0].strides[queries], n = t->keys;
+  float *const w = t->scores, *const mixed = w + FEW_KEYS * LANES, *const scale = mixed + MM_ROWS * LANES;
+  mm_job score = t->score, mix = t->mix;
+  score.a_stride = c->args[2].strides[last];
+  mix.k = n;
+  mix.a_stride = c->args[3].strides[queries];
+  mix.b_stride = ASPEN_NR;
+  mix.b_panel = n * ASPEN_NR;
+  const float *a[MM_ROWS];
+  mm_rows block = {.taps = 1, .a = a};
+  for (int64_t g = 0; g < t->shared; g++)
+    for (int64_t m = t->m_lo; m < t->m_hi; m += LANES) {
+      const int64_t count = t->m_hi - m < LANES ? t->m_hi - m : LANES;
+      const row first = row_at(t, origin, g, m);
+      FN(mm_pack)(t->k_panels, first.q, t->score.a_stride, q_row, score.k, count);
+      for (int64_t i = 0; i < n; i += MM_ROWS) {
+        block.rows = (int)(n - i < MM_ROWS ? n - i : MM_ROWS);
+        for (int r = 0; r < block.rows; r++) a[r] = k + (i + r) * k_row, block.out[r] = w + (i + r) * LANES;
+        FN(mm_block)(&score, &block, t->k_panels, 0, 0, LANES);
+      }
+      weigh_lanes(w, n, t->guard, scale);
+      for (int64_t i = t->v_lo; i < t->v_hi; i += MM_ROWS) {
+        block.rows = (int)(t->v_hi - i < MM_ROWS ? t->v_hi - i : MM_ROWS);
+        for (int r = 0; r < block.rows; r++) a[r] = v + (i + r) * v_column, block.out[r] = mixed + r * LANES;
+        FN(mm_block)(&mix, &block, w, 0, 0, LANES);
+        for (int j = 0; j < LANES; j += VL) {
+          const vf by = vload(scale + j);
+          const vm none = veq(by, vzero());
+          for (int r = 0; r < block.rows; r++) {
+            vf x = vload(mixed + r * LANES + j) * by;
+            if (t->guard) x = vsel(none, vzero(), x);
+            vstore(mixed + r * LANES + j, x);
+          }
+        }
+        for (int64_t lane = 0; lane < count; lane++) {
+          float *out = first.out + lane * out_row + i * t->out_stride;
+          for (int r = 0; r < block.rows; r++) out[r * t->out_stride] = mixed[r * LANES + lane];
+        }
+      }
+    }
+}
+
 int FN(attention)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *q = &c->args[1], *k = &c->args[2], *v = &c->args[3];
   const aspen_arg *mask = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : NULL;
@@ -388,7 +465,8 @@ int FN(attention)(const aspen_call *c) {
     for (int64_t i = 0; i < t.shared * (t.m_hi - t.m_lo); i++) t.states[i].again = 0;
     t.again = 0;
     t.any_again = 0;
-    attend(&t, &origin, kp, vp);
+    if (few_keys(&t)) attend_few(&t, &origin, kp, vp);
+    else attend(&t, &origin, kp, vp);
     if (t.any_again) {
       t.again = 1;
       attend(&t, &origin, kp, vp);
