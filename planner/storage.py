@@ -171,6 +171,11 @@ def _by_lines(node: Node, x: Tensor) -> bool:
     return node.op in CONVOLUTIONS and x.shape[1] > 1 and not _gathers(node, x)
 
 
+def _inner(t: Tensor, order: Sequence[int]) -> int | None:
+    """The axis whose elements lie side by side."""
+    return next((a for a in reversed(order) if t.shape[a] > 1), None)
+
+
 def _packed(node: Node, i: int) -> bool:
     """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
     if i != 1:
@@ -225,9 +230,30 @@ class _Assignment:
                 add(node.output)
         return wanted
 
+    def _rows(self) -> dict[Tensor, tuple[int, ...]]:
+        """Results of element-wise ops that products read row by row, maybe through views, and their order if the terms of a row lie side by
+        side; where products read different rows, there is none."""
+        wanted: dict[Tensor, list[tuple[int, ...]]] = {}
+        for node in self.nodes:
+            t = node.inputs[0] if node.op == "GEMM" else None
+            strides: st.Strides | None = None if t is None or 0 in t.shape else st.dense(t.shape)
+            while t is not None and strides is not None:
+                source = self.producer.get(t)
+                if source is None or source.op not in ELEMENTWISE | {"view.transpose", "view.reshape"}:
+                    break
+                if source.op in ELEMENTWISE:
+                    wanted.setdefault(t, []).append(st.order_of(t.shape, strides))
+                    break
+                before, t = t, source.inputs[0]
+                if t is not None and source.op == "view.transpose":
+                    strides = st.untranspose(strides, source.attrs["perm"])
+                elif t is not None:
+                    strides = st.reshape(before.shape, strides, t.shape)
+        return {t: orders[0] for t, orders in wanted.items() if len({_inner(t, order) for order in orders}) == 1}
+
     def _natural_orders(self) -> None:
         """`order` for every tensor that a kernel writes, and `natural`: strides of every tensor if nothing had to be placed."""
-        last = self._channels_last()
+        last, rows = self._channels_last(), self._rows()
         for t in self.graph.inputs:
             self.natural[t] = st.dense(t.shape)
         for node in self.nodes:
@@ -242,6 +268,8 @@ class _Assignment:
                 continue
             for t in node.outputs:
                 order = self._order(node, t, last)
+                if t in rows and _inner(t, order) != _inner(t, rows[t]) and t not in last:
+                    order = rows[t]
                 self.order[t] = order
                 self.natural[t] = st.dense(t.shape, order)
 
@@ -292,7 +320,7 @@ class _Assignment:
             return False
         if node.op == "OPAQUE" or node.op in SAMPLING or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
             return True
-        inner = next((a for a in reversed(self.order[t]) if t.shape[a] > 1), None)
+        inner = _inner(t, self.order[t])
         return inner is None or strides[inner] == 1
 
     def _place(self, t: Tensor, ref: Ref) -> dict[Tensor, Ref] | None:

@@ -95,6 +95,14 @@ def attention(b: GraphBuilder) -> Graph:
     return b.graph(b.linear(b.unary(b.linear(y, 48)), h * d, residual=y))
 
 
+def image_as_tokens(b: GraphBuilder) -> Graph:
+    """An image is summed, and its pixels are rows of products; a sum of it and of what is row-major, too."""
+    x = b.binary(b.input(1, 18, 6, 7), b.input(1, 18, 6, 7))
+    tokens = b.transpose(b.reshape(x, 1, 18, 42), 0, 2, 1)
+    moved = b.binary(tokens, b.input(1, 42, 18))
+    return b.graph(b.linear(moved, 34), b.binary(b.linear(tokens, 18), moved))
+
+
 def inverted_residuals(b: GraphBuilder) -> Graph:
     x = b.conv(b.input(2, 3, 13, 11), 8, stride=2)
     x = b.conv(b.stack(x, 40), 8, kernel=1, residual=x)
@@ -203,7 +211,7 @@ GRAPHS = [
     shuffle,
     sevens,
 ]
-GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled]
+GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "half.h"
-#include "nd.h"
+#include "walk.h"
 #include "vec.h"
 
 #define EACH(FROM, TO, E)                        \

@@ -2,7 +2,7 @@
 #ifndef ASPEN_ELEMENTWISE_H
 #define ASPEN_ELEMENTWISE_H
 #include "half.h"
-#include "nd.h"
+#include "walk.h"
 #include "vec.h"
 
 typedef struct {

@@ -326,6 +326,7 @@ INLINE void pixels(const run *r, int64_t begin, int64_t end, int64_t channels, c
   }
 }
 
+#define LINE_BLOCK 512 /* pixels of a channel that are staged at a time */
 #define NEAR 1024 /* results between two calls of a function: they are in the nearest cache */
 
 static int run_of_pixels(const run *r, int64_t m, int64_t channels, const factors *f, int kind, const aspen_call *c) {
@@ -349,10 +350,10 @@ static int run_of_pixels(const run *r, int64_t m, int64_t channels, const factor
 
 /* n pixels of one channel, any distance apart. */
 static int run_of_channel(const run *r, int64_t n, const float by[3], int kind, const aspen_call *c) {
-  float line[ND_BLOCK], other[ND_BLOCK];
+  float line[LINE_BLOCK], other[LINE_BLOCK];
   const vf mean = vset1(by[0]), scale = vset1(by[1]), shift = vset1(by[2]);
-  for (int64_t i = 0; i < n; i += ND_BLOCK) {
-    const int64_t m = nd_min(ND_BLOCK, n - i);
+  for (int64_t i = 0; i < n; i += LINE_BLOCK) {
+    const int64_t m = nd_min(LINE_BLOCK, n - i);
     const float *from = r->x + i * r->sx, *more = r->more ? r->more + i * r->sm : NULL;
     if (r->sx != 1) {
       nd_copy_row((char *)line, 4, (const char *)from, r->sx * 4, m, 4);

@@ -6,15 +6,13 @@
  * the order in which elements are visited differs from tile to tile. Kernels whose values depend on an order (sums) choose their
  * reduced axes from the shapes and strides of the whole tensors instead (nd_add_axis on a nest of their own).
  *
- * Element-wise kernels walk the nest in blocks (nd_walk) and stage what is not contiguous (nd_stage, nd_commit) through buffers of ND_BLOCK
- * elements, so each operation needs only one loop, over contiguous data, and every path computes an element with the same instructions.
+ * Element-wise kernels walk the nest in blocks (walk.h).
  */
 #ifndef ASPEN_ND_H
 #define ASPEN_ND_H
 #include "kernel.h"
 
 #define ND_ARGS 4
-#define ND_BLOCK 512 /* elements staged at a time: three buffers of 8-byte elements fill a third of an L1 cache */
 
 /* Elements as they are moved: several may count as one (copy.c), so only bytes are aligned for sure. */
 typedef uint8_t __attribute__((may_alias)) nd_u8;
@@ -185,98 +183,6 @@ static inline void nd_copy_row(char *dst, int64_t dstep, const char *src, int64_
     case 16: ND_ROW(nd_u128)
   }
 #undef ND_ROW
-}
-
-/* ---- blocks: up to ND_BLOCK elements of a row, or of several short rows, at a time ---- */
-
-typedef struct nd_walk {
-  nd *it;
-  int64_t n, rows;     /* the innermost axis; the axis around it where its rows are short (else 1) */
-  int64_t most;        /* rows a block */
-  int64_t step[ND_ARGS], row_step[ND_ARGS];
-  int64_t i, r;        /* where the block starts */
-  int64_t bn, br;      /* its extent: br rows of bn elements; more than one row only where bn == n */
-  int64_t count;       /* bn br */
-  int first;           /* no block before it with the same outer indices */
-  char *ptr[ND_ARGS];  /* its first element */
-} nd_walk;
-
-static inline void nd_walk_here(nd_walk *w) {
-  w->bn = nd_min(ND_BLOCK, w->n - w->i);
-  w->br = nd_min(w->most, w->rows - w->r);
-  w->count = w->bn * w->br;
-  w->first = w->i == 0 && w->r == 0;
-  for (int k = 0; k < w->it->args; k++) w->ptr[k] = w->it->ptr[k] + w->r * w->row_step[k] + w->i * w->step[k];
-}
-
-/* Starts at the first block of an opened nest, which is changed: the axis of the rows is taken out of it. */
-static inline void nd_walk_open(nd_walk *w, nd *it) {
-  memset(w, 0, sizeof *w);
-  w->it = it;
-  w->n = nd_row(it);
-  w->rows = w->most = 1;
-  for (int k = 0; k < it->args; k++) w->step[k] = nd_step(it, k);
-  /* Short rows go together; longer ones only where that costs the output no copy. */
-  const int outer = it->rank - 2;
-  if (outer >= 0 && (w->n <= ND_BLOCK / 8 || (w->n <= ND_BLOCK / 2 && it->strides[0][outer] == w->n * w->step[0]))) {
-    w->rows = it->dims[outer];
-    w->most = ND_BLOCK / w->n;
-    it->dims[outer] = 1;
-    for (int k = 0; k < it->args; k++) w->row_step[k] = it->strides[k][outer];
-  }
-  nd_walk_here(w);
-}
-
-/* The next block. Returns 0 after the last. */
-static inline int nd_walk_next(nd_walk *w) {
-  w->i += w->bn;
-  if (w->i >= w->n) {
-    w->i = 0;
-    w->r += w->br;
-    if (w->r >= w->rows) {
-      w->r = 0;
-      if (!nd_next(w->it)) return 0;
-    }
-  }
-  nd_walk_here(w);
-  return 1;
-}
-
-/* Is argument k contiguous in the block? */
-static inline int nd_walk_contiguous(const nd_walk *w, int k, size_t size) {
-  return w->step[k] == (int64_t)size && (w->br == 1 || w->row_step[k] == w->bn * (int64_t)size);
-}
-
-/* Has argument k the same elements in this block as in the one before, which was at least as large? */
-static inline int nd_walk_repeats(const nd_walk *w, int k) {
-  if (w->first || (w->rows > 1 && w->row_step[k] != 0)) return 0;
-  return w->step[k] == 0 || w->most > 1; /* one element for all, or whole rows that are all the same */
-}
-
-/* rows × n elements between a contiguous buffer and memory; rows and elements there are the given bytes apart. */
-static inline void nd_copy_rows(char *dst, int64_t drow, int64_t dstep, const char *src, int64_t srow, int64_t sstep, int64_t rows, int64_t n,
-                                size_t size) {
-  if (rows > n) { /* the longer loop inside */
-    for (int64_t i = 0; i < n; i++) nd_copy_row(dst + i * dstep, drow, src + i * sstep, srow, rows, size);
-  } else {
-    for (int64_t r = 0; r < rows; r++) nd_copy_row(dst + r * drow, dstep, src + r * srow, sstep, n, size);
-  }
-}
-
-/* Argument k of the block as a contiguous array: itself, or a copy in buf (ND_BLOCK elements), which is the caller's for this argument. */
-static inline const void *nd_stage(const nd_walk *w, int k, size_t size, void *buf) {
-  const int64_t unit = (int64_t)size;
-  if (nd_walk_contiguous(w, k, size)) return w->ptr[k];
-  if (!nd_walk_repeats(w, k)) nd_copy_rows(buf, w->bn * unit, unit, w->ptr[k], w->row_step[k], w->step[k], w->br, w->bn, size);
-  return buf;
-}
-
-/* Where to compute the block of argument 0: in place, or in buf; nd_commit then takes it home. */
-static inline void *nd_target(const nd_walk *w, size_t size, void *buf) { return nd_walk_contiguous(w, 0, size) ? (void *)w->ptr[0] : buf; }
-
-static inline void nd_commit(const nd_walk *w, size_t size, const void *buf) {
-  const int64_t unit = (int64_t)size;
-  if (!nd_walk_contiguous(w, 0, size)) nd_copy_rows(w->ptr[0], w->row_step[0], w->step[0], buf, w->bn * unit, unit, w->br, w->bn, size);
 }
 
 #endif
