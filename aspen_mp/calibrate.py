@@ -7,7 +7,7 @@ cache, and scheduling by the workers' own counters over a network of tiny tiles.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +60,7 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     import aspen_mp
     from aspen_mp.bench.kernels import measure
     from aspen_mp.planner import rates
-    from aspen_mp.workers import _kernels
+    from aspen_mp.workers import _kernels, topology
 
     allowed = os.sched_getaffinity(0)
     core = min(allowed) if cpu is None else cpu
@@ -70,7 +70,8 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
         limits = measure.limits(isa)
     cores = sorted(allowed)[:MOST_READERS]
     together = max(*(measure.together(isa, cores) for _ in range(READINGS)), limits.read[measure.SIZES[-1]])
-    far = measure.far(isa, [core, next(cpu for cpu in cores if cpu != core)]) if len(allowed) > 1 else 0.0
+    other = neighbour(core, topology.read().by_cpu[core].siblings, allowed)
+    far = 0.0 if other is None else measure.far(isa, [core, other])
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
     plain = without_kernels(limits, schedule_ns, together, far)
@@ -81,6 +82,11 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     measured = {"peak": limits.gflops, "schedule_ns": schedule_ns, "read_together": together, "far": far}
     measured |= {f"read_{size >> 10}k": rate for size, rate in limits.read.items()}
     return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, plain))
+
+
+def neighbour(cpu: int, siblings: Sequence[int], allowed: Iterable[int]) -> int | None:
+    """Another CPU that has caches of its own, not those of `cpu`, whose core's CPUs are `siblings`; None where there is none."""
+    return next((other for other in sorted(allowed) if other != cpu and other not in siblings), None)
 
 
 def without_kernels(limits: Limits, schedule_ns: float, together: float, far: float = 0.0) -> Rates:

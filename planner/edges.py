@@ -331,14 +331,16 @@ def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
     members, member_of = ranges.expand(joined)
     number = np.cumsum(~direct) - 1
     nbytes, member_bytes = np.zeros(len(parents), np.float32), np.zeros(len(members), np.float32)
-    rows, joined_rows, at = np.flatnonzero(keep)[which], joined[member_of], 0
-    for c in found:
-        some = np.flatnonzero((rows >= at) & (rows < at + len(c.tiles)))
-        nbytes[some] = c.read(rows[some] - at, parents[some], grids[c.step])
-        some = np.flatnonzero((joined_rows >= at) & (joined_rows < at + len(c.tiles)))
-        if len(some):
-            member_bytes[some] = c.written(members[some], grids[c.step])
-        at += len(c.tiles)
+    ends = np.cumsum([0, *(len(c.tiles) for c in found)])  # of their rows
+    rows, source = np.flatnonzero(keep)[which], np.searchsorted(ends, joined[member_of], "right") - 1
+    at, order = np.searchsorted(rows, ends), np.argsort(source, kind="stable")
+    joined_at = np.searchsorted(source[order], np.arange(len(found) + 1))
+    for i, c in enumerate(found):
+        some = slice(at[i], at[i + 1])
+        nbytes[some] = c.read(rows[some] - ends[i], parents[some], grids[c.step])
+        if joined_at[i] < joined_at[i + 1]:
+            own = order[joined_at[i] : joined_at[i + 1]]
+            member_bytes[own] = c.written(members[own], grids[c.step])
     return Reads(
         ranges.step[keep][which],
         parents,

@@ -323,7 +323,7 @@ static inline uint64_t sim_bit(uint32_t c) { return (uint64_t)1 << (c & 63); }
 /* What core `c` fetches from others' caches before it can run a tile: bytes. They are in its own from then on. */
 static inline double sim_fetch(struct sim *s, uint32_t c, uint32_t instance, uint32_t tile) {
   const struct sim_graph *g = s->g;
-  if (tile >= g->flow_tiles) return 0;
+  if (!(g->far > 0) || tile >= g->flow_tiles) return 0;
   uint64_t *has = s->has + (size_t)instance * g->flow_rows, bit = sim_bit(c);
   double bytes = 0;
   for (uint32_t i = g->flow_begin[tile]; i < g->flow_begin[tile + 1]; i++) {

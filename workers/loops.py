@@ -42,6 +42,8 @@ class Body:
     def grows(self, k: int) -> int | None:
         """The axis along which carried value `k` of a Loop grows, where a round does nothing with it but join something behind it, and with
         what comes of that nothing but hand it on; None elsewhere. Lists of results are exported so."""
+        if len(self.inputs) <= 2 + k or len(self.graph.output) <= 1 + k:
+            return None
         given, made = self.inputs[2 + k], self.graph.output[1 + k].name
         joins = [node for node in self.graph.node if made in node.output]
         if (

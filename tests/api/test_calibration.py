@@ -19,7 +19,7 @@ from aspen_mp.bench.kernels import measure
 from aspen_mp.measure import OpTime
 from aspen_mp.planner import api, cost, rates
 from aspen_mp.planner.plan import OpInfo
-from aspen_mp.workers import _isa, _kernels, topology
+from aspen_mp.workers import _isa, topology
 
 STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
 
@@ -101,12 +101,28 @@ def timed(kernel: str, predicted_ns: float, taken_ns: float, nbytes: float = 0.0
     return OpTime(info, taken_ns, taken_ns)
 
 
-def test_what_another_core_wrote() -> None:
-    """On one CPU nobody else has written anything; wherever it is measured, the process may use all its CPUs again."""
-    allowed = os.sched_getaffinity(0)
-    cpu = min(allowed)
-    assert 0 <= measure.far(_kernels.selected(), [cpu, cpu], 5) < rates.FARTHEST
-    assert os.sched_getaffinity(0) == allowed
+def test_what_another_core_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By made-up time: what the first reading after a move takes longer than the next. Then the process may use all its CPUs again."""
+    allowed, clock, moves = os.sched_getaffinity(0), [0], list[set[int]]()
+
+    def read(data: np.ndarray, turns: int, isa: str) -> float:
+        if turns == 1:  # what is passed
+            clock[0] += 1000 if moves[-1] else 400
+            moves.append(set())
+        return 1.0
+
+    monkeypatch.setattr(measure.os, "sched_setaffinity", lambda pid, cpus: moves.append(set(cpus)))
+    monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(measure._kernels, "read_rate", read)
+    assert measure.far("avx2", [3, 5], 4) == pytest.approx(600 / measure.PASSED)
+    assert [cpus for cpus in moves if cpus] == [{3}, {5}] * 4 + [allowed]
+
+
+def test_what_is_measured_beside_a_cpu() -> None:
+    """Threads of one core share its caches."""
+    assert calibrate.neighbour(0, (0, 1), {0, 1, 2, 3}) == 2
+    assert calibrate.neighbour(2, (2, 6), {6, 2, 9}) == 9
+    assert calibrate.neighbour(0, (0, 1), {0, 1}) is None
 
 
 def test_fit() -> None:

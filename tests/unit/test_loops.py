@@ -137,6 +137,14 @@ def test_what_grows(variant: str, trips: int) -> None:
         assert found[0].shape == (2 + 2 * trips, 3)
 
 
+def test_bodies_that_do_not_fit_grow_nothing() -> None:
+    """What is carried beyond the body's inputs or outputs is told of when the body is called."""
+    body = Body(Evaluator(collecting("plain"), opsets={"": 17}), {"e": E}, None)
+    assert body.grows(1) is None
+    with pytest.raises(ValueError, match="the body has 3 inputs, but 4 values are given"):
+        loop(body, np.array(1), None, [X, X], {"": 17})
+
+
 def test_rounds_see_nothing_of_what_grows() -> None:
     """So none copies what those before it have made."""
     body = Body(Evaluator(collecting("plain"), opsets={"": 17}), {"e": E}, None)
