@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from aspen_mp.numpy_operators import NAMES
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item
 from aspen_mp.planner.frontends.functions import subgraphs
@@ -39,12 +40,11 @@ _FEW = 64  # elements of a value that may be asked for although it is not read d
 _LEAST_CAPACITY, _MOST_CAPACITY = 1 << 16, 1 << 24
 _DATA_DEPENDENT = {"NonZero", "Unique", "NonMaxSuppression", "Compress", "Loop"}
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
+# What copies or compares: kernels have it too, but where nothing else reads the result it goes into the tile that does (`_movable`).
 _MOVES = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat"}
 _MOVES |= {"Expand", "Cast", "Split", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "Not"}
-LIGHT = _MOVES | {"Shape", "Size", "Constant", "ScatterElements", "ScatterND", "ConstantOfShape", "Range", "TopK", "Where", "Clip", "Min"}
-LIGHT |= {"Max", "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Floor", "Ceil", "Sqrt", "Exp", "Log", "Sigmoid", "Relu"}
-LIGHT |= {"ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin"}
-"""Operators that numpy does in a few microseconds where there are few elements (`workers/programs.py` has them all)."""
+LIGHT = NAMES - {"Resize", "NonZero", "Compress"}
+"""Operators that numpy does in a few microseconds where there are few elements, with results whose shapes can be told before."""
 _LIGHT_BYTES = 4 << 20
 """What a light operator reads of what is known may be so large; a dynamic stage that reads more does not take such operators along."""
 _MOVED_BYTES = 1 << 18

@@ -11,7 +11,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_dequantize_linear, op_tfidf_vectorizer
 
-from aspen_mp.workers import boxes, loops, programs, recurrent, sampling, windows
+from aspen_mp import numpy_operators
+from aspen_mp.workers import boxes, loops, recurrent, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -210,12 +211,7 @@ class CumSum(OpRun):
     """The axis may come as a vector of one."""
 
     def _run(self, x: Any, axis: Any, exclusive: int | None = None, reverse: int | None = None) -> tuple[Any, ...]:
-        k = int(np.asarray(axis).reshape(()))
-        turned = np.flip(x, k) if reverse else x
-        sums = np.cumsum(turned, k, dtype=x.dtype)
-        if exclusive and x.size:
-            sums = np.concatenate([np.zeros_like(np.take(sums, [0], k)), np.delete(sums, -1, k)], k)
-        return (np.ascontiguousarray(np.flip(sums, k)) if reverse else sums,)
+        return (numpy_operators.cumsum(x, np.asarray(axis), exclusive, reverse),)
 
 
 class OneHot(OpRun):
@@ -378,7 +374,7 @@ class Evaluator(ReferenceEvaluator):
             found = NotImplemented
             if call is not None:
                 inputs = [results[name] for name in names]
-                if programs.plain(inputs):
+                if numpy_operators.plain(inputs):
                     found = call(*inputs)
             if found is NotImplemented:
                 found = self._reference(node, names, results)
@@ -397,10 +393,10 @@ class Evaluator(ReferenceEvaluator):
         return node.run(*inputs, context=results) if node.need_context() else node.run(*inputs)
 
 
-def _called(node: Any, opset: int) -> programs.Call | None:
+def _called(node: Any, opset: int) -> numpy_operators.Call | None:
     """Nodes that ONNX defines by functions are nodes of such a function's evaluator."""
     proto = getattr(node, "onnx_node", None)
-    return None if proto is None or node.has_linked_attribute else programs.compile_node(proto, opset)
+    return None if proto is None or node.has_linked_attribute else numpy_operators.compile_node(proto, opset)
 
 
 def _with_names(proto: Any) -> Any:

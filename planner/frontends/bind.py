@@ -474,7 +474,8 @@ class Binder:
         plain = all(tensors.is_plain(dtype) for dtype, _ in types.values())
         view = entry.proto.op_type in VIEWS and domain_of(entry.proto) == "" and present[0].data is not None
         key = self._key(entry, present) if of_model else None
-        slow = not quick(entry.proto) and (sources > PLAN_CONSTANT or entry.proto.op_type in LOOPING)
+        fast = quick(entry.proto, entry.opsets.get("", 1))
+        slow = not fast and (sources > PLAN_CONSTANT or entry.proto.op_type in LOOPING)
         if large <= SMALL and sources <= SMALL:
             pass
         elif not plain:
@@ -497,7 +498,7 @@ class Binder:
             if name in types:
                 dtype, shape = types[name]
                 array = np.asarray(value)
-                if array.shape != shape and not quick(entry.proto):
+                if array.shape != shape and not fast:
                     return False
                 if array.shape != shape:
                     raise ModelInvalidError(f"{name_of(entry.proto)}: constant {name!r} has shape {list(array.shape)}, not {list(shape)}")

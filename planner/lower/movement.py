@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.planner.frontends.evaluate import slices
+from aspen_mp.numpy_operators import slices
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, F32, I64, MAX_RANK, Builder, NoKernel, axis_of, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -44,10 +44,12 @@ def _constant_of_shape(b: Builder, node: Node) -> Tensor:
 @rule("Slice")
 def _slice(b: Builder, node: Node) -> Tensor:
     x = data(node)
-    for k in range(1, len(node.inputs)):
-        ints(node.inputs[k]) if node.inputs[k] is not None else None
-    given = [None if t is None else t.value() for t in node.inputs[1:]]
-    spans = [s.indices(d) for s, d in zip(slices(node.attrs, x.shape, given), x.shape, strict=True)]
+    if len(node.inputs) > 1:
+        starts, ends = ints(node.inputs[1]), ints(node.inputs[2])
+        axes, steps = (None if t is None else ints(t) for t in (optional(node, 3), optional(node, 4)))
+    else:
+        starts, ends, axes, steps = node.attrs["starts"], node.attrs["ends"], node.attrs.get("axes"), None
+    spans = [s.indices(d) for s, d in zip(slices(x.shape, starts, ends, axes, steps), x.shape, strict=True)]
     return b.slice(x, [s[0] for s in spans], [s[2] for s in spans], node.output.shape)
 
 

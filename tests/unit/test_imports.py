@@ -13,10 +13,11 @@ import aspen_mp
 PACKAGE = Path(aspen_mp.__file__).parent
 ALLOWED = {
     "shm": {"shm"},
-    "workers": {"workers", "shm"},
-    "planner": {"planner", "shm"},
+    "workers": {"workers", "shm", "numpy_operators"},
+    "planner": {"planner", "shm", "numpy_operators"},
     "config": {"config", "shm"},
 }
+LEAVES = ["numpy_operators.py"]  # files of the root package that its parts share
 HEAVY = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"}
 
 
@@ -82,6 +83,11 @@ def test_imports_run_one_way(part: str) -> None:
     for path in files:
         extra = imported_parts(path) - ALLOWED[part]
         assert not extra, f"{path} imports {sorted(extra)}; {part} may import {sorted(ALLOWED[part])}"
+
+
+@pytest.mark.parametrize("file", LEAVES)
+def test_what_parts_share_imports_nothing_of_ours(file: str) -> None:
+    assert not imported_parts(PACKAGE / file)
 
 
 def test_import_is_light() -> None:

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from aspen_mp.planner import stages
-from aspen_mp.workers import _boxes, boxes, programs
+from aspen_mp import numpy_operators
+from aspen_mp.workers import _boxes, boxes
 from aspen_mp.workers.operators import Evaluator
 
 N = helper.make_node
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((3, 4, 5)).astype(np.float32)
 TIES = RNG.integers(-2, 3, (3, 4, 5))
+BYTES = TIES.astype(np.int8)
 MASK = X > 0
 I3 = np.array([2, -1, 0])
 
@@ -63,6 +64,10 @@ CASES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
     ("NonZero", 13, [MASK], {}),
     ("Compress", 11, [X, np.array([True, False, True])], {"axis": 0}),
     ("Compress", 11, [X, X.reshape(-1) > 1], {}),
+    *[("CumSum", 14, [TIES, np.array(k)], {"exclusive": e, "reverse": r}) for k in (0, -1) for e in (0, 1) for r in (0, 1)],
+    ("DequantizeLinear", 19, [BYTES, np.array(0.25, np.float32)], {}),
+    *[("DequantizeLinear", 19, [BYTES, X[0, 0, :n], BYTES[0, 0, :n]], {"axis": k}) for k, n in ((1, 4), (2, 5))],
+    ("DequantizeLinear", 21, [BYTES, np.ones((3, 2, 5), np.float32)], {"axis": 1, "block_size": 2}),
     *[("Cast", 13, [X * 3], {"to": k}) for k in (TensorProto.INT64, TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT16)],
     ("Clip", 13, [X, np.array(-0.5, np.float32), np.array(0.5, np.float32)], {}),
     ("Clip", 13, [X], {}),
@@ -102,7 +107,7 @@ def test_images_are_resized_as_by_others(mode: str, origin: str, sizes: tuple[in
         "Resize", ["x", "", "scales", "sizes"] if sizes else ["x", "", "scales"], ["y"], mode=mode, coordinate_transformation_mode=origin
     )
     scales = np.zeros(0, np.float32) if sizes else np.array([1, 1, 1.7, 0.6], np.float32)
-    call = programs.compile_node(node, 13)
+    call = numpy_operators.compile_node(node, 13)
     assert call is not None
     got = call(x, None, scales, *([i64(*sizes)] if sizes else []))
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
@@ -119,20 +124,20 @@ def test_images_are_resized_as_by_others(mode: str, origin: str, sizes: tuple[in
 
 def test_other_ways_to_resize_are_left_to_the_evaluator() -> None:
     for attributes in ({}, {"mode": "linear", "antialias": 1}, {"mode": "cubic", "exclude_outside": 1}, {"mode": "nearest"}):
-        assert programs.compile_node(N("Resize", ["x", "", "s"], ["y"], **attributes), 18) is None
-    assert programs.compile_node(N("Resize", ["x", "s"], ["y"], mode="linear"), 10) is None
+        assert numpy_operators.compile_node(N("Resize", ["x", "", "s"], ["y"], **attributes), 18) is None
+    assert numpy_operators.compile_node(N("Resize", ["x", "s"], ["y"], mode="linear"), 10) is None
 
 
 def test_narrow_types_are_left_to_the_evaluator() -> None:
     """Which knows what is too large for them."""
     for kind in (TensorProto.FLOAT8E5M2, TensorProto.BFLOAT16, TensorProto.STRING):
-        assert programs.compile_node(N("Cast", ["x"], ["y"], to=kind), 21) is None
-    assert programs.plain([X, None, MASK])
-    assert not any(programs.plain([np.zeros(2, dtype)]) for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, object))
+        assert numpy_operators.compile_node(N("Cast", ["x"], ["y"], to=kind), 21) is None
+    assert numpy_operators.plain([X, None, MASK])
+    assert not any(numpy_operators.plain([np.zeros(2, dtype)]) for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, object))
 
 
 def test_division_of_integers_is_cut_off() -> None:
-    call = programs.compile_node(N("Div", ["x", "y"], ["z"]), 14)
+    call = numpy_operators.compile_node(N("Div", ["x", "y"], ["z"]), 14)
     assert call is not None
     assert call(np.array([7, -7, 7, -7]), np.array([2, 2, -2, -2])).tolist() == [3, -3, -3, 3]
     with pytest.raises(ZeroDivisionError):
@@ -141,7 +146,7 @@ def test_division_of_integers_is_cut_off() -> None:
 
 @pytest.mark.parametrize("op", ["Gather", "GatherElements", "GatherND", "ScatterElements"])
 def test_indices_out_of_range_are_errors(op: str) -> None:
-    call = programs.compile_node(N(op, ["x", "i"], ["y"]), 13)
+    call = numpy_operators.compile_node(N(op, ["x", "i"], ["y"]), 13)
     assert call is not None
     for k in (3, -4):
         with pytest.raises(IndexError):
@@ -152,7 +157,7 @@ def test_indices_out_of_range_are_errors(op: str) -> None:
 @given(st.integers(0, 7), st.integers(0, 6), st.booleans(), st.sampled_from([0, 1]), st.sampled_from([np.float32, np.int64, np.uint8]))
 def test_the_first_of_equal_ones_comes_first(n: int, k: int, largest: bool, axis: int, dtype: Any) -> None:
     x = np.random.default_rng(n).integers(0, 4, (n, 3) if axis == 0 else (3, n)).astype(dtype)
-    call = programs.compile_node(N("TopK", ["x", "k"], ["v", "i"], axis=axis, largest=int(largest)), 11)
+    call = numpy_operators.compile_node(N("TopK", ["x", "k"], ["v", "i"], axis=axis, largest=int(largest)), 11)
     assert call is not None
     if k > n:
         with pytest.raises(ValueError, match="axis"):
@@ -168,13 +173,9 @@ def test_the_first_of_equal_ones_comes_first(n: int, k: int, largest: bool, axis
 
 @pytest.mark.parametrize(("opset", "attributes", "lengths"), [(11, {"split": [1, 3]}, []), (13, {}, [i64(1, 3)])])
 def test_parts(opset: int, attributes: dict[str, Any], lengths: list[Any]) -> None:
-    call = programs.compile_node(N("Split", ["x", *(["s"] * len(lengths))], ["a", "b"], axis=1, **attributes), opset)
+    call = numpy_operators.compile_node(N("Split", ["x", *(["s"] * len(lengths))], ["a", "b"], axis=1, **attributes), opset)
     assert call is not None
     assert [part.shape for part in call(X, *lengths)] == [(3, 1, 5), (3, 3, 5)]
-
-
-def test_what_the_planner_takes_along_is_known_to_workers() -> None:
-    assert set(programs._TABLE) >= stages.LIGHT - {"If"}
 
 
 def test_graphs_with_bodies_and_missing_inputs() -> None:

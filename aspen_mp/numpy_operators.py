@@ -1,5 +1,6 @@
-"""Small operators as numpy calls: what detectors do with their boxes behind the network proper is hundreds of Gather, Slice, Concat,
-Greater … on a few numbers each, of which `onnx.reference` makes several microseconds of bookkeeping each, and of some a loop.
+"""ONNX operators as numpy calls, for whoever computes them without a plan. The planner folds constants by them; workers run by them what
+detectors do with their boxes behind the network proper: hundreds of Gather, Slice, Concat, Greater … on a few numbers each, of which
+`onnx.reference` makes several microseconds of bookkeeping each, and of some a loop.
 
 `compile_node` gives a function for a node that numpy computes as ONNX defines it, and None where it is not so. A function may still return
 `NotImplemented` for operands that it does not take; then `onnx.reference` does it.
@@ -87,19 +88,24 @@ def _transpose(a: Attrs, opset: int) -> Call:
     return lambda x: x.transpose(a.get("perm"))
 
 
-def _slice(a: Attrs, opset: int) -> Call | None:
+def _slice(a: Attrs, opset: int) -> Call:
     if opset < 10:
-        starts, ends = np.array(a["starts"]), np.array(a["ends"])
-        axes = np.array(a["axes"]) if "axes" in a else None
-        return lambda x: x[_slices(x.shape, starts, ends, axes, None)]
-    return lambda x, starts, ends, axes=None, steps=None: x[_slices(x.shape, starts, ends, axes, steps)]
+        return lambda x: x[slices(x.shape, a["starts"], a["ends"], a.get("axes"))]
+    return lambda x, *given: x[slices(x.shape, *(None if g is None else g.tolist() for g in given))]
 
 
-def _slices(shape: tuple[int, ...], starts: Array, ends: Array, axes: Array | None, steps: Array | None) -> tuple[slice, ...]:
-    which = range(len(starts)) if axes is None else axes.tolist()
-    by = [1] * len(starts) if steps is None else steps.tolist()
+def slices(
+    shape: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None = None,
+    steps: Sequence[int] | None = None,
+) -> tuple[slice, ...]:
+    """What Slice takes of an array of this shape."""
+    which = range(len(starts)) if axes is None else axes
+    by = [1] * len(starts) if steps is None else steps
     out = [slice(None)] * len(shape)
-    for first, last, axis, step in zip(starts.tolist(), ends.tolist(), which, by, strict=True):
+    for first, last, axis, step in zip(starts, ends, which, by, strict=True):
         dim = shape[axis]
         start = first + dim if first < 0 else first
         end = last + dim if last < 0 else last
@@ -212,7 +218,7 @@ def _expand(a: Attrs, opset: int) -> Call:
 
 def _constant_of_shape(a: Attrs, opset: int) -> Call:
     fill = numpy_helper.to_array(a["value"]) if "value" in a else np.zeros(1, np.float32)
-    return lambda shape: np.full(shape.tolist(), fill.reshape(()))
+    return lambda shape: np.broadcast_to(fill.reshape(()), shape.tolist())  # of one element's memory, however large
 
 
 def _constant(a: Attrs, opset: int) -> Call | None:
@@ -309,7 +315,40 @@ def _cast(a: Attrs, opset: int) -> Call | None:
     to = helper.tensor_dtype_to_np_dtype(a["to"])
     if to.char not in _PLAIN:
         return None
-    return lambda x: x.astype(to)
+    return lambda x: NotImplemented if x.dtype.kind in "VO" else x.astype(to)
+
+
+def _cumsum(a: Attrs, opset: int) -> Call:
+    return lambda x, axis: cumsum(x, axis, a.get("exclusive", 0), a.get("reverse", 0))
+
+
+def cumsum(x: Array, axis: Array, exclusive: int | None = None, reverse: int | None = None) -> Array:
+    """CumSum; the axis may come as a vector of one."""
+    k = int(axis.reshape(()))
+    turned = np.flip(x, k) if reverse else x
+    sums = np.cumsum(turned, k, dtype=x.dtype)
+    if exclusive and x.size:
+        sums = np.concatenate([np.zeros_like(np.take(sums, [0], k)), np.delete(sums, -1, k)], k)
+    return np.ascontiguousarray(np.flip(sums, k)) if reverse else sums
+
+
+def _dequantize(a: Attrs, opset: int) -> Call | None:
+    """Not for blocks and other types of results: those are of opsets that `onnx.reference` has."""
+    if a.get("block_size", 0) or a.get("output_dtype", 0):
+        return None
+    axis = a.get("axis", 1)
+
+    def run(x: Array, scale: Array, zero: Array | None = None) -> Any:
+        if scale.ndim > 1:
+            return NotImplemented
+        shape = [1] * x.ndim
+        if scale.size != 1:
+            shape[axis] = -1
+        wide = x.astype(np.float32)
+        wide = wide if zero is None else wide - zero.astype(np.float32).reshape(shape)
+        return (wide * scale.astype(np.float32).reshape(shape)).astype(scale.dtype)
+
+    return run
 
 
 def _reduce(function: Call) -> Callable[[Attrs, int], Call]:
@@ -417,6 +456,8 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "Compress": _compress,
     "Resize": _resize,
     "Cast": _cast,
+    "CumSum": _cumsum,
+    "DequantizeLinear": _dequantize,
     "Clip": _clip,
     "Where": lambda a, opset: lambda c, x, y: np.asarray(np.where(c, x, y)),
     "Add": _binary(np.add),
@@ -448,3 +489,6 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "ReduceMax": _reduce(np.max),
     "ReduceMin": _reduce(np.min),
 }
+
+NAMES: Final = frozenset(_TABLE)
+"""Operators of the default domain that `compile_node` knows, with some attributes at least."""
