@@ -91,7 +91,12 @@ def _transpose(a: Attrs, opset: int) -> Call:
 def _slice(a: Attrs, opset: int) -> Call:
     if opset < 10:
         return lambda x: x[slices(x.shape, a["starts"], a["ends"], a.get("axes"))]
-    return lambda x, *given: x[slices(x.shape, *(None if g is None else g.tolist() for g in given))]
+
+    def run(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
+        others = [None if given is None else given.tolist() for given in (axes, steps)]
+        return np.asarray(x[slices(x.shape, starts.tolist(), ends.tolist(), *others)])
+
+    return run
 
 
 def slices(

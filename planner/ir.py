@@ -122,12 +122,14 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Graph:
-    """Nodes in topological order. Inputs and outputs keep the model's order and names."""
+    """Nodes in topological order. Inputs and outputs keep the model's order and names. ``rounding``: the relative error that constants
+    have because the model stores them in half precision."""
 
     name: str
     inputs: list[Tensor]
     outputs: list[Tensor]
     nodes: list[Node]
+    rounding: float = 0.0
 
     def consumers(self) -> dict[Tensor, list[tuple[Node, int]]]:
         """For every tensor, the (node, input number) pairs that read it."""

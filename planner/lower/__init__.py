@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
-import numpy as np
-
 from aspen_mp.planner import verify
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
@@ -24,9 +21,9 @@ from aspen_mp.planner.lower import (
     tensor_products,
     transposed,
 )
-from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel
+from aspen_mp.planner.lower.builder import MAX_RANK, Builder, NoKernel
 from aspen_mp.planner.lower.opaque import lower_opaque
-from aspen_mp.planner.lower.registry import RULES, WIDENED
+from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.shm.errors import ModelInvalidError
 
 _FAMILIES = (
@@ -42,7 +39,6 @@ _FAMILIES = (
     tensor_products,
     transposed,
 )  # importing them registers their rules
-_HALVES = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
 
 
 def has_rule(domain: str, op: str) -> bool:
@@ -85,7 +81,7 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
             table[old] = new
             if new.producer is not None and len(builder.nodes) > mark and new.producer in builder.nodes[mark:]:
                 new.name = old.name
-    return Graph(graph.name, graph.inputs, [table.get(t, t) for t in graph.outputs], builder.nodes)
+    return Graph(graph.name, graph.inputs, [table.get(t, t) for t in graph.outputs], builder.nodes, graph.rounding)
 
 
 def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Tensor]:
@@ -94,14 +90,9 @@ def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Te
         raise NoKernel("no rule")
     if any(t is not None and len(t.shape) > MAX_RANK for t in (*inputs, *node.outputs)):
         raise NoKernel(f"more than {MAX_RANK} axes")
-    wide = node.op in WIDENED and any(t is not None and t.dtype in _HALVES for t in inputs)
-    if wide:
-        inputs = [builder.cast(t, F32) if t is not None and t.dtype in _HALVES else t for t in inputs]
     stand_in = Node(node.op, node.name, inputs, node.outputs, node.attrs, node.onnx_op, node.source)
     result = rule(builder, stand_in)
     results = result if isinstance(result, list) else [result]
-    if wide:
-        results = [builder.cast(r, t.dtype) if t.dtype in _HALVES else r for r, t in zip(results, node.outputs, strict=False)]
     for got, want in zip(results, node.outputs, strict=False):
         if want.name and (got.shape != want.shape or got.dtype != want.dtype):
             raise NoKernel(f"lowered to {list(got.shape)} {got.dtype}, not {list(want.shape)} {want.dtype}")

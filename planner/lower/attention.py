@@ -14,7 +14,7 @@ from aspen_mp.planner.lower.registry import rule
 _RAW, _CAPPED, _MASKED = range(3)  # qk_matmul_output_mode; 3 is behind the softmax
 
 
-@rule("Attention", widened=True)
+@rule("Attention")
 def _attention(b: Builder, node: Node) -> list[Tensor]:
     q, k, v = data(node), data(node, 1), data(node, 2)
     require_f32(q, k, v)
@@ -32,7 +32,7 @@ def _attention(b: Builder, node: Node) -> list[Tensor]:
         raise NoKernel("empty")
     scale, cap = float(node.attrs.get("scale", 1 / sqrt(depth))), float(node.attrs.get("softcap", 0.0))
     cap = cap if cap > 0.0 else 0.0  # so the definition: what is not positive caps nothing
-    most = np.finfo(np.float16 if node.output.dtype == np.float16 else np.float32).max
+    most = np.finfo(np.float32).max
     if not abs(scale) <= float(most) ** 2 or isinf(cap):  # queries and keys are multiplied by its square root in their own type
         raise NoKernel("scores that are not finite")
     causal, offset, mask = _masks(b, node, rows, keys, past)

@@ -233,7 +233,7 @@ def _one_hot(b: Builder, node: Node) -> Tensor:
     return b.ternary("WHERE", hot, on, off)
 
 
-@rule("AffineGrid", widened=True)
+@rule("AffineGrid")
 def _affine_grid(b: Builder, node: Node) -> Tensor:
     """The points of a grid over [-1, 1], last axis first and 1 behind them, times each matrix."""
     theta, spatial = data(node), ints(data(node, 1))[2:]
@@ -278,7 +278,7 @@ def _space_to_depth(b: Builder, node: Node) -> Tensor:
     return b.reshape(b.transpose(split, perm), (n, c * r * r, h // r, w // r))
 
 
-@rule("Resize", "Upsample", widened=True)
+@rule("Resize", "Upsample")
 def _resize(b: Builder, node: Node) -> Tensor:
     return resize(b, node, data(node))
 

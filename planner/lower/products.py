@@ -19,7 +19,7 @@ from aspen_mp.planner.params import NO_ACT
 _FEW_ROWS = 32  # products of fewer rows each are stacked
 
 
-@rule("Gemm", widened=True)
+@rule("Gemm")
 def _gemm(b: Builder, node: Node) -> Tensor:
     x, w, c = data(node), data(node, 1), optional(node, 2)
     require_f32(x, w, c)
@@ -33,7 +33,7 @@ def _gemm(b: Builder, node: Node) -> Tensor:
     return b.gemm(x, w, c, alpha=float(node.attrs.get("alpha", 1.0)))
 
 
-@rule("MatMul", widened=True)
+@rule("MatMul")
 def _matmul(b: Builder, node: Node) -> Tensor:
     return matmul(b, data(node), data(node, 1))
 
@@ -75,7 +75,7 @@ def window(node: Node, kernel: Sequence[int], spatial: Sequence[int]) -> tuple[l
     return strides, dilations, pads[:n], pads[n:]
 
 
-@rule("Conv", widened=True)
+@rule("Conv")
 def _conv(b: Builder, node: Node) -> Tensor:
     x, w, bias = data(node), data(node, 1), optional(node, 2)
     require_f32(x, w, bias)
@@ -242,7 +242,7 @@ def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
     return b.reshape(b.transpose(w, (0, 1, 4, 3, 2)), (groups, panels, taps * c, 32))
 
 
-@rule("MaxPool", widened=True)
+@rule("MaxPool")
 def _max_pool(b: Builder, node: Node) -> Tensor:
     if len(node.outputs) > 1 and node.outputs[1].name:
         raise NoKernel("indices of the maxima")
@@ -252,13 +252,13 @@ def _max_pool(b: Builder, node: Node) -> Tensor:
     return _pool(b, node, x, "max", False)
 
 
-@rule("AveragePool", widened=True)
+@rule("AveragePool")
 def _average_pool(b: Builder, node: Node) -> Tensor:
     require_f32(data(node))
     return _pool(b, node, data(node), "average", bool(node.attrs.get("count_include_pad", 0)))
 
 
-@rule("LpPool", widened=True)
+@rule("LpPool")
 def _lp_pool(b: Builder, node: Node) -> Tensor:
     """Averages of the powers, times the number of elements that each is of: windows at the edges have fewer."""
     x, p = data(node), int(node.attrs.get("p", 2))
@@ -321,7 +321,7 @@ def _pool_volume(b: Builder, x: Tensor, shape: Shape, axes: Sequence[tuple[int, 
     return b.reshape(_pool_images(b, pixels, (n, c, shape[2], shape[3] * shape[4]), [axes[0], (1, 1, 1, 0, 0)], options), shape)
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", widened=True)
+@rule("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(b: Builder, node: Node) -> Tensor:
     x = data(node)
     mode = "average" if node.op == "GlobalAveragePool" else "max"
@@ -342,7 +342,7 @@ def _global_pool(b: Builder, node: Node) -> Tensor:
     )
 
 
-@rule("GlobalLpPool", widened=True)
+@rule("GlobalLpPool")
 def _global_lp_pool(b: Builder, node: Node) -> Tensor:
     x, p = data(node), float(node.attrs.get("p", 2))
     require_f32(x)

@@ -65,7 +65,7 @@ def _matmul_integer(b: Builder, node: Node) -> Tensor:
     return _product(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))
 
 
-@rule("QLinearMatMul", widened=True)
+@rule("QLinearMatMul")
 def _qlinear_matmul(b: Builder, node: Node) -> Tensor:
     x, xs, xz, y, ys, yz, zs, zz = (data(node, k) for k in range(8))
     sums = _product(b, node, x, y, xz, yz)
@@ -78,7 +78,7 @@ def _conv_integer(b: Builder, node: Node) -> Tensor:
     return _convolution(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))
 
 
-@rule("QLinearConv", widened=True)
+@rule("QLinearConv")
 def _qlinear_conv(b: Builder, node: Node) -> Tensor:
     x, xs, xz, w, ws, wz, ys, yz = (data(node, k) for k in range(8))
     bias, rank = optional(node, 8), len(x.shape)

@@ -27,7 +27,7 @@ _LOGARITHMS = {"ReduceLogSum", "ReduceLogSumExp"}
 _REDUCED = {"float32", "float64", "int32", "int64"}
 
 
-@rule(*_REDUCE, widened=True)
+@rule(*_REDUCE)
 def _reduce(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
     given = optional(node, 1)
@@ -66,7 +66,7 @@ def _of_one(b: Builder, node: Node, x: Tensor) -> Tensor:
     return x
 
 
-@rule("ArgMax", "ArgMin", widened=True)
+@rule("ArgMax", "ArgMin")
 def _arg(b: Builder, node: Node) -> Tensor:
     x = data(node)
     axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
@@ -78,7 +78,7 @@ def _arg(b: Builder, node: Node) -> Tensor:
     return b.reshape(out, node.output.shape)
 
 
-@rule("Softmax", "LogSoftmax", widened=True)
+@rule("Softmax", "LogSoftmax")
 def _softmax(b: Builder, node: Node) -> Tensor:
     x, log = data(node), node.op == "LogSoftmax"
     require_f32(x)
@@ -105,7 +105,7 @@ def _norm(b: Builder, x: Tensor, scale: Tensor | None, bias: Tensor | None, axis
     return b.emit("NORM", [x, scale, bias], x.shape, F32, axis=axis, mode=mode, eps=eps)
 
 
-@rule("LayerNormalization", "RMSNormalization", widened=True)
+@rule("LayerNormalization", "RMSNormalization")
 def _layer_norm(b: Builder, node: Node) -> list[Tensor]:
     x = data(node)
     axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
@@ -120,7 +120,7 @@ def _layer_norm(b: Builder, node: Node) -> list[Tensor]:
     return [out, mean, b.unary("RECIPROCAL", b.unary("SQRT", b.binary("ADD", variance, b.constant(eps, F32))))]
 
 
-@rule("InstanceNormalization", widened=True)
+@rule("InstanceNormalization")
 def _instance_norm(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
     if rank < 3:
@@ -129,7 +129,7 @@ def _instance_norm(b: Builder, node: Node) -> Tensor:
     return _norm(b, x, scale, bias, 2, "layer", float(node.attrs.get("epsilon", 1e-5)))
 
 
-@rule("GroupNormalization", widened=True)
+@rule("GroupNormalization")
 def _group_norm(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
     scale, bias = data(node, 1), data(node, 2)
@@ -145,7 +145,7 @@ def _group_norm(b: Builder, node: Node) -> Tensor:
     return b.reshape(_norm(b, grouped, scale, bias, 2, "layer", eps), x.shape)
 
 
-@rule("BatchNormalization", widened=True)
+@rule("BatchNormalization")
 def _batch_norm(b: Builder, node: Node) -> Tensor | list[Tensor]:
     """y = x * (scale / sqrt(var + eps)) + (bias - mean * scale / sqrt(var + eps)), per channel. In training the statistics are
     the batch's own: so TensorFlow writes LayerNorm."""
@@ -206,7 +206,7 @@ def batch_norm_constants(b: Builder, scale: Tensor, bias: Tensor, mean: Tensor, 
     return first, second
 
 
-@rule("LRN", widened=True)
+@rule("LRN")
 def _lrn(b: Builder, node: Node) -> Tensor:
     x, a = data(node), node.attrs
     require_f32(x)
@@ -222,7 +222,7 @@ def _lrn(b: Builder, node: Node) -> Tensor:
     )
 
 
-@rule("LpNormalization", widened=True)
+@rule("LpNormalization")
 def _lp_norm(b: Builder, node: Node) -> Tensor:
     """x / norm, and 0 where the norm is 0."""
     x = data(node)
@@ -233,7 +233,7 @@ def _lp_norm(b: Builder, node: Node) -> Tensor:
     return b.ternary("WHERE", b.binary("EQUAL", norm, zero, BOOL), zero, b.binary("DIV", x, norm))
 
 
-@rule("CumSum", widened=True)
+@rule("CumSum")
 def _cumsum(b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype.name not in _REDUCED:

@@ -12,16 +12,11 @@ Rule = Callable[[Builder, Node], Tensor | list[Tensor]]
 RULES: dict[str, Rule] = {}
 """Operator → rule. A rule takes the node with inputs already lowered and returns what stands for its outputs, or raises NoKernel."""
 
-WIDENED: set[str] = set()
-"""Operators whose kernels are for f32 alone: f16 and bf16 inputs are widened first and the result is rounded back."""
 
-
-def rule(*ops: str, widened: bool = False) -> Callable[[Rule], Rule]:
+def rule(*ops: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for op in ops:
             RULES[op] = function
-            if widened:
-                WIDENED.add(op)
         return function
 
     return register

@@ -16,7 +16,7 @@ from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 
 
-@rule("RotaryEmbedding", widened=True)
+@rule("RotaryEmbedding")
 def _rotary_embedding(b: Builder, node: Node) -> Tensor:
     x, cos, sin, positions = data(node), data(node, 1), data(node, 2), optional(node, 3)
     require_f32(x, cos, sin)

@@ -21,7 +21,7 @@ def _require_image(x: Tensor) -> None:
         raise NoKernel(f"an image of {list(x.shape[2:])} pixels")
 
 
-@rule("GridSample", widened=True)
+@rule("GridSample")
 def _grid_sample(b: Builder, node: Node) -> Tensor:
     x, grid = data(node), data(node, 1)
     require_f32(x, grid)
@@ -36,7 +36,7 @@ def _grid_sample(b: Builder, node: Node) -> Tensor:
     return b.emit("GRIDSAMPLE", [x, grid], node.output.shape, x.dtype, mode=mode, padding=padding, align_corners=corners)
 
 
-@rule("RoiAlign", widened=True)
+@rule("RoiAlign")
 def _roi_align(b: Builder, node: Node) -> Tensor:
     x, rois, batches = data(node), data(node, 1), data(node, 2)
     require_f32(x, rois)
@@ -53,7 +53,7 @@ def _roi_align(b: Builder, node: Node) -> Tensor:
     return b.emit("ROIALIGN", [x, rois, b.cast(batches, I64)], node.output.shape, x.dtype, **options)
 
 
-@rule("DeformConv", widened=True)
+@rule("DeformConv")
 def _deform_conv(b: Builder, node: Node) -> Tensor:
     """What each tap reads at each pixel as channels, and a convolution of single pixels."""
     x, w, offsets, bias, mask = data(node), data(node, 1), data(node, 2), optional(node, 3), optional(node, 4)

@@ -11,7 +11,7 @@ from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.registry import rule
 
 
-@rule("Einsum", widened=True)
+@rule("Einsum")
 def _einsum(b: Builder, node: Node) -> Tensor:
     """One or two operands without diagonals: transpose, sum, multiply matrices."""
     tensors = [data(node, k) for k in range(len(node.inputs))]

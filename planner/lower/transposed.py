@@ -17,7 +17,7 @@ from aspen_mp.planner.lower.products import convolve, window
 from aspen_mp.planner.lower.registry import rule
 
 
-@rule("ConvTranspose", widened=True)
+@rule("ConvTranspose")
 def _conv_transpose(b: Builder, node: Node) -> Tensor:
     x, w, bias = data(node), data(node, 1), optional(node, 2)
     require_f32(x, w, bias)

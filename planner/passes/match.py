@@ -27,7 +27,6 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = frozenset({np.dtype(np.float32), np.dtype(np.float16), _BFLOAT16})
 _ROUNDED = 2.0**-11
 """Relative error of a constant that an exporter has written with four digits, or rounded to half precision."""
-_ROUNDED_TO_BFLOAT16 = 2.0**-8
 _MULTIPLIED = 2.0**-22
 """Relative error of a product of constants each of which is rounded to f32."""
 _MOST = 16
@@ -144,19 +143,18 @@ class Matcher:
     def __init__(self, rewriter: Rewriter, *, rounding: bool = False) -> None:
         self.rewriter = rewriter
         self.rounding = rounding
-        self._tolerance = _ROUNDED
+        self._tolerance = max(_ROUNDED, rewriter.graph.rounding)
         self._taken_apart: dict[Tensor, _Factors] = {}
 
     def matches(self, tensor: Tensor | None, pattern: Pattern) -> Iterator[Match]:
         """All ways in which `tensor` is computed by `pattern`: several where operands may swap places."""
         if tensor is not None:
-            self.begin(tensor)
+            self.begin()
             yield from self.more(tensor, pattern)
 
-    def begin(self, tensor: Tensor) -> None:
+    def begin(self) -> None:
         """Forgets what was known of the graph before."""
         self._taken_apart.clear()
-        self._tolerance = _ROUNDED_TO_BFLOAT16 if tensor.dtype == _BFLOAT16 else _ROUNDED
 
     def more(self, tensor: Tensor, pattern: Pattern) -> Iterator[Match]:
         """`matches`, for another pattern since `begin`."""
@@ -423,7 +421,7 @@ class Table(Generic[_T]):
             before[node.output] = mark | self._bits.get(key, 0)
 
     def _rewrite(self, matcher: Matcher, node: Node, rows: Sequence[Row[_T]], replace: Callable[[Node, _T, Match], bool]) -> bool:
-        matcher.begin(node.output)
+        matcher.begin()
         for row in rows:
             for m in matcher.more(node.output, row.pattern):
                 if (row.where is None or row.where(m.numbers)) and replace(node, row.meaning, m):
