@@ -61,7 +61,7 @@ NARROW_COST = 1.6
 
 _FUNCTION_NS = {"EXP": 0.2, "LOG": 0.4, "SIGMOID": 0.3, "TANH": 0.4, "ERF": 0.6, "ELU": 0.3, "SELU": 0.3, "CELU": 0.4, "SOFTPLUS": 0.5}
 _FUNCTION_NS |= {"GELU_ERF": 0.5, "GELU_TANH": 0.35, "SWISH": 0.3, "MISH": 0.4, "SIN": 1.0, "COS": 1.0, "TAN": 1.2, "ASIN": 2.1}
-_FUNCTION_NS |= {"ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.8, "ACOSH": 1.7, "ATANH": 1.7}
+_FUNCTION_NS |= {"FAKE_QUANTIZE": 0.12, "ACOS": 2.1, "ATAN": 1.5, "SINH": 1.4, "COSH": 1.2, "ASINH": 1.8, "ACOSH": 1.7, "ATANH": 1.7}
 """An element of a function that takes more than a few instructions."""
 _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 """The same of BINARY, _REDUCTION_NS of REDUCE, by function; _ELEMENT_NS by kernel."""

@@ -91,7 +91,8 @@
   X(CEIL, 26) X(FLOOR, 27) X(ROUND, 28) X(SIGN, 29) X(SIN, 30) X(COS, 31) X(TAN, 32) X(ASIN, 33) X(ACOS, 34) X(ATAN, 35)            \
   X(SINH, 36) X(COSH, 37) X(ASINH, 38) X(ACOSH, 39) X(ATANH, 40) X(NOT, 41) X(ISNAN, 42)                                           \
   X(ISINF, 43)                     /* a: detect negative, b: detect positive */                                                    \
-  X(BIT_NOT, 44) X(SQUARE, 45)
+  X(BIT_NOT, 44) X(SQUARE, 45)                                                                                                     \
+  X(FAKE_QUANTIZE, 46)             /* a min(max(round(x / a), b), b + 255): the nearest of 256 levels, a apart */
 
 #define ASPEN_BINARY(X)                                                                                                            \
   X(ADD, 0) X(SUB, 1) X(MUL, 2) X(DIV, 3) X(POW, 4) X(MIN, 5) X(MAX, 6)                                                            \

@@ -60,6 +60,12 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
     return b.binary("MUL", out, _parameter(b, scale, node, rank))
 
 
+@rule("FakeQuantize")
+def _fake_quantize(b: Builder, node: Node) -> Tensor:
+    """Of our own: `passes.quantization`."""
+    return b.unary("FAKE_QUANTIZE", data(node), node.attrs["scale"], node.attrs["lowest"])
+
+
 @rule("MatMulInteger")
 def _matmul_integer(b: Builder, node: Node) -> Tensor:
     return _product(b, node, data(node), data(node, 1), optional(node, 2), optional(node, 3))

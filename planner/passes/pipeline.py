@@ -19,13 +19,14 @@ from aspen_mp.planner.passes import (
     norms,
     parallel,
     prologues,
+    quantization,
     rotary,
     stacks,
 )
 
 Pass = Callable[[Graph], None]
 
-ONNX_LEVEL: Sequence[Pass] = (batchnorm.fold_affine, parallel.merge_branches)
+ONNX_LEVEL: Sequence[Pass] = (quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
 KERNEL_LEVEL: Sequence[Pass] = (
     identities.drop_identities,
     common.share,

@@ -146,6 +146,45 @@ def test_tails_equal_bodies(isa):
         assert whole.tobytes() == part.tobytes(), name
 
 
+def levels(x: np.ndarray, a: float, b: float) -> np.ndarray:
+    """The definition, step by step in the type of x."""
+    kind = x.dtype.type
+    return kind(a) * np.clip(np.round(x / kind(a)), kind(b), kind(b + 255))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(("a", "b"), [(0.25, -128), (0.0137, 0), (3.1e-7, -255), (1e30, -17), (0.25, -100)])
+def test_fake_quantize(isa, kind, a, b):
+    a = float(np.float32(a))
+    rng = np.random.default_rng(5)
+    with np.errstate(all="ignore"):
+        x = np.concatenate([arguments(), np.arange(-300, 300) * a / 2, rng.standard_normal(500) * 100 * a]).astype(kind)
+        wanted = levels(x, a, b)
+    out, part = np.empty_like(x), np.empty_like(x)
+    assert _kernels.call("UNARY", [out, x], [UNARY["FAKE_QUANTIZE"], a, float(b)], [0], x.shape, isa) == 0
+    numbers = ~np.isnan(x)
+    np.testing.assert_array_equal(out[numbers], wanted[numbers])
+    for start in range(0, x.size, 13):
+        end = [min(start + 13, x.size)]
+        assert _kernels.call("UNARY", [part, x], [UNARY["FAKE_QUANTIZE"], a, float(b)], [start], end, isa) == 0
+    assert out.tobytes() == part.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_fake_quantize_in_an_epilogue(isa):
+    """The bits of UNARY: a reference in float64 rounds to other levels where a sum lies between two."""
+    rng = np.random.default_rng(6)
+    x, w = rng.standard_normal((23, 70)).astype(np.float32), rng.standard_normal((70, 45)).astype(np.float32)
+    act = [UNARY["FAKE_QUANTIZE"], 0.0625, -120.0]
+    sums, rounded, whole = (np.empty((23, 45), np.float32) for _ in range(3))
+    for out, function in ((sums, [UNARY["IDENTITY"], 0.0, 0.0]), (whole, act)):
+        assert _kernels.call("GEMM", [out, x, w], [0, 1.0, *function, 0, 0, 0], [0, 0], out.shape, isa) == 0
+    assert _kernels.call("UNARY", [rounded, sums], act, [0, 0], sums.shape, isa) == 0
+    assert whole.tobytes() == rounded.tobytes()
+    assert len(np.unique(whole)) > 100
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_pow(isa):
     rng = np.random.default_rng(2)

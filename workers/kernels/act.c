@@ -41,6 +41,7 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
   case ASPEN_U_SWISH: EACH(vswish(x, va));
   case ASPEN_U_HARD_SIGMOID: EACH(act_hard_sigmoid(x, va, vb));
   case ASPEN_U_HARD_SWISH: EACH(act_hard_swish(x));
+  case ASPEN_U_FAKE_QUANTIZE: EACH(act_fake_quantize(x, va, vb));
   case ASPEN_U_CLIP: EACH(act_clip(x, va, vb));
   case ASPEN_U_SQUARE: EACH(x * x);
   case ASPEN_U_LOG: EACH(vlog(x));
@@ -71,6 +72,7 @@ int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t resi
   case ASPEN_U_LEAKY_RELU: e->kind = EPILOGUE_LEAKY; break;
   case ASPEN_U_HARD_SIGMOID: e->kind = EPILOGUE_HARD_SIGMOID; break;
   case ASPEN_U_HARD_SWISH: e->kind = EPILOGUE_HARD_SWISH; break;
+  case ASPEN_U_FAKE_QUANTIZE: e->kind = EPILOGUE_FAKE_QUANTIZE; break;
   default: e->kind = EPILOGUE_CALL;
   }
   return 0;

@@ -10,7 +10,16 @@
 #define ASPEN_EPILOGUE_H
 #include "act.h"
 
-enum epilogue_kind { EPILOGUE_NONE, EPILOGUE_RELU, EPILOGUE_CLIP, EPILOGUE_LEAKY, EPILOGUE_HARD_SIGMOID, EPILOGUE_HARD_SWISH, EPILOGUE_CALL };
+enum epilogue_kind {
+  EPILOGUE_NONE,
+  EPILOGUE_RELU,
+  EPILOGUE_CLIP,
+  EPILOGUE_LEAKY,
+  EPILOGUE_HARD_SIGMOID,
+  EPILOGUE_HARD_SWISH,
+  EPILOGUE_FAKE_QUANTIZE,
+  EPILOGUE_CALL,
+};
 
 typedef struct epilogue {
   int64_t act;
@@ -54,6 +63,7 @@ INLINE void epilogue_act(const epilogue *e, vf *y, const int n) {
   case EPILOGUE_LEAKY: EPILOGUE_EACH(act_leaky_relu(x, va)); break;
   case EPILOGUE_HARD_SIGMOID: EPILOGUE_EACH(act_hard_sigmoid(x, va, vb)); break;
   case EPILOGUE_HARD_SWISH: EPILOGUE_EACH(act_hard_swish(x)); break;
+  case EPILOGUE_FAKE_QUANTIZE: EPILOGUE_EACH(act_fake_quantize(x, va, vb)); break;
   default: {
     float t[32 * VL] __attribute__((aligned(64)));
 #pragma GCC unroll 32

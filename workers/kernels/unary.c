@@ -45,6 +45,7 @@ static int unary_f64(int op, double a, double b, int64_t n, double *o, const dou
     case ASPEN_U_GELU_TANH: EACH(gelu_tanh_f64(x));
     case ASPEN_U_SWISH: EACH(x * sigmoid_f64(a * x));
     case ASPEN_U_HARD_SIGMOID: EACH(clamp01_f64(a * x + b));
+    case ASPEN_U_FAKE_QUANTIZE: EACH(a * fmin(b + 255, fmax(b, nearbyint(x / a))));
     case ASPEN_U_HARD_SWISH: EACH(x * clamp01_f64(x / 6 + 0.5));
     case ASPEN_U_SOFTPLUS: EACH(softplus_f64(x));
     case ASPEN_U_SOFTSIGN: EACH(x / (1 + fabs(x)));
