@@ -474,8 +474,9 @@ class Binder:
         plain = all(tensors.is_plain(dtype) for dtype, _ in types.values())
         view = entry.proto.op_type in VIEWS and domain_of(entry.proto) == "" and present[0].data is not None
         key = self._key(entry, present) if of_model else None
-        fast = quick(entry.proto, entry.opsets.get("", 1))
-        slow = not fast and (sources > PLAN_CONSTANT or entry.proto.op_type in LOOPING)
+        loops = entry.proto.op_type in LOOPING
+        fast = quick(entry.proto, entry.opsets.get("", 1)) and not loops
+        slow = not fast and (sources > PLAN_CONSTANT or loops)
         if large <= SMALL and sources <= SMALL:
             pass
         elif not plain:

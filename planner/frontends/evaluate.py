@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, helper
 
-from aspen_mp.numpy_operators import SMALLEST_OPSET, Call, compile_node
+from aspen_mp.numpy_operators import SMALLEST_OPSET, Call, compile_node, plain
 from aspen_mp.shm.errors import ModelInvalidError
 
 Array = npt.NDArray[Any]
@@ -81,7 +81,13 @@ def evaluate(node: NodeProto, opsets: dict[str, int], inputs: Sequence[Array | N
     try:
         with np.errstate(all="ignore"):
             call = _by_numpy(node, opsets.get("", 1)) if all(x is None or x.dtype != object for x in inputs) else None
-            found = NotImplemented if call is None else call(*inputs)
+            found = NotImplemented
+            if call is not None:
+                try:
+                    found = call(*inputs)
+                except TypeError:
+                    if plain(inputs):  # numpy may lack a function of types that are not its own
+                        raise
             if found is not NotImplemented:
                 return [np.asarray(value) for value in (found if isinstance(found, tuple) else (found,))]
             kind = NotComputed
