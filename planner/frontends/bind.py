@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
-from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema
+from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
@@ -375,6 +375,8 @@ class Binder:
         found = schema(proto.op_type, version, domain)
         if found is None:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
+        if domain == "" and any(t is not None and t.dtype == tensors.BFLOAT16 for t in inputs):
+            found = taking_bfloat16(proto.op_type, version) or found
         if rounds_up(proto):
             found = schema(proto.op_type, max(version, NO_EMPTY_WINDOWS), "") or found
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):

@@ -68,6 +68,7 @@ _RANGES: dict[str, dict[str, Callable[[int], bool]]] = {
     },
 }
 """What integer attributes may be, by operator: sizes, steps and groups are positive, pads are not negative, choices are those there are."""
+_BFLOAT16 = "tensor(bfloat16)"
 _ANYWHERE: dict[str, Callable[[int], bool]] = {"axis": lambda v: -_MAX_EXTENT <= v <= _MAX_EXTENT}
 
 
@@ -79,6 +80,20 @@ def schema(op: str, version: int, domain: str) -> defs.OpSchema | None:
     except defs.SchemaError:
         return None
     return None if found.deprecated else found
+
+
+@lru_cache(maxsize=1024)
+def taking_bfloat16(op: str, version: int) -> defs.OpSchema | None:
+    """The definition of an operator of the default domain, or the first later one that takes bfloat16 and is otherwise the same: PyTorch
+    gives operators values of that type whatever the opset."""
+    found = schema(op, version, "")
+    for later in range(version, defs.onnx_opset_version() + 1):
+        other = schema(op, later, "")
+        if other is None or found is None or other.attributes.keys() != found.attributes.keys() or len(other.inputs) != len(found.inputs):
+            break
+        if any(_BFLOAT16 in constraint.allowed_type_strs for constraint in other.type_constraints):
+            return other
+    return found
 
 
 def domain_of(node: NodeProto) -> str:
@@ -327,6 +342,7 @@ def infer(light: ModelProto) -> ModelProto:
             or _of_unknown_length(str(error))
             or _in_function_body(light, str(error))
             or _old_constant(str(error))
+            or f"has unsupported type: {_BFLOAT16}" in str(error)  # see `taking_bfloat16`
         ):
             return _inferred(light)
         raise ModelInvalidError(_shorten(str(error))) from None

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -17,6 +18,7 @@ from aspen_mp.shm.errors import ExternalDataError, ModelInvalidError, Unsupporte
 from aspen_mp.shm.tables import CODE_BY_NUMPY
 
 OBJECT = np.dtype(object)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _MAX_ELEMENTS = 2**62
 _PACKED = {TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1, getattr(TensorProto, "INT2", -1), getattr(TensorProto, "UINT2", -1)}
 

@@ -182,3 +182,11 @@ def test_scales_of_quantised_values_are_of_their_own_type() -> None:
     (got,) = run(proto, {"x": x})
     assert got.dtype == F16
     assert got.tolist() == [-6.0, 0.5, 18.0]
+
+
+def test_bfloat16_before_the_opset_that_has_it() -> None:
+    """PyTorch exports such convolutions in opset 18; ONNX's have the type from opset 22 on."""
+    net = Net(opset=18, x=(1, 8, 6, 6), dtype=ml_dtypes.bfloat16)
+    y = net("Conv", "x", net.weight(8, 8, 3, 3), net.weight(8), pads=[1] * 4)
+    nodes = check(net, net("GlobalAveragePool", net("Relu", y)), tolerance=2.0**-7)
+    assert "CONV" in ops(nodes)
