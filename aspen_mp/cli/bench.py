@@ -41,7 +41,7 @@ def peers(
     file: OutputOption = None,
     as_json: output.Json = False,
 ) -> None:
-    """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all in float32.
+    """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all computing in float32.
 
     Exit status 1 if an engine failed. Peers that are not installed are named and left out.
     """

@@ -13,6 +13,7 @@ from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .extra import mobilenet_v2, tcn, unet, vit
 from .gpt2 import gpt2
+from .halves import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
@@ -22,6 +23,7 @@ from .vision import ImageOptions
 from .yolo import yolov3
 
 BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
+DTYPES = ("f32", "f16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +85,30 @@ def build(
     symbolic: bool = False,
     seed: int = 0,
     weights: Mapping[str, Array] | None = None,
+    dtype: str = "f32",
     **options: Any,
 ) -> onnx.ModelProto:
-    """A network of the zoo as an ONNX model, float32.
+    """A network of the zoo as an ONNX model.
 
     `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and
     "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
-    `weights`: values by parameter name instead (a checkpoint in PyTorch's layout).
+    `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32", or "f16": weights and everything between
+    inputs and outputs in half precision.
     `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
     own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*, `ops` of
     smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.
     """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
     source: Weights = RandomWeights(seed) if weights is None else ArrayWeights(weights)
-    return _build(name, source, batch=batch, seq=seq, symbolic=symbolic, **options)
+    model = _build(name, source, batch=batch, seq=seq, symbolic=symbolic, **options)
+    return in_f16(model) if dtype == "f16" else model
 
 
-def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, **options: Any) -> onnx.ModelProto:
-    """What `build` returns, without the parameters' values: quick, for signatures and counts only."""
+def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, dtype: str = "f32", **options: Any) -> onnx.ModelProto:
+    """What `build` returns, without the parameters' values: quick, for signatures and counts only, which `dtype` does not change."""
     return _build(name, NoWeights(), batch=batch, seq=seq, symbolic=symbolic, **options)
 
 

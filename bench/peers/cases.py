@@ -52,7 +52,7 @@ def _options(network: str) -> list[str]:
     """Keys that a network takes: sizes, how it is written, and its builder's own."""
     entry = entry_of(network)
     own = [name for name, p in inspect.signature(entry.make).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    return list(dict.fromkeys(["batch", "seq", *(f.name for f in fields(entry.options)), *own]))
+    return list(dict.fromkeys(["batch", "seq", "dtype", *(f.name for f in fields(entry.options)), *own]))
 
 
 def _text(value: Any) -> str:

@@ -179,6 +179,20 @@ def test_variants_run() -> None:
         assert all(np.isfinite(y).all() for y in run(model, models.inputs(model)))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision(name: str) -> None:
+    """Weights in f16, inputs and outputs in f32; about the same results."""
+    plain, half = (models.build(name, seq=24, dtype=dtype, **small(name)) for dtype in ("f32", "f16"))
+    onnx.checker.check_model(half, full_check=True)
+    assert models.describe(half).inputs == models.describe(plain).inputs
+    assert models.describe(half).outputs == models.describe(plain).outputs
+    assert not [t.name for t in half.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and np.prod(t.dims) > 8]
+    feeds = models.inputs(half)
+    for narrow, wide in zip(run(half, feeds), run(plain, feeds), strict=True):
+        assert narrow.dtype == wide.dtype
+        assert np.abs(narrow - wide).max() <= 2e-2 * np.abs(wide).max()
+
+
 def test_seeds() -> None:
     one, same, other = (models.build("squeezenet1_1", seed=seed).SerializeToString(deterministic=True) for seed in (1, 1, 2))
     assert one == same

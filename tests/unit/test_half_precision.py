@@ -13,6 +13,7 @@ from kernel_graphs import run_model
 from net_tools import Net, check, lowered, ops
 from onnx import TensorProto, helper, numpy_helper
 
+from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.ir import Node
 
@@ -190,3 +191,14 @@ def test_bfloat16_before_the_opset_that_has_it() -> None:
     y = net("Conv", "x", net.weight(8, 8, 3, 3), net.weight(8), pads=[1] * 4)
     nodes = check(net, net("GlobalAveragePool", net("Relu", y)), tolerance=2.0**-7)
     assert "CONV" in ops(nodes)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "unet", "bert_base", "gpt2", "smollm2_135m", "vit_b_16"])
+def test_networks_are_those_of_f32_between_their_inputs_and_outputs(name: str) -> None:
+    wide, narrow = (models.build(name, seq=24, dtype=dtype, **models.miniature(name)) for dtype in ("f32", "f16"))
+    feeds = models.inputs(wide)
+    for got, want in zip(run(narrow, feeds), run(wide, feeds), strict=True):
+        assert got.dtype == want.dtype
+        assert np.abs(got - want).max() <= 5e-3 * np.abs(want).max()
+    kernels = [sorted(op for op, _ in made(lowered(proto, feeds).nodes) if op not in {"CAST", "COPY"}) for proto in (narrow, wide)]
+    assert kernels[0] == kernels[1]
