@@ -44,10 +44,11 @@ class _Halves:
     def __init__(self, graph: Graph, kernels: Collection[str]) -> None:
         self.graph, self.kernels = graph, kernels
         self.nodes: list[Node] = []
-        self.computed: dict[Tensor, Tensor] = {}  # what exists in f32, by what the model has
-        self.is_stored: dict[Tensor, Tensor] = {}  # of those: the stored form, where there is one
+        self.computed: dict[Tensor, Tensor] = {}  # what exists in f32, by what the model has …
+        self.cast: set[Tensor] = set()  # … and of that what a Cast of the model's rounds: its stored form is itself
+        self.rounded: dict[Tensor, Tensor] = {}
         self.widened: dict[Tensor, Tensor] = {}
-        self.same: dict[Tensor, Tensor] = {}
+        self.same: dict[Tensor, Tensor] = {}  # results of conversions that need none
 
     def rewrite(self) -> None:
         for node in self.graph.nodes:
@@ -80,21 +81,22 @@ class _Halves:
         x, out = node.inputs[0], node.output
         if x is None or x.dtype not in _WIDER or out.dtype not in _WIDER:
             return False
-        if x in self.computed and x not in self.is_stored:
+        if x in self.computed and x not in self.cast:
             if out.dtype == _F32:
                 self.same[out] = self.computed[x]
                 return True
             x = node.inputs[0] = self.computed[x]
         if x.dtype == _F32 and out.dtype in _ROUNDING:
-            self.computed[out], self.is_stored[out] = x, out
+            self.computed[out] = x
+            self.cast.add(out)
         return False
 
     def _stored(self, tensor: Tensor) -> Tensor:
-        if tensor not in self.computed:
+        if tensor not in self.computed or tensor in self.cast:
             return tensor
-        if tensor not in self.is_stored:
-            self.is_stored[tensor] = self._converted(self.computed[tensor], tensor.dtype)
-        return self.is_stored[tensor]
+        if tensor not in self.rounded:
+            self.rounded[tensor] = self._converted(self.computed[tensor], tensor.dtype)
+        return self.rounded[tensor]
 
     def _wide(self, tensor: Tensor) -> Tensor:
         if tensor.dtype not in _ROUNDING:

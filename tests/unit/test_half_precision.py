@@ -138,10 +138,12 @@ def test_a_conversion_to_f32_of_what_was_computed_is_none() -> None:
 
 
 def test_the_same_value_goes_out_in_both_precisions() -> None:
+    """Who reads the rounded one before makes no difference to others."""
     x = halves(3, 5)
-    nodes = [N("Sin", ["x"], ["a"]), N("Cast", ["a"], ["b"], to=TensorProto.FLOAT), N("Identity", ["x"], ["c"])]
-    outputs = {"a": TensorProto.FLOAT16, "b": TensorProto.FLOAT, "c": TensorProto.FLOAT16}
-    a, b, c = run(model(nodes, {"x": x}, outputs), {"x": x})
+    nodes = [N("Sin", ["x"], ["a"]), N("Cast", ["a"], ["n"], to=TensorProto.INT32), N("Cast", ["a"], ["b"], to=TensorProto.FLOAT)]
+    outputs = {"a": TensorProto.FLOAT16, "b": TensorProto.FLOAT, "c": TensorProto.FLOAT16, "n": TensorProto.INT32}
+    a, b, c, n = run(model([*nodes, N("Identity", ["x"], ["c"])], {"x": x}, outputs), {"x": x})
+    assert np.array_equal(n, a.astype(np.int32))
     np.testing.assert_allclose(b, np.sin(x.astype(np.float64)), rtol=1e-6)
     assert np.array_equal(a, b.astype(np.float16))
     assert np.array_equal(c, x)
