@@ -16,7 +16,7 @@ from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
-from aspen_mp.planner.passes import cleanup, halves, pipeline, strassen, streams
+from aspen_mp.planner.passes import cleanup, half_precision, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
@@ -108,7 +108,7 @@ def plan_stage(
 
 def lowered(graph: Graph, model: Model, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:
     """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs."""
-    halves.compute_in_f32(graph, RULES)
+    half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
         pipeline.onnx_level(graph)

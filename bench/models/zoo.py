@@ -13,7 +13,7 @@ from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .extra import mobilenet_v2, tcn, unet, vit
 from .gpt2 import gpt2
-from .halves import in_f16
+from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
