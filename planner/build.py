@@ -326,7 +326,7 @@ class _Writer:
         return Costs(ns, moved, cost.rates().far, self.flow)
 
 
-_LIKE_OUTPUT = {"GEMM": (2, 3), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
+_LIKE_OUTPUT = {"GEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
 """Inputs that kernels read with the box of the output."""
 
 
@@ -335,7 +335,7 @@ def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
     out = node.output.shape
     if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
         want: Shape = out
-    elif node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"])):
+    elif (node.op == "IGEMM" and i == 0) or (node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"]))):
         want = (*out[:-2], *x.shape[-2:])
     elif node.op == "ATTENTION":
         want = (*out[:-2], *x.shape[-2:]) if i < 3 else (*out[:-1], _keys(node))

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors, roi_scratch
+from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors, packed_bytes, roi_scratch
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
-F32, F64, I32, I64, BOOL = DTYPES["F32"], DTYPES["F64"], DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
+F32, F64, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["I8"], DTYPES["U8"]
+I32, I64, BOOL = DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 _NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
 UNITS = 16
 """Of a panel of recurrent weights."""
@@ -159,6 +160,28 @@ def _gemm(call: Call) -> None:
         _need(packed > 0 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
         _shape(left, left_factors(a.shape), "shape of input 6")
         _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
+
+
+def _igemm(call: Call) -> None:
+    out, a, b = call.out, call.input(0), call.input(1)
+    _range(call, 0, "zeros", 0, 2)
+    _act(call, 1)
+    _range(call, 4, "residual_last", 0, 3)
+    _need(out.dtype in (F32, I32), "dtype of the output", out.dtype, (F32, I32))
+    _need(a.dtype in (I8, U8), "dtype of input 0", a.dtype, (I8, U8))
+    _need(b.dtype == I8, "dtype of input 1", b.dtype, I8)
+    _need(len(out.shape) >= 2, "rank of the output", len(out.shape), "at least 2")
+    _rank(a, len(out.shape), "input 0")
+    depth = a.shape[-1]
+    _shape(a, (*out.shape[:-1], depth), "shape of input 0")
+    _shape(b, packed_bytes(depth, out.shape[-1]), "shape of input 1")
+    _need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
+    for i in range(2, 6):
+        arg = call.optional(i)
+        _shape(arg, out.shape, f"shape of input {i}")
+        _need(arg is None or arg.dtype == (a.dtype if i == 5 else F32), f"dtype of input {i}", arg and arg.dtype, a.dtype if i == 5 else F32)
+        _need(arg is None or i == 5 or out.dtype == F32, f"input {i}", "present", "absent where the output is of integers")
+    _need(out.dtype == F32 or call.params[1] == UNARY["IDENTITY"], "activation", call.params[1], "none where the output is of integers")
 
 
 def _strassen(call: Call) -> None:
@@ -545,6 +568,7 @@ def _recurrent(gates: int) -> Callable[[Call], None]:
 
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
+    "IGEMM": _igemm,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _dwconv,

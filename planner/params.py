@@ -8,6 +8,9 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
                      Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
                      STRASSEN makes of A
+``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?. Inputs A (bytes), B (packed, see
+                     `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B as broadcast to the output.
+                     act(factor * sums + bias + residual) in f32, or the sums themselves in i32
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
@@ -54,7 +57,7 @@ op                   attrs
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
 act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead,
-and with ``gated`` (GEMM alone) the end is a product with it.
+and with ``gated`` (GEMM and IGEMM alone) the end is a product with it.
 """
 
 from __future__ import annotations
@@ -93,10 +96,28 @@ def _act(act: Act) -> list[int]:
     return [UNARY[name], bits(a), bits(b)]
 
 
+def _last(a: dict[str, Any]) -> int:
+    return 2 if a.get("gated", False) else int(a.get("residual_last", False))
+
+
 def _gemm(a: dict[str, Any]) -> list[int]:
-    last = 2 if a.get("gated", False) else int(a.get("residual_last", False))
     packed = int(a["packed_b"]) + int(a.get("streamed", False))
-    return [packed, bits(a["alpha"]), *_act(a["act"]), last, 0, 0]
+    return [packed, bits(a["alpha"]), *_act(a["act"]), _last(a), 0, 0]
+
+
+BYTES_GROUP, BYTES_HEADER = 4, 2
+"""Terms of a column that lie side by side in packed bytes; groups in front of each panel: the columns' sums and zero points."""
+
+
+def packed_bytes(depth: int, columns: int) -> tuple[int, int, int, int]:
+    """The shape of IGEMM's packed bytes of [depth, columns]."""
+    return (-(-columns // 32), BYTES_HEADER + -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
+
+
+def bytes_scratch(rows: int, depth: int) -> int:
+    """Bytes that IGEMM takes for so many rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
+    row = -(-depth // 64) * 64
+    return rows * (48 + row + (64 if row % 4096 == 0 else 0)) + 64
 
 
 def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
@@ -164,6 +185,7 @@ def _attention(a: dict[str, Any]) -> list[int]:
 
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
+    "IGEMM": lambda a: [int(a["zeros"]), *_act(a["act"]), _last(a)],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
     "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],

@@ -213,6 +213,17 @@ def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return out_lo, out_hi
 
 
+def _igemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i == 1:
+        out_lo, out_hi = _whole(shape, len(lo))
+        out_lo[:, 0], out_hi[:, 0] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
+        return out_lo, out_hi
+    out_lo, out_hi = _broadcast(shape, lo, hi)
+    if i == 0:
+        out_lo[:, -1], out_hi[:, -1] = 0, shape[-1]
+    return out_lo, out_hi
+
+
 def _strassen(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     lo, hi = lo.copy(), hi.copy()
     lo[:, -2], hi[:, -2] = 2 * lo[:, -2], np.minimum(2 * hi[:, -2], shape[-2])
@@ -660,6 +671,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "view.expand": _elementwise,
     "concat": _concat,
     "GEMM": _gemm,
+    "IGEMM": _igemm,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _conv,

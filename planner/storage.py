@@ -33,6 +33,8 @@ ALIGN = 64
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
 CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
+PACKED = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "IGEMM", "LSTM", "GRU", "RNN"})
+"""Ops whose input 1 is a packed weight. That of GEMM may be one."""
 SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
 """Ops that read an image (input 0) between its pixels: whole lines of channels, where they are side by side and not few. Their results
 may lie in any order."""
@@ -180,7 +182,7 @@ def _packed(node: Node, i: int) -> bool:
     """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
     if i != 1:
         return i == 3 and node.op == "PWDW"
-    return node.op in ("CONV", "WINO", "DWCONV", "PWDW", "LSTM", "GRU", "RNN") or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
+    return node.op in PACKED or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
 
 
 class _Assignment:
@@ -235,7 +237,7 @@ class _Assignment:
         side; where products read different rows, there is none."""
         wanted: dict[Tensor, list[tuple[int, ...]]] = {}
         for node in self.nodes:
-            t = node.inputs[0] if node.op == "GEMM" else None
+            t = node.inputs[0] if node.op in ("GEMM", "IGEMM") else None
             strides: st.Strides | None = None if t is None or 0 in t.shape else st.dense(t.shape)
             while t is not None and strides is not None:
                 source = self.producer.get(t)

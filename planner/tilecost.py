@@ -91,12 +91,14 @@ class TileCost:
 @dataclass(frozen=True, slots=True)
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
-    the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time."""
+    the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
+    times fewer than four as multiply-adds take less time."""
 
     depth: int
     batched: bool
     element_ns: float
     seven: bool = False
+    item: int = 4
 
     def modelled(self, sides: list[Ints]) -> Floats:
         lead, m, n = sides
@@ -105,9 +107,9 @@ class Product(TileCost):
         full = batches * _rows(m) * (-(-n // PANEL) * PANEL)
         if self.seven:
             full = SEVEN * batches * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) * (-(-n // (2 * PANEL)) * 2 * PANEL)
-        weights = batches * 4.0 * n * self.depth
-        others = batches * 4.0 * m * (self.depth + n)
-        ns = 2.0 * full * self.depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm
+        weights = batches * float(self.item) * n * self.depth
+        others = batches * m * (float(self.item) * self.depth + 4.0 * n)
+        ns = 2.0 * full * self.depth * self.item / (4 * cost.rates().matrix) + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batches * m * n)
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -285,6 +287,8 @@ def of(node: Node, workers: int = 1) -> TileCost:
         assert b is not None
         batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
         return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node), factor=factor)
+    if node.op == "IGEMM":
+        return Product(a.shape[-1], False, cost.output_ns(node), item=1, factor=factor)
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node), cost.planes(node)
@@ -304,7 +308,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "CONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
+_MODELS = frozenset({"GEMM", "IGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

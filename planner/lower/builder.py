@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape, Tensor
-from aspen_mp.planner.params import NO_ACT, Act
+from aspen_mp.planner.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
 F32 = np.dtype(np.float32)
 BOOL = np.dtype(np.bool_)
+I8 = np.dtype(np.int8)
+I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
 MAX_RANK = 8
 _SMALL = 1 << 16
@@ -215,6 +217,16 @@ class Builder:
         residual = None if residual is None else self.align(residual, len(shape))
         return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
+    def igemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+        """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or one a
+        row; `b_zero`: a constant of one element or one a column."""
+        rank = max(len(a.shape), len(b.shape))
+        a = self.align(a, rank)
+        panels, zeros = self.packed_bytes(self.reshape(b, b.shape[-2:]), b_zero)
+        zero = None if a_zero is None else self.align(a_zero, rank)
+        shape = (*a.shape[:-1], b.shape[-1])
+        return self.emit("IGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
+
     # -------------------------------------------------------------------------------------------------------- weights
 
     def packed_panels(self, b: Tensor) -> Tensor:
@@ -222,6 +234,15 @@ class Builder:
         k, n = b.shape
         panels = -(-n // 32)
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
+
+    def packed_bytes(self, b: Tensor, zero: Tensor | None) -> tuple[Tensor, bool]:
+        """[K, N] of bytes → IGEMM's panels (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a constant of one element
+        or N. Unsigned bytes are stored less 128, and so are their zero points."""
+        offset = np.zeros((), np.int32) if zero is None else zero.value().astype(np.int32)
+        offset = offset - 128 if b.dtype == np.uint8 else offset
+        offset = offset.reshape(-1)[0] if (offset == offset.reshape(-1)[0]).all() else offset
+        tag = f"bytes{list(offset.shape)}{offset.tobytes().hex()}"
+        return self._pack(b, tag, packed_bytes(*b.shape), partial(_pack_bytes, offset), I8), bool(offset.any())
 
     def packed_conv(self, w: Tensor, groups: int) -> Tensor:
         """[OC, C/G, KH, KW] or [OC, C/G, KD, KH, KW] → [G, ceil(OC/G / 32), KD*KH*KW*C/G, 32], zero-padded."""
@@ -248,11 +269,13 @@ class Builder:
         shape = (-(-hidden // 16), hidden, gates[1] - gates[0], 16)
         return self._pack(r, tag, shape, partial(pack_recurrent, direction, gates, gates_first))
 
-    def _pack(self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]) -> Tensor:
+    def _pack(
+        self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None], dtype: np.dtype[Any] = F32
+    ) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
         found = self._packed.get(key) if key is not None else None
         if found is None:
-            found = Tensor(f"{source.name}|{tag}", shape, F32, weight_key=key, pack=partial(_write_packed, source, write))
+            found = Tensor(f"{source.name}|{tag}", shape, dtype, weight_key=key, pack=partial(_write_packed, source, write))
             if key is not None:
                 self._packed[key] = found
         return found
@@ -291,6 +314,21 @@ def _pack_panels(b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     if n % 32:
         out[full, :, : n % 32] = b[:, full * 32 :]
         out[full, :, n % 32 :] = 0
+
+
+def _pack_bytes(zero: npt.NDArray[np.int32], b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    k, n = b.shape
+    stored = (b ^ 128).view(np.int8) if b.dtype == np.uint8 else b
+    out[...] = 0
+    head = out[:, :BYTES_HEADER].view(np.int32)[..., 0]  # panel, sum or zero point, column
+    for panel in range(len(out)):
+        columns = stored[:, 32 * panel : 32 * panel + 32]
+        width = columns.shape[1]
+        head[panel, 0, :width] = columns.sum(axis=0, dtype=np.int32)
+        head[panel, 1, :width] = zero if zero.size == 1 else zero.reshape(-1)[32 * panel : 32 * panel + 32]
+        terms = np.zeros((out.shape[1] - BYTES_HEADER, BYTES_GROUP, width), np.int8)
+        terms.reshape(-1, width)[:k] = columns
+        out[panel, BYTES_HEADER:, :width] = terms.transpose(0, 2, 1)
 
 
 def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

@@ -125,6 +125,9 @@ def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None
     """(x - x_zero) @ (y - y_zero) in int32."""
     if min(len(x.shape), len(y.shape)) < 2 or x.size == 0 or y.size == 0:
         raise NoKernel("vectors, or nothing")
+    if _packable(x, y, y_zero):
+        zero = None if x_zero is None else _of_rows(b, x_zero, x)
+        return b.reshape(b.igemm(x, y, zero, y_zero), node.output.shape)
     left = _widened(b, x, None if x_zero is None else _of_rows(b, x_zero, x))
     right = _widened(b, y, None if y_zero is None else _of_columns(b, y_zero))
     depth, total = x.shape[-1], None
@@ -135,6 +138,13 @@ def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None
         total = whole if total is None else b.binary("ADD", total, whole)
     assert total is not None
     return b.reshape(total, node.output.shape)
+
+
+def _packable(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
+    """Whether a product's right factor is a weight: one matrix, with zero points of columns."""
+    if {x.dtype.name, y.dtype.name} - _BYTES or not y.is_const or prod(y.shape[:-2]) != 1:
+        return False
+    return y_zero is None or (y_zero.is_const and (y_zero.size == 1 or len(y_zero.shape) == 1))
 
 
 def _convolution(b: Builder, node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:

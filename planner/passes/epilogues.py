@@ -16,7 +16,10 @@ from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
-_PRODUCTS = ("GEMM", "CONV", "WINO", "DWCONV")
+_MATRICES = ("GEMM", "IGEMM")
+_SCALED = ("GEMM", "CONV", "WINO", "DWCONV")
+"""Whose inputs 4 and 5 are scale and shift."""
+_PRODUCTS = (*_SCALED, "IGEMM")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES
@@ -206,17 +209,17 @@ def _add(rewriter: Rewriter, node: Node) -> None:
         late = not _sums_only(product)
         place = _residual(product, other) if late else _place(product, inputs, other)
         if place is not None:
-            inputs[place] = other if place == 3 or product.op == "GEMM" else reshaped_constant(other, (other.size,))
+            inputs[place] = other if place == 3 or product.op in _MATRICES else reshaped_constant(other, (other.size,))
             _absorb(rewriter, node, product, inputs, **({"residual_last": True} if late else {}))
             return
 
 
 def _gate(rewriter: Rewriter, node: Node) -> None:
-    """x * y, where one of them is a GEMM with a free place for the other: the gates of SwiGLU and its like. The later product takes the
+    """x * y, where one of them is a GEMM or IGEMM with a free place for the other: the gates of SwiGLU and its like. The later product takes the
     earlier."""
     candidates = []
     for k in (0, 1):
-        product, other = rewriter.made_by(node.inputs[k], "GEMM"), node.inputs[1 - k]
+        product, other = rewriter.made_by(node.inputs[k], *_MATRICES), node.inputs[1 - k]
         if product is None or other is None or other is node.inputs[k] or other.is_const or not rewriter.only_use(product.output):
             continue
         if product.output.shape == node.output.shape and len(other.shape) == len(node.output.shape) and _padded(product)[3] is None:
@@ -234,17 +237,18 @@ def _padded(product: Node) -> list[Tensor | None]:
 
 def _sums_only(product: Node) -> bool:
     """Has nothing been absorbed that comes after the sum?"""
-    return no_act(product) and len(product.inputs) <= 4 and not product.attrs.get("gated", False)
+    scaled = product.op in _SCALED and len(product.inputs) > 4
+    return no_act(product) and not scaled and not product.attrs.get("gated", False)
 
 
 def _residual(product: Node, other: Tensor) -> int | None:
     """3 for a residual, None where it does not fit."""
-    return 3 if product.op == "GEMM" or other.shape == product.output.shape else None
+    return 3 if product.op in _MATRICES or other.shape == product.output.shape else None
 
 
 def _place(product: Node, inputs: list[Tensor | None], other: Tensor) -> int | None:
     """2 for a bias, 3 for a residual, None where neither fits. A residual after a bias, never before."""
-    if product.op == "GEMM":
+    if product.op in _MATRICES:
         return 2 if inputs[2] is None and other.is_const else 3
     channels = tuple(d if axis == 1 else 1 for axis, d in enumerate(product.output.shape))
     if inputs[2] is None and other.is_const and other.shape == channels:
@@ -271,7 +275,7 @@ def _scale(rewriter: Rewriter, node: Node) -> None:
     if opcode not in {"MUL", "DIV", "FMA"}:
         return
     for k in (0, 1) if opcode == "MUL" else (0,):
-        product = rewriter.made_by(node.inputs[k], *_PRODUCTS)
+        product = rewriter.made_by(node.inputs[k], *_SCALED)
         if product is None or not rewriter.only_use(product.output) or product.output.shape != node.output.shape:
             continue
         inputs = _padded(product)

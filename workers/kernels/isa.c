@@ -41,6 +41,28 @@ int aspen_isa_halves(void) {
 #endif
 }
 
+static int has_vnni(enum aspen_isa isa) {
+  const char *setting = getenv("ASPEN_MP_VNNI");
+  if (setting && !strcmp(setting, "off")) return 0;
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!aspen_isa_supported(isa)) return 0;
+#ifdef ASPEN_AVX512_VNNI
+  if (isa == ASPEN_ISA_AVX512) return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 11);
+#endif
+#ifdef ASPEN_AVX_VNNI
+  if (isa == ASPEN_ISA_AVX2) return __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+#endif
+#endif
+  return 0;
+}
+
+int aspen_isa_vnni(enum aspen_isa isa) {
+  static signed char known[ASPEN_N_ISA]; /* to ask takes long in virtual machines; whoever asks first finds the same as all others */
+  if (!known[isa]) known[isa] = has_vnni(isa) ? 1 : -1;
+  return known[isa] > 0;
+}
+
 int aspen_isa_select(const char *name) {
   for (int isa = ASPEN_N_ISA - 1; isa >= 0; isa--) {
     if (!name || !*name) {

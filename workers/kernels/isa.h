@@ -11,6 +11,9 @@ int aspen_isa_select(const char *name);
 /* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then multiply-adds take twice as long beside
  * loads from L2 as on a core that takes them whole. */
 int aspen_isa_halves(void);
+/* Whether this CPU sums products of bytes in one instruction, in vectors of the instruction set (AVX512_VNNI, AVX_VNNI), and the compiler knew
+ * it. The environment variable ASPEN_MP_VNNI=off says no. */
+int aspen_isa_vnni(enum aspen_isa isa);
 const char *aspen_isa_from_env(void);                   /* value of ASPEN_MP_ISA, or NULL */
 
 #endif

@@ -1,0 +1,50 @@
+"""Sums of products of bytes become floating point in the kernel that makes them: IGEMM, CAST and a factor, the scales of what was
+quantised, are one IGEMM. Every value is rounded as before."""
+
+from __future__ import annotations
+
+from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.passes.rewrite import Rewriter, no_act
+
+_F32 = "float32"
+FACTOR = 4
+"""The input that the sums are multiplied with, before anything is added."""
+
+
+def fuse_factors(graph: Graph) -> None:
+    rewriter = Rewriter(graph)
+    for node in rewriter.live():
+        if not rewriter.alive(node) or node.output.dtype != _F32:
+            continue
+        if node.op == "CAST":
+            _convert(rewriter, node)
+        elif node.op == "BINARY" and node.attrs["opcode"] == "MUL" and no_act(node):
+            _multiply(rewriter, node)
+    rewriter.finish()
+
+
+def _convert(rewriter: Rewriter, node: Node) -> None:
+    sums = node.inputs[0]
+    product = rewriter.made_by(sums, "IGEMM")
+    if product is not None and sums is not None and sums.dtype == "int32" and rewriter.only_use(sums):
+        _absorb(rewriter, node, product, {})
+
+
+def _multiply(rewriter: Rewriter, node: Node) -> None:
+    for k in (0, 1):
+        sums, factor = node.inputs[k], node.inputs[1 - k]
+        product = rewriter.made_by(sums, "IGEMM")
+        if product is None or sums is None or factor is None or sums is factor or not rewriter.only_use(sums):
+            continue
+        free = no_act(product) and all(x is None for x in product.inputs[2:5]) and not product.attrs.get("gated", False)
+        if free and sums.dtype == _F32 and sums.shape == node.output.shape and len(factor.shape) == len(sums.shape):
+            _absorb(rewriter, node, product, {FACTOR: factor})
+            return
+
+
+def _absorb(rewriter: Rewriter, node: Node, product: Node, more: dict[int, object]) -> None:
+    """`node` becomes the product, at its own place in the order."""
+    label, name = f"{product.onnx_op} + {node.onnx_op}", product.name
+    inputs = [*product.inputs, *[None] * (6 - len(product.inputs))]
+    rewriter.replace(node, "IGEMM", [more.get(i, x) for i, x in enumerate(inputs)], dict(product.attrs), label)
+    node.name = name
