@@ -74,7 +74,8 @@
   X(GRIDSAMPLE, 34, 2, 2, 3, 1)                                                                                                    \
   X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
   X(DEFORM, 36, 2, 3, 10, 1)                                                                                                       \
-  X(IGEMM, 37, 2, 6, 5, 1)
+  X(IGEMM, 37, 2, 6, 7, 1)                                                                                                         \
+  X(ICONV, 38, 2, 6, 15, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

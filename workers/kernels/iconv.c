@@ -1,0 +1,143 @@
+/* ICONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+ *
+ * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every tap of
+ * a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned and whole
+ * already, and has a window of one pixel, is read in place.
+ *
+ * Loops: images, panels of ASPEN_NR channels, lines of pixels, blocks of neighbouring pixels (dots.h).
+ */
+#include "dots.h"
+
+typedef struct window {
+  int64_t kernel[2], stride[2], dilation[2], pad[2];
+} window;
+
+INLINE window window_of(const int64_t *params) {
+  window w;
+  for (int i = 0; i < 2; i++) w.kernel[i] = params[i], w.stride[i] = params[2 + i], w.dilation[i] = params[4 + i], w.pad[i] = params[6 + i];
+  return w;
+}
+/* Rows (0) or columns (1) of input that so many of output look at. */
+INLINE int64_t span(const window *w, int axis, int64_t n) { return (n - 1) * w->stride[axis] + (w->kernel[axis] - 1) * w->dilation[axis] + 1; }
+/* Runs of a window. */
+INLINE int64_t runs_of(const window *w) { return w->dilation[1] == 1 ? w->kernel[0] : w->kernel[0] * w->kernel[1]; }
+
+#ifdef ISA_PORTABLE
+/* Copied pixels, what the zero points of columns are multiplied with for each pixel of output, and the runs of a window. */
+size_t aspen_scratch_iconv(const aspen_call *c) {
+  const window w = window_of(c->params + 1);
+  const int64_t height = c->hi[2] - c->lo[2], width = c->hi[3] - c->lo[3], pixel = dots_groups(c->args[1].dims[1]) * DOTS_GROUP;
+  return (size_t)(span(&w, 0, height) * span(&w, 1, width) * pixel + height * width * 4 + runs_of(&w) * (int64_t)sizeof(void *)) + 192;
+}
+#endif
+
+/* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and channels
+ * that there are not, are `zero`. */
+static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, int64_t top, int64_t height, int64_t left, int64_t width, int64_t pixel,
+                       uint8_t flip, uint8_t zero) {
+  const int64_t channels = x->dims[1], stride = x->strides[3];
+  const int64_t first = left < 0 ? -left : 0, most = x->dims[3] - left, last = most < width ? most : width; /* columns inside */
+  const int dense = x->strides[1] == 1 && stride == channels && pixel == channels;
+  for (int64_t row = top; row < top + height; row++, to += width * pixel) {
+    if (row < 0 || row >= x->dims[2] || first >= last) {
+      memset(to, zero, (size_t)(width * pixel));
+      continue;
+    }
+    const uint8_t *from = image + row * x->strides[2] + (left + first) * stride;
+    memset(to, zero, (size_t)(first * pixel));
+    if (dense) {
+      dots_copy(to + first * pixel, from, 1, (last - first) * pixel, flip);
+    } else {
+      for (int64_t i = first; i < last; i++, from += stride) {
+        dots_copy(to + i * pixel, from, x->strides[1], channels, flip);
+        memset(to + i * pixel + channels, zero, (size_t)(pixel - channels));
+      }
+    }
+    memset(to + last * pixel, zero, (size_t)((width - last) * pixel));
+  }
+}
+
+int FN(iconv)(const aspen_call *c) {
+  const aspen_arg none = {0};
+  const aspen_arg *out = &c->args[0], *x = &c->args[1], *b = &c->args[2], *more[4] = {&none, &none, &none, &none};
+  for (uint32_t i = 2; i < c->n_inputs; i++)
+    if (c->args[1 + i].dtype) more[i - 2] = &c->args[1 + i];
+  const aspen_arg *bias = more[0], *residual = more[1], *factor = more[2], *zero_point = more[3];
+  if (out->rank != 4 || x->rank != 4 || b->rank != 4 || b->dtype != ASPEN_DT_I8 || (x->dtype != ASPEN_DT_I8 && x->dtype != ASPEN_DT_U8) ||
+      (bias->dtype && bias->rank != 1) || (residual->dtype && residual->rank != 4) || (factor->dtype && factor->rank != 4) ||
+      (zero_point->dtype && zero_point->dtype != x->dtype))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = 0; i < 4; i++)
+    if (c->lo[i] >= c->hi[i]) return 0;
+  const window w = window_of(c->params + 1);
+  dots_job job;
+  if (FN(dots_open)(&job, out, bias, residual, factor, 1, c->params[0], c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t height = c->hi[2] - c->lo[2], width = c->hi[3] - c->lo[3], channels = x->dims[1];
+  const int64_t groups = dots_groups(channels), pixel = groups * DOTS_GROUP, n_runs = runs_of(&w), joined = w.kernel[0] * w.kernel[1] / n_runs;
+  const int64_t rows_in = span(&w, 0, height), columns_in = span(&w, 1, width), size = out->dtype == ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32 ? 4 : 1;
+  const int64_t copied = (rows_in * columns_in * pixel + 63) / 64 * 64, rests = (height * width * 4 + 63) / 64 * 64;
+  if (c->scratch_bytes < (size_t)(rows_in * columns_in * pixel + height * width * 4 + n_runs * (int64_t)sizeof(void *)) + 192) return ASPEN_KERNEL_SCRATCH;
+  uint8_t *const copy = c->scratch;
+  uint32_t *const rest = (uint32_t *)(copy + copied);
+  const uint8_t **const runs = (const uint8_t **)(copy + copied + rests);
+  const uint8_t flip = x->dtype == ASPEN_DT_I8 ? 0x80 : 0, zero = (zero_point->dtype ? (uint8_t)*zero_point->ptr : 0) ^ flip;
+  const int64_t top = c->lo[2] * w.stride[0] - w.pad[0], left = c->lo[3] * w.stride[1] - w.pad[1];
+  const int inside = top >= 0 && left >= 0 && top + rows_in <= x->dims[2] && left + columns_in <= x->dims[3];
+  const int in_place = !flip && inside && w.kernel[0] == 1 && w.kernel[1] == 1 && x->strides[1] == 1 && channels == pixel;
+  job.groups = groups * joined;
+  job.panel = DOTS_HEADER + n_runs * job.groups * DOTS_PANEL_GROUP;
+  const int64_t row_step = in_place ? x->strides[2] : columns_in * pixel, column_step = in_place ? x->strides[3] : pixel;
+  job.a_step = w.stride[1] * column_step;
+  /* Lines of pixels that lie one behind the other for every operand are one. */
+  int64_t lines = height, length = width;
+  const int64_t line_step = w.stride[0] * row_step;
+  if (line_step == width * job.a_step && out->strides[2] == width * out->strides[3] &&
+      (!residual->dtype || residual->strides[2] == width * residual->strides[3]) && (!factor->dtype || factor->strides[2] == width * factor->strides[3]))
+    lines = 1, length = height * width;
+
+  const int64_t blocks = (length + job.most - 1) / job.most, all = blocks * lines, n_hi = c->hi[1];
+  const int64_t share = all > 1 ? job.panel / all / 64 * 64 : 0, all_groups = n_runs * job.groups;
+  for (int64_t image = c->lo[0]; image < c->hi[0]; image++) {
+    const uint8_t *from = (const uint8_t *)x->ptr + image * x->strides[0];
+    if (in_place) from += top * x->strides[2] + left * x->strides[3];
+    else copy_image(copy, x, from, top, rows_in, left, columns_in, pixel, flip, zero);
+    const uint8_t *const base = in_place ? from : copy;
+    if (job.zeros)
+      for (int64_t i = 0; i < height * width; i++) {
+        const uint8_t *p = base + i / width * line_step + i % width * job.a_step;
+        uint32_t sum = 0;
+        for (int64_t t = 0; t < n_runs; t++) {
+          const uint8_t *run = p + (joined > 1 || w.kernel[1] == 1 ? t * w.dilation[0] * row_step
+                                                                  : t / w.kernel[1] * w.dilation[0] * row_step + t % w.kernel[1] * w.dilation[1] * column_step);
+          for (int64_t k = 0; k < job.groups * DOTS_GROUP; k++) sum += run[k];
+        }
+        rest[i] = sum - (uint32_t)(n_runs * job.groups * DOTS_GROUP) * zero;
+      }
+    for (int64_t n = c->lo[1]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
+      const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
+      const char *panel = b->ptr + column / ASPEN_NR * job.panel;
+      for (int64_t i = 0; i < all; i++) {
+        const int64_t line = i / blocks, at = mm_cut(length, blocks, i % blocks), end = mm_cut(length, blocks, i % blocks + 1);
+        const uint8_t *p = base + line * line_step + at * job.a_step;
+        for (int64_t t = 0; t < n_runs; t++)
+          runs[t] = p + (joined > 1 || w.kernel[1] == 1 ? t * w.dilation[0] * row_step
+                                                        : t / w.kernel[1] * w.dilation[0] * row_step + t % w.kernel[1] * w.dilation[1] * column_step);
+        dots_rows rows = {.rows = (int)(end - at), .taps = (int)n_runs, .runs = runs, .next = all > 1 ? panel + job.panel + i * share : NULL,
+                          .next_step = share / (all_groups ? all_groups : 1)};
+        const int64_t y = c->lo[2] + line, z = c->lo[3] + at; /* of a single line z runs on */
+        for (int r = 0; r < rows.rows; r++) {
+          rows.out[r] = out->ptr + size * (image * out->strides[0] + y * out->strides[2] + (z + r) * out->strides[3]);
+          rows.bias[r] = bias->dtype ? (const float *)bias->ptr : NULL;
+          rows.residual[r] =
+              residual->dtype ? (const float *)residual->ptr + image * residual->strides[0] + y * residual->strides[2] + (z + r) * residual->strides[3] : NULL;
+          rows.factor[r] = factor->dtype ? (const float *)factor->ptr + image * factor->strides[0] + y * factor->strides[2] + (z + r) * factor->strides[3] : NULL;
+          rows.zero[r] = zero;
+          rows.rest[r] = job.zeros ? rest[line * length + at + r] : 0;
+        }
+        FN(dots_block)(&job, &rows, panel, column, n, last);
+      }
+      n = last;
+    }
+  }
+  return 0;
+}
