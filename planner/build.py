@@ -326,7 +326,7 @@ class _Writer:
         return Costs(ns, moved, cost.rates().far, self.flow)
 
 
-_LIKE_OUTPUT = {"GEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
+_LIKE_OUTPUT = {"GEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "ICONV": (3, 4), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
 """Inputs that kernels read with the box of the output."""
 
 

@@ -162,26 +162,56 @@ def _gemm(call: Call) -> None:
         _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
 
 
-def _igemm(call: Call) -> None:
+def _bytes(call: Call, last: int) -> None:
+    """What the products of bytes share: dtypes, and the parameters from `last` on, activation, residual_last, scale and zero."""
     out, a, b = call.out, call.input(0), call.input(1)
     _range(call, 0, "zeros", 0, 2)
-    _act(call, 1)
-    _range(call, 4, "residual_last", 0, 3)
-    _need(out.dtype in (F32, I32), "dtype of the output", out.dtype, (F32, I32))
+    _act(call, last)
+    _range(call, last + 3, "residual_last", 0, 3)
+    _range(call, last + 5, "zero", -LIMIT, LIMIT)
+    _need(out.dtype in (F32, I32, I8, U8), "dtype of the output", out.dtype, (F32, I32, I8, U8))
     _need(a.dtype in (I8, U8), "dtype of input 0", a.dtype, (I8, U8))
     _need(b.dtype == I8, "dtype of input 1", b.dtype, I8)
-    _need(len(out.shape) >= 2, "rank of the output", len(out.shape), "at least 2")
-    _rank(a, len(out.shape), "input 0")
-    depth = a.shape[-1]
-    _shape(a, (*out.shape[:-1], depth), "shape of input 0")
-    _shape(b, packed_bytes(depth, out.shape[-1]), "shape of input 1")
     _need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
     for i in range(2, 6):
         arg = call.optional(i)
-        _shape(arg, out.shape, f"shape of input {i}")
-        _need(arg is None or arg.dtype == (a.dtype if i == 5 else F32), f"dtype of input {i}", arg and arg.dtype, a.dtype if i == 5 else F32)
-        _need(arg is None or i == 5 or out.dtype == F32, f"input {i}", "present", "absent where the output is of integers")
-    _need(out.dtype == F32 or call.params[1] == UNARY["IDENTITY"], "activation", call.params[1], "none where the output is of integers")
+        wanted = a.dtype if i == 5 else F32
+        _need(arg is None or arg.dtype == wanted, f"dtype of input {i}", arg and arg.dtype, wanted)
+        _need(arg is None or i == 5 or out.dtype != I32, f"input {i}", "present", "absent where the output is the sums")
+    _need(out.dtype != I32 or call.params[last] == UNARY["IDENTITY"], "activation", call.params[last], "none where the output is the sums")
+
+
+def _igemm(call: Call) -> None:
+    out, a, b = call.out.shape, call.input(0), call.input(1)
+    _bytes(call, 1)
+    _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    _rank(a, len(out), "input 0")
+    depth = a.shape[-1]
+    _shape(a, (*out[:-1], depth), "shape of input 0")
+    _shape(b, packed_bytes(depth, out[-1]), "shape of input 1")
+    for i in range(2, 6):
+        _shape(call.optional(i), out, f"shape of input {i}")
+
+
+def _iconv(call: Call) -> None:
+    out, x, w = call.out, call.input(0), call.input(1)
+    _bytes(call, 9)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    kh, kw = _window(call, 1, 2)
+    _range(call, 12, "residual_last", 0, 2)
+    _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
+    _shape(w, packed_bytes(x.shape[1], out.shape[1], kh * kw), "shape of input 1")
+    _shape(call.optional(2), out.shape[1:2], "shape of input 2")
+    for i in (3, 4):
+        _shape(call.optional(i), out.shape, f"shape of input {i}")
+    zero = call.optional(5)
+    _need(zero is None or prod(zero.shape) == 1, "shape of input 5", zero and zero.shape, "one element")
+    steps, pads = call.params[3:7], call.params[7:9]
+    for axis, kernel in enumerate((kh, kw)):
+        spans = (out.shape[2 + axis] - 1) * steps[axis] + (kernel - 1) * steps[2 + axis] + 1
+        most = x.shape[2 + axis] + 2 * (pads[axis] + kernel * steps[2 + axis] + steps[axis])
+        _need(spans <= most, "window", spans, f"at most {most}: the tile copies what it looks at")
 
 
 def _strassen(call: Call) -> None:
@@ -569,6 +599,7 @@ def _recurrent(gates: int) -> Callable[[Call], None]:
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
     "IGEMM": _igemm,
+    "ICONV": _iconv,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _dwconv,

@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
-from aspen_mp.planner.params import bytes_scratch, depth, roi_scratch, seven_scratch
+from aspen_mp.planner.params import bytes_scratch, depth, image_scratch, roi_scratch, seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import FEW_SAMPLED, nbytes
 from aspen_mp.planner.winograd import Blocks
@@ -32,7 +32,7 @@ BLOCK_OUT_NS = 0.085
 OPAQUE_NS = 200_000.0
 OUTPUT_NS = 0.04
 """An element of the output of a matrix kernel besides its multiply-adds."""
-RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "IGEMM": 0.18, "WINO": 0.06}
+RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "IGEMM": 0.18, "ICONV": 0.18, "WINO": 0.06}
 """The same, where something is added to it."""
 EPILOGUE = 0.7
 """What a function takes in an epilogue, of what it takes in a kernel of its own: nothing is read and written."""
@@ -44,6 +44,8 @@ KEYS = 512
 """Keys that ATTENTION takes at a time."""
 PROLOGUE_NS = 0.2
 """Scale, shift and activation of an element of input, and its copy in the cache."""
+COPIED_NS = 0.02
+"""An element of input that ICONV copies, each time it is read."""
 DEPTHWISE_FLOPS_PER_NS = 90.0
 """DWCONV and the depthwise half of PWDW."""
 SPREAD_NS = 0.2
@@ -242,6 +244,11 @@ def _conv_flops(node: Node) -> float:
     return float(2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * planes(node) * int(prod(node.attrs["kernel"])))
 
 
+def _iconv_flops(node: Node) -> float:
+    a = node.inputs[0]
+    return 2.0 * node.output.size * a.shape[1] * int(prod(node.attrs["kernel"])) if a is not None else 0.0
+
+
 def _depthwise_flops(node: Node) -> float:
     return 2.0 * node.output.size * planes(node) * int(prod(node.attrs["kernel"]))
 
@@ -384,6 +391,7 @@ FAMILIES = {
     "GEMM": Family(_gemm_flops, hides=True),
     "IGEMM": Family(_gemm_flops, hides=True),
     "CONV": Family(_conv_flops, hides=True),
+    "ICONV": Family(_iconv_flops, hides=True),
     "WINO": Family(_winograd_flops, hides=True),
     "ATTENTION": Family(_attention_flops, hides=True),
     "LSTM": Family(_recurrent_flops),
@@ -474,6 +482,10 @@ def scratch_bytes(node: Node) -> int:
         a = node.inputs[0]
         assert a is not None
         return bytes_scratch(a.size // max(a.shape[-1], 1), a.shape[-1])
+    if node.op == "ICONV":
+        a, box = node.inputs[0], (node.output.shape[2], node.output.shape[3])
+        assert a is not None
+        return image_scratch(a.shape[1], box, node.attrs["kernel"], node.attrs["strides"], node.attrs["dilations"])
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
     if node.op in ("MOMENTS", "STANDARDIZE"):

@@ -32,6 +32,17 @@ Shape = tuple[int, ...]
 VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expand"})
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one for
+    each index of ``axis``."""
+
+    values: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    axis: int
+
+
 @dataclass(eq=False, slots=True)
 class Tensor:
     """A value of known shape and dtype. ``data`` is set for constants. ``dtype`` is ``object`` for values that are no plain tensors
@@ -39,6 +50,8 @@ class Tensor:
 
     ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
     for every input shape; such constants go to the model's weight segment, all others into the plan.
+
+    ``stored``: of a constant that DequantizeLinear makes of others.
 
     A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
     weights are converted and packed once, straight into shared memory.
@@ -51,6 +64,7 @@ class Tensor:
     producer: Node | None = None
     weight_key: str | None = None
     pack: Callable[[npt.NDArray[Any]], None] | None = None
+    stored: Stored | None = None
 
     @property
     def is_const(self) -> bool:

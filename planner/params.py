@@ -8,9 +8,12 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
                      Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
                      STRASSEN makes of A
-``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?. Inputs A (bytes), B (packed, see
-                     `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B as broadcast to the output.
-                     act(factor * sums + bias + residual) in f32, or the sums themselves in i32
+``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A (bytes), B
+                     (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B broadcast to the
+                     output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale`` and rounded, plus ``zero``; or
+                     the sums themselves in i32
+``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes), W (packed),
+                     bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
@@ -64,6 +67,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from aspen_mp.planner.ir import Node
@@ -105,13 +109,23 @@ def _gemm(a: dict[str, Any]) -> list[int]:
     return [packed, bits(a["alpha"]), *_act(a["act"]), _last(a), 0, 0]
 
 
-BYTES_GROUP, BYTES_HEADER = 4, 2
-"""Terms of a column that lie side by side in packed bytes; groups in front of each panel: the columns' sums and zero points."""
+def _to_bytes(a: dict[str, Any]) -> list[int]:
+    return [*_act(a["act"]), _last(a), bits(a.get("scale", 1.0)), int(a.get("zero", 0))]
 
 
-def packed_bytes(depth: int, columns: int) -> tuple[int, int, int, int]:
-    """The shape of IGEMM's packed bytes of [depth, columns]."""
-    return (-(-columns // 32), BYTES_HEADER + -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
+BYTES_GROUP, BYTES_HEADER = 4, 3
+"""Terms of a column that lie side by side in packed bytes; groups in front of each panel: the columns' sums, zero points and constants."""
+
+
+def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int, int]:
+    """The shape of packed bytes of [depth, columns], or of so many taps of them."""
+    return (-(-columns // 32), BYTES_HEADER + taps * -(-depth // BYTES_GROUP), 32, BYTES_GROUP)
+
+
+def image_scratch(channels: int, box: tuple[int, int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> int:
+    """Bytes that ICONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each tap."""
+    pixels = prod((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(box, kernel, strides, dilations, strict=True))
+    return pixels * -(-channels // BYTES_GROUP) * BYTES_GROUP + 4 * prod(box) + 8 * prod(kernel) + 192
 
 
 def bytes_scratch(rows: int, depth: int) -> int:
@@ -185,7 +199,8 @@ def _attention(a: dict[str, Any]) -> list[int]:
 
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
-    "IGEMM": lambda a: [int(a["zeros"]), *_act(a["act"]), _last(a)],
+    "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
+    "ICONV": lambda a: [int(a["zeros"]), *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_to_bytes(a)],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
     "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],

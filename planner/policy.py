@@ -30,7 +30,7 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
-PRODUCTS = frozenset({"GEMM", "IGEMM", "CONV", "WINO"})
+PRODUCTS = frozenset({"GEMM", "IGEMM", "CONV", "ICONV", "WINO"})
 """Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
 
 
@@ -67,7 +67,7 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
         return Grid(shape, cuts, tuple(range(len(cuts))))
     if node.op in ("GEMM", "IGEMM"):
         return _gemm(node, aim)
-    if node.op == "CONV":
+    if node.op in ("CONV", "ICONV"):
         return _conv(node, aim)
     if node.op == "WINO":
         return _winograd(node, aim)
@@ -255,7 +255,7 @@ def _conv(node: Node, aim: Aim) -> Grid:
     shape = node.output.shape
     x = node.inputs[0]
     assert x is not None
-    groups = node.attrs["groups"]
+    groups = node.attrs.get("groups", 1)
     group_outputs = shape[1] // groups
     if groups == 1 or group_outputs % PANEL == 0:
         granule = PANEL

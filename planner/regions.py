@@ -224,6 +224,20 @@ def _igemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return out_lo, out_hi
 
 
+def _iconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    if i == 1:
+        out_lo, out_hi = _whole(shape, len(lo))
+        out_lo[:, 0], out_hi[:, 0] = lo[:, 1] // 32, (hi[:, 1] + 31) // 32
+        return out_lo, out_hi
+    if i == 0:
+        lo, hi = lo.copy(), hi.copy()
+        lo[:, 1], hi[:, 1] = 0, shape[1]
+        return _windows(node, shape, lo, hi)
+    if i == 2:
+        return lo[:, 1:2].copy(), hi[:, 1:2].copy()
+    return _whole(shape, len(lo)) if i == 5 else _broadcast(shape, lo, hi)
+
+
 def _strassen(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     lo, hi = lo.copy(), hi.copy()
     lo[:, -2], hi[:, -2] = 2 * lo[:, -2], np.minimum(2 * hi[:, -2], shape[-2])
@@ -672,6 +686,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "concat": _concat,
     "GEMM": _gemm,
     "IGEMM": _igemm,
+    "ICONV": _iconv,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _conv,

@@ -32,8 +32,8 @@ ALIGN = 64
 
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
-CONVOLUTIONS = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "POOL"})
-PACKED = frozenset({"CONV", "WINO", "DWCONV", "PWDW", "IGEMM", "LSTM", "GRU", "RNN"})
+CONVOLUTIONS = frozenset({"CONV", "ICONV", "WINO", "DWCONV", "PWDW", "POOL"})
+PACKED = frozenset({"CONV", "ICONV", "WINO", "DWCONV", "PWDW", "IGEMM", "LSTM", "GRU", "RNN"})
 """Ops whose input 1 is a packed weight. That of GEMM may be one."""
 SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
 """Ops that read an image (input 0) between its pixels: whole lines of channels, where they are side by side and not few. Their results

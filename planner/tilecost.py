@@ -125,7 +125,7 @@ class ImageCost(TileCost):
 
 @dataclass(frozen=True, slots=True)
 class Convolution(ImageCost):
-    """`planes`: images of input for one of output."""
+    """`planes`: images of input for one of output. `item`: see `Product`."""
 
     channels: int
     kernel: tuple[int, int]
@@ -136,6 +136,7 @@ class Convolution(ImageCost):
     input_ns: float
     narrow: bool = False
     planes: float = 1.0
+    item: int = 4
 
     def modelled(self, sides: list[Ints]) -> Floats:
         batch, height, width, n = sides
@@ -145,9 +146,9 @@ class Convolution(ImageCost):
         groups = -(-n // self.group_outputs)
         padded = cost.NARROW_COST * n if self.narrow else groups * _columns(np.minimum(n, self.group_outputs))
         full = _rows(pixels) * padded
-        weights = 4.0 * n * depth
-        others = 4.0 * (read * self.channels * groups + pixels * n)
-        ns = 2.0 * full * depth / cost.rates().matrix + SEEN * (weights + others) / cost.rates().warm
+        weights = float(self.item) * n * depth
+        others = float(self.item) * read * self.channels * groups + 4.0 * pixels * n
+        ns = 2.0 * full * depth * self.item / (4 * cost.rates().matrix) + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
 
 
@@ -293,6 +294,10 @@ def of(node: Node, workers: int = 1) -> TileCost:
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node), cost.planes(node)
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
+    if node.op == "ICONV":
+        kernel = (attrs["kernel"][0], attrs["kernel"][1])
+        ns = cost.output_ns(node), cost.COPIED_NS
+        return Convolution(-(-a.shape[1] // 4) * 4, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=1, factor=factor)
     if node.op == "WINO":
         images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
         channels = round(a.shape[1] * cost.planes(node))
@@ -308,7 +313,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "IGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
+_MODELS = frozenset({"GEMM", "IGEMM", "CONV", "ICONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

@@ -29,7 +29,7 @@ from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_o
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
-from aspen_mp.planner.ir import Node, Shape, Source, Tensor
+from aspen_mp.planner.ir import Node, Shape, Source, Stored, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
 
 SMALL = 64 * 1024
@@ -479,6 +479,7 @@ class Binder:
         loops = entry.proto.op_type in LOOPING
         fast = quick(entry.proto, entry.opsets.get("", 1)) and not loops
         slow = not fast and (sources > PLAN_CONSTANT or loops)
+        stored = _stored(entry, inputs)
         if large <= SMALL and sources <= SMALL:
             pass
         elif not plain:
@@ -487,7 +488,7 @@ class Binder:
             if entry.proto.op_type in _REPEATING and large > max(_MOST_REPEATED, 4 * sources):
                 return False  # repetition is a view for kernels, but would fill the weights with copies
             if not view:
-                self._fold_later(entry, inputs, types, key)
+                self._fold_later(entry, inputs, types, key, stored)
                 return True
         elif slow or large > (SMALL if any(t.weight_key is not None and t.nbytes > SMALL for t in present) else PLAN_CONSTANT):
             return False
@@ -506,15 +507,22 @@ class Binder:
                 if array.shape != shape:
                     raise ModelInvalidError(f"{name_of(entry.proto)}: constant {name!r} has shape {list(array.shape)}, not {list(shape)}")
                 array = array if dtype in {array.dtype, tensors.OBJECT} else array.astype(dtype)
-                self.env[name] = Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}")
+                self.env[name] = Tensor(name, shape, dtype, data=array, weight_key=None if key is None else f"{key}.{k}", stored=stored)
         return True
 
-    def _fold_later(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]], key: str | None) -> None:
+    def _fold_later(
+        self,
+        entry: Item,
+        inputs: list[Tensor | None],
+        types: dict[str, tuple[np.dtype[Any], Shape]],
+        key: str | None,
+        stored: Stored | None,
+    ) -> None:
         for k, name in enumerate(entry.proto.output):
             if name in types:
                 dtype, shape = types[name]
                 pack = partial(_compute, entry, inputs, k)
-                self.env[name] = Tensor(name, shape, dtype, weight_key=f"{key}.{k}", pack=pack)
+                self.env[name] = Tensor(name, shape, dtype, weight_key=f"{key}.{k}", pack=pack, stored=stored)
 
     def _key(self, entry: Item, inputs: list[Tensor]) -> str:
         digest = hashlib.sha256()
@@ -524,6 +532,17 @@ class Binder:
         for tensor in inputs:
             digest.update(f"\0{tensor.weight_key}".encode())
         return f"folded:{digest.hexdigest()[:32]}"
+
+
+def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
+    """What DequantizeLinear makes a constant of."""
+    if entry.proto.op_type != "DequantizeLinear" or domain_of(entry.proto) != "" or entry.attrs.get("block_size", 0):
+        return None
+    values, scale = inputs[:2]
+    if values is None or scale is None:
+        return None
+    axis = int(entry.attrs.get("axis", 1))
+    return Stored(values, scale, inputs[2] if len(inputs) > 2 else None, axis % max(len(values.shape), 1))
 
 
 def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -227,6 +228,15 @@ class Builder:
         shape = (*a.shape[:-1], b.shape[-1])
         return self.emit("IGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
 
+    def iconv(
+        self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, constant: Tensor | None, shape: Shape, **window: Shape
+    ) -> Tensor:
+        """The convolution of x - x_zero [N, C, H, W] with the constant w - w_zero [OC, C, KH, KW], of bytes, plus an i32 constant [OC], in int32.
+        `x_zero`: one element; the padding is x_zero. `w_zero`: a constant of one element or OC. `window`: the attributes of ICONV."""
+        panels, zeros = self.packed_bytes(w, w_zero, constant)
+        zero = None if x_zero is None else self.reshape(x_zero, (1,))
+        return self.emit("ICONV", [x, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT, **window)
+
     # -------------------------------------------------------------------------------------------------------- weights
 
     def packed_panels(self, b: Tensor) -> Tensor:
@@ -235,14 +245,17 @@ class Builder:
         panels = -(-n // 32)
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
-    def packed_bytes(self, b: Tensor, zero: Tensor | None) -> tuple[Tensor, bool]:
-        """[K, N] of bytes → IGEMM's panels (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a constant of one element
-        or N. Unsigned bytes are stored less 128, and so are their zero points."""
-        offset = np.zeros((), np.int32) if zero is None else zero.value().astype(np.int32)
-        offset = offset - 128 if b.dtype == np.uint8 else offset
-        offset = offset.reshape(-1)[0] if (offset == offset.reshape(-1)[0]).all() else offset
-        tag = f"bytes{list(offset.shape)}{offset.tobytes().hex()}"
-        return self._pack(b, tag, packed_bytes(*b.shape), partial(_pack_bytes, offset), I8), bool(offset.any())
+    def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
+        """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a
+        constant of one element or one a column; `constant`: i32, what is added to the sums of each column. Unsigned bytes are stored less 128, and so are
+        their zero points."""
+        columns = b.shape[0 if len(b.shape) == 4 else 1]
+        zeros = np.zeros(columns, np.int32) + (0 if zero is None else zero.value().astype(np.int32).reshape(-1))
+        zeros = zeros - 128 if b.dtype == np.uint8 else zeros
+        more = np.zeros(columns, np.int32) if constant is None else constant.value().astype(np.int32).reshape(-1)
+        shape = packed_bytes(b.shape[1], columns, prod(b.shape[2:])) if len(b.shape) == 4 else packed_bytes(*b.shape)
+        tag = f"bytes {hashlib.sha256(zeros.tobytes() + more.tobytes()).hexdigest()[:32]}"
+        return self._pack(b, tag, shape, partial(_pack_bytes, zeros, more), I8), bool(zeros.any())
 
     def packed_conv(self, w: Tensor, groups: int) -> Tensor:
         """[OC, C/G, KH, KW] or [OC, C/G, KD, KH, KW] → [G, ceil(OC/G / 32), KD*KH*KW*C/G, 32], zero-padded."""
@@ -270,7 +283,12 @@ class Builder:
         return self._pack(r, tag, shape, partial(pack_recurrent, direction, gates, gates_first))
 
     def _pack(
-        self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None], dtype: np.dtype[Any] = F32
+        self,
+        source: Tensor,
+        tag: str,
+        shape: Shape,
+        write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None],
+        dtype: np.dtype[Any] = F32,
     ) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
         found = self._packed.get(key) if key is not None else None
@@ -316,19 +334,21 @@ def _pack_panels(b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         out[full, :, n % 32 :] = 0
 
 
-def _pack_bytes(zero: npt.NDArray[np.int32], b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    k, n = b.shape
+def _pack_bytes(zeros: npt.NDArray[np.int32], more: npt.NDArray[np.int32], b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """[K, N], or [OC, C, KH, KW] tap by tap."""
     stored = (b ^ 128).view(np.int8) if b.dtype == np.uint8 else b
+    taps = stored.transpose(2, 3, 1, 0).reshape(-1, b.shape[1], b.shape[0]) if b.ndim == 4 else stored[np.newaxis]
+    n_taps, depth, _ = taps.shape
     out[...] = 0
-    head = out[:, :BYTES_HEADER].view(np.int32)[..., 0]  # panel, sum or zero point, column
+    head = out[:, :BYTES_HEADER].view(np.int32)[..., 0]  # panel, sum or zero point or constant, column
     for panel in range(len(out)):
-        columns = stored[:, 32 * panel : 32 * panel + 32]
-        width = columns.shape[1]
-        head[panel, 0, :width] = columns.sum(axis=0, dtype=np.int32)
-        head[panel, 1, :width] = zero if zero.size == 1 else zero.reshape(-1)[32 * panel : 32 * panel + 32]
-        terms = np.zeros((out.shape[1] - BYTES_HEADER, BYTES_GROUP, width), np.int8)
-        terms.reshape(-1, width)[:k] = columns
-        out[panel, BYTES_HEADER:, :width] = terms.transpose(0, 2, 1)
+        span = slice(32 * panel, 32 * panel + 32)
+        columns = taps[..., span]
+        width = columns.shape[-1]
+        head[panel, :, :width] = columns.sum(axis=(0, 1), dtype=np.int32), zeros[span], more[span]
+        terms = np.zeros((n_taps, -(-depth // BYTES_GROUP) * BYTES_GROUP, width), np.int8)
+        terms[:, :depth] = columns
+        out[panel, BYTES_HEADER:, :width] = terms.reshape(-1, BYTES_GROUP, width).transpose(0, 2, 1)
 
 
 def _pack_conv(groups: int, w: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

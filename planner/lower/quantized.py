@@ -88,9 +88,7 @@ def _conv_integer(b: Builder, node: Node) -> Tensor:
 def _qlinear_conv(b: Builder, node: Node) -> Tensor:
     x, xs, xz, w, ws, wz, ys, yz = (data(node, k) for k in range(8))
     bias, rank = optional(node, 8), len(x.shape)
-    sums = _convolution(b, node, x, w, xz, wz)
-    if bias is not None:
-        sums = b.binary("ADD", sums, b.insert_axes(bias, [1], rank))
+    sums = _convolution(b, node, x, w, xz, wz, bias)
     scale = b.insert_axes(ws, [1], rank) if ws.size > 1 else b.reshape(ws, ())
     factor = b.binary("DIV", b.binary("MUL", b.reshape(xs, ()), scale), b.reshape(ys, ()))
     return _requantised(b, node, b.cast(sums, F32), factor, yz)
@@ -147,14 +145,24 @@ def _packable(x: Tensor, y: Tensor, y_zero: Tensor | None) -> bool:
     return y_zero is None or (y_zero.is_const and (y_zero.size == 1 or len(y_zero.shape) == 1))
 
 
-def _convolution(b: Builder, node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:
-    """The convolution of x - x_zero with w - w_zero in int32; the padding is x_zero."""
+def _convolution(
+    b: Builder, node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
+    """The convolution of x - x_zero with w - w_zero, plus a bias [OC], in int32; the padding is x_zero."""
     spatial, kernel, groups = x.shape[2:], w.shape[2:], int(node.attrs.get("group", 1))
     if len(spatial) not in {1, 2} or x.size == 0:
         raise NoKernel(f"convolution over {len(spatial)} axes")
     if x_zero is not None and x_zero.size != 1:
         raise NoKernel("several zero points of the data")
     strides, dilations, begin, _ = window(node, kernel, spatial)
+    if groups == 1 and _stored(x, w, w_zero, bias):
+        lift = len(spatial) == 1  # a row of an image
+        image, weights = (b.reshape(t, (*t.shape[:2], 1, *t.shape[2:])) if lift else t for t in (x, w))
+        both = {"strides": strides, "dilations": dilations, "pads": begin}
+        attrs = {name: (*((0 if name == "pads" else 1,) * lift), *values) for name, values in both.items()}
+        out = (*node.output.shape[:2], *(1,) * lift, *node.output.shape[2:])
+        sums = b.iconv(image, weights, x_zero, w_zero, bias, out, kernel=weights.shape[2:], **attrs)
+        return b.reshape(sums, node.output.shape)
     left = _widened(b, x, None if x_zero is None else b.reshape(x_zero, ()))
     zero = None if w_zero is None else b.reshape(w_zero, ()) if w_zero.size == 1 else b.insert_axes(w_zero, [0], len(w.shape))
     right, shape = _widened(b, w, zero), node.output.shape
@@ -170,7 +178,15 @@ def _convolution(b: Builder, node: Node, x: Tensor, w: Tensor, x_zero: Tensor | 
         whole = b.cast(product, _I32)
         total = whole if total is None else b.binary("ADD", total, whole)
     assert total is not None
-    return b.reshape(total, node.output.shape)
+    total = b.reshape(total, node.output.shape)
+    return total if bias is None else b.binary("ADD", total, b.insert_axes(bias, [1], len(total.shape)))
+
+
+def _stored(x: Tensor, w: Tensor, w_zero: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether a convolution's weights are constant bytes, and all that goes with each of its outputs is constant."""
+    if {x.dtype.name, w.dtype.name} - _BYTES or not w.is_const or (bias is not None and not bias.is_const):
+        return False
+    return w_zero is None or (w_zero.is_const and (w_zero.size == 1 or len(w_zero.shape) == 1))
 
 
 def _widened(b: Builder, x: Tensor, zero: Tensor | None) -> Tensor:

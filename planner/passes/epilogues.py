@@ -19,7 +19,7 @@ from aspen_mp.shm.tables import UNARY
 _MATRICES = ("GEMM", "IGEMM")
 _SCALED = ("GEMM", "CONV", "WINO", "DWCONV")
 """Whose inputs 4 and 5 are scale and shift."""
-_PRODUCTS = (*_SCALED, "IGEMM")
+_PRODUCTS = (*_SCALED, "IGEMM", "ICONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES

@@ -1,5 +1,5 @@
-"""Sums of products of bytes become floating point in the kernel that makes them: IGEMM, CAST and a factor, the scales of what was
-quantised, are one IGEMM. Every value is rounded as before."""
+"""Sums of products of bytes become floating point in the kernel that makes them: IGEMM or ICONV, CAST and a factor, the scales of
+what was quantised, are one node. Every value is rounded as before."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _F32 = "float32"
+PRODUCTS = ("IGEMM", "ICONV")
 FACTOR = 4
 """The input that the sums are multiplied with, before anything is added."""
 
@@ -25,7 +26,7 @@ def fuse_factors(graph: Graph) -> None:
 
 def _convert(rewriter: Rewriter, node: Node) -> None:
     sums = node.inputs[0]
-    product = rewriter.made_by(sums, "IGEMM")
+    product = rewriter.made_by(sums, *PRODUCTS)
     if product is not None and sums is not None and sums.dtype == "int32" and rewriter.only_use(sums):
         _absorb(rewriter, node, product, {})
 
@@ -33,7 +34,7 @@ def _convert(rewriter: Rewriter, node: Node) -> None:
 def _multiply(rewriter: Rewriter, node: Node) -> None:
     for k in (0, 1):
         sums, factor = node.inputs[k], node.inputs[1 - k]
-        product = rewriter.made_by(sums, "IGEMM")
+        product = rewriter.made_by(sums, *PRODUCTS)
         if product is None or sums is None or factor is None or sums is factor or not rewriter.only_use(sums):
             continue
         free = no_act(product) and all(x is None for x in product.inputs[2:5]) and not product.attrs.get("gated", False)
@@ -46,5 +47,5 @@ def _absorb(rewriter: Rewriter, node: Node, product: Node, more: dict[int, objec
     """`node` becomes the product, at its own place in the order."""
     label, name = f"{product.onnx_op} + {node.onnx_op}", product.name
     inputs = [*product.inputs, *[None] * (6 - len(product.inputs))]
-    rewriter.replace(node, "IGEMM", [more.get(i, x) for i, x in enumerate(inputs)], dict(product.attrs), label)
+    rewriter.replace(node, product.op, [more.get(i, x) for i, x in enumerate(inputs)], dict(product.attrs), label)
     node.name = name

@@ -27,7 +27,7 @@ from aspen_mp.planner.passes import (
 
 Pass = Callable[[Graph], None]
 
-ONNX_LEVEL: Sequence[Pass] = (quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
+ONNX_LEVEL: Sequence[Pass] = (quantization.multiply_stored, quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
 KERNEL_LEVEL: Sequence[Pass] = (
     identities.drop_identities,
     common.share,

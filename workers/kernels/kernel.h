@@ -66,10 +66,14 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
  *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
  *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
- * IGEMM  out[…, M, N] = act(factor S + bias + residual), f32, or S itself, i32: S[i, j] = sum over k of (A[i, k] - zero[i]) (B[k, j] - y[j]), modulo 2^32.
- *        in: A[…, M, K], i8 or u8; B packed [ceil(N/32), 2 + ceil(K/4), 32, 4], i8: of each panel first the columns' sums over k and their zero points y (i32 each), then
- *        (k / 4, column, k % 4), zeros behind the last term and column; bias?, residual?, factor? (f32) and zero? (as A, one a row), all of the output's rank, broadcast by stride 0.
- *        Without zero it is 0. For i32 there are no bias, residual and factor. params: y (1: some may not be 0), ACT(3), residual_last
+ * IGEMM  out[…, M, N] = act(factor S + bias + residual), f32; as bytes, i8 or u8, that / scale, rounded, + zero, within the type; or S itself, i32:
+ *        S[i, j] = sum over k of (A[i, k] - zero[i]) (B[k, j] - y[j]), + c[j], modulo 2^32. in: A[…, M, K], i8 or u8; B packed [ceil(N/32), 3 + ceil(K/4), 32, 4], i8: of
+ *        each panel first the columns' sums over k, their y and c (i32 each), then (k / 4, column, k % 4), zeros behind the last term and column; bias?, residual?,
+ *        factor? (f32) and zero? (as A, one a row), all of the output's rank, broadcast by stride 0. Without zero it is 0. For i32 there are no bias, residual and
+ *        factor. params: y (1: some may not be 0), ACT(3), residual_last, f64 scale, zero of the output
+ * ICONV  out[N, OC, OH, OW], 2-D, as IGEMM. in: X[N, C, H, W], i8 or u8; W packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as B, with (kh, kw, c / 4, column, c % 4);
+ *        bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X; the padding is zero). params: y, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top,
+ *        pad_left, ACT(3), residual_last, f64 scale, zero of the output
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner) or out[N, OC, OD, OH, OW], f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
