@@ -73,7 +73,11 @@
   X(STANDARDIZE, 33, 2, 5, 4, 1)                                                                                                   \
   X(GRIDSAMPLE, 34, 2, 2, 3, 1)                                                                                                    \
   X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
-  X(DEFORM, 36, 2, 3, 10, 1)
+  X(DEFORM, 36, 2, 3, 10, 1)                                                                                                       \
+  X(QUANTIZE, 38, 2, 3, 1, 1)                                                                                                      \
+  X(DEQUANTIZE, 39, 2, 3, 0, 1)                                                                                                    \
+  X(EXTREMES, 40, 1, 1, 1, 1)                                                                                                      \
+  X(LEVELS, 41, 1, 1, 0, 2)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

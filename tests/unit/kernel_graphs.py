@@ -12,6 +12,7 @@ from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import params
+from aspen_mp.planner.storage import ELEMENTWISE
 from aspen_mp.workers import _kernels, fallback
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,7 +65,7 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The dimensions that the operand has in a plan: axes of 1 that are broadcast have the output's."""
     out = node.output.shape
     if (
-        node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY"}
+        node.op in ELEMENTWISE
         or (node.op in {"CONV", "WINO", "DWCONV"} and i == 3)
         or (node.op == "NORM" and i > 0)
     ):
