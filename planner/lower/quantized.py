@@ -21,6 +21,8 @@ _BYTES = {"int8", "uint8"}
 _I32, _U8 = np.dtype(np.int32), np.dtype(np.uint8)
 _BLOCK = 2048
 """Elements whose extremes are found together, at least."""
+_MANY = 32
+"""Blocks that are enough for any number of workers."""
 _EXACT = 1 << 24
 """Whole numbers up to here are floats."""
 
@@ -70,10 +72,11 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
 
 
 def _blocks(shape: Shape) -> tuple[int, int]:
-    """Along which axis a tensor is cut for its extremes, and into how many blocks: one that no layout has innermost, if that is as good."""
+    """Along which axis a tensor is cut for its extremes, and into how many blocks: one that no layout has innermost, where that is long
+    enough, because a block of an inner axis is read in small pieces."""
     wanted = -(-prod(shape) // _BLOCK)
     inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
-    axis = max(sorted(range(len(shape)), key=lambda k: k in inner), key=lambda k: min(shape[k], wanted))
+    axis = max(sorted(range(len(shape)), key=lambda k: k in inner), key=lambda k: min(shape[k], wanted, _MANY))
     return axis, min(shape[axis], wanted)
 
 
