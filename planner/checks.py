@@ -135,16 +135,16 @@ def _levels_of(call: Call, stored: int) -> None:
 
 def _quantize(call: Call) -> None:
     _range(call, 0, "times", 0, 2)
-    _levels_of(call, call.out.dtype)
     _need(call.input(0).dtype in (F32, I32), "dtype of input 0", call.input(0).dtype, (F32, I32))
     _need(call.out.dtype in _LEVELS, "dtype of the output", call.out.dtype, sorted(_LEVELS))
+    _levels_of(call, call.out.dtype)
 
 
 def _dequantize(call: Call) -> None:
     x = call.input(0)
-    _levels_of(call, x.dtype)
     _need(call.out.dtype == F32, "dtype of the output", call.out.dtype, F32)
     _need(x.dtype in _LEVELS | {I32}, "dtype of input 0", x.dtype, sorted(_LEVELS | {I32}))
+    _levels_of(call, x.dtype)
 
 
 def _extremes(call: Call) -> None:
