@@ -21,8 +21,8 @@ _BYTES = {"int8", "uint8"}
 _I32, _U8 = np.dtype(np.int32), np.dtype(np.uint8)
 _BLOCK = 2048
 """Elements whose extremes are found together, at least."""
-_MANY = 32
-"""Blocks that are enough for any number of workers."""
+_FEW = 4
+"""Blocks that are better than many which lie in small pieces."""
 _EXACT = 1 << 24
 """Whole numbers up to here are floats."""
 
@@ -76,7 +76,8 @@ def _blocks(shape: Shape) -> tuple[int, int]:
     enough, because a block of an inner axis is read in small pieces."""
     wanted = -(-prod(shape) // _BLOCK)
     inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
-    axis = max(sorted(range(len(shape)), key=lambda k: k in inner), key=lambda k: min(shape[k], wanted, _MANY))
+    outer = [k for k in range(len(shape)) if k not in inner and shape[k] >= min(wanted, _FEW)]
+    axis = max(outer or range(len(shape)), key=lambda k: min(shape[k], wanted))
     return axis, min(shape[axis], wanted)
 
 
