@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 F32, F64, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["I8"], DTYPES["U8"]
 I32, I64, BOOL = DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
 _NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
+_LEVELS = {DTYPES[name] for name in ("I8", "U8", "I16", "U16")}
 UNITS = 16
 """Of a panel of recurrent weights."""
 LSTM_GATES, GRU_GATES = 4, 3
@@ -121,6 +122,52 @@ def _binary(call: Call) -> None:
 def _ternary(call: Call) -> None:
     _elementwise(3, len(TERNARY))(call)
     _act(call, 1)
+
+
+def _levels_of(call: Call, stored: int) -> None:
+    """Scale and zero point beside whole numbers of this dtype."""
+    for i in range(2):
+        _shape(call.input(i), call.out.shape, f"shape of input {i}")
+    zero = call.optional(2)
+    _shape(zero, call.out.shape, "shape of input 2")
+    _need(call.input(1).dtype == F32, "dtype of input 1", call.input(1).dtype, F32)
+    _need(zero is None or zero.dtype == stored, "dtype of input 2", zero and zero.dtype, stored)
+
+
+def _quantize(call: Call) -> None:
+    _range(call, 0, "times", 0, 2)
+    _need(call.input(0).dtype in (F32, I32), "dtype of input 0", call.input(0).dtype, (F32, I32))
+    _need(call.out.dtype in _LEVELS, "dtype of the output", call.out.dtype, sorted(_LEVELS))
+    _levels_of(call, call.out.dtype)
+
+
+def _dequantize(call: Call) -> None:
+    x = call.input(0)
+    _need(call.out.dtype == F32, "dtype of the output", call.out.dtype, F32)
+    _need(x.dtype in _LEVELS | {I32}, "dtype of input 0", x.dtype, sorted(_LEVELS | {I32}))
+    _levels_of(call, x.dtype)
+
+
+def _extremes(call: Call) -> None:
+    _all_f32(call)
+    x = call.input(0)
+    axis = _range(call, 0, "axis", 0, len(x.shape))
+    _rank(call.out, 2, "the output")
+    blocks = call.out.shape[0]
+    _shape(call.out, (blocks, 2), "shape of the output")
+    _need(1 <= blocks <= x.shape[axis], "blocks of the output", blocks, f"1 … {x.shape[axis]}")
+    _need(blocks * x.shape[axis] < 1 << 62, "blocks of the output", blocks, "64 bits")
+
+
+def _levels(call: Call) -> None:
+    x, zero = call.input(0), call.more[0] if call.more else None
+    _need(zero is not None and zero.dtype == DTYPES["U8"], "dtype of the second output", zero and zero.dtype, DTYPES["U8"])
+    for what, arg in (("the output", call.out), ("input 0", x)):
+        _need(arg.dtype == F32, f"dtype of {what}", arg.dtype, F32)
+    for what, one in (("the output", call.out), ("the second output", zero)):
+        _need(one is not None and prod(one.shape) == 1, f"shape of {what}", one and one.shape, "one element")
+    _rank(x, 2, "input 0")
+    _shape(x, (x.shape[0], 2), "shape of input 0")
 
 
 def _scale(call: Call, first: int, channels: int) -> None:
@@ -611,6 +658,10 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "TERNARY": _ternary,
     "CAST": _elementwise(1, None),
     "COPY": _same_dtype,
+    "QUANTIZE": _quantize,
+    "DEQUANTIZE": _dequantize,
+    "EXTREMES": _extremes,
+    "LEVELS": _levels,
     "PAD": _pad,
     "REDUCE": _reduce,
     "ARGREDUCE": _argreduce,

@@ -70,6 +70,7 @@ _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
 _ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9}
 _ELEMENT_NS |= {"MOMENTS": 0.06, "STANDARDIZE": 0.05}
+_ELEMENT_NS |= {"QUANTIZE": 0.07, "DEQUANTIZE": 0.03, "EXTREMES": 0.03}
 _ELEMENT_NS |= {"TOPK": 1.2, "INDEX": 2.0, "SCATTER": 0.4}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
@@ -404,6 +405,8 @@ FAMILIES = {
     "ARGREDUCE": Family(_reduce_flops),
     "TOPK": Family(_reduce_flops),
     "MOMENTS": Family(_reduce_flops),
+    "EXTREMES": Family(_reduce_flops),
+    "LEVELS": Family(_reduce_flops),
     "CUMSUM": Family(_elements, _running_ns),
     "GRIDSAMPLE": Family(_grid_flops, _grid_ns),
     "ROIALIGN": Family(_roi_flops, _roi_ns),

@@ -31,6 +31,10 @@ op                   attrs
 ``TERNARY``          ``opcode`` (ASPEN_TERNARY), ``act``
 ``CAST``             ``saturate``
 ``COPY``             –
+``QUANTIZE``         ``times`` (the scale is multiplied with, not divided by). Inputs X, scale, zero?
+``DEQUANTIZE``       nothing. Inputs X, scale, zero?
+``EXTREMES``         ``axis``. Output [blocks, 2]: least and greatest of each block of indices along it
+``LEVELS``           nothing. Input: what EXTREMES makes of a tensor; two outputs: scale and zero point, of one element each
 ``PAD``              ``mode`` (ASPEN_PAD_MODES), ``begin`` (per axis, negative crops)
 ``REDUCE``           ``opcode`` (ASPEN_REDUCE), ``axes`` (non-negative)
 ``ARGREDUCE``        ``mode`` ("max", "min"), ``axis``, ``select_last``
@@ -212,6 +216,10 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "TERNARY": lambda a: [TERNARY[a["opcode"]], *_act(a["act"])],
     "CAST": lambda a: [int(a["saturate"])],
     "COPY": lambda a: [],
+    "QUANTIZE": lambda a: [int(a["times"])],
+    "DEQUANTIZE": lambda a: [],
+    "EXTREMES": lambda a: [a["axis"]],
+    "LEVELS": lambda a: [],
     "PAD": _pad,
     "REDUCE": lambda a: [REDUCE[a["opcode"]], sum(1 << axis for axis in a["axes"])],
     "ARGREDUCE": lambda a: [0 if a["mode"] == "max" else 1, a["axis"], int(a["select_last"]), 0],

@@ -102,6 +102,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
         return frozenset({1})  # where a point lies is found once for all channels
     if node.op == "MOMENTS":
         return frozenset({2, 3})  # pixels are cut: channels lie side by side
+    if node.op == "EXTREMES":
+        return frozenset({1})
     return frozenset({1}) if node.op == "LRN" else frozenset()
 
 

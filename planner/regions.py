@@ -396,6 +396,14 @@ def _standardize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
     return out_lo, out_hi
 
 
+def _extremes_of_blocks(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """The blocks' indices along the axis."""
+    axis, blocks = node.attrs["axis"], node.output.shape[0]
+    out_lo, out_hi = _whole(shape, len(lo))
+    out_lo[:, axis], out_hi[:, axis] = lo[:, 0] * shape[axis] // blocks, hi[:, 0] * shape[axis] // blocks
+    return out_lo, out_hi
+
+
 def _cumsum(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     axis, exclusive = node.attrs["axis"], int(node.attrs["exclusive"])
     lo, hi = lo.copy(), hi.copy()
@@ -674,7 +682,7 @@ def _deform(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return out_lo, out_hi
 
 
-def _opaque(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+def _all_of_it(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _whole(shape, len(lo))
 
 
@@ -698,6 +706,10 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "TERNARY": _elementwise,
     "CAST": _elementwise,
     "COPY": _elementwise,
+    "QUANTIZE": _elementwise,
+    "DEQUANTIZE": _elementwise,
+    "EXTREMES": _extremes_of_blocks,
+    "LEVELS": _all_of_it,
     "PAD": _pad,
     "REDUCE": _reduce,
     "ARGREDUCE": _whole_axis,
@@ -720,5 +732,5 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,
-    "OPAQUE": _opaque,
+    "OPAQUE": _all_of_it,
 }

@@ -43,7 +43,7 @@ FEW_SAMPLED = 8
 READ_AGAIN = {"GRIDSAMPLE": 2, "ROIALIGN": 8, "DEFORM": 8}
 """An image is copied for its channels to lie side by side where it has fewer elements than the result so many times: a copy costs about as
 much as so many results are cheaper then."""
-ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY"})
+ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY", "QUANTIZE", "DEQUANTIZE"})
 FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "STANDARDIZE", "LRN", "RESIZE", "CUMSUM"}
 FOLLOW |= {"GATHER_ELEMENTS", "SCATTER"}
 """Ops whose result is laid out as their main input."""

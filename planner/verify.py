@@ -12,6 +12,7 @@ from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import params
 from aspen_mp.planner.regions import input_region
+from aspen_mp.planner.storage import ELEMENTWISE
 from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
 
 ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
@@ -76,7 +77,7 @@ def _kernel(node: Node, where: str) -> None:
         kernel = KERNELS[node.op]
         if len(params(node)) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
             raise GraphError(f"{where}: {len(params(node))} parameters, {len(node.inputs)} inputs")
-    if node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY", "view.expand"}:
+    if node.op in ELEMENTWISE | {"view.expand"}:
         for tensor in node.inputs:
             if tensor is not None and (
                 len(tensor.shape) != len(shape) or any(a not in (1, b) for a, b in zip(tensor.shape, shape, strict=True))

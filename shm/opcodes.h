@@ -75,7 +75,11 @@
   X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
   X(DEFORM, 36, 2, 3, 10, 1)                                                                                                       \
   X(IGEMM, 37, 2, 6, 7, 1)                                                                                                         \
-  X(ICONV, 38, 2, 6, 15, 1)
+  X(QUANTIZE, 38, 2, 3, 1, 1)                                                                                                      \
+  X(DEQUANTIZE, 39, 2, 3, 0, 1)                                                                                                    \
+  X(EXTREMES, 40, 1, 1, 1, 1)                                                                                                      \
+  X(LEVELS, 41, 1, 1, 0, 2)                                                                                                        \
+  X(ICONV, 42, 2, 6, 15, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -57,11 +57,11 @@ class Builder:
         self.nodes.append(node)
         return out
 
-    def output(self, of: Tensor, shape: Shape) -> Tensor:
-        """Another output of the node that computes `of`."""
+    def output(self, of: Tensor, shape: Shape, dtype: np.dtype[Any] | None = None) -> Tensor:
+        """Another output of the node that computes `of`, of the same dtype where nothing else is said."""
         assert of.producer is not None
         self._serial += 1
-        out = Tensor(f"{self.name}#{self._serial}", shape, of.dtype, producer=of.producer)
+        out = Tensor(f"{self.name}#{self._serial}", shape, of.dtype if dtype is None else dtype, producer=of.producer)
         of.producer.outputs.append(out)
         return out
 
@@ -188,6 +188,19 @@ class Builder:
             key = None if x.weight_key is None else f"{x.weight_key}|{dtype}"
             return Tensor(f"{x.name}|{dtype}", x.shape, dtype, data=x.data.astype(dtype), weight_key=key)
         return self.emit("CAST", [x], x.shape, dtype, saturate=saturate)
+
+    def quantize(self, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: np.dtype[Any], times: bool = False) -> Tensor:
+        """round(x / scale) + zero, as near as `dtype` has it; with `times`, of x * scale."""
+        return self.emit("QUANTIZE", [x, *self._beside(x, scale, zero)], x.shape, dtype, times=times)
+
+    def dequantize(self, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+        """(x - zero) * scale."""
+        return self.emit("DEQUANTIZE", [x, *self._beside(x, scale, zero)], x.shape, F32)
+
+    def _beside(self, x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
+        if any(np.broadcast_shapes(x.shape, t.shape) != x.shape for t in parameters if t is not None):
+            raise ValueError(f"{[t.shape for t in parameters if t is not None]} beside {x.shape}")
+        return [None if t is None else self.align(t, len(x.shape)) for t in parameters]
 
     def reduce(self, opcode: str, x: Tensor, axes: Sequence[int], keepdims: bool = True) -> Tensor:
         kept = tuple(1 if k in axes else d for k, d in enumerate(x.shape))

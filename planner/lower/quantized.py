@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, axis_of, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.products import convolve, window
@@ -18,7 +18,11 @@ from aspen_mp.planner.lower.registry import rule
 
 _STORED = {"int8", "uint8", "int16", "uint16"}
 _BYTES = {"int8", "uint8"}
-_I32 = np.dtype(np.int32)
+_I32, _U8 = np.dtype(np.int32), np.dtype(np.uint8)
+_BLOCK = 2048
+"""Elements whose extremes are found together, at least."""
+_FEW = 4
+"""Blocks that are better than many which lie in small pieces."""
 _EXACT = 1 << 24
 """Whole numbers up to here are floats."""
 
@@ -40,11 +44,7 @@ def _quantize(b: Builder, node: Node) -> Tensor:
     if to.name not in _STORED:
         raise NoKernel(f"no kernel for {to}")
     rank = len(x.shape)
-    out = b.unary("ROUND", b.binary("DIV", x, _parameter(b, scale, node, rank)))
-    if zero is not None:
-        out = b.binary("ADD", out, b.cast(_parameter(b, zero, node, rank), F32))
-    info = np.iinfo(to)
-    return b.cast(b.unary("CLIP", out, float(info.min), float(info.max)), to)
+    return b.quantize(x, _parameter(b, scale, node, rank), None if zero is None else _parameter(b, zero, node, rank), to)
 
 
 @rule("DequantizeLinear")
@@ -54,10 +54,31 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
     if x.dtype.name not in _STORED | {"int32"}:
         raise NoKernel(f"no kernel for {x.dtype}")
     rank = len(x.shape)
-    out = b.cast(x, F32)
-    if zero is not None:
-        out = b.binary("SUB", out, b.cast(_parameter(b, zero, node, rank), F32))
-    return b.binary("MUL", out, _parameter(b, scale, node, rank))
+    return b.dequantize(x, _parameter(b, scale, node, rank), None if zero is None else _parameter(b, zero, node, rank))
+
+
+@rule("DynamicQuantizeLinear")
+def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
+    """As bytes of a scale and a zero point that fit the data."""
+    x = data(node)
+    require_f32(x)
+    if x.size == 0:
+        return [b.constant(np.zeros(x.shape, _U8)), b.constant(np.float32(1)), b.constant(_U8.type(0))]
+    whole = x if x.shape else b.reshape(x, (1,))
+    axis, blocks = _blocks(whole.shape)
+    scale = b.emit("LEVELS", [b.emit("EXTREMES", [whole], (blocks, 2), F32, axis=axis)], (), F32)
+    zero = b.output(scale, (), _U8)
+    return [b.quantize(x, scale, zero, _U8), scale, zero]
+
+
+def _blocks(shape: Shape) -> tuple[int, int]:
+    """Along which axis a tensor is cut for its extremes, and into how many blocks: one that no layout has innermost, where that is long
+    enough, because a block of an inner axis is read in small pieces."""
+    wanted = -(-prod(shape) // _BLOCK)
+    inner = {len(shape) - 1} | ({1} if len(shape) in (4, 5) else set())  # channels may come last
+    outer = [k for k in range(len(shape)) if k not in inner and shape[k] >= min(wanted, _FEW)]
+    axis = max(outer or range(len(shape)), key=lambda k: min(shape[k], wanted))
+    return axis, min(shape[axis], wanted)
 
 
 @rule("FakeQuantize")
@@ -76,7 +97,7 @@ def _qlinear_matmul(b: Builder, node: Node) -> Tensor:
     x, xs, xz, y, ys, yz, zs, zz = (data(node, k) for k in range(8))
     sums = _product(b, node, x, y, xz, yz)
     factor = b.binary("DIV", b.binary("MUL", _of_rows(b, xs, x), _of_columns(b, ys)), _of_columns(b, zs))
-    return _requantised(b, node, b.cast(sums, F32), factor, zz)
+    return _requantised(b, node, sums, factor, zz)
 
 
 @rule("ConvInteger")
@@ -91,16 +112,14 @@ def _qlinear_conv(b: Builder, node: Node) -> Tensor:
     sums = _convolution(b, node, x, w, xz, wz, bias)
     scale = b.insert_axes(ws, [1], rank) if ws.size > 1 else b.reshape(ws, ())
     factor = b.binary("DIV", b.binary("MUL", b.reshape(xs, ()), scale), b.reshape(ys, ()))
-    return _requantised(b, node, b.cast(sums, F32), factor, yz)
+    return _requantised(b, node, sums, factor, yz)
 
 
 def _requantised(b: Builder, node: Node, sums: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
     to = node.output.dtype
     if to.name not in _BYTES or zero.size != 1:
         raise NoKernel(f"no kernel for {to}, or several zero points of the result")
-    out = b.binary("ADD", b.unary("ROUND", b.binary("MUL", sums, factor)), b.cast(b.reshape(zero, ()), F32))
-    info = np.iinfo(to)
-    return b.cast(b.unary("CLIP", out, float(info.min), float(info.max)), to)
+    return b.quantize(sums, factor, b.reshape(zero, ()), to, times=True)
 
 
 def _of_rows(b: Builder, parameter: Tensor, x: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ KERNEL_LEVEL: Sequence[Pass] = (
     merge.merge_products,
     prologues.fuse_prologues,
     stacks.fuse_depthwise,
+    integer_products.fuse_levels,
     common.share,
     cleanup.remove_dead,
 )

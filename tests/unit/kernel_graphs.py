@@ -12,6 +12,7 @@ from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import params
+from aspen_mp.planner.storage import ELEMENTWISE
 from aspen_mp.workers import _kernels, fallback
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -63,11 +64,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The dimensions that the operand has in a plan: axes of 1 that are broadcast have the output's."""
     out = node.output.shape
-    if (
-        node.op in {"UNARY", "BINARY", "TERNARY", "CAST", "COPY"}
-        or (node.op in {"CONV", "WINO", "DWCONV"} and i == 3)
-        or (node.op == "NORM" and i > 0)
-    ):
+    if node.op in ELEMENTWISE or (node.op in {"CONV", "WINO", "DWCONV"} and i == 3) or (node.op == "NORM" and i > 0):
         return out
     if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
         return (*out[:-2], *shape[-2:])

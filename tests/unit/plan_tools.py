@@ -389,6 +389,22 @@ def _standardize(
     return _act(p[1:4], y + (0 if residual is None else residual))
 
 
+def _extremes(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+    cuts = [b * x.shape[p[0]] // out[0] for b in range(out[0] + 1)]
+    parts = [x.take(range(begin, end), p[0]) for begin, end in pairwise(cuts)]
+    return np.array([(np.minimum(part.min(), 0), np.maximum(part.max(), 0)) for part in parts])
+
+
+def _levels(out: Sequence[int], p: Sequence[int], extremes: Array) -> tuple[Array, Array]:
+    low, high = extremes.min(), extremes.max()
+    scale = np.float32((high - low) / 255)
+    return np.asarray(scale), np.rint(np.clip(-low / scale, 0, 255))
+
+
+def _quantize(out: Sequence[int], p: Sequence[int], x: Array, scale: Array, zero: Array) -> Array:
+    return np.clip(np.rint(x / scale) + zero, 0, 255)
+
+
 def _gridsample(out: Sequence[int], p: Sequence[int], x: Array, grid: Array) -> Array:
     mode, padding = _name(GRID_MODES, p[0]), _name(GRID_PADDINGS, p[1])
     return sampling.grid_sample(x, np.nan_to_num(grid), mode, padding, bool(p[2])) + 0 * grid.sum(-1)[:, None]
@@ -417,7 +433,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
     return y
 
 
-NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
+NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
@@ -429,6 +445,10 @@ NUMPY_KERNELS: dict[str, Callable[..., Array]] = {
     "BINARY": _binary,
     "COPY": lambda out, p, x: x,
     "CAST": lambda out, p, x: x,
+    "QUANTIZE": _quantize,
+    "DEQUANTIZE": lambda out, p, x, scale, zero: (x.astype(np.float64) - zero) * scale,
+    "EXTREMES": _extremes,
+    "LEVELS": _levels,
     "PAD": _pad,
     "REDUCE": _reduce,
     "SOFTMAX": _softmax,
@@ -473,7 +493,8 @@ def evaluate(graph: Graph, feeds: Sequence[Array]) -> list[Array]:
             y = np.concatenate(inputs, axis=node.attrs["axis"])
         else:
             y = NUMPY_KERNELS[node.op](node.output.shape, params(node), *inputs)
-        values[node.output] = np.asarray(y, dtype=node.output.dtype)
+        for t, found in zip(node.outputs, y if isinstance(y, tuple) else (y,), strict=True):
+            values[t] = np.asarray(found, dtype=t.dtype)
     return [get(t) for t in graph.outputs]
 
 
@@ -527,10 +548,13 @@ class PlanExecutor:
         if kernel in ("JOIN", "END"):
             return
         first = int(op["operand"])
-        out = self.array(self.operands[first])
-        inputs = [self.array(self.operands[first + 1 + i]) for i in range(op["n_inputs"])]
+        out, *more = (self.array(self.operands[first + i]) for i in range(op["n_outputs"]))
+        inputs = [self.array(self.operands[first + 1 + len(more) + i]) for i in range(op["n_inputs"])]
         p = self.params[int(op["param"]) : int(op["param"]) + int(op["n_params"])].tolist()
-        whole = np.asarray(NUMPY_KERNELS[kernel](out.shape, p, *inputs))
+        found = NUMPY_KERNELS[kernel](out.shape, p, *inputs)
+        whole, *others = (np.asarray(y) for y in (found if isinstance(found, tuple) else (found,)))
+        for one, y in zip(more, others, strict=True):
+            one[...] = y
         box = tuple(slice(lo, hi) for lo, hi in zip(tile["lo"].tolist(), tile["hi"].tolist(), strict=True))[: out.ndim]
         out[box] = whole[box]
 

@@ -183,6 +183,22 @@ def sampled(b: GraphBuilder) -> Graph:
     return b.graph(b.conv(y, 8), b.linear(b.reshape(z, 7, 96), 9), b.conv(read, 8, kernel=1), few)
 
 
+def fitting_levels(b: GraphBuilder) -> Graph:
+    """Scale and zero point of all of a tensor, which the bytes of each of its elements wait for."""
+
+    def quantised(x: Tensor, axis: int, blocks: int) -> Tensor:
+        scale = b.node("LEVELS", [b.node("EXTREMES", [x], (blocks, 2), axis=axis)], ())
+        assert scale.producer is not None
+        zero = Tensor(f"{scale.name} zero", (), np.dtype(np.uint8), producer=scale.producer)
+        scale.producer.outputs.append(zero)
+        ones = (1,) * len(x.shape)
+        beside = b.reshape(scale, *ones), b.reshape(zero, *ones)
+        return b.node("DEQUANTIZE", [b.node("QUANTIZE", [x, *beside], x.shape, np.uint8, times=False), *beside], x.shape)
+
+    x = b.conv(b.input(1, 3, 7, 9), 32)
+    return b.graph(b.conv(quantised(x, 2, 5), 8), b.unary(quantised(b.linear(b.input(2, 7, 12), 24), 1, 7)))
+
+
 def sevens(b: GraphBuilder) -> Graph:
     x = b.input(2, 7, 24)
     y = b.by_sevens(b.norm(x), 80)
@@ -211,7 +227,7 @@ GRAPHS = [
     shuffle,
     sevens,
 ]
-GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens]
+GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -12,7 +12,17 @@ import msgpack
 import numpy as np
 import pytest
 from plan_tools import GraphBuilder, PlanExecutor, evaluate
-from test_plan_graphs import attention, blocks, dense_block, inverted_residuals, odd_outputs, random_grids, residual_block, sevens
+from test_plan_graphs import (
+    attention,
+    blocks,
+    dense_block,
+    fitting_levels,
+    inverted_residuals,
+    odd_outputs,
+    random_grids,
+    residual_block,
+    sevens,
+)
 
 from aspen_mp.planner import build, memory, planfile, planhead
 from aspen_mp.planner.build import PlanOptions, build_plan
@@ -281,6 +291,40 @@ def recurrent_layer(b: GraphBuilder) -> Graph:
 )
 def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> None:
     b = Bytes(make(recurrent_layer).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("times", param("QUANTIZE", 0, 2)),
+        ("dtype of the output", operand("QUANTIZE", 0, "dtype", DTYPES["BOOL"])),
+        ("dtype of input 0", operand("QUANTIZE", 1, "dtype", DTYPES["U8"])),
+        ("dtype of input 1", operand("QUANTIZE", 2, "dtype", DTYPES["U8"])),
+        ("dtype of input 2", operand("QUANTIZE", 3, "dtype", DTYPES["I8"])),
+        ("shape of input 1", operand("QUANTIZE", 2, "dims", [[1, 32, 7, 8, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("QUANTIZE", 3, "dims", [[1, 1, 7, 9, 0, 0, 0, 0]])),
+        ("dtype of input 0", operand("DEQUANTIZE", 1, "dtype", DTYPES["BOOL"])),
+        ("dtype of input 1", operand("DEQUANTIZE", 2, "dtype", DTYPES["U8"])),
+        ("dtype of input 2", operand("DEQUANTIZE", 3, "dtype", DTYPES["I8"])),
+        ("shape of input 0", operand("DEQUANTIZE", 1, "dims", [[1, 32, 7, 8, 0, 0, 0, 0]])),
+        ("axis", param("EXTREMES", 0, 4)),
+        ("axis", param("EXTREMES", 0, -1)),
+        ("blocks of the output", param("EXTREMES", 0, 0)),
+        ("dtype of operand 1", operand("EXTREMES", 1, "dtype", DTYPES["I32"])),
+        ("shape of the output", operand("EXTREMES", 0, "dims", [[5, 1, 0, 0, 0, 0, 0, 0]])),
+        ("n_outputs", lambda b: b.ops["n_outputs"].__setitem__(b.op("LEVELS"), 1)),
+        ("dtype of the second output", operand("LEVELS", 1, "dtype", DTYPES["I8"])),
+        ("dtype of input 0", operand("LEVELS", 2, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("LEVELS", 2, "dims", [[5, 1, 0, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("LEVELS", 2, "rank", 1)),
+    ],
+)
+def test_damaged_levels(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(fitting_levels).segment())
     validate(b.raw)
     damage(b)
     with pytest.raises(PlanError, match=name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,20 @@ def test_reductions() -> None:
     check("SOFTMAX", lambda a: np.cumsum(a, 1) * 0 + a.sum(axis=1, keepdims=True), [x], {"axis": 1}, True)
     check("NORM", lambda a: a * 0 + a.sum(axis=(1, 2), keepdims=True), [x], {"axis": 1}, True)
     check("ARGREDUCE", lambda a: a.sum(axis=2, keepdims=True), [x], {"axis": 2}, True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_extremes(axis: int, parts: int) -> None:
+    """The sum in the place of the greatest: what lies between is read, too."""
+    x = values(3, 4, 5)
+
+    def function(a: np.ndarray) -> np.ndarray:
+        cuts = [b * a.shape[axis] // parts for b in range(parts + 1)]
+        sums = [a.take(range(begin, end), axis).sum() for begin, end in pairwise(cuts)]
+        return np.repeat(np.array(sums)[:, None], 2, 1)
+
+    check("EXTREMES", function, [x], {"axis": axis}, True)
 
 
 @pytest.mark.parametrize(("blocks", "groups"), [(1, 2), (3, 1), (4, 4), (12, 2)])

@@ -99,6 +99,13 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * BINARY out = act(in0 ∘ in1); inputs have the rank of out, broadcast by stride 0. params: opcode, ACT(3). f32, f64, i8..u64, bool; comparisons write bool.
  * TERNARY params: opcode, ACT(3) (of FMA and CLAMP in floating point). WHERE moves elements of any fixed size.
  * CAST   params: saturate. between bool, integers, f16, bf16, f32, f64 with numpy's astype rules (float → int truncates)
+ * QUANTIZE out = saturate(rint(X / scale) + zero), to even, as f32 all the way; X * scale with `times`. in: X (f32; i32, which rounds to f32), scale (f32),
+ *        zero? (dtype of out); all of the output's rank, broadcast by stride 0. out: i8, u8, i16, u16; what is no number becomes 0. params: times
+ * DEQUANTIZE out = (X - zero) * scale, f32. in: X (i8, u8, i16, u16, i32), scale (f32), zero? (dtype of X); all of the output's rank, broadcast by stride 0
+ * EXTREMES out[blocks, 2], f32: least and greatest of 0 and the elements of X (f32) whose index along the axis is in [b D / blocks, (b + 1) D / blocks) (whole
+ *        quotients) of its D; both NaN where an element is. params: axis
+ * LEVELS scale (f32) and zero (u8), of one element each, of a tensor with these extremes[blocks, 2] (f32): the range in 255 steps, the whole number that is
+ *        nearest to where 0 lies among them; scale 1 where the range is empty. Two outputs. No params
  * COPY   out = in0, same shape, any strides, any fixed-size dtype
  * PAD    in: X, value? (rank 0). params: mode, rank, begin[8] (begin may be negative: crop). End pads follow from the output's dims
  * REDUCE over the axes where the output has dim 1 and the input more (keepdims form: same rank). params: opcode, axes mask (bit i: axis i).
