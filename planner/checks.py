@@ -179,7 +179,8 @@ def _igemm(call: Call) -> None:
     for i in range(2, 6):
         arg = call.optional(i)
         _shape(arg, out.shape, f"shape of input {i}")
-        _need(arg is None or arg.dtype == (a.dtype if i == 5 else F32), f"dtype of input {i}", arg and arg.dtype, a.dtype if i == 5 else F32)
+        of = a.dtype if i == 5 else F32
+        _need(arg is None or arg.dtype == of, f"dtype of input {i}", arg and arg.dtype, of)
         _need(arg is None or i == 5 or out.dtype == F32, f"input {i}", "present", "absent where the output is of integers")
     _need(out.dtype == F32 or call.params[1] == UNARY["IDENTITY"], "activation", call.params[1], "none where the output is of integers")
 

@@ -218,8 +218,8 @@ class Builder:
         return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
     def igemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-        """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or one a
-        row; `b_zero`: a constant of one element or one a column."""
+        """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or
+        one a row; `b_zero`: a constant of one element or one a column."""
         rank = max(len(a.shape), len(b.shape))
         a = self.align(a, rank)
         panels, zeros = self.packed_bytes(self.reshape(b, b.shape[-2:]), b_zero)
@@ -236,8 +236,8 @@ class Builder:
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None) -> tuple[Tensor, bool]:
-        """[K, N] of bytes → IGEMM's panels (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a constant of one element
-        or N. Unsigned bytes are stored less 128, and so are their zero points."""
+        """[K, N] of bytes → IGEMM's panels (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a constant of one
+        element or N. Unsigned bytes are stored less 128, and so are their zero points."""
         offset = np.zeros((), np.int32) if zero is None else zero.value().astype(np.int32)
         offset = offset - 128 if b.dtype == np.uint8 else offset
         offset = offset.reshape(-1)[0] if (offset == offset.reshape(-1)[0]).all() else offset
@@ -270,7 +270,12 @@ class Builder:
         return self._pack(r, tag, shape, partial(pack_recurrent, direction, gates, gates_first))
 
     def _pack(
-        self, source: Tensor, tag: str, shape: Shape, write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None], dtype: np.dtype[Any] = F32
+        self,
+        source: Tensor,
+        tag: str,
+        shape: Shape,
+        write: Callable[[npt.NDArray[Any], npt.NDArray[Any]], None],
+        dtype: np.dtype[Any] = F32,
     ) -> Tensor:
         key = None if source.weight_key is None else f"{source.weight_key}|{tag}"
         found = self._packed.get(key) if key is not None else None
@@ -317,7 +322,7 @@ def _pack_panels(b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 
 def _pack_bytes(zero: npt.NDArray[np.int32], b: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    k, n = b.shape
+    k = len(b)
     stored = (b ^ 128).view(np.int8) if b.dtype == np.uint8 else b
     out[...] = 0
     head = out[:, :BYTES_HEADER].view(np.int32)[..., 0]  # panel, sum or zero point, column

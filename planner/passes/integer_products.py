@@ -3,7 +3,7 @@ quantised, are one IGEMM. Every value is rounded as before."""
 
 from __future__ import annotations
 
-from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _F32 = "float32"
@@ -42,7 +42,7 @@ def _multiply(rewriter: Rewriter, node: Node) -> None:
             return
 
 
-def _absorb(rewriter: Rewriter, node: Node, product: Node, more: dict[int, object]) -> None:
+def _absorb(rewriter: Rewriter, node: Node, product: Node, more: dict[int, Tensor]) -> None:
     """`node` becomes the product, at its own place in the order."""
     label, name = f"{product.onnx_op} + {node.onnx_op}", product.name
     inputs = [*product.inputs, *[None] * (6 - len(product.inputs))]
