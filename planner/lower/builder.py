@@ -239,6 +239,8 @@ class Builder:
         """[K, N] of bytes → IGEMM's panels (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a constant of one
         element or N. Unsigned bytes are stored less 128, and so are their zero points."""
         offset = np.zeros((), np.int32) if zero is None else zero.value().astype(np.int32)
+        if offset.size not in {1, b.shape[1]}:
+            raise ValueError(f"{offset.size} zero points of {b.shape[1]} columns")
         offset = offset - 128 if b.dtype == np.uint8 else offset
         offset = offset.reshape(-1)[0] if (offset == offset.reshape(-1)[0]).all() else offset
         tag = f"bytes{list(offset.shape)}{offset.tobytes().hex()}"

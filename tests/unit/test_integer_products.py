@@ -19,6 +19,7 @@ from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import packed_bytes, params
 from aspen_mp.planner.validate import validate
+from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.workers import _kernels
 
 BIAS, RESIDUAL, FACTOR, ZERO = 2, 3, 4, 5
@@ -183,6 +184,17 @@ def test_sums_of_integers_are_not_taken_for_bias_or_residual() -> None:
     total = net("Add", sums(net, "x"), net.constant(net.rng.integers(-(2**30), 2**30, COLUMNS).astype(np.int32)))
     nodes = kernels(net, scaled(net, net("Add", total, sums(net, "r"))))
     assert all(present(n) <= {ZERO} and n.output.dtype == "int32" for n in nodes if n.op == "IGEMM")
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (1, COLUMNS - 1), (1, COLUMNS + 1), (1, 0), (3, 1), (5, COLUMNS)])
+def test_zero_points_that_fit_nothing(rows: int, columns: int) -> None:
+    """Such models are refused when they are planned, not when their weights are written."""
+    net = Net(x=(4, DEPTH))
+    given, _ = quantised(net, "x")
+    w = net.constant(np.ones((DEPTH, COLUMNS), I8))
+    zeros = net.constant(np.ones(rows, U8)), net.constant(np.zeros(columns, I8))
+    with pytest.raises(ModelInvalidError, match="MatMulInteger"):
+        lowered(net.model(scaled(net, net("MatMulInteger", given, w, *zeros))), {"x": np.ones((4, DEPTH), np.float32)})
 
 
 @pytest.mark.parametrize("shape", [(2, 3, DEPTH), (3, DEPTH), (2, 2, 3, DEPTH)])
