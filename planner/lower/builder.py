@@ -224,6 +224,8 @@ class Builder:
         a = self.align(a, rank)
         panels, zeros = self.packed_bytes(self.reshape(b, b.shape[-2:]), b_zero)
         zero = None if a_zero is None else self.align(a_zero, rank)
+        if zero is not None and np.broadcast_shapes(zero.shape, (*a.shape[:-1], 1)) != (*a.shape[:-1], 1):
+            raise ValueError(f"zero points {list(zero.shape)} of rows {list(a.shape)}")
         shape = (*a.shape[:-1], b.shape[-1])
         return self.emit("IGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
 
