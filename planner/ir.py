@@ -34,8 +34,8 @@ VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expa
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one for
-    each index of ``axis``."""
+    """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one
+    for each index of ``axis``."""
 
     values: Tensor
     scale: Tensor

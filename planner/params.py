@@ -8,12 +8,12 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
                      Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
                      STRASSEN makes of A
-``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A (bytes), B
-                     (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B broadcast to the
-                     output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale`` and rounded, plus ``zero``; or
-                     the sums themselves in i32
-``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes), W (packed),
-                     bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
+``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A (bytes),
+                     B (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B broadcast
+                     to the output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale`` and rounded, plus ``zero``;
+                     or the sums themselves in i32
+``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes),
+                     W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
@@ -127,7 +127,8 @@ def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int
 
 
 def image_scratch(channels: int, box: tuple[int, int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> int:
-    """Bytes that ICONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each tap."""
+    """Bytes that ICONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each
+    tap."""
     pixels = prod((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(box, kernel, strides, dilations, strict=True))
     return pixels * -(-channels // BYTES_GROUP) * BYTES_GROUP + 4 * prod(box) + 8 * prod(kernel) + 192
 

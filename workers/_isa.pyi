@@ -16,3 +16,7 @@ def find(name: str | None = None) -> int:
 def vectors() -> Literal["", "short", "halved", "whole"]:
     """What vectors a core multiplies, if workers are given no instruction set by name: of 512 bits, "whole" or, as on
     Zen 4, "halved"; "short" ones of 256; "": shorter ones, or none can be chosen, which they report themselves."""
+
+def sums_bytes(name: str | None = None) -> bool:
+    """Whether this CPU sums products of bytes in one instruction, in vectors of an instruction set (as in `find`), and
+    ASPEN_MP_VNNI=off does not forbid it."""

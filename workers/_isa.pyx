@@ -9,6 +9,7 @@ cdef extern from "isa.h" nogil:
     const char *aspen_isa_name(aspen_isa)
     int aspen_isa_supported(aspen_isa)
     int aspen_isa_halves()
+    int aspen_isa_vnni(aspen_isa)
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
 
@@ -43,3 +44,7 @@ def vectors():
     if code == ASPEN_ISA_AVX512:
         return "halved" if aspen_isa_halves() else "whole"
     return "short" if code == ASPEN_ISA_AVX2 else ""
+
+
+def sums_bytes(name=None):
+    return bool(aspen_isa_vnni(<aspen_isa><int>find(name)))

@@ -140,14 +140,14 @@ def scratch(kernel, args, params, lo, hi):
     return aspen_kernel_scratch(row.code, &f.call)
 
 
-def call(kernel, args, params, lo, hi, isa=None):
+def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None):
     cdef Frame f
     cdef int which = _default() if isa is None else _isa.find(isa)
     row = _fill(&f, kernel, args, params, lo, hi)
     cdef aspen_kernel_fn fn = aspen_kernels_for(<aspen_isa>which)[<int>row.code]
     if fn == NULL:
         raise ValueError(f"{kernel} is not a kernel that can be called")
-    cdef size_t nbytes = aspen_kernel_scratch(row.code, &f.call)
+    cdef size_t nbytes = aspen_kernel_scratch(row.code, &f.call) if scratch_bytes is None else scratch_bytes
     cdef char *memory = NULL
     cdef int error
     if nbytes:

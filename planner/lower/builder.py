@@ -232,20 +232,22 @@ class Builder:
         return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
     def igemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-        """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or one a
-        row; `b_zero`: a constant of one element or one a column."""
+        """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or
+        one a row; `b_zero`: a constant of one element or one a column."""
         rank = max(len(a.shape), len(b.shape))
         a = self.align(a, rank)
         panels, zeros = self.packed_bytes(self.reshape(b, b.shape[-2:]), b_zero)
         zero = None if a_zero is None else self.align(a_zero, rank)
+        if zero is not None and np.broadcast_shapes(zero.shape, (*a.shape[:-1], 1)) != (*a.shape[:-1], 1):
+            raise ValueError(f"zero points {list(zero.shape)} of rows {list(a.shape)}")
         shape = (*a.shape[:-1], b.shape[-1])
         return self.emit("IGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
 
     def iconv(
         self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, constant: Tensor | None, shape: Shape, **window: Shape
     ) -> Tensor:
-        """The convolution of x - x_zero [N, C, H, W] with the constant w - w_zero [OC, C, KH, KW], of bytes, plus an i32 constant [OC], in int32.
-        `x_zero`: one element; the padding is x_zero. `w_zero`: a constant of one element or OC. `window`: the attributes of ICONV."""
+        """The convolution of x - x_zero [N, C, H, W] with the constant w - w_zero [OC, C, KH, KW], of bytes, plus an i32 constant [OC], in
+        int32. `x_zero`: one element; the padding is x_zero. `w_zero`: a constant of one element or OC. `window`: attributes of ICONV."""
         panels, zeros = self.packed_bytes(w, w_zero, constant)
         zero = None if x_zero is None else self.reshape(x_zero, (1,))
         return self.emit("ICONV", [x, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT, **window)
@@ -259,10 +261,13 @@ class Builder:
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
-        """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0. `zero`: a
-        constant of one element or one a column; `constant`: i32, what is added to the sums of each column. Unsigned bytes are stored less 128, and so are
-        their zero points."""
+        """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0.
+        `zero`: a constant of one element or one a column; `constant`: i32, what is added to the sums of each column. Unsigned bytes are
+        stored less 128, and so are their zero points. ValueError: so many columns there are not."""
         columns = b.shape[0 if len(b.shape) == 4 else 1]
+        for what, tensor in (("zero points", zero), ("constants", constant)):
+            if tensor is not None and tensor.size not in {1, columns}:
+                raise ValueError(f"{tensor.size} {what} of {columns} columns")
         zeros = np.zeros(columns, np.int32) + (0 if zero is None else zero.value().astype(np.int32).reshape(-1))
         zeros = zeros - 128 if b.dtype == np.uint8 else zeros
         more = np.zeros(columns, np.int32) if constant is None else constant.value().astype(np.int32).reshape(-1)

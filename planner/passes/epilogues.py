@@ -215,8 +215,8 @@ def _add(rewriter: Rewriter, node: Node) -> None:
 
 
 def _gate(rewriter: Rewriter, node: Node) -> None:
-    """x * y, where one of them is a GEMM or IGEMM with a free place for the other: the gates of SwiGLU and its like. The later product takes the
-    earlier."""
+    """x * y, where one of them is a GEMM or IGEMM with a free place for the other: the gates of SwiGLU and its like. The later product
+    takes the earlier."""
     candidates = []
     for k in (0, 1):
         product, other = rewriter.made_by(node.inputs[k], *_MATRICES), node.inputs[1 - k]

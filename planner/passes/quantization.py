@@ -20,8 +20,8 @@ _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "S
 
 
 def multiply_stored(graph: Graph) -> None:
-    """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product as
-    a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before."""
+    """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
+    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before."""
     producer = graph.producers()
     kept: list[Node] = []
     for node in graph.nodes:

@@ -52,7 +52,13 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         return [np.concatenate(inputs, a["axis"])]
     outs = [np.full(t.shape, 99, t.dtype) for t in node.outputs]
     args = [None if v is None else np.broadcast_to(v, _target(node, i, v.shape)) for i, v in enumerate(inputs)]
-    if node.op in {"CONV", "WINO", "DWCONV", "PWDW"}:  # the plan's storage puts a copy before packed weights that are no run of memory
+    if node.op in {
+        "CONV",
+        "WINO",
+        "DWCONV",
+        "PWDW",
+        "IGEMM",
+    }:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
     error = _kernels.call(node.op, [*outs, *args], params(node), [0] * len(shape), shape)
     assert error == 0, (
@@ -68,8 +74,10 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         return out
     if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
         return (*out[:-2], *shape[-2:])
-    if node.op == "GEMM" and i in {2, 3}:
+    if (node.op == "GEMM" and i in {2, 3}) or (node.op == "IGEMM" and i in {2, 3, 4, 5}):
         return out
+    if node.op == "IGEMM" and i == 0:
+        return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":
         k = node.inputs[1]
         assert k is not None

@@ -17,7 +17,8 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.params import GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, left_factors, params
+from aspen_mp.planner.lower.builder import Builder
+from aspen_mp.planner.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, left_factors, params
 from aspen_mp.planner.plan import Plan
 from aspen_mp.shm.tables import (
     BINARY,
@@ -167,6 +168,36 @@ class GraphBuilder:
         self.nodes.append(out.producer)
         return out
 
+    def whole(self, x: Tensor, dtype: Any) -> Tensor:
+        """Bytes of what lies between 0 and 100, whole numbers and their neighbours below rounded alike."""
+        self.count += 1
+        little = Tensor(f"c{self.count}", (1,) * len(x.shape), F32, data=np.full((1,) * len(x.shape), 0.3719, np.float32))
+        between = self.node("UNARY", [self.binary(x, little)], x.shape, opcode="CLIP", a=0.0, b=100.0)
+        return self.node("CAST", [between], x.shape, dtype, saturate=True)
+
+    def by_bytes(
+        self,
+        x: Tensor,
+        outputs: int,
+        residual: Tensor | None = None,
+        zero: Tensor | None = None,
+        columns: bool = True,
+        dtype: Any = np.float32,
+    ) -> Tensor:
+        """A product of bytes `x`. `zero`: of x; `columns`: zero points of the weights; of int32 without factor and bias."""
+        ones, of = [1] * (len(x.shape) - 1), np.dtype(np.uint8 if columns else np.int8)
+        self.count += 1
+        data, key = self.rng.integers(0, 5, (x.shape[-1], outputs)).astype(of), f"w{self.count}"
+        points = Tensor(f"z{self.count}", (outputs,), of, data=self.rng.integers(0, 3, outputs).astype(of)) if columns else None
+        weight, zeros = Builder().packed_bytes(Tensor(f"c{self.count}", data.shape, of, data=data, weight_key=key), points)
+        inputs = [x, weight, None, None, None, zero]
+        if dtype == np.float32:
+            factor = self.const(*ones, outputs, weight=True)
+            assert factor.data is not None
+            factor.data[...] = factor.data / 64
+            inputs[2:5] = [self.const(*ones, outputs, weight=True), residual, factor]
+        return self.node("IGEMM", inputs, (*x.shape[:-1], outputs), dtype, zeros=zeros, act=NO_ACT)
+
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.node("GEMM", [a, b, None, None], (*lead, a.shape[-2], b.shape[-1]), packed_b=False, alpha=1.0, act=NO_ACT)
@@ -270,6 +301,27 @@ def _gemm(
         b = unpack(b, out[-1])
     y = np.einsum("...mk,...kn->...mn", a.astype(np.float64), b.astype(np.float64)) * _double(p[1])
     return _act(p[2:5], y + (0 if bias is None else bias) + (0 if residual is None else residual))
+
+
+def _igemm(
+    out: Sequence[int],
+    p: Sequence[int],
+    a: Array,
+    b: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    factor: Array | None = None,
+    zero: Array | None = None,
+) -> Array:
+    points = np.concatenate(list(np.ascontiguousarray(b[:, 1]).view(np.int32)))[: out[-1], 0]
+    terms = np.concatenate(list(b[:, BYTES_HEADER:].transpose(0, 2, 1, 3).reshape(len(b), 32, -1)))[: out[-1], : a.shape[-1]]
+    left = a.astype(np.float64) - (0 if zero is None else zero[..., :1].astype(np.float64))
+    y = np.einsum("...mk,nk->...mn", left, terms.astype(np.float64) - points[:, None] * bool(p[0]))
+    y = y * (1 if factor is None else factor) + (0 if bias is None else bias)
+    late = 0 if residual is None else residual
+    if p[4] == 2 and residual is not None:
+        return _act(p[1:4], y) * residual
+    return _act(p[1:4], y) + late if p[4] else _act(p[1:4], y + late)
 
 
 def _windows(x: Array, out: Sequence[int], p: Sequence[int], fill: float) -> list[Array]:
@@ -435,6 +487,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 
 NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
+    "IGEMM": _igemm,
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,

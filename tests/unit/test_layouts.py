@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from plan_tools import GraphBuilder
 from test_plan_graphs import image_as_tokens
@@ -46,3 +47,14 @@ def test_products_that_read_different_rows() -> None:
     x = b.binary(b.input(12, 20), b.input(12, 20))
     _, [(_, strides)] = layouts(b.graph(b.linear(b.transpose(x, 1, 0), 5), b.linear(x, 5)))
     assert strides == (20, 1)
+
+
+@pytest.mark.parametrize("read", ["rows", "columns"])
+def test_rows_of_bytes_lie_side_by_side(read: str) -> None:
+    """What products of bytes read is made in their order, whoever makes it."""
+    b = GraphBuilder()
+    y = b.whole(b.input(1, 18, 42), np.int8)
+    x = b.transpose(y, 0, 2, 1) if read == "columns" else y
+    storage = assign_storage(b.graph(b.by_bytes(x, 34, columns=False)))
+    assert storage.refs[x].strides[-1] == 1
+    assert all(node.op != "COPY" for node in storage.steps)

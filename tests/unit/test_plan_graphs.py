@@ -205,6 +205,19 @@ def sevens(b: GraphBuilder) -> Graph:
     return b.graph(b.by_sevens(b.unary(y), 24), b.by_sevens(b.transpose(x, 1, 0, 2), 96))
 
 
+def products_of_bytes(b: GraphBuilder) -> Graph:
+    """With zero points of rows that are computed, a residual, a gate, rows that are columns elsewhere, and the sums themselves."""
+    x = b.input(2, 7, 24)
+    zero = b.whole(b.reduce(x, (2,)), np.uint8)
+    y = b.by_bytes(b.whole(x, np.uint8), 80, zero=zero)
+    z = b.by_bytes(b.whole(y, np.int8), 24, residual=x, columns=False)
+    gated = b.by_bytes(b.transpose(b.whole(z, np.uint8), 1, 0, 2), 33, residual=b.linear(b.transpose(x, 1, 0, 2), 33))
+    assert gated.producer is not None
+    gated.producer.attrs.update(residual_last=True, gated=True)
+    sums = b.by_bytes(b.whole(b.transpose(y, 0, 2, 1), np.int8), 40, dtype=np.int32)
+    return b.graph(gated, sums, b.node("CAST", [sums], sums.shape, saturate=True))
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -228,6 +241,7 @@ GRAPHS = [
     sevens,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
+GRAPHS += [products_of_bytes]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

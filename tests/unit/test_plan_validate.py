@@ -19,6 +19,7 @@ from test_plan_graphs import (
     fitting_levels,
     inverted_residuals,
     odd_outputs,
+    products_of_bytes,
     random_grids,
     residual_block,
     sevens,
@@ -231,6 +232,56 @@ def test_damaged_left_factors(name: str, damage: Callable[[Bytes], None]) -> Non
         validate(b.raw)
 
 
+def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
+    """A field of operand i of the product that gives its sums themselves."""
+
+    def damage(b: Bytes) -> None:
+        products = np.flatnonzero(b.ops["kernel"] == KERNELS["IGEMM"].code)
+        (k,) = [k for k in products if b.operands["dtype"][b.ops["operand"][k]] == DTYPES["I32"]]
+        if name == "activation":
+            b.params[int(b.ops["param"][k]) + 1] = value
+        else:
+            b.operands[int(b.ops["operand"][k]) + i :][:1][name] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("zeros", param("IGEMM", 0, 2)),
+        ("zeros", param("IGEMM", 0, -1)),
+        ("activation", param("IGEMM", 1, 1000)),
+        ("residual_last", param("IGEMM", 4, 3)),
+        ("dtype of the output", operand("IGEMM", 0, "dtype", DTYPES["U32"])),
+        ("dtype of input 0", operand("IGEMM", 1, "dtype", DTYPES["BOOL"])),
+        ("shape of input 0", operand("IGEMM", 1, "dims", [[2, 6, 24, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 1, "dims", [[2, 7, 20, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("IGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("IGEMM", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[2, 8, 32, 4, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[3, 7, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("IGEMM", 2, "strides", [[8 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("IGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("IGEMM", 3, "dtype", DTYPES["I32"])),
+        ("shape of input 4", operand("IGEMM", 5, "dims", [[1, 1, 80, 0, 0, 0, 0, 0]])),
+        ("dtype of input 4", operand("IGEMM", 5, "dtype", DTYPES["I32"])),
+        ("shape of input 5", operand("IGEMM", 6, "dims", [[2, 7, 1, 0, 0, 0, 0, 0]])),
+        ("dtype of input 5", operand("IGEMM", 6, "dtype", DTYPES["I8"])),
+        ("required", operand("IGEMM", 2, "dtype", 0)),
+        ("input 2", operand("IGEMM", 0, "dtype", DTYPES["I32"])),
+        ("activation", of_sums(0, "activation", 1)),
+        ("dtype of input 0", of_sums(1, "dtype", DTYPES["BOOL"])),
+    ],
+)
+def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_bytes).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
 @pytest.mark.parametrize(
     ("name", "place", "value"),
     [
@@ -339,7 +390,7 @@ def test_cut_short() -> None:
     validate(raw + bytes(4096))
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals])
+@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes])
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""
     raw = make(graph).segment()

@@ -16,6 +16,7 @@ from plan_tools import NUMPY_KERNELS
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
 from aspen_mp.planner.regions import GROUP, input_region
 from aspen_mp.shm.tables import KERNELS, UNARY
@@ -195,6 +196,31 @@ def test_gemm_in_pairs() -> None:
     assert found[1] == [[[0, 0, 0], [2, 0, 0], [0, 0, 0]], [[2, 8, 32], [3, 8, 32], [2, 8, 32]]]
     assert found[3] == [lo.tolist(), hi.tolist()]
     assert found[6] == [[[0, 1, 0], [1, 3, 0], [0, 0, 0]], [[1, 3, 112], [2, 4, 112], [2, 1, 112]]]
+
+
+def test_products_of_bytes() -> None:
+    """The kernel itself. Terms and headers of a panel are read whole, and no zeros behind the last column."""
+    rng, shape = np.random.default_rng(6), (2, 3, 40)
+    w = Tensor("w", (5, 40), np.dtype(np.int8), data=rng.integers(1, 50, (5, 40)).astype(np.int8))
+    points = Tensor("y", (40,), np.dtype(np.int8), data=rng.integers(-50, 0, 40).astype(np.int8))
+    packed, zeros = Builder().packed_bytes(w, points)
+    inputs = [rng.integers(100, 200, (2, 3, 5)).astype(np.uint8), packed.value(), values(1, 1, 40), values(2, 3, 40), values(1, 3, 1) + 1]
+    inputs.append(np.array([[[3], [5], [7]]], np.uint8))
+    attrs = {"zeros": zeros, "act": NO_ACT}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("IGEMM", given, shape, attrs), np.zeros(shape, F32)
+        seen = [x if i < 2 else np.broadcast_to(x, shape) for i, x in enumerate(given)]
+        assert _kernels.call("IGEMM", [out, *seen], params(node), [0] * 3, shape) == 0
+        return out
+
+    check("IGEMM", function, inputs, attrs, True, (0, 2, 3, 4, 5), by=3)
+    check("IGEMM", function, inputs, attrs, False, (1,), by=1)
+    lo, hi = input_region(
+        kernel_node("IGEMM", inputs, shape, attrs), 1, np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
+    )
+    assert lo.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+    assert hi.tolist() == [[1, 4, 32, 4], [2, 4, 32, 4]]
 
 
 def test_left_factors() -> None:
