@@ -21,7 +21,7 @@
 #define ROWS_WITHOUT 4
 #endif
 #define LARGEST_SCALE 1e30f /* within this and its reciprocal quotients are found by multiplication */
-#define FAR_LEVEL 1e6f      /* beyond any byte */
+#define FAR_LEVEL 1e6f      /* beyond any level */
 
 /* sum[lane] += the four products of bytes a[lane] (unsigned) and b[lane] (signed). */
 #if VL == 16 && defined(ASPEN_AVX512_VNNI)
@@ -164,20 +164,80 @@ INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int3
   }
 }
 
+/* x / scale, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the product with
+ * the reciprocal the quotient, in less time than a division. */
+INLINE vf quotient(vf x, const int divide, float scale, float reciprocal) {
+  const vf s = vset1(scale), inverse = vset1(reciprocal), most = s * vset1(FAR_LEVEL);
+  if (divide) return x / s;
+  x = vmin(most, vmax(-most, x)); /* what is infinite would become no number */
+  vf q = x * inverse;
+  q = vfma(vfma(-q, s, x), inverse, q);
+  return vfma(vfma(-q, s, x), inverse, q);
+}
+
 /* The bytes nearest to x / scale + zero, as QUANTIZE finds them, in the lanes. */
 INLINE vi levels(const dots_job *job, vf x) {
-  const vf scale = vset1(job->scale), lowest = vset1(job->lowest);
-  vf q;
-  if (job->divide) {
-    q = x / scale;
-  } else { /* Two steps of Newton's make the product with the reciprocal the quotient, rounded as it should be, in less time than a division. */
-    const vf reciprocal = vset1(job->reciprocal), most = scale * vset1(FAR_LEVEL);
-    x = vmin(most, vmax(-most, x)); /* what is infinite would become no number */
-    q = x * reciprocal;
-    q = vfma(vfma(-q, scale, x), reciprocal, q);
-    q = vfma(vfma(-q, scale, x), reciprocal, q);
+  const vf lowest = vset1(job->lowest);
+  const vf q = vround(quotient(x, job->divide, job->scale, job->reciprocal));
+  return vtoi(vmin(lowest + vset1(255), vmax(lowest, q + vset1(job->zero))));
+}
+
+INLINE void store_levels(uint8_t *to, vi level) {
+#if VL == 16
+  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)level));
+#else
+  int32_t each[VL];
+  vistore(each, level);
+  for (int k = 0; k < VL; k++) to[k] = (uint8_t)each[k];
+#endif
+}
+
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. */
+INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) {
+  const epilogue *e = &job->finish.epilogue;
+  const int bytes = job->dtype != ASPEN_DT_F32, levelled = job->levelled;
+  vi offset[VECTORS]; /* of sums, most often of all rows */
+  for (int r = 0; r < rows->rows; r++) {
+    if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
+      const vi zero = viset1((int32_t)rows->zero[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) offset[v] = viload(header + 2 * ASPEN_NR + v * VL) - zero * viload(header + v * VL);
+    }
+    vf y[VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      vi s = viload(sums + r * ASPEN_NR + v * VL) + offset[v];
+      if (job->zeros) s -= viset1((int32_t)rows->rest[r]) * viload(header + ASPEN_NR + v * VL);
+      y[v] = vfromi(s);
+    }
+    if (job->scaled) {
+      const float *f = rows->factor[r];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] *= job->factor_stride ? vload(f + column + v * VL) : vset1(*f);
+    }
+    const float *residual = rows->residual[r] ? rows->residual[r] + column : NULL;
+    if (rows->bias[r])
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(rows->bias[r] + column + v * VL);
+    if (residual && !e->residual_last)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+    if (levelled) { /* as act_fake_quantize has it */
+      const vf lowest = vset1(e->b), step = vset1(e->a);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(lowest + vset1(255), vmax(lowest, vround(quotient(y[v], 0, e->a, job->level_reciprocal))));
+    } else if (e->kind != EPILOGUE_NONE) {
+      epilogue_act(e, y, VECTORS);
+    }
+    if (residual && e->residual_last)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] = e->gated ? y[v] * vload(residual + v * VL) : y[v] + vload(residual + v * VL);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      if (bytes) store_levels((uint8_t *)rows->out[r] + column + v * VL, levels(job, y[v]));
+      else vstore((float *)rows->out[r] + column + v * VL, y[v]);
+    }
   }
-  return vtoi(vmin(lowest + vset1(255), vmax(lowest, vround(q) + vset1(job->zero))));
 }
 
 /* Columns [first, last) of n rows of values[ASPEN_NR], which begin at `column`, as bytes. */
@@ -185,16 +245,7 @@ static void store_bytes(const dots_job *job, const dots_rows *rows, const float 
   const int64_t stride = job->finish.out_stride;
   for (int r = 0; r < rows->rows; r++) {
     uint8_t row[ASPEN_NR];
-    for (int i = 0; i < ASPEN_NR; i += VL) {
-      const vi level = levels(job, vload(values + r * ASPEN_NR + i));
-#if VL == 16
-      _mm_storeu_si128((__m128i *)(row + i), _mm512_cvtepi32_epi8((__m512i)level));
-#else
-      int32_t each[VL];
-      vistore(each, level);
-      for (int k = 0; k < VL; k++) row[i + k] = (uint8_t)each[k];
-#endif
-    }
+    for (int i = 0; i < ASPEN_NR; i += VL) store_levels(row + i, levels(job, vload(values + r * ASPEN_NR + i)));
     uint8_t *out = (uint8_t *)rows->out[r];
     if (stride == 1) memcpy(out + first, row + first - column, (size_t)(last - first));
     else
@@ -227,18 +278,26 @@ static void finish(const dots_job *job, const dots_rows *rows, float *sums, int6
 
 void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
   int32_t sums[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
-  const int n = rows->rows;
+  const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
+  int left = 0; /* there are columns whose epilogue is to come */
   for (int at = 0; at < ASPEN_NR; at += WIDTH) {
     if (column + at >= last || column + at + WIDTH <= first) continue;
     const int8_t *b = (const int8_t *)panel + DOTS_HEADER + at * DOTS_GROUP;
+    const int32_t *header = (const int32_t *)panel + at;
 #if ROWS_WITH
     multiply_fn *f = job->with ? multiply_with[n - 1] : multiply_without[n - 1];
 #else
     multiply_fn *f = multiply_without[n - 1];
 #endif
     f(job, rows, b, sums + at);
-    for (int r = 0; r < n; r++) settle(job, rows, r, (const int32_t *)panel + at, column + at, last, sums + r * ASPEN_NR + at);
+    if (side_by_side && column >= first && column + ASPEN_NR <= last) {
+      straight(job, rows, header, column + at, sums + at);
+      continue;
+    }
+    left = 1;
+    for (int r = 0; r < n; r++) settle(job, rows, r, header, column + at, last, sums + r * ASPEN_NR + at);
   }
+  if (!left) return;
   if (job->dtype != ASPEN_DT_I32) {
     finish(job, rows, (float *)sums, column, first, last);
     return;
@@ -247,6 +306,9 @@ void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *pane
   for (int r = 0; r < n; r++)
     for (int64_t j = first; j < last; j++) ((int32_t *)rows->out[r])[j * stride] = sums[r * ASPEN_NR + j - column];
 }
+
+/* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
+INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
 
 int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis, int64_t zeros,
                   const int64_t *last) {
@@ -263,8 +325,12 @@ int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, co
   job->reciprocal = 1.0f / job->scale;
   job->zero = (float)last[5];
   job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
-  job->divide = VL == 4 || !(job->scale > 1 / LARGEST_SCALE && job->scale < LARGEST_SCALE); /* portable: vfma rounds twice */
+  job->divide = !invertible(job->scale);
   job->finish = (mm_job){.out_stride = out->strides[axis], .bias_stride = bias->dtype ? bias->strides[bias->rank > 1 ? axis : 0] : 1,
                          .residual_stride = residual->dtype ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
-  return FN(mm_prepare)(&job->finish, last);
+  const int error = FN(mm_prepare)(&job->finish, last);
+  const epilogue *e = &job->finish.epilogue;
+  job->levelled = e->kind == EPILOGUE_FAKE_QUANTIZE && invertible(e->a) && e->b > -FAR_LEVEL / 2 && e->b < FAR_LEVEL / 2;
+  job->level_reciprocal = 1.0f / e->a;
+  return error;
 }

@@ -25,11 +25,13 @@ typedef struct dots_job {
   int64_t factor_stride; /* between columns; 0: one for all */
   int64_t panel;         /* bytes of a panel */
   float scale, reciprocal, zero, lowest; /* of bytes that are written */
+  float level_reciprocal; /* of the step between levels that the epilogue rounds to */
   uint8_t dtype;         /* of the output: f32, i32 (sums), or bytes */
   uint8_t scaled;        /* there are factors */
   uint8_t zeros;         /* there are zero points of columns */
   uint8_t with;          /* the processor has the instruction */
   uint8_t divide;        /* by scale: the reciprocal is not good enough */
+  uint8_t levelled;      /* the epilogue rounds to levels, and that of their step is */
   int most;              /* rows of a block */
 } dots_job;
 

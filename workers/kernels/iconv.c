@@ -47,6 +47,9 @@ static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, in
     memset(to, zero, (size_t)(first * pixel));
     if (dense) {
       dots_copy(to + first * pixel, from, 1, (last - first) * pixel, flip);
+    } else if (pixel == DOTS_GROUP) { /* of a few channels each is copied for itself */
+      for (int64_t k = 0; k < pixel; k++)
+        for (int64_t i = first; i < last; i++) to[i * DOTS_GROUP + k] = k < channels ? from[(i - first) * stride + k * x->strides[1]] ^ flip : zero;
     } else {
       for (int64_t i = first; i < last; i++, from += stride) {
         dots_copy(to + i * pixel, from, x->strides[1], channels, flip);
