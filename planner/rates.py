@@ -50,6 +50,7 @@ WHOLE_VECTORS: Final = Rates(
     together=48.0,
     tile_ns=1800.0,
     factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
+    | {"IGEMM": 0.85, "ICONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "EXTREMES": 0.4}
     | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
     | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94},
 )
@@ -70,11 +71,21 @@ WHOLE_VECTORS_INTEL: Final = Rates(
 """Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
 
 
-def built_in(vectors: Vectors, vendor: str = "") -> tuple[Rates, str]:
-    """Rates and the name that plans made with them carry. `vendor`: see `vendor`."""
-    if vectors != "whole":
-        return BUILT_IN, ""
-    return (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
+BYTES: Final = ("IGEMM", "ICONV")
+SLOW_BYTES: Final = 3.0
+"""How much longer products of bytes take where no instruction sums four of them."""
+
+
+def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tuple[Rates, str]:
+    """Rates and the name that plans made with them carry. `vendor`: see `vendor`. `sums_bytes`: whether the processor sums products of
+    bytes in one instruction."""
+    found, name = BUILT_IN, ""
+    if vectors == "whole":
+        found, name = (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
+    if sums_bytes:
+        return found, name
+    slow = {kernel: SLOW_BYTES * found.factors.get(kernel, 1.0) for kernel in BYTES}
+    return msgspec.structs.replace(found, factors=found.factors | slow), f"{name}, bytes in pairs".lstrip(", ")
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,13 +17,14 @@ from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
 from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
+from .quantized import in_int8
 from .residual import DENSENET, RESNET, densenet, resnet
 from .text import TextOptions
 from .vision import ImageOptions
 from .yolo import yolov3
 
 BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
-DTYPES = ("f32", "f16")
+DTYPES = ("f32", "f16", "int8", "int8_dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +93,26 @@ def build(
 
     `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and
     "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
-    `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32", or "f16": weights and everything between
-    inputs and outputs in half precision.
+    `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32"; "f16": weights and everything between
+    inputs and outputs in half precision; "int8" and "int8_dynamic": quantised by onnxruntime's tools, for these sizes (`quantized.in_int8`).
     `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
     own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*, `ops` of
     smollm2_135m. `image` is a side or (height, width).
 
-    Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take.
+    Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take, or quantised without
+    onnxruntime.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
     source: Weights = RandomWeights(seed) if weights is None else ArrayWeights(weights)
     model = _build(name, source, batch=batch, seq=seq, symbolic=symbolic, **options)
-    return in_f16(model) if dtype == "f16" else model
+    if dtype == "f16":
+        return in_f16(model)
+    if dtype == "int8":
+        from .inputs import inputs  # which looks networks up here
+
+        return in_int8(model, inputs(model))
+    return in_int8(model, None) if dtype == "int8_dynamic" else model
 
 
 def structure(name: str, *, batch: int = 1, seq: int = 128, symbolic: bool = False, dtype: str = "f32", **options: Any) -> onnx.ModelProto:

@@ -204,6 +204,10 @@ def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
     assert other not in ("", name)
     assert rates.BUILT_IN.matrix < intel.matrix < whole.matrix
     assert rates.built_in("short", rates.INTEL) == (rates.BUILT_IN, "")
+    slow, named = rates.built_in("whole", sums_bytes=False)
+    assert slow.factors["IGEMM"] > 2 * whole.factors["IGEMM"]
+    assert len({name, named, rates.built_in("", sums_bytes=False)[1], ""}) == 4
+    assert msgspec.structs.replace(slow, factors=whole.factors) == whole
 
 
 def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +215,7 @@ def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(rates, "vendor", lambda vendor=vendor: vendor)
         monkeypatch.setattr(_isa, "vectors", lambda: "whole")
         found, name = local_rates.known("")
-        wanted, named = rates.built_in("whole", vendor)
+        wanted, named = rates.built_in("whole", vendor, local_rates.sums_bytes())
         assert (msgspec.structs.replace(found, cached=wanted.cached), name) == (wanted, named)
 
 

@@ -164,23 +164,29 @@ INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int3
   }
 }
 
-/* x / scale, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the product with
- * the reciprocal the quotient, in less time than a division. */
-INLINE vf quotient(vf x, const int divide, float scale, float reciprocal) {
-  const vf s = vset1(scale), inverse = vset1(reciprocal), most = s * vset1(FAR_LEVEL);
-  if (divide) return x / s;
-  x = vmin(most, vmax(-most, x)); /* what is infinite would become no number */
-  vf q = x * inverse;
-  q = vfma(vfma(-q, s, x), inverse, q);
-  return vfma(vfma(-q, s, x), inverse, q);
+/* What a quotient by a step between levels takes, in registers. */
+typedef struct divisor {
+  vf step, inverse, most;
+} divisor;
+INLINE divisor divisor_of(float step, float reciprocal) { return (divisor){vset1(step), vset1(reciprocal), vset1(step) * vset1(FAR_LEVEL)}; }
+
+/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the
+ * product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no number. */
+INLINE vf quotient(const divisor *by, const int divide, vf x) {
+  if (divide) return x / by->step;
+  x = vmin(by->most, vmax(-by->most, x));
+  vf q = x * by->inverse;
+  q = vfma(vfma(-q, by->step, x), by->inverse, q);
+  return vfma(vfma(-q, by->step, x), by->inverse, q);
 }
 
-/* The bytes nearest to x / scale + zero, as QUANTIZE finds them, in the lanes. */
-INLINE vi levels(const dots_job *job, vf x) {
-  const vf lowest = vset1(job->lowest);
-  const vf q = vround(quotient(x, job->divide, job->scale, job->reciprocal));
-  return vtoi(vmin(lowest + vset1(255), vmax(lowest, q + vset1(job->zero))));
-}
+/* Levels between `lowest` and `highest`: the nearest to a quotient, plus `zero`. */
+typedef struct range {
+  vf zero, lowest, highest;
+} range;
+INLINE range range_of(float zero, float lowest) { return (range){vset1(zero), vset1(lowest), vset1(lowest) + vset1(255)}; }
+/* Bytes, as QUANTIZE finds them, in the lanes. */
+INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(of->lowest, vround(q) + of->zero))); }
 
 INLINE void store_levels(uint8_t *to, vi level) {
 #if VL == 16
@@ -192,12 +198,19 @@ INLINE void store_levels(uint8_t *to, vi level) {
 #endif
 }
 
-/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. */
-INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) {
+enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
+
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is the same
+ * for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
+INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
+                     const int divide, const int levelled, const int joins) {
   const epilogue *e = &job->finish.epilogue;
-  const int bytes = job->dtype != ASPEN_DT_F32, levelled = job->levelled;
+  const int n = rows->rows, zeros = job->zeros, biased = rows->bias[0] != NULL, scaled = job->scaled, each = job->factor_stride != 0;
+  const divisor by = divisor_of(job->scale, job->reciprocal), by_step = divisor_of(e->a, job->level_reciprocal);
+  const range to = range_of(job->zero, job->lowest), round_to = range_of(0, e->b);
+  const vf step = vset1(e->a);
   vi offset[VECTORS]; /* of sums, most often of all rows */
-  for (int r = 0; r < rows->rows; r++) {
+  for (int r = 0; r < n; r++) {
     if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
       const vi zero = viset1((int32_t)rows->zero[r]);
 #pragma GCC unroll 2
@@ -207,45 +220,81 @@ INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
       vi s = viload(sums + r * ASPEN_NR + v * VL) + offset[v];
-      if (job->zeros) s -= viset1((int32_t)rows->rest[r]) * viload(header + ASPEN_NR + v * VL);
+      if (zeros) s -= viset1((int32_t)rows->rest[r]) * viload(header + ASPEN_NR + v * VL);
       y[v] = vfromi(s);
     }
-    if (job->scaled) {
+    if (scaled) {
       const float *f = rows->factor[r];
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] *= job->factor_stride ? vload(f + column + v * VL) : vset1(*f);
+      for (int v = 0; v < VECTORS; v++) y[v] *= each ? vload(f + column + v * VL) : vset1(*f);
     }
-    const float *residual = rows->residual[r] ? rows->residual[r] + column : NULL;
-    if (rows->bias[r])
+    if (biased)
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) y[v] += vload(rows->bias[r] + column + v * VL);
-    if (residual && !e->residual_last)
+    const float *residual = joins ? rows->residual[r] + column : NULL;
+    if (joins == EARLY)
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
     if (levelled) { /* as act_fake_quantize has it */
-      const vf lowest = vset1(e->b), step = vset1(e->a);
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(lowest + vset1(255), vmax(lowest, vround(quotient(y[v], 0, e->a, job->level_reciprocal))));
+      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(round_to.highest, vmax(round_to.lowest, vround(quotient(&by_step, 0, y[v]))));
     } else if (e->kind != EPILOGUE_NONE) {
       epilogue_act(e, y, VECTORS);
     }
-    if (residual && e->residual_last)
+    if (joins == LATE)
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] = e->gated ? y[v] * vload(residual + v * VL) : y[v] + vload(residual + v * VL);
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+    if (joins == GATED)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] *= vload(residual + v * VL);
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
-      if (bytes) store_levels((uint8_t *)rows->out[r] + column + v * VL, levels(job, y[v]));
+      if (bytes) store_levels((uint8_t *)rows->out[r] + column + v * VL, level_of(&to, quotient(&by, divide, y[v])));
       else vstore((float *)rows->out[r] + column + v * VL, y[v]);
     }
   }
 }
 
+typedef void straight_fn(const dots_job *, const dots_rows *, const int32_t *, int64_t, const int32_t *);
+#define STRAIGHT(NAME, BYTES, DIVIDE, LEVELLED, JOINS)                                                                             \
+  static void straight_##NAME(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) { \
+    straight(job, rows, header, column, sums, BYTES, DIVIDE, LEVELLED, JOINS);                                                     \
+  }
+#define STRAIGHT_EACH(NAME, LEVELLED, JOINS)                                                                                       \
+  STRAIGHT(NAME##_values, 0, 0, LEVELLED, JOINS)                                                                                   \
+  STRAIGHT(NAME##_bytes, 1, 0, LEVELLED, JOINS)                                                                                    \
+  STRAIGHT(NAME##_divided, 1, 1, LEVELLED, JOINS)
+STRAIGHT_EACH(alone, 0, ALONE)
+STRAIGHT_EACH(early, 0, EARLY)
+STRAIGHT_EACH(late, 0, LATE)
+STRAIGHT_EACH(gated, 0, GATED)
+STRAIGHT_EACH(levelled_alone, 1, ALONE)
+STRAIGHT_EACH(levelled_early, 1, EARLY)
+STRAIGHT_EACH(levelled_late, 1, LATE)
+STRAIGHT_EACH(levelled_gated, 1, GATED)
+#define STRAIGHT_LIST(NAME) {straight_##NAME##_values, straight_##NAME##_bytes, straight_##NAME##_divided}
+static straight_fn *const straights[2][4][3] = {
+    {STRAIGHT_LIST(alone), STRAIGHT_LIST(early), STRAIGHT_LIST(late), STRAIGHT_LIST(gated)},
+    {STRAIGHT_LIST(levelled_alone), STRAIGHT_LIST(levelled_early), STRAIGHT_LIST(levelled_late), STRAIGHT_LIST(levelled_gated)},
+};
+
+INLINE straight_fn *straight_for(const dots_job *job, const dots_rows *rows) {
+  const epilogue *e = &job->finish.epilogue;
+  const int joins = !rows->residual[0] ? ALONE : !e->residual_last ? EARLY : e->gated ? GATED : LATE;
+  return straights[job->levelled][joins][job->dtype == ASPEN_DT_F32 ? 0 : job->divide ? 2 : 1];
+}
+
 /* Columns [first, last) of n rows of values[ASPEN_NR], which begin at `column`, as bytes. */
 static void store_bytes(const dots_job *job, const dots_rows *rows, const float *values, int64_t column, int64_t first, int64_t last) {
   const int64_t stride = job->finish.out_stride;
+  const divisor by = divisor_of(job->scale, job->reciprocal);
+  const range to = range_of(job->zero, job->lowest);
   for (int r = 0; r < rows->rows; r++) {
     uint8_t row[ASPEN_NR];
-    for (int i = 0; i < ASPEN_NR; i += VL) store_levels(row + i, levels(job, vload(values + r * ASPEN_NR + i)));
+    for (int i = 0; i < ASPEN_NR; i += VL) {
+      const vf q = quotient(&by, 1, vload(values + r * ASPEN_NR + i));
+      store_levels(row + i, level_of(&to, q));
+    }
     uint8_t *out = (uint8_t *)rows->out[r];
     if (stride == 1) memcpy(out + first, row + first - column, (size_t)(last - first));
     else
@@ -291,7 +340,7 @@ void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *pane
 #endif
     f(job, rows, b, sums + at);
     if (side_by_side && column >= first && column + ASPEN_NR <= last) {
-      straight(job, rows, header, column + at, sums + at);
+      straight_for(job, rows)(job, rows, header, column + at, sums + at);
       continue;
     }
     left = 1;

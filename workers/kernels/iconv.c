@@ -31,6 +31,21 @@ size_t aspen_scratch_iconv(const aspen_call *c) {
 }
 #endif
 
+/* Copies n pixels of fewer channels than a group has, side by side. All but the last are read as a group: there are so many bytes. */
+static void copy_few(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, int64_t channels, uint8_t flip, uint8_t zero) {
+  uint8_t mask[DOTS_GROUP], change[DOTS_GROUP];
+  uint32_t kept, changed;
+  for (int64_t k = 0; k < DOTS_GROUP; k++) mask[k] = k < channels ? 0xff : 0, change[k] = k < channels ? flip : zero;
+  memcpy(&kept, mask, sizeof kept), memcpy(&changed, change, sizeof changed);
+  for (int64_t i = 0; i + 1 < n; i++, from += stride, to += DOTS_GROUP) {
+    uint32_t pixel;
+    memcpy(&pixel, from, sizeof pixel);
+    pixel = (pixel & kept) ^ changed;
+    memcpy(to, &pixel, sizeof pixel);
+  }
+  for (int64_t k = 0; k < DOTS_GROUP; k++) to[k] = k < channels ? from[k] ^ flip : zero;
+}
+
 /* Copies rows [top, top + height) and columns [left, left + width) of an image, with whole groups of channels; what lies outside, and channels
  * that there are not, are `zero`. */
 static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, int64_t top, int64_t height, int64_t left, int64_t width, int64_t pixel,
@@ -47,9 +62,8 @@ static void copy_image(uint8_t *to, const aspen_arg *x, const uint8_t *image, in
     memset(to, zero, (size_t)(first * pixel));
     if (dense) {
       dots_copy(to + first * pixel, from, 1, (last - first) * pixel, flip);
-    } else if (pixel == DOTS_GROUP) { /* of a few channels each is copied for itself */
-      for (int64_t k = 0; k < pixel; k++)
-        for (int64_t i = first; i < last; i++) to[i * DOTS_GROUP + k] = k < channels ? from[(i - first) * stride + k * x->strides[1]] ^ flip : zero;
+    } else if (pixel == DOTS_GROUP && channels < DOTS_GROUP && x->strides[1] == 1 && stride > 0 && stride + channels >= DOTS_GROUP) {
+      copy_few(to + first * pixel, from, stride, last - first, channels, flip, zero);
     } else {
       for (int64_t i = first; i < last; i++, from += stride) {
         dots_copy(to + i * pixel, from, x->strides[1], channels, flip);
