@@ -134,14 +134,14 @@ def _lease(there: topology.Topology, profile: Any) -> dict[str, Any]:
 
 
 def _isa() -> dict[str, Any]:
-    from aspen_mp.workers import _kernels
+    from aspen_mp.workers import _isa, _kernels
 
     forced = os.environ.get("ASPEN_MP_ISA", "")
     try:
         selected = _kernels.select()
     except (ValueError, NotImplementedError) as error:
-        return {"supported": _kernels.isas(), "selected": "", "forced": forced, "error": str(error)}
-    return {"supported": _kernels.isas(), "selected": selected, "forced": forced, "error": ""}
+        return {"supported": _kernels.isas(), "selected": "", "forced": forced, "sums_bytes": False, "error": str(error)}
+    return {"supported": _kernels.isas(), "selected": selected, "forced": forced, "sums_bytes": _isa.sums_bytes(), "error": ""}
 
 
 def _memory() -> dict[str, Any]:

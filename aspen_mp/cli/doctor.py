@@ -45,7 +45,7 @@ def _show(report: dict[str, Any]) -> None:
             ("CPUs", f"{machine['online_cpus']} online; this process may use {machine['usable_cpus']}"),
             ("cores", f"{machine['physical_cores']} physical, {machine['packages']} package(s), {machine['numa_nodes']} NUMA node(s)"),
             ("CPU quota", "no limit" if quota is None else f"{quota:g} CPUs"),
-            ("instruction sets", f"{', '.join(isa['supported'])}; in use: {isa['selected'] or 'none'}"),
+            ("instruction sets", f"{', '.join(isa['supported'])}; in use: {isa['selected'] or 'none'}{' and VNNI' * isa['sums_bytes']}"),
             (
                 "memory",
                 f"{mebibytes(memory['available'])} of {mebibytes(memory['total'])} available; cgroup: {mebibytes(memory['cgroup_limit'])}",
