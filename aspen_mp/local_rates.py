@@ -20,12 +20,12 @@ def known(folder: str) -> tuple[Rates, str]:
     from aspen_mp.planner import rates
     from aspen_mp.workers import _isa
 
-    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors(), rates.vendor(), sums_bytes()))
+    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors(), rates.vendor(), fast_bytes()))
     return msgspec.structs.replace(found, cached=cached()), name
 
 
-def sums_bytes() -> bool:
-    """Whether products of bytes are as fast here as built-in rates have them."""
+def fast_bytes() -> bool:
+    """Whether products of bytes are as fast here, beside others, as built-in rates have them."""
     from aspen_mp.workers import _isa
 
     return _isa.vectors() == "" or _isa.sums_bytes()

@@ -50,7 +50,7 @@ def machine_of(cpus: Sequence[int]) -> Machine:
 def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine) -> Plan:
     """The plan for inputs such as these arrays, tiles searched. ValueError: it takes values that are known at run time."""
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    options = api.Options(planning=AUTOMATIC, strassen=_isa.vectors())
+    options = api.Options(planning=AUTOMATIC, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes())
     plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
     if plan is None:
         raise ValueError(f"{model.graph.name} is planned in stages, with values that are known at run time")

@@ -28,12 +28,15 @@ __all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "
 class Options:
     """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
     `strassen`: for which vectors products are computed by Strassen's algorithm; "": none is.
+    `sums_bytes`: whether processors sum products of bytes in one instruction; where they do not, convolutions of what is stored in bytes
+    are computed in f32.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
     see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
     fuse: bool = True
     winograd: bool = True
     strassen: Vectors = "halved"
+    sums_bytes: bool = True
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
     planning: Planning = UNSEARCHED
@@ -111,7 +114,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
-        pipeline.onnx_level(graph)
+        pipeline.onnx_level(graph, options.sums_bytes)
     kernels = lower(graph, model, report, winograd=options.winograd)
     verify.check(kernels, "lowering", kernel_level=True)
     cleanup.own_outputs(kernels, names)

@@ -8,10 +8,10 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
                      Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
                      STRASSEN makes of A
-``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A (bytes),
-                     B (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), those behind B broadcast
-                     to the output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale`` and rounded, plus ``zero``;
-                     or the sums themselves in i32
+``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A,
+                     bytes, B (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), what comes
+                     behind B broadcast to the output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale``
+                     and rounded, plus ``zero``; or the sums themselves in i32
 ``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes),
                      W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
 ``STRASSEN``         nothing: left factors of pairs of rows

@@ -19,4 +19,4 @@ def vectors() -> Literal["", "short", "halved", "whole"]:
 
 def sums_bytes(name: str | None = None) -> bool:
     """Whether this CPU sums products of bytes in one instruction, in vectors of an instruction set (as in `find`), and
-    ASPEN_MP_VNNI=off does not forbid it."""
+    ASPEN_MP_VNNI=off does not forbid it. False where none can be chosen."""

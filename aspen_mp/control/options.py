@@ -10,19 +10,21 @@ from aspen_mp.planner.options import AUTOMATIC, Planning, Vectors
 @dataclass(frozen=True, slots=True)
 class Options:
     """`precision`: of the weights. `winograd`: whether convolutions may be computed by Winograd's algorithm. `strassen`: for which vectors
-    products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none."""
+    products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether products of bytes are fast
+    (`workers._isa.sums_bytes`)."""
 
     precision: str
     winograd: bool
     planning: Planning = AUTOMATIC
     strassen: Vectors = ""
+    sums_bytes: bool = True
 
     @property
-    def key(self) -> tuple[str, bool, Planning, Vectors]:
+    def key(self) -> tuple[str, bool, Planning, Vectors, bool]:
         """What plans depend on."""
-        return self.precision, self.winograd, self.planning, self.strassen
+        return self.precision, self.winograd, self.planning, self.strassen, self.sums_bytes
 
     @property
-    def weights_key(self) -> tuple[str, bool]:
+    def weights_key(self) -> tuple[str, bool, bool]:
         """What packed weights depend on."""
-        return self.precision, self.winograd
+        return self.precision, self.winograd, self.sums_bytes

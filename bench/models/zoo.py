@@ -94,7 +94,7 @@ def build(
     `batch`, `seq`: sizes (images ignore `seq`). `symbolic`: leave the batch and the sequence length open, as dimensions "batch" and
     "sequence". `seed`: of the random weights; the same seed and parameter name give the same values, whatever the other options.
     `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32"; "f16": weights and everything between
-    inputs and outputs in half precision; "int8" and "int8_dynamic": quantised by onnxruntime's tools, for these sizes (`quantized.in_int8`).
+    inputs and outputs in half precision; "int8", "int8_dynamic": quantised by onnxruntime's tools, for these sizes (`quantized.in_int8`).
     `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's
     own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*, `ops` of
     smollm2_135m. `image` is a side or (height, width).

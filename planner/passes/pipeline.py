@@ -27,7 +27,7 @@ from aspen_mp.planner.passes import (
 
 Pass = Callable[[Graph], None]
 
-ONNX_LEVEL: Sequence[Pass] = (quantization.multiply_stored, quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
+ONNX_LEVEL: Sequence[Pass] = (quantization.round_to_levels, batchnorm.fold_affine, parallel.merge_branches)
 KERNEL_LEVEL: Sequence[Pass] = (
     identities.drop_identities,
     common.share,
@@ -49,8 +49,10 @@ KERNEL_LEVEL: Sequence[Pass] = (
 )
 
 
-def onnx_level(graph: Graph) -> None:
-    """Rewrites among ONNX operators, where weights are not packed yet."""
+def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
+    """Rewrites among ONNX operators, where weights are not packed yet. `sums_bytes`: see `quantization.multiply_stored`."""
+    quantization.multiply_stored(graph, convolutions=sums_bytes)
+    verify.check(graph, "multiply_stored", kernel_level=False)
     for step in ONNX_LEVEL:
         step(graph)
         verify.check(graph, step.__name__, kernel_level=False)

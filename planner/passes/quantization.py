@@ -19,13 +19,14 @@ _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "S
 """Their results are among their first input's values."""
 
 
-def multiply_stored(graph: Graph) -> None:
+def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
     """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
-    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before."""
+    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
+    `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
     producer = graph.producers()
     kept: list[Node] = []
     for node in graph.nodes:
-        kept += _of_bytes(node, producer) or [node]
+        kept += (_of_bytes(node, producer) if convolutions or node.op != "Conv" else None) or [node]
     graph.nodes = kept
     uses = graph.uses()
     graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
