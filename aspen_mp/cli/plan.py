@@ -72,7 +72,9 @@ def plan(
                 raise UnsupportedModelError(f"input {value.name!r} is a {value.kind}: such a model is planned stage by stage while it runs")
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
-        options = api.Options(winograd=winograd is not False, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes(), planning=sources.planning(search))
+        options = api.Options(
+            winograd=winograd is not False, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes(), planning=sources.planning(search)
+        )
         began = time.perf_counter()
         result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)
         seconds = time.perf_counter() - began

@@ -197,7 +197,9 @@ class Planner:
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         mine = self._options
         how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
-        options = api.Options(winograd=mine.winograd, strassen=mine.strassen, sums_bytes=mine.sums_bytes, capacities=capacities, planning=how)
+        options = api.Options(
+            winograd=mine.winograd, strassen=mine.strassen, sums_bytes=mine.sums_bytes, capacities=capacities, planning=how
+        )
         machine = Machine.of_speeds(message.speeds, cost.rates())
         self._derived = self._derived or stages.Derived()
         result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
