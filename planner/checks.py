@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
-from aspen_mp.planner.params import GRU_FORMS, GUARDS, left_factors, packed_bytes, roi_scratch
+from aspen_mp.planner.params import GRU_FORMS, GUARDS, image_scratch, left_factors, packed_bytes, roi_scratch
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
@@ -33,6 +33,8 @@ LONGEST_IMAGE = 1 << 30
 """So many pixels along an axis are too many for those that read images between their pixels."""
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
 """Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
+MOST_COPIED = 1 << 40
+"""Bytes of scratch memory that ICONV takes for an image, by far: numbers of bytes stay numbers."""
 
 
 class Misfit(Exception):
@@ -254,11 +256,8 @@ def _iconv(call: Call) -> None:
         _shape(call.optional(i), out.shape, f"shape of input {i}")
     zero = call.optional(5)
     _need(zero is None or prod(zero.shape) == 1, "shape of input 5", zero and zero.shape, "one element")
-    steps, pads = call.params[3:7], call.params[7:9]
-    for axis, kernel in enumerate((kh, kw)):
-        spans = (out.shape[2 + axis] - 1) * steps[axis] + (kernel - 1) * steps[2 + axis] + 1
-        most = x.shape[2 + axis] + 2 * (pads[axis] + kernel * steps[2 + axis] + steps[axis])
-        _need(spans <= most, "window", spans, f"at most {most}: the tile copies what it looks at")
+    copied = image_scratch(x.shape[1], (out.shape[2], out.shape[3]), (kh, kw), call.params[3:5], call.params[5:7])
+    _need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
 
 
 def _strassen(call: Call) -> None:

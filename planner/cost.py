@@ -16,7 +16,7 @@ import numpy as np
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
-from aspen_mp.planner.params import bytes_scratch, depth, image_scratch, roi_scratch, seven_scratch
+from aspen_mp.planner.params import depth, roi_scratch, seven_scratch
 from aspen_mp.planner.rates import BUILT_IN, Rates
 from aspen_mp.planner.storage import FEW_SAMPLED, nbytes
 from aspen_mp.planner.winograd import Blocks
@@ -476,19 +476,12 @@ def wanted_tiles(ns: float, workers: int, tail: float) -> float:
 
 
 def scratch_bytes(node: Node) -> int:
-    """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself before they run it."""
+    """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself, for the tiles that there are. Of
+    kernels that are not here the tile decides (WINO, products of bytes)."""
     if node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"]):
         a = node.inputs[0]
         assert a is not None
         return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
-    if node.op == "IGEMM":
-        a = node.inputs[0]
-        assert a is not None
-        return bytes_scratch(a.size // max(a.shape[-1], 1), a.shape[-1])
-    if node.op == "ICONV":
-        a, box = node.inputs[0], (node.output.shape[2], node.output.shape[3])
-        assert a is not None
-        return image_scratch(a.shape[1], box, node.attrs["kernel"], node.attrs["strides"], node.attrs["dilations"])
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
     if node.op in ("MOMENTS", "STANDARDIZE"):
