@@ -220,7 +220,7 @@ def test_products_of_bytes() -> None:
         kernel_node("IGEMM", inputs, shape, attrs), 1, np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
     )
     assert lo.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
-    assert hi.tolist() == [[1, 4, 32, 4], [2, 4, 32, 4]]
+    assert hi.tolist() == [[1, 5, 32, 4], [2, 5, 32, 4]]
 
 
 def test_left_factors() -> None:
