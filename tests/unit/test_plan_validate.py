@@ -260,7 +260,7 @@ def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
         ("rank of input 0", operand("IGEMM", 1, "rank", 2)),
         ("dtype of input 1", operand("IGEMM", 2, "dtype", DTYPES["U8"])),
         ("shape of input 1", operand("IGEMM", 2, "dims", [[2, 9, 32, 4, 0, 0, 0, 0]])),
-        ("shape of input 1", operand("IGEMM", 2, "dims", [[3, 8, 32, 4, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[1, 9, 32, 4, 0, 0, 0, 0]])),
         ("strides of input 1", operand("IGEMM", 2, "strides", [[9 * 128, 0, 4, 1, 0, 0, 0, 0]])),
         ("shape of input 2", operand("IGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
         ("dtype of input 2", operand("IGEMM", 3, "dtype", DTYPES["I32"])),
