@@ -109,6 +109,21 @@ def test_zero_points_that_fit_nothing(op: str) -> None:
         run_model(api.load(alone(op, inputs, {"y": I32 if op == "ConvInteger" else U8})), {"x": x})
 
 
+@pytest.mark.parametrize("channels", [3, 5, 8])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("op", ["ConvInteger", "QLinearConv"])
+def test_weights_of_other_channels(op: str, groups: int, channels: int) -> None:
+    """Also where both come to the same number of groups of four bytes."""
+    w, x = np.ones((6, channels, 3, 3), I8), np.ones((1, 4, 5, 5), U8)
+    one = np.asarray(np.float32(1))
+    inputs: dict[str, Any] = {"x": (U8, x.shape), "w": w}
+    if op == "QLinearConv":
+        zero = np.asarray(U8(0))
+        inputs = {"x": (U8, x.shape), "xs": one, "xz": zero, "w": w, "ws": one, "wz": np.asarray(I8(0)), "ys": one, "yz": zero}
+    with pytest.raises(ModelInvalidError, match="has 4 channels"):
+        run_model(api.load(alone(op, inputs, {"y": I32 if op == "ConvInteger" else U8}, group=groups)), {"x": x})
+
+
 def test_weights_are_packed_once() -> None:
     """For the same zero points and constants, in whatever way these are given."""
 
