@@ -224,6 +224,19 @@ def test_scales_of_the_data_that_are_computed() -> None:
     refused(net, net("MatMul", x, weight(net, DEPTH, COLUMNS)))
 
 
+@pytest.mark.parametrize(("op", "terms"), [("MatMul", 33025), ("MatMul", 33026), ("Gemm", 33026), ("Gemm", 70000), ("Conv", 33026)])
+def test_sums_that_32_bits_do_not_hold(op: str, terms: int) -> None:
+    """The largest products there are, one beyond what is certain to fit."""
+    image = (1, 1) if op == "Conv" else ()
+    net = Net(opset=21, x=(2, terms, *image))
+    step, zero = net.number(0.01), net.constant(U8(0))
+    x = net("DequantizeLinear", net("QuantizeLinear", net("Abs", "x"), step, zero), step, zero)
+    values = np.full((3, terms, *image) if op == "Conv" else (terms, 3), 255, U8)
+    nodes = made(net, net(op, x, net("DequantizeLinear", net.constant(values), step)), scale=1000.0, tolerance=1e-3)
+    assert ("IGEMM" in ops(nodes)) == (terms == 33025)
+    assert "ICONV" not in ops(nodes)
+
+
 def test_a_left_factor_that_is_transposed() -> None:
     net = Net(opset=21, x=(DEPTH, 4))
     refused(net, net("Gemm", data(net, "x"), weight(net, DEPTH, COLUMNS), transA=1))
