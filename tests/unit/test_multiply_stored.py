@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_graphs import run_model
 from net_tools import Net, check, lowered, ops
 from onnx import TensorProto
 
+from aspen_mp.planner import api
 from aspen_mp.planner.ir import Node
 
 BIAS, RESIDUAL, FACTOR, ZERO = 2, 3, 4, 5
@@ -158,6 +160,17 @@ def test_levels_are_kept_where_no_product_reads_them() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ what prevents it
+
+
+def test_processors_that_do_not_sum_bytes() -> None:
+    """There convolutions are of floats, other products are not."""
+    net = Net(opset=21, x=(1, 6, 5, 5))
+    y = net("Flatten", net("Conv", data(net, "x"), weight(net, 8, 6, 3, 3, axis=0)))
+    model = net.model(net("MatMul", data(net, y, scale=0.2), weight(net, 72, 9)))
+    counts: dict[str, int] = {}
+    run_model(api.load(model), {"x": np.ones((1, 6, 5, 5), np.float32)}, api.Options(sums_bytes=False), counts)
+    assert counts["IGEMM"] == 1
+    assert "ICONV" not in counts
 
 
 def test_groups() -> None:
