@@ -398,7 +398,9 @@ def _shorten(text: str) -> str:
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}
 """Which input of a convolution has a number for each channel of the output."""
-CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *WINDOWED_POOLS})
+_WEIGHTED = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+"""Which input of a convolution has its weights."""
+CHECKED = frozenset({"Reshape", "Gather", *_BIASED, *_WEIGHTED, *WINDOWED_POOLS})
 
 
 def _bias(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int, ...]) -> None:
@@ -439,12 +441,13 @@ def operands(node: NodeProto, inputs: Sequence[Tensor | None], output: tuple[int
     if node.op_type == "Reshape":
         if prod(x.shape) != prod(output):
             raise ModelInvalidError(f"{name_of(node)}: {node.input[0]!r} of shape {list(x.shape)} cannot take shape {list(output)}")
-    elif node.op_type == "Conv":
-        groups = int(attrs.get("group", 1))
-        if x.shape[1] != second.shape[1] * groups or second.shape[0] % groups:
+    elif node.op_type in _WEIGHTED:
+        at, groups = _WEIGHTED[node.op_type], int(attrs.get("group", 1))
+        weights = inputs[at] if at < len(inputs) else None
+        if weights is not None and (x.shape[1] != weights.shape[1] * groups or weights.shape[0] % groups):
             raise ModelInvalidError(
                 f"{name_of(node)}: {node.input[0]!r} has {x.shape[1]} channels, "
-                f"but weights {node.input[1]!r} of shape {list(second.shape)} in {groups} groups take {second.shape[1] * groups}"
+                f"but weights {node.input[at]!r} of shape {list(weights.shape)} in {groups} groups take {weights.shape[1] * groups}"
             )
     elif node.op_type == "ConvTranspose":
         if x.shape[1] != second.shape[0] or x.shape[1] % int(attrs.get("group", 1)):

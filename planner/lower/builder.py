@@ -262,7 +262,7 @@ class Builder:
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
         """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0.
-        `zero`: a constant of one element or one a column; `constant`: i32, what is added to the sums of each column. Unsigned bytes are
+        `zero`: a constant of one element or one a column; `constant`: i32, as many, what is added to the sums. Unsigned bytes are
         stored less 128, and so are their zero points. ValueError: so many columns there are not."""
         columns = b.shape[0 if len(b.shape) == 4 else 1]
         for what, tensor in (("zero points", zero), ("constants", constant)):
@@ -270,7 +270,7 @@ class Builder:
                 raise ValueError(f"{tensor.size} {what} of {columns} columns")
         zeros = np.zeros(columns, np.int32) + (0 if zero is None else zero.value().astype(np.int32).reshape(-1))
         zeros = zeros - 128 if b.dtype == np.uint8 else zeros
-        more = np.zeros(columns, np.int32) if constant is None else constant.value().astype(np.int32).reshape(-1)
+        more = np.zeros(columns, np.int32) + (0 if constant is None else constant.value().astype(np.int32).reshape(-1))
         shape = packed_bytes(b.shape[1], columns, prod(b.shape[2:])) if len(b.shape) == 4 else packed_bytes(*b.shape)
         tag = f"bytes {hashlib.sha256(zeros.tobytes() + more.tobytes()).hexdigest()[:32]}"
         return self._pack(b, tag, shape, partial(_pack_bytes, zeros, more), I8), bool(zeros.any())

@@ -15,6 +15,8 @@ from aspen_mp.planner.ir import Graph, Node, Tensor
 INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
 _F32: Final = np.dtype(np.float32)
 _BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
+_MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
+"""Of a sum that 32 bits hold, whatever the bytes and their zero points are."""
 _KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 """Their results are among their first input's values."""
 
@@ -70,6 +72,8 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
     if weight.scale.size != 1 and axis != out:
         return None
     if weight.zero is not None and weight.zero.size != 1 and axis != out:
+        return None
+    if values.size > _MOST_TERMS * node.output.shape[columns]:
         return None
     made: list[Node] = []
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_tools import (
+    BAD_ARGUMENT,
+    BYTES,
+    EDGES,
+    ODD_SCALES,
+    SCRATCH,
+    WITHOUT,
+    check_digests,
+    check_without,
+    drawn,
+    quantised,
+    scale_of,
+    wrapped,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, run, same_bits
@@ -20,11 +30,7 @@ from aspen_mp.planner.params import bytes_scratch, packed_bytes
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 
-SWITCH = "ASPEN_MP_VNNI"
-WITHOUT = os.environ.get(SWITCH) == "off"
 EXAMPLES = 100 if WITHOUT else 300
-BAD_ARGUMENT, SCRATCH = 2, 3
-BYTES = [np.int8, np.uint8]
 SIZES = st.one_of(
     st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 15, 16, 17, 28, 29, 31, 32, 33, 63, 64, 65, 96, 100, 129, 257])
 )
@@ -34,16 +40,8 @@ LAYOUTS = ["plain", "any", "even", "apart", "reversed", "columns"]
 with something between them."""
 
 
-def params(zeros: bool | int, activation: str = "IDENTITY", residual_last: int = 0) -> list[int | float]:
-    return [int(zeros), *ACTIVATIONS[activation], residual_last]
-
-
-def drawn(rng: np.random.Generator, shape: tuple[int, ...] | list[int], dtype: type) -> np.ndarray:
-    """Bytes of any size, or the largest and smallest alone."""
-    info = np.iinfo(dtype)
-    if rng.random() < 0.3:
-        return rng.choice(np.array([info.min, info.max], dtype), shape)
-    return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+def params(zeros: bool | int, activation: str = "IDENTITY", residual_last: int = 0, scale: float = 1.0, zero: int = 0) -> list[int | float]:
+    return [int(zeros), *ACTIVATIONS[activation], residual_last, scale, zero]
 
 
 def packed(b: np.ndarray, zero: np.ndarray | None) -> tuple[np.ndarray, bool]:
@@ -63,7 +61,7 @@ def packed_by_hand(b: np.ndarray, zero: np.ndarray | None) -> np.ndarray:
         point = (0 if zero is None else int(zero.reshape(-1)[j % zero.size])) - shift
         terms = [int(x) - shift for x in b[:, j]]
         for i, term in enumerate(terms):
-            panel[2 + i // 4, column, i % 4] = term
+            panel[3 + i // 4, column, i % 4] = term
         for row, value in ((0, sum(terms)), (1, point)):
             panel[row, column] = np.frombuffer(np.int32(value).tobytes(), np.int8)
     return panels
@@ -91,11 +89,6 @@ def sums(a: np.ndarray, a_zero: np.ndarray | None, b: np.ndarray, b_zero: np.nda
     left = a.astype(np.float64) - (0 if a_zero is None else a_zero.astype(np.float64))
     right = b.astype(np.float64) - (0 if b_zero is None else b_zero.astype(np.float64))
     return (left @ right).astype(np.int64)
-
-
-def wrapped(total: np.ndarray) -> np.ndarray:
-    """Modulo 2^32, as int32."""
-    return total.astype(np.uint64).astype(np.uint32).view(np.int32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -183,6 +176,70 @@ def test_floats(isa, seed, lead, m, k, n, kind, types, zeros, factor, bias, resi
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     relaid = [laid_out(rng, a, str(rng.choice(LAYOUTS))), b, *(None if x is None else filled(rng, x) for x in inputs[2:])]
     assert same_bits(whole, run("IGEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on tile or layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lead=st.lists(st.integers(1, 3), max_size=1),
+    m=SIZES,
+    k=TERMS,
+    n=SIZES,
+    kind=st.sampled_from(LAYOUTS),
+    types=st.tuples(*[st.sampled_from(BYTES)] * 3),
+    of_scale=st.sampled_from(["fit", "fit", "ties", "odd"]),
+    operands=st.tuples(*[st.booleans()] * 4),
+    edges=st.booleans(),
+    residual_last=st.integers(0, 2),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+)
+def test_bytes_are_what_quantize_makes_of_floats(
+    isa, seed, lead, m, k, n, kind, types, of_scale, operands, edges, residual_last, activation
+):
+    rng = np.random.default_rng(seed)
+    shape, plain, (of_a, of_b, to) = (*lead, m, n), kind == "plain", types
+    a, w = drawn(rng, (*lead, m, k), of_a), drawn(rng, (k, n), of_b)
+    if of_scale == "ties":  # of few and small terms, so that they are sums of floats, too
+        a, w = rng.integers(0, 4, a.shape).astype(of_a), rng.integers(0, 4, w.shape).astype(of_b)
+        activation = "IDENTITY"
+    b, zeros = packed(w, drawn(rng, (n,), of_b) if operands[3] and of_scale != "ties" else None)
+    inputs = [laid_out(rng, a, kind), b, None, None, None]
+    for i, size in ((2, 1.0), (3, 1.0), (4, 1e-4 / k**0.5)):
+        if operands[i - 2] and of_scale != "ties":
+            values = rng.standard_normal([1 if rng.random() < 0.3 else d for d in shape]) * size
+            values = np.where(edges & (rng.random(values.shape) < 0.1), rng.choice(EDGES, values.shape), values)
+            inputs[i] = broadcast(rng, values.astype(np.float32), shape, plain)
+    floats = run("IGEMM", layout(rng, shape, plain=plain), inputs, params(zeros, activation, residual_last), isa=isa)
+    info = np.iinfo(to)
+    scale, zero = scale_of(rng, floats, of_scale), int(rng.integers(info.min, info.max + 1))
+    p = params(zeros, activation, residual_last, scale, zero)
+    whole = run("IGEMM", layout(rng, shape, to, plain), inputs, p, isa=isa)
+    np.testing.assert_array_equal(whole, quantised(floats, scale, zero, to, isa), f"scale {scale}, zero {zero}")
+    tiles = boxes(rng, shape, int(rng.integers(2, 9)))
+    inputs[0] = laid_out(rng, a, str(rng.choice(LAYOUTS)))
+    assert same_bits(whole, run("IGEMM", layout(rng, shape, to), inputs, p, tiles, isa)), "bits depend on tile or layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("to", BYTES)
+def test_every_edge_over_every_scale(isa, to):
+    """The bias has the values: whatever a float may be, and both neighbours of halves."""
+    rng = np.random.default_rng(5)
+    scales = np.array([*ODD_SCALES, 1.0, 0.1, 0.3, 1 / 3, 0.007, 7.0, 255.0, 1e-20, 1e20, 2.0**-20, *rng.random(30)], np.float32)
+    with np.errstate(all="ignore"):
+        for scale in scales:
+            halves = (np.arange(-600, 600) / 2).astype(np.float32) * scale
+            near = [halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
+            some = rng.standard_normal(1000).astype(np.float32) * 100 * scale
+            values = np.concatenate([np.array(EDGES, np.float32), *near, some]).astype(np.float32)
+            a, (b, _) = np.zeros((2, 4), np.uint8), packed(np.zeros((4, values.size), np.int8), None)
+            bias, zero = np.broadcast_to(values, (2, values.size)), int(np.iinfo(to).min) + 100
+            got = run("IGEMM", np.empty(bias.shape, to), [a, b, bias], params(0, scale=float(scale), zero=zero), isa=isa)
+            floats = run("IGEMM", np.empty(bias.shape, np.float32), [a, b, bias], params(0), isa=isa)
+            want = quantised(floats, float(scale), zero, to, isa)
+            wrong = np.flatnonzero(got[0] != want[0])
+            assert (got == want).all(), f"scale {scale!r}: {[(values[i], got[0, i], want[0, i]) for i in wrong[:5]]}"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -326,8 +383,8 @@ def test_bad_arguments_are_refused(isa):
         assert igemm(single, a, b, *before, extra[None]) == BAD_ARGUMENT
     for zero in (extra, np.ones((2, 5), np.int8), np.ones(5, np.uint8)):
         assert igemm(single, a, b, None, None, None, zero) == BAD_ARGUMENT
-    assert igemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0]) == BAD_ARGUMENT
-    assert igemm(single, a, b, p=[0, -1, 0.0, 0.0, 0]) == BAD_ARGUMENT
+    assert igemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
+    assert igemm(single, a, b, p=[0, -1, 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
 
 
 # ------------------------------------------------------------------------------------------------------ without the instruction
@@ -348,29 +405,14 @@ def digests() -> str:
                 state.update(run("IGEMM", np.empty((m, n), np.int32), [a, b, None, None, None, point], params(zeros), isa=isa))
                 operands = [a, b, bias, residual, factor, point]
                 state.update(run("IGEMM", np.empty((m, n), np.float32), operands, params(zeros, activation, m % 3), isa=isa))
+                state.update(run("IGEMM", np.empty((m, n), np.int8), operands, params(zeros, activation, m % 3, 0.03, 7), isa=isa))
         lines.append(f"{isa} {_isa.sums_bytes(isa)} {state.hexdigest()}")
     return "\n".join(lines)
 
 
-def elsewhere(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """In a process that asks for the instruction anew, and is told that there is none."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    path = [str(Path(__file__).parent), *filter(None, [env.get("PYTHONPATH")])]
-    env |= {SWITCH: "off", "PYTHONPATH": os.pathsep.join(path)}
-    like_us = ["-S", "-P"] if sys.flags.no_site else []  # as `make sanitize` starts it
-    return subprocess.run([sys.executable, *like_us, *command], env=env, capture_output=True, text=True, check=False, cwd=folder)
-
-
 def test_without_the_instruction_bits_are_the_same(tmp_path):
-    done = elsewhere(tmp_path, "-c", "import test_igemm; print(test_igemm.digests())")
-    assert done.returncode == 0, done.stderr
-    without = [line.split() for line in done.stdout.splitlines()]
-    assert [(isa, digest) for isa, _, digest in without] == [(isa, digest) for isa, _, digest in map(str.split, digests().splitlines())]
-    assert all(instruction == "False" for _, instruction, _ in without)
+    check_digests(tmp_path, "test_igemm", digests())
 
 
 def test_all_of_this_without_the_instruction(tmp_path):
-    """The other tests of this file."""
-    done = elsewhere(tmp_path, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not without", str(Path(__file__)))
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    check_without(tmp_path, __file__)

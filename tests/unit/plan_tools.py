@@ -198,6 +198,40 @@ class GraphBuilder:
             inputs[2:5] = [self.const(*ones, outputs, weight=True), residual, factor]
         return self.node("IGEMM", inputs, (*x.shape[:-1], outputs), dtype, zeros=zeros, act=NO_ACT)
 
+    def conv_bytes(
+        self,
+        x: Tensor,
+        outputs: int,
+        kernel: tuple[int, int] = (3, 3),
+        stride: int = 1,
+        dilation: int = 1,
+        residual: Tensor | None = None,
+        zero: Tensor | None = None,
+        columns: bool = True,
+        dtype: Any = np.float32,
+    ) -> Tensor:
+        """A convolution of bytes `x` that keeps the image's size but for strides. `zero`: of x; `columns`: zero points of the weights; of
+        int32 without factor and bias; uint8 in steps of 4."""
+        n, channels, *image = x.shape
+        pads = [(k - 1) * dilation // 2 for k in kernel]
+        size = [(d + 2 * a - (k - 1) * dilation - 1) // stride + 1 for d, a, k in zip(image, pads, kernel, strict=True)]
+        of = np.dtype(np.uint8 if columns else np.int8)
+        self.count += 1
+        data, key = self.rng.integers(0, 5, (outputs, channels, *kernel)).astype(of), f"w{self.count}"
+        points = Tensor(f"z{self.count}", (outputs,), of, data=self.rng.integers(0, 3, outputs).astype(of)) if columns else None
+        constant = Tensor(f"k{self.count}", (outputs,), np.dtype(np.int32), data=self.rng.integers(-9, 9, outputs).astype(np.int32))
+        weight, zeros = Builder().packed_bytes(Tensor(f"c{self.count}", data.shape, of, data=data, weight_key=key), points, constant)
+        inputs = [x, weight, None, None, None, zero]
+        attrs: dict[str, Any] = {"kernel": kernel, "strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": tuple(pads)}
+        if dtype != np.int32:
+            factor = self.const(1, outputs, 1, 1, weight=True)
+            assert factor.data is not None
+            factor.data[...] = factor.data / 64
+            inputs[2:5] = [self.const(outputs, weight=True), residual, factor]
+        if dtype == np.uint8:
+            attrs.update(scale=4.0, zero=3)
+        return self.node("ICONV", inputs, (n, outputs, *size), dtype, zeros=zeros, act=NO_ACT, **attrs)
+
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.node("GEMM", [a, b, None, None], (*lead, a.shape[-2], b.shape[-1]), packed_b=False, alpha=1.0, act=NO_ACT)
@@ -313,15 +347,44 @@ def _igemm(
     factor: Array | None = None,
     zero: Array | None = None,
 ) -> Array:
-    points = np.concatenate(list(np.ascontiguousarray(b[:, 1]).view(np.int32)))[: out[-1], 0]
-    terms = np.concatenate(list(b[:, BYTES_HEADER:].transpose(0, 2, 1, 3).reshape(len(b), 32, -1)))[: out[-1], : a.shape[-1]]
+    terms, constants = _unpack_bytes(b, out[-1], a.shape[-1], bool(p[0]))
     left = a.astype(np.float64) - (0 if zero is None else zero[..., :1].astype(np.float64))
-    y = np.einsum("...mk,nk->...mn", left, terms.astype(np.float64) - points[:, None] * bool(p[0]))
+    return _finish_bytes(p[1:], np.einsum("...mk,nk->...mn", left, terms[:, 0]) + constants, bias, residual, factor)
+
+
+def _unpack_bytes(b: Array, columns: int, depth: int, zeros: bool) -> tuple[Array, Array]:
+    """[columns, taps, depth] less their zero points, and constants."""
+    _, points, constants = (np.concatenate(list(np.ascontiguousarray(b[:, i]).view(np.int32)[..., 0]))[:columns] for i in range(3))
+    body = b[:, BYTES_HEADER:].transpose(0, 2, 1, 3)
+    terms = body.reshape(len(b) * 32, -1, -(-depth // 4) * 4)[:columns, :, :depth]
+    return terms.astype(np.float64) - points[:, None, None] * zeros, constants
+
+
+def _finish_bytes(p: Sequence[int], y: Array, bias: Array | None, residual: Array | None, factor: Array | None) -> Array:
+    """p: ACT(3), residual_last, scale, zero of unsigned bytes."""
     y = y * (1 if factor is None else factor) + (0 if bias is None else bias)
-    late = 0 if residual is None else residual
-    if p[4] == 2 and residual is not None:
-        return _act(p[1:4], y) * residual
-    return _act(p[1:4], y) + late if p[4] else _act(p[1:4], y + late)
+    early, late = (residual, 0) if p[3] == 0 and residual is not None else (0, 0 if residual is None else residual)
+    y = _act(p[:3], y + early)
+    y = y * late if p[3] == 2 and residual is not None else y + late
+    return y if _double(p[4]) == 1.0 else np.clip(np.rint(y / _double(p[4])) + p[5], 0, 255)
+
+
+def _iconv(
+    out: Sequence[int],
+    p: Sequence[int],
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    factor: Array | None = None,
+    zero: Array | None = None,
+) -> Array:
+    terms, constants = _unpack_bytes(w, out[1], x.shape[1], bool(p[0]))
+    left = x.astype(np.float64) - (0 if zero is None else zero.astype(np.float64).reshape(()))
+    y = np.zeros(out)
+    for k, tap in enumerate(_windows(left, out, p[1:9], 0.0)):
+        y += np.einsum("nchw,oc->nohw", tap, terms[:, k])
+    return _finish_bytes(p[9:], y + constants[:, None, None], None if bias is None else bias[:, None, None], residual, factor)
 
 
 def _windows(x: Array, out: Sequence[int], p: Sequence[int], fill: float) -> list[Array]:
@@ -488,6 +551,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
     "IGEMM": _igemm,
+    "ICONV": _iconv,
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,

@@ -45,8 +45,8 @@ def scaled(net: Net, total: str, columns: int = COLUMNS) -> str:
     return net("Mul", net("Cast", total, to=TensorProto.FLOAT), net.weight(columns, scale=1e-3))
 
 
-def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = ()) -> list[Node]:
-    """The kernels that remain behind and with the products, after comparing results with those of a graph without passes: no bit differs.
+def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = (), first: str = "IGEMM") -> list[Node]:
+    """The kernels that remain from the first product on, after comparing results with those of a graph without passes: no bit differs.
     `integers`: which outputs are int32."""
     model: onnx.ModelProto = net.model(*outputs)
     for value in model.graph.output:
@@ -58,8 +58,7 @@ def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = ()) -> list[Nod
     for want, got in zip(plain, fused, strict=True):
         np.testing.assert_array_equal(got, want)
     nodes = [n for n in lowered(model, feeds).nodes if not n.op.startswith("view.")]
-    first = next(k for k, n in enumerate(nodes) if n.op == "IGEMM")
-    return nodes[first:]
+    return nodes[next(k for k, n in enumerate(nodes) if n.op == first) :]
 
 
 def present(node: Node) -> set[int]:
@@ -216,6 +215,124 @@ def test_a_batch_of_one_matrix() -> None:
     w = net.constant(net.rng.integers(-128, 128, (1, 1, DEPTH, COLUMNS)).astype(I8))
     nodes = kernels(net, scaled(net, net("MatMulInteger", given, w, zero)))
     assert [n.op for n in nodes] == ["IGEMM"]
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes that they write
+
+
+def written(net: Net, x: str, kind: Any = U8, scale: str | None = None) -> str:
+    """What quantising `x` makes, as floats."""
+    zero = net.constant(np.array(kind(120), kind))
+    return net("Cast", net("QuantizeLinear", x, scale or net.number(0.07), zero), to=TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("kind", [U8, I8])
+def test_a_layer_writes_bytes(kind: Any) -> None:
+    net = Net(x=(2, 5, DEPTH), r=(2, 5, COLUMNS))
+    y = net("Relu", net("Add", net("Add", scaled(net, sums(net, "x")), net.weight(COLUMNS)), "r"))
+    node, cast = kernels(net, written(net, y, kind))
+    assert (node.op, cast.op) == ("IGEMM", "CAST")
+    assert node.output.dtype == kind
+    assert present(node) == {BIAS, RESIDUAL, FACTOR, ZERO}
+    assert (node.attrs["scale"], node.attrs["zero"]) == (np.float32(0.07), 120)
+    assert node.attrs["act"][0] == "RELU"
+
+
+def test_a_gate_before_bytes() -> None:
+    net = Net(x=(4, DEPTH), r=(4, COLUMNS))
+    node, _ = kernels(net, written(net, net("Mul", net("Relu", scaled(net, sums(net, "x"))), "r")))
+    assert node.output.dtype == U8
+    assert node.attrs["gated"]
+
+
+def test_bytes_without_a_zero_point_or_a_factor() -> None:
+    net = Net(x=(4, DEPTH))
+    q = net("QuantizeLinear", net("Cast", sums(net, "x"), to=TensorProto.FLOAT), net.number(3000.0))
+    node, _ = kernels(net, net("Cast", q, to=TensorProto.FLOAT))
+    assert (node.output.dtype, node.attrs["zero"], present(node)) == (U8, 0, {ZERO})
+
+
+@pytest.mark.parametrize("scale", [0.0, -2.0, np.inf, np.nan, 1e-42])
+def test_bytes_of_odd_scales(scale: float) -> None:
+    net = Net(x=(4, DEPTH))
+    nodes = kernels(net, written(net, scaled(net, sums(net, "x")), scale=net.number(scale)))
+    assert nodes[0].op == "IGEMM"
+
+
+@pytest.mark.parametrize("who", ["another node", "the graph", "both as bytes"])
+def test_floats_with_another_reader_stay_floats(who: str) -> None:
+    net = Net(x=(4, DEPTH))
+    y = scaled(net, sums(net, "x"))
+    other = {"another node": lambda: net("Neg", net("Abs", y)), "the graph": lambda: y, "both as bytes": lambda: written(net, y, I8)}[who]()
+    nodes = kernels(net, written(net, y), other)
+    assert nodes[0].output.dtype == np.float32
+    assert "QUANTIZE" in [n.op for n in nodes]
+
+
+def test_scales_that_are_computed_or_many_stay_outside() -> None:
+    net = Net(x=(4, DEPTH), s=(1,))
+    nodes = kernels(net, written(net, scaled(net, sums(net, "x")), scale=net("ReduceMax", net("Abs", "s"), keepdims=0)))
+    assert nodes[0].output.dtype == np.float32
+    net = Net(x=(4, DEPTH))
+    zeros = net.constant(np.arange(COLUMNS).astype(U8))
+    q = net("QuantizeLinear", scaled(net, sums(net, "x")), net.weight(COLUMNS, positive=True), zeros, axis=1)
+    nodes = kernels(net, net("Cast", q, to=TensorProto.FLOAT))
+    assert nodes[0].output.dtype == np.float32
+    assert "QUANTIZE" in [n.op for n in nodes]
+
+
+def test_a_zero_point_that_is_computed_stays_outside() -> None:
+    net = Net(x=(4, DEPTH), s=(1,))
+    zero = net("Cast", net("ReduceMax", net("Abs", "s"), keepdims=0), to=TensorProto.UINT8)
+    q = net("QuantizeLinear", scaled(net, sums(net, "x")), net.number(0.05), zero)
+    nodes = kernels(net, net("Cast", q, to=TensorProto.FLOAT))
+    assert nodes[0].output.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.uint16])
+def test_words_are_made_outside(kind: Any) -> None:
+    net = Net(opset=21, x=(4, DEPTH))
+    nodes = kernels(net, written(net, scaled(net, sums(net, "x")), kind))
+    assert nodes[0].output.dtype == np.float32
+    assert "QUANTIZE" in [n.op for n in nodes]
+
+
+def linear_product(net: Net, many: bool = False, kind: Any = U8) -> str:
+    """QLinearMatMul. `many`: scales of columns."""
+    w = net.constant(net.rng.integers(-128, 128, (DEPTH, COLUMNS)).astype(I8))
+    given, zero = quantised(net, "x")
+    scales = net.weight(COLUMNS, positive=True, scale=0.01) if many else net.number(0.01)
+    points = net.constant(net.rng.integers(-9, 9, COLUMNS).astype(I8)) if many else net.constant(I8(3))
+    return net("QLinearMatMul", given, net.number(0.03), zero, w, scales, points, net.number(0.1), net.constant(np.array(100, kind)))
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", [U8, I8])
+def test_sums_times_a_factor_are_bytes(many: bool, kind: Any) -> None:
+    net = Net(opset=21, x=(2, 3, DEPTH))
+    node, _ = kernels(net, net("Cast", linear_product(net, many, kind), to=TensorProto.FLOAT))
+    assert (node.op, node.output.dtype) == ("IGEMM", kind)
+    assert present(node) == {FACTOR, ZERO}
+    assert (node.attrs["scale"], node.attrs["zero"]) == (1.0, 100)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("image", [(6, 7), (9,)], ids=str)
+def test_convolutions_write_bytes(image: tuple[int, ...], many: bool, bias: bool) -> None:
+    net = Net(opset=21, x=(2, DEPTH, *image))
+    w = net.constant(net.rng.integers(-128, 128, (COLUMNS, DEPTH, *[3] * len(image))).astype(I8))
+    given, zero = quantised(net, "x")
+    scales = net.weight(COLUMNS, positive=True, scale=0.01) if many else net.number(0.01)
+    points = net.constant(net.rng.integers(-9, 9, COLUMNS).astype(I8)) if many else net.constant(I8(3))
+    inputs = [given, net.number(0.03), zero, w, scales, points, net.number(0.3), net.constant(U8(100))]
+    more = [net.constant(net.rng.integers(-9000, 9000, COLUMNS).astype(np.int32))] if bias else []
+    y = net("QLinearConv", *inputs, *more, pads=[1] * (2 * len(image)), strides=[2] * len(image))
+    nodes = kernels(net, net("Cast", y, to=TensorProto.FLOAT), first="ICONV")
+    if len(image) == 2:
+        assert [n.op for n in nodes] == ["ICONV", "CAST"]
+        assert present(nodes[0]) == {FACTOR, ZERO}
+        assert nodes[0].output.dtype == U8
 
 
 # ------------------------------------------------------------------------------------------------------------------ weights

@@ -218,6 +218,21 @@ def products_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(gated, sums, b.node("CAST", [sums], sums.shape, saturate=True))
 
 
+def images_of_bytes(b: GraphBuilder) -> Graph:
+    """With a zero point that is computed, a residual, windows with holes, bytes that are made of bytes, and the sums themselves."""
+    x = b.input(2, 3, 9, 8)
+    zero = b.reshape(b.whole(b.reduce(x, (0, 1, 2, 3)), np.uint8), 1)
+    y = b.conv_bytes(b.whole(x, np.uint8), 40, zero=zero)
+    z = b.conv_bytes(b.whole(y, np.int8), 3, kernel=(1, 1), residual=x, columns=False)
+    small = b.conv_bytes(b.whole(z, np.uint8), 33, kernel=(3, 2), stride=2, dtype=np.uint8)
+    late = b.conv_bytes(small, 40, dilation=2, residual=b.conv(z, 40, stride=2), columns=False)
+    assert late.producer is not None
+    assert small.shape[2:] == (5, 4)
+    late.producer.attrs.update(residual_last=True)
+    sums = b.conv_bytes(small, 5, kernel=(1, 1), stride=2, dtype=np.int32)
+    return b.graph(late, sums, b.node("CAST", [small], small.shape, saturate=True))
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -241,7 +256,7 @@ GRAPHS = [
     sevens,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes]
+GRAPHS += [products_of_bytes, images_of_bytes]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -21,7 +21,10 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
     sized = [t for t in pool if t.shape[0] == x.shape[0] and t.shape[2:] == x.shape[2:]]
     kind = pick(
         hs.sampled_from(
-            ["conv", "conv1", "wino", "residual", "grouped", "dw", "pool", "relu", "add", "concat", "concat", "slice", "gate", "pad"]
+            [
+                *("conv", "conv1", "wino", "residual", "bytes", "grouped", "dw", "pool", "relu", "add", "concat", "concat", "slice"),
+                *("gate", "pad"),
+            ]
         )
     )
     match kind:
@@ -36,6 +39,15 @@ def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:
             return b.wino(x, pick(hs.sampled_from([2, 3, 33])), pick(hs.sampled_from(sides)), pads, kernel=(rows, columns), stride=stride)
         case "residual":
             return b.conv(pick(hs.sampled_from(sized)), x.shape[1], residual=x)
+        case "bytes":
+            of = np.uint8 if pick(hs.booleans()) else np.int8
+            zero = b.reshape(b.whole(b.reduce(x, (0, 1, 2, 3)), of), 1) if pick(hs.booleans()) else None
+            one = pick(hs.booleans())
+            given, kernel, columns = b.whole(pick(hs.sampled_from(sized)), of), (1, 1) if one else (3, 3), pick(hs.booleans())
+            if pick(hs.booleans()):
+                return b.conv_bytes(given, x.shape[1], kernel, residual=x, zero=zero, columns=columns)
+            small = b.conv_bytes(given, pick(hs.sampled_from([2, 4, 33])), kernel, zero=zero, columns=columns, dtype=np.uint8)
+            return b.conv_bytes(small, pick(hs.sampled_from([2, 4, 33])), stride=pick(hs.sampled_from([1, 2])), columns=columns)
         case "grouped" if x.shape[1] % 2 == 0:
             return b.conv(x, 4, groups=2)
         case "dw":

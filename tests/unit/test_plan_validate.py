@@ -17,6 +17,7 @@ from test_plan_graphs import (
     blocks,
     dense_block,
     fitting_levels,
+    images_of_bytes,
     inverted_residuals,
     odd_outputs,
     products_of_bytes,
@@ -259,9 +260,9 @@ def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
         ("shape of input 1", operand("IGEMM", 1, "dims", [[2, 7, 20, 0, 0, 0, 0, 0]])),
         ("rank of input 0", operand("IGEMM", 1, "rank", 2)),
         ("dtype of input 1", operand("IGEMM", 2, "dtype", DTYPES["U8"])),
-        ("shape of input 1", operand("IGEMM", 2, "dims", [[2, 8, 32, 4, 0, 0, 0, 0]])),
-        ("shape of input 1", operand("IGEMM", 2, "dims", [[3, 7, 32, 4, 0, 0, 0, 0]])),
-        ("strides of input 1", operand("IGEMM", 2, "strides", [[8 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[2, 9, 32, 4, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[1, 9, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("IGEMM", 2, "strides", [[9 * 128, 0, 4, 1, 0, 0, 0, 0]])),
         ("shape of input 2", operand("IGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
         ("dtype of input 2", operand("IGEMM", 3, "dtype", DTYPES["I32"])),
         ("shape of input 4", operand("IGEMM", 5, "dims", [[1, 1, 80, 0, 0, 0, 0, 0]])),
@@ -276,6 +277,52 @@ def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
 )
 def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
     b = Bytes(make(products_of_bytes).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("zeros", param("ICONV", 0, 2)),
+        ("kernel", param("ICONV", 1, 0)),
+        ("shape of input 1", param("ICONV", 1, 2)),
+        ("shape of input 1", param("ICONV", 2, 5)),
+        ("stride", param("ICONV", 3, 0)),
+        ("stride", param("ICONV", 4, -1)),
+        ("dilation", param("ICONV", 5, 0)),
+        ("dilation", param("ICONV", 6, 1 << 40)),
+        ("window", param("ICONV", 3, 1000)),
+        ("window", param("ICONV", 4, 1000)),
+        ("pad", param("ICONV", 7, -1)),
+        ("pad", param("ICONV", 8, -1)),
+        ("activation", param("ICONV", 9, 1000)),
+        ("residual_last", param("ICONV", 12, 2)),
+        ("zero", param("ICONV", 14, 1 << 62)),
+        ("zero", param("ICONV", 14, -(1 << 62))),
+        ("dtype of the output", operand("ICONV", 0, "dtype", DTYPES["U32"])),
+        ("rank of the output", operand("ICONV", 0, "rank", 3)),
+        ("dtype of input 0", operand("ICONV", 1, "dtype", DTYPES["BOOL"])),
+        ("rank of input 0", operand("ICONV", 1, "rank", 3)),
+        ("batch of input 0", operand("ICONV", 1, "dims", [[1, 3, 9, 8, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("ICONV", 1, "dims", [[2, 5, 5, 8, 0, 0, 0, 0]])),
+        ("dtype of input 1", operand("ICONV", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("ICONV", 2, "dims", [[1, 12, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("ICONV", 2, "strides", [[12 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("ICONV", 3, "dims", [[39, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("ICONV", 3, "dtype", DTYPES["I32"])),
+        ("shape of input 4", operand("ICONV", 5, "dims", [[1, 40, 1, 1, 0, 0, 0, 0]])),
+        ("dtype of input 4", operand("ICONV", 5, "dtype", DTYPES["I32"])),
+        ("shape of input 5", operand("ICONV", 6, "dims", [[0, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 5", operand("ICONV", 6, "dtype", DTYPES["I8"])),
+        ("required", operand("ICONV", 2, "dtype", 0)),
+        ("input 2", operand("ICONV", 0, "dtype", DTYPES["I32"])),
+    ],
+)
+def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(images_of_bytes).segment())
     validate(b.raw)
     damage(b)
     with pytest.raises(PlanError, match=name):
@@ -390,7 +437,9 @@ def test_cut_short() -> None:
     validate(raw + bytes(4096))
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes])
+@pytest.mark.parametrize(
+    "graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes, images_of_bytes]
+)
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""
     raw = make(graph).segment()

@@ -220,7 +220,42 @@ def test_products_of_bytes() -> None:
         kernel_node("IGEMM", inputs, shape, attrs), 1, np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
     )
     assert lo.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
-    assert hi.tolist() == [[1, 4, 32, 4], [2, 4, 32, 4]]
+    assert hi.tolist() == [[1, 5, 32, 4], [2, 5, 32, 4]]
+
+
+@pytest.mark.parametrize("kernel", [(3, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1)), ((2, 1), (1, 2), (0, 2)), ((3, 2), (1, 1), (2, 0)), ((1, 1), (2, 1), (4, 3))]
+)
+def test_convolutions_of_bytes(kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int]) -> None:
+    """The kernel itself, as test_products_of_bytes. Padding is no input."""
+    rng = np.random.default_rng(6)
+    image = (7, 6)
+    size = tuple((d + 2 * p - (k - 1) * e - 1) // s + 1 for d, p, k, e, s in zip(image, pads, kernel, dilation, stride, strict=True))
+    shape = (2, 40, *size)
+    w = Tensor("w", (40, 3, *kernel), np.dtype(np.int8), data=rng.integers(1, 20, (40, 3, *kernel)).astype(np.int8))
+    points = Tensor("y", (40,), np.dtype(np.int8), data=rng.integers(-50, 0, 40).astype(np.int8))
+    packed, zeros = Builder().packed_bytes(w, points)
+    inputs = [rng.integers(100, 200, (2, 3, *image)).astype(np.uint8), packed.value(), values(40), values(2, 40, *size)]
+    inputs += [values(1, 40, 1, 1) + 1, np.array([3], np.uint8)]
+    attrs = {"zeros": zeros, "act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("ICONV", given, shape, attrs), np.zeros(shape, F32)
+        seen = [np.broadcast_to(x, shape) if i in (3, 4) else x for i, x in enumerate(given)]
+        assert _kernels.call("ICONV", [out, *seen], params(node), [0] * 4, shape) == 0
+        return out
+
+    exact = dilation == (1, 1) and stride != (3, 2) and kernel != (1, 1)
+    check("ICONV", function, inputs, attrs, exact, (0,), by=3)
+    check("ICONV", function, [*inputs[:3], values(1, 1, *size[:1], 1), *inputs[4:]], attrs, True, (2, 3), by=3)
+    check("ICONV", function, inputs, attrs, False, (4,), by=3)  # of sums that are 0 no factor shows
+    node = kernel_node("ICONV", inputs, shape, attrs)
+    lo, hi = np.array([[0, 31, 0, 0], [1, 32, 0, 0]]), np.array([[2, 33, 1, 1], [2, 40, *size]])
+    rows = packed.shape[1]
+    assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0, 0], [1, 0, 0, 0]], [[2, rows, 32, 4], [2, rows, 32, 4]]]
+    assert [x.tolist() for x in input_region(node, 3, lo, hi)] == [lo.tolist(), hi.tolist()]
+    assert [x.tolist() for x in input_region(node, 5, lo, hi)] == [[[0]] * 2, [[1]] * 2]
 
 
 def test_left_factors() -> None:
