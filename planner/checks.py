@@ -33,7 +33,7 @@ LONGEST_IMAGE = 1 << 30
 """So many pixels along an axis are too many for those that read images between their pixels."""
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
 """Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
-MOST_COPIED = 1 << 40
+MOST_COPIED = 1 << 34
 """Bytes of scratch memory that ICONV takes for an image, by far: numbers of bytes stay numbers."""
 
 
