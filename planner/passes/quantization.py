@@ -51,6 +51,8 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
     x, parameters = left.inputs[0], _parameters(left)
     if parameters is None or x.dtype not in _BYTES or weight.values.dtype not in _BYTES or weight.scale.dtype != _F32:
         return None
+    if x.size == 0 or weight.values.size == 0:
+        return None
     rank, attrs = len(x.shape), dict(node.attrs)
     values, axis, factor = weight.values, weight.axis, np.float32(parameters[0]) * weight.scale.value()
     columns = rank - 1
@@ -118,9 +120,8 @@ def round_to_levels(graph: Graph) -> None:
     stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS}
     kept: list[Node] = []
     for node in graph.nodes:
-        levels = (
-            None if node.inputs and node.inputs[0] in stored else _levels(node, producer)
-        )  # bytes that are there anyway are less to read
+        there = bool(node.inputs) and node.inputs[0] in stored  # what a product reads anyway is less to read
+        levels = None if there else _levels(node, producer)
         if levels is not None:
             x, scale, lowest = levels
             if node.output not in graph.outputs and _on_levels(x, scale, lowest, producer):

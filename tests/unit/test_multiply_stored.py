@@ -288,3 +288,9 @@ def test_scales_that_are_none(scale: float) -> None:
         y = net("MatMul", data(net, "x", scale=scale), weight(net, DEPTH, COLUMNS))
         nodes = lowered(net.model(y), {"x": np.ones((4, DEPTH), np.float32)}).nodes
     assert "IGEMM" not in [n.op for n in nodes]
+
+
+def test_products_without_terms_are_left_alone() -> None:
+    """Their sums are zeros: no kernel for bytes is asked."""
+    net = Net(opset=21, x=(4, 0))
+    refused(net, net("MatMul", data(net, "x"), weight(net, 0, COLUMNS)))
