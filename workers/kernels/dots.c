@@ -359,8 +359,8 @@ void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *pane
 /* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
 INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
 
-int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis, int64_t zeros,
-                  const int64_t *last) {
+int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+                  int64_t zeros, const int64_t *last) {
   double scale;
   memcpy(&scale, last + 4, sizeof scale);
   *job = (dots_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,

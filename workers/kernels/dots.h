@@ -48,10 +48,10 @@ typedef struct dots_rows {
 
 INLINE int64_t dots_groups(int64_t terms) { return (terms + DOTS_GROUP - 1) / DOTS_GROUP; }
 
-/* Fills in everything but a_step, from the output, the factor (or an absent one), bias and residual, whose columns lie along `axis`, and the parameters {y,
- * …}, `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
-int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis, int64_t zeros,
-                  const int64_t *last);
+/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`, and the
+ * parameters y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+                  int64_t zeros, const int64_t *last);
 
 /* The block times columns [first, last) of the panel at `column`. */
 void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last);
