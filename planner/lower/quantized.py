@@ -1,5 +1,5 @@
-"""Linear quantisation, said in element-wise kernels and products of single precision. Results are those of ONNX's definition: products of
-integers are exact, as their sums are cut into parts that a float holds exactly."""
+"""Linear quantisation. Results are those of ONNX's definition: products of integers are exact. Where the weights are constant, kernels for
+bytes compute them, else those for single precision, whose sums are cut into parts that a float holds exactly."""
 
 from __future__ import annotations
 
