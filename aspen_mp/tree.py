@@ -148,18 +148,18 @@ class StageTree:
         """The stage that is all of the model for these inputs, if that is known already."""
         return self._single.get(shape_key(arrays)) if self._single else None
 
-    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None) -> None:
-        """Plans the first stage for inputs of these shapes, as far as shapes alone allow."""
+    def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None, *, ahead: bool) -> None:
+        """Plans the first stage for inputs of these shapes, as far as shapes alone allow. `ahead`: of requests, so it may take longer."""
         key = shape_key(arrays)
         node = self._roots.get(key) or self._root(key, arrays)
         with node.planning:
             if node.stage is None and not node.wanted:
-                self._plan(node, progress)
+                self._plan(node, progress, ahead)
         self._note_single(key, node)
 
     def hold(self, arrays: Mapping[str, Any]) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
         """`Stage.hold` of the first stage for inputs of these shapes."""
-        self.plan_first(arrays, None)
+        self.plan_first(arrays, None, ahead=False)
         stage = self._roots[shape_key(arrays)].stage
         if stage is None:
             raise RequestError(f"model {self._model!r} has no input buffers: values of its inputs decide shapes")
@@ -308,10 +308,10 @@ class StageTree:
             child = node.by_value.setdefault(value, self._new([*node.binds[:-1], list(last.values())], place))
         return child
 
-    def _plan(self, node: _Node, progress: ProgressCallback | None) -> None:
+    def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
         capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
         planned, _ = self._session.control.call(
-            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities), protocol.Planned, progress=progress
+            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead), protocol.Planned, progress=progress
         )
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)

@@ -71,7 +71,7 @@ class WeightFile(msgspec.Struct, frozen=True, array_like=True):
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
     """How a cached plan is used: the name that it is looked up by, the planning child's answer, the weight segments that its operands call
-    WEIGHTS + 0, 1, …, and what it was made with, for people."""
+    WEIGHTS + 0, 1, …, and how it was made: with what, for people, and whether its tiles were searched."""
 
     key: str
     region: int
@@ -84,6 +84,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     model: bytes
     calibration: str
     workers: int
+    searched: bool = True
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -45,7 +45,9 @@ class PlanStage(protocol.Message):
     """Of the cores that it is for, relative to the fastest."""
     calibration: str = ""
     search: bool = True
-    """Whether its tiles are searched, as the model's options say, it has as many instances as the model, and the plan cache keeps it."""
+    """Whether its tiles are searched, as the model's options say, and it has as many instances as the model."""
+    keep: bool = True
+    """Whether the plan cache keeps it."""
     spares: list[int] = msgspec.field(default_factory=list)
     """Bytes of arenas of plans that are gone, of which it may have one."""
 

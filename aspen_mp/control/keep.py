@@ -178,7 +178,7 @@ class Keeper:
         key = cache.plan_key(self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.calibration)
         note = cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
-            *(self._digest, message.calibration, len(message.speeds)),
+            *(self._digest, message.calibration, len(message.speeds), message.search),
         )
         plan.metadata["cache"] = msgspec.msgpack.encode(note)
         self._cache.put_plan(key, planfile.dump(plan))

@@ -47,8 +47,8 @@ MAX_SPARES = 4
 MAX_SPARE_BYTES = 512 << 20
 """Arenas of plans behind data that were dropped wait for the next such plan of the model: to reserve memory takes longer than to plan."""
 SERVED_OFTEN = 64
-"""After so many requests such a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for
-the next number of detections."""
+"""After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
+next length of a text or number of detections."""
 MOST_OF_ALL = 0.6
 """The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
 with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
@@ -256,7 +256,7 @@ class ModelStore:
             model.planning[key].append(asker)
             return
         self._stop_replanning(model)
-        self._plan(model, key, message.stages, message.capacities, [asker])
+        self._plan(model, key, message.stages, message.capacities, [asker], len(message.stages) == 1 and not _hurried(model, message))
 
     def _plan(
         self,
@@ -265,9 +265,10 @@ class ModelStore:
         stages: list[list[protocol.Bind]],
         capacities: list[protocol.Capacity],
         askers: list[Asker],
+        search: bool,
     ) -> None:
-        # Who asks for a stage behind data waits, and asks for another number of detections the next time: see `refresh`.
-        job = PlanStage(stages, capacities, self._speeds(), self._calibration, len(stages) == 1 or key == model.replanning)
+        """`search`: not where a request waits, and the next one may well have other shapes: see `refresh`."""
+        job = PlanStage(stages, capacities, self._speeds(), self._calibration, search, search or len(stages) == 1)
         entry = None
         if self._cache is not None and model.digest:
             entry = recall.find(self._cache, model.digest, model.options.key, job)
@@ -369,6 +370,7 @@ class ModelStore:
             self._plan_anew(model, key, job)
             return
         result, received, plan = found
+        job.search = entry.note.searched
         self._planned(model, key, job, result, received, plan)
 
     def _planned(
@@ -388,7 +390,7 @@ class ModelStore:
         except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
-        stage.speeds, stage.searched, stage.behind = job.speeds, job.search or stage.cached, len(job.stages) > 1
+        stage.speeds, stage.searched, stage.behind = job.speeds, job.search, len(job.stages) > 1
         again, model.replanning = key == model.replanning, None
         if len(model.weight_segments) > known:
             (model.child if again else model.behind).renew()  # neither is busy while the other is
@@ -457,7 +459,7 @@ class ModelStore:
             model.stages[key].tried_at = now
             model.replanning = key
             stages, capacities = msgspec.msgpack.decode(key, type=_Shapes)
-            self._plan(model, key, stages, capacities, [])
+            self._plan(model, key, stages, capacities, [], True)
 
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         if key == model.replanning:
@@ -637,6 +639,7 @@ class ModelStore:
                     "plan": stage.answer.plan,
                     "dynamic": stage.answer.dynamic,
                     "cached": stage.cached,
+                    "searched": stage.searched,
                     "instances": len(stage.segments) - 1,
                     "served": self._table.plan(stage.answer.plan)["served"],
                     "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
@@ -671,6 +674,13 @@ def _about(model: Model, error: AspenError) -> AspenError:
     """The error with the model's name, which its finder may not have known."""
     name = f"model {model.name!r}"
     return error if name in str(error) else type(error)(f"{name}: {error}")
+
+
+def _hurried(model: Model, message: protocol.Plan) -> bool:
+    """Whether a request waits for a plan of other shapes than the model's first ones, of which there may be many: lengths of texts."""
+    how = model.options.planning
+    others = bool(model.planning) or any(stage.answer.plan for stage in model.stages.values())
+    return others and not message.ahead and how.search == "quick" and how.tiles is None
 
 
 def _report(askers: list[Asker], progress: JobProgress) -> None:

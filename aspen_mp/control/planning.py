@@ -234,7 +234,7 @@ class Planner:
         if self.keeper is None:
             return answer
         answer = self.keeper.planned(message, plan, answer)
-        if message.search:
+        if message.keep:
             self.keeper.write()
         return answer
 

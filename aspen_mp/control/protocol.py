@@ -85,12 +85,14 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Plan(Message):
-    """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read."""
+    """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
+    else one waits for it."""
 
     id: Count
     model: Count
     stages: Annotated[list[list[Bind]], msgspec.Meta(min_length=1, max_length=10000)]
     capacities: list[Capacity]
+    ahead: bool = False
 
 
 class Adopt(Message):

@@ -117,9 +117,9 @@ class World:
             child.jobs.clear()
         job.on_done(result, segments)
 
-    def ask(self, rows: int = 8) -> None:
+    def ask(self, rows: int = 8, *, ahead: bool = False) -> None:
         shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
-        self.store.plan(protocol.Plan(2, self.model, [[shape]], []), self.asker(2))
+        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead), self.asker(2))
 
     def ask_behind(self, found: int) -> None:
         """For the stage behind one with so many results."""
