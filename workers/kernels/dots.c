@@ -38,6 +38,11 @@ INLINE vi dots(vi sum, vi a, vi b) {
 INLINE vi dots(vi sum, vi a, vi b) { return sum; } /* never called */
 #endif
 
+/* Integers wrap around, as ONNX's do: in C unsigned ones. */
+typedef uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
+INLINE vi plus(vi a, vi b) { return (vi)((vu)a + (vu)b); }
+INLINE vi less(vi a, vi b, vi c) { return (vi)((vu)a - (vu)b * (vu)c); } /* a - b * c */
+
 /* Bytes as two vectors of 16 bits: the even ones and the odd ones. */
 typedef struct halves {
   vi even, odd;
@@ -47,20 +52,20 @@ INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (v
 INLINE halves signed_halves(vi x) {
   return (halves){(vi)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)x, 8), 8), (vi)_mm512_srai_epi16((__m512i)x, 8)};
 }
-INLINE vi pairs(vi sum, vi a, vi b) { return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
+INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b)); }
 #elif VL == 8
 INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (vi)_mm256_srli_epi16((__m256i)x, 8)}; }
 INLINE halves signed_halves(vi x) {
   return (halves){(vi)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)x, 8), 8), (vi)_mm256_srai_epi16((__m256i)x, 8)};
 }
-INLINE vi pairs(vi sum, vi a, vi b) { return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b)); }
 #else
 typedef int16_t words __attribute__((vector_size(VL * 4), may_alias));
 INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), x >> 8 & viset1(0x00ff00ff)}; }
 INLINE halves signed_halves(vi x) { return (halves){(vi)((words)x << 8 >> 8), (vi)((words)x >> 8)}; }
 INLINE vi pairs(vi sum, vi a, vi b) {
   const vi p = (vi)((words)a * (words)b); /* of bytes: they fit */
-  return sum + (p << 16 >> 16) + (p >> 16);
+  return plus(plus(sum, (vi)((vu)p << 16) >> 16), p >> 16);
 }
 #endif
 
@@ -110,7 +115,7 @@ INLINE void multiply(const int R, const int S, const int with, const dots_job *j
 #pragma GCC unroll 4
   for (int s = 1; s < S; s++)
 #pragma GCC unroll 32
-    for (int i = 0; i < R * VECTORS; i++) sum[i] += sum[s * R * VECTORS + i];
+    for (int i = 0; i < R * VECTORS; i++) sum[i] = plus(sum[i], sum[s * R * VECTORS + i]);
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
@@ -145,8 +150,8 @@ INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int3
   const vi zero = viset1((int32_t)rows->zero[r]), rest = viset1((int32_t)rows->rest[r]);
 #pragma GCC unroll 2
   for (int v = 0; v < VECTORS; v++) {
-    vi s = viload(sums + v * VL) - zero * viload(header + v * VL) + viload(header + 2 * ASPEN_NR + v * VL);
-    if (job->zeros) s -= rest * viload(header + ASPEN_NR + v * VL);
+    vi s = less(plus(viload(sums + v * VL), viload(header + 2 * ASPEN_NR + v * VL)), zero, viload(header + v * VL));
+    if (job->zeros) s = less(s, rest, viload(header + ASPEN_NR + v * VL));
     if (job->dtype == ASPEN_DT_I32) {
       vistore(sums + v * VL, s);
       continue;
@@ -214,13 +219,13 @@ INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *
     if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
       const vi zero = viset1((int32_t)rows->zero[r]);
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) offset[v] = viload(header + 2 * ASPEN_NR + v * VL) - zero * viload(header + v * VL);
+      for (int v = 0; v < VECTORS; v++) offset[v] = less(viload(header + 2 * ASPEN_NR + v * VL), zero, viload(header + v * VL));
     }
     vf y[VECTORS];
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; v++) {
-      vi s = viload(sums + r * ASPEN_NR + v * VL) + offset[v];
-      if (zeros) s -= viset1((int32_t)rows->rest[r]) * viload(header + ASPEN_NR + v * VL);
+      vi s = plus(viload(sums + r * ASPEN_NR + v * VL), offset[v]);
+      if (zeros) s = less(s, viset1((int32_t)rows->rest[r]), viload(header + ASPEN_NR + v * VL));
       y[v] = vfromi(s);
     }
     if (scaled) {
