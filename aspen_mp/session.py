@@ -39,13 +39,14 @@ OnDone = Callable[[_channel.Result | AspenError], None]
 class Waiting:
     """A request that is published, or waits for a slot: what to publish, and whom to tell."""
 
-    __slots__ = ("cancelled", "data", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
+    __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
 
-    def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone) -> None:
+    def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone, extent: int = 0) -> None:
         self.plan = plan
         self.generation = generation
         self.data = data
         self.offset = offset
+        self.extent = extent
         self.priority = priority
         self.on_done = on_done
         self.ticket = -1
@@ -201,6 +202,7 @@ class Session:
         timeout: float | None,
         on_left: Callable[[], None],
         stop: Stop | None = None,
+        extent: int = 0,
     ) -> _channel.Result | None:
         """Publishes a request and sleeps until it is done, without a detour through another thread.
 
@@ -212,9 +214,9 @@ class Session:
         try:
             if self.error is not None:
                 raise _loss(self.error, False)
-            ticket = channel.offer(plan, generation, data, offset, priority, taken)
+            ticket = channel.offer(plan, generation, data, offset, priority, taken, extent)
             if ticket < 0:
-                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken), timeout)
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken, extent), timeout)
         except BaseException as error:
             if taken:
                 raise self.unfinished(taken[0], error, on_left) from None
@@ -309,7 +311,9 @@ class Session:
 
     def _publish(self, waiting: Waiting) -> bool:
         """With the lock held, in the resolver's thread. False where all slots are taken."""
-        waiting.ticket = self.channel.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
+        waiting.ticket = self.channel.offer(
+            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent
+        )
         if waiting.ticket < 0:
             return False
         self._published[waiting.ticket] = waiting

@@ -38,6 +38,7 @@ _REASONS: Final = {
     "INT_DIVIDE": "integer division by zero",
     "POISON": "its execution ended worker after worker",
     "LOST": "it was restarted too often",
+    "BAD_EXTENT": "its plan is for inputs of other lengths",
 }
 _STALE: Final = frozenset({_ERRORS["PLAN_GONE"], _ERRORS["BAD_PLAN"]})
 _NEEDS_SPACE: Final = _ERRORS["NEEDS_SPACE"]
@@ -55,6 +56,8 @@ class Short(Exception):
         self.capacities = capacities
 
 
+ASK_AFTER: Final = 64
+ASK_SELDOM: Final = 4096
 LEND_BYTES = 4 << 20
 """Outputs from so many bytes on are not copied: the array is the region itself, which no request uses until the array has gone."""
 MAX_LENT = 2
@@ -96,6 +99,7 @@ class Stage:
         self._number = next(_numbers)
         self._plan = planned.plan
         self._generation = planned.generation
+        self._extent = planned.extent
         self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
         self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
@@ -111,6 +115,7 @@ class Stage:
         self._given: dict[Region, int] = {}
         self._shared = 0
         self.closed = False
+        self._pause = self._left = min(planned.often or ASK_AFTER, ASK_AFTER)
         self.lane = self._lane()
         with _regions:
             _stages.add(self)
@@ -121,7 +126,28 @@ class Stage:
             return None
         lendable = {k for k, _ in self._lendable}
         inputs = [(slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable) for k, slot in enumerate(self.planned.inputs)]
-        return Lane(self, self._session, (self._plan, self._generation), self._free, inputs, self.output_names)
+        return Lane(
+            self,
+            self._session,
+            (self._plan, self._generation, self._extent),
+            self._free,
+            inputs,
+            self.output_names,
+            self._pause if self._extent else -1,
+        )
+
+    def due(self) -> bool:
+        """Whether these shapes have come so often on a plan that serves others too that it is time to ask for one of their own: after
+        `ASK_AFTER` requests or fewer long ones, and after ever more."""
+        if not self._extent:
+            return False
+        self._left -= 1
+        if self._left > 0 and (self.lane is None or not self.lane.closed):
+            return False
+        self._pause = self._left = min(2 * self._pause, ASK_SELDOM)
+        if self.lane is not None:
+            self.lane.open(self._pause)
+        return True
 
     def count_transfers(self) -> None:
         """Adds those of the short way to the model's."""
@@ -137,9 +163,24 @@ class Stage:
         try:
             region = self._free.pop()
         except IndexError:
-            region = Region(self._session.memory.allocate(self.planned.region), self._layout)
+            region = Region(self._inherited() or self._session.memory.allocate(self.planned.region), self._layout)
         region.holds = 1
         return region
+
+    def _inherited(self) -> Span | None:
+        """Memory of a region that waits at another stage with this one's plan: a length that came before, and may not come again."""
+        if not self._extent:
+            return None
+        with _regions:
+            twins = [stage for stage in _stages if stage._session is self._session and stage is not self]
+        for stage in twins:
+            if (stage._plan, stage._generation) == (self._plan, self._generation):
+                with suppress(IndexError):
+                    region = stage._free.pop()
+                    region.inputs.clear()
+                    region.outputs.clear()
+                    return region.span
+        return None
 
     def has_room(self) -> bool:
         """Whether a request can have a region without asking the planner process for memory."""
@@ -368,7 +409,7 @@ class Stage:
         region = self._begin(arrays, borrow)
         span = region.span
         result = self._session.execute(
-            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self.end(region), stop
+            self._plan, self._generation, span.index, span.offset, level, timeout, lambda: self.end(region), stop, self._extent
         )
         if result is None:
             raise self.late(timeout)
@@ -422,7 +463,7 @@ class Stage:
 
         waiting = None
         try:
-            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done)
+            waiting = Waiting(self._plan, self._generation, region.span.index, region.span.offset, level, done, self._extent)
             future.stop = lambda: self._session.cancel(waiting)
             self._session.submit(waiting)
         except BaseException:

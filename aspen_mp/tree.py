@@ -146,7 +146,29 @@ class StageTree:
 
     def single(self, arrays: Mapping[str, Any]) -> Stage | None:
         """The stage that is all of the model for these inputs, if that is known already."""
-        return self._single.get(shape_key(arrays)) if self._single else None
+        if not self._single:
+            return None
+        key = shape_key(arrays)
+        stage = self._single.get(key)
+        if stage is not None and stage.due():
+            self._improve(self._roots.get(key))
+            stage = self._single.get(key)
+        return stage
+
+    def _improve(self, node: _Node | None) -> None:
+        """These shapes have come often, on a plan that serves others too: asks whether there is one of their own by now, or has it made."""
+        if node is None or not node.planning.acquire(blocking=False):
+            return
+        try:
+            stage = node.stage
+            if stage is None:
+                return
+            planned = self._ask(node, None, often=True)
+            if (planned.plan, planned.generation) != (stage.planned.plan, stage.planned.generation) and not planned.needs_values:
+                self._forget(node, stage)
+                node.stage = Stage(self._session, self._model, planned, self._transfers)
+        finally:
+            node.planning.release()
 
     def plan_first(self, arrays: Mapping[str, Any], progress: ProgressCallback | None, *, ahead: bool) -> None:
         """Plans the first stage for inputs of these shapes, as far as shapes alone allow. `ahead`: of requests, so it may take longer."""
@@ -308,11 +330,15 @@ class StageTree:
             child = node.by_value.setdefault(value, self._new([*node.binds[:-1], list(last.values())], place))
         return child
 
-    def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
+    def _ask(self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False) -> protocol.Planned:
         capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
         planned, _ = self._session.control.call(
-            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead), protocol.Planned, progress=progress
+            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often), protocol.Planned, progress=progress
         )
+        return planned
+
+    def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
+        planned = self._ask(node, progress, ahead=ahead)
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:

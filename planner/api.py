@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from aspen_mp.planner import stages, verify
 from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.elastic import Elastic, Rigid, Stretch, about_as_much, alike
 from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
 from aspen_mp.planner.ir import Graph, Node
@@ -19,9 +20,11 @@ from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
 from aspen_mp.planner.passes import cleanup, half_precision, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
+from aspen_mp.planner.storage import Storage, assign_storage
 from aspen_mp.shm.errors import ModelInvalidError
 
-__all__ = ["Binding", "Model", "Options", "Signature", "StageResult", "Value", "ValueInfo", "inspect", "load", "lowered", "plan_stage"]
+__all__ = ["Binding", "Model", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
+__all__ += ["inspect", "load", "lowered", "plan_range", "plan_stage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class StageResult:
     `needs`: names of stage inputs whose values must be bound before the stage can be planned; then there is no plan yet.
     `inputs`: what the plan reads (values that were bound by value, or are not read, are missing). `outputs`: what it gives;
     `Value.final` marks outputs of the model, the others feed later stages. `more`: stages follow.
-    `opaque`: nodes that run through onnx.reference, and why.
+    `opaque`: nodes that run through onnx.reference, and why. `elastic`: where the plan is for a range of a length, what it is made of.
     """
 
     kind: str
@@ -60,6 +63,7 @@ class StageResult:
     more: bool
     plan: Plan | None
     opaque: list[tuple[str, str, str]] = field(default_factory=list)
+    elastic: Elastic | None = None
 
 
 def inspect(model: Source | Model, *, folder: str | None = None) -> Signature:
@@ -97,16 +101,67 @@ def plan_stage(
     if stage.kind == "static":
         graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
     opaque += [(n.name, n.onnx_op, "results depend on data") for n in stage.graph.nodes if n.op == "OPAQUE"]
+    plan = _built(graph, workers, machine, options)
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, plan, opaque)
+
+
+@np.errstate(all="ignore")  # as above
+def plan_range(
+    model: Source | Model,
+    bindings: Mapping[str, Binding],
+    stretch: Stretch,
+    *,
+    workers: int,
+    machine: Machine | None = None,
+    options: Options | None = None,
+    folder: str | None = None,
+    derived: stages.Derived | None = None,
+    even: bool = False,
+) -> StageResult:
+    """Plans a model of one stage for a range of a length. `bindings`: of its inputs where it is longest. `derived`: as of
+    `plan_stage`. `even`: only if it takes hardly
+    more time and memory there than where it is shortest.
+
+    Raises Rigid where there is no such plan, and what `plan_stage` raises.
+    """
+    options = options or Options()
+    opened = _open(model, folder)
+    derived = stages.Derived() if derived is None else derived
+    stages_at: dict[int, stages.Stage] = {}
+    graphs: dict[int, Graph] = {}
+    storages: dict[int, Storage] = {}
+    for extent in stretch.extents():
+        bound = {name: replace(b, shape=stretch.shape(name, b.shape or (), stretch.most, extent)) for name, b in bindings.items()}
+        stage = stages.derive(opened, [bound], options.capacities, derived)
+        if stage.kind != "static" or stage.more or stage.needs:
+            raise Rigid("shapes depend on values", elsewhere=False)
+        stages_at[extent] = stage
+        graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options)
+        storages[extent] = assign_storage(graphs[extent])
+        try:
+            alike(storages[stretch.most], storages[extent])
+        except Rigid as reason:
+            raise Rigid(str(reason), elsewhere=reason.elsewhere and extent != stretch.most - 1) from None
+        if even and extent == stretch.least:
+            about_as_much(storages[stretch.most], storages[extent])
+    elastic = Elastic(stretch, storages)
+    graph, stage = graphs[stretch.most], stages_at[stretch.most]
+    plan = _built(graph, workers, machine, options, elastic)
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, elastic=elastic)
+
+
+def _inputs(graph: Graph) -> list[Value]:
+    return [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
+
+
+def _built(graph: Graph, workers: int, machine: Machine | None, options: Options, elastic: Elastic | None = None) -> Plan:
     try:
-        plan = build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning)
+        return build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning, elastic=elastic)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(
-            f"graph {opened.graph.name!r} cannot be planned: {type(error).__name__}: {error}; "
-            "if other runtimes run this model, please report it"
+            f"graph {graph.name!r} cannot be planned: {type(error).__name__}: {error}; if other runtimes run this model, please report it"
         ) from error
-    inputs = [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
-    return StageResult(stage.kind, inputs, stage.outputs, [], stage.more, plan, opaque)
 
 
 def lowered(graph: Graph, model: Model, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:

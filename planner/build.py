@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 from aspen_mp.planner import cost, tilecost
 from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
+from aspen_mp.planner.elastic import Elastic
 from aspen_mp.planner.explain import op_info
 from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.grids import TILE_AXES, Grid
-from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
+from aspen_mp.planner.operands import seen
 from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.parts import in_parts
@@ -29,7 +31,7 @@ from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, latency, search, unlike
 from aspen_mp.planner.simulate import of_plan, simulate
-from aspen_mp.planner.storage import ARENA, ELEMENTWISE, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.planner.storage import ARENA, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
@@ -52,16 +54,22 @@ class PlanOptions:
 
 
 def build_plan(
-    graph: Graph, *, workers: int, machine: Machine | None = None, options: PlanOptions | None = None, planning: Planning = UNSEARCHED
+    graph: Graph,
+    *,
+    workers: int,
+    machine: Machine | None = None,
+    options: PlanOptions | None = None,
+    planning: Planning = UNSEARCHED,
+    elastic: Elastic | None = None,
 ) -> Plan:
     """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one), on the cores of `machine`: None
-    for ones that are alike.
+    for ones that are alike. `elastic`: this graph at the extents of a range that the plan is for.
 
     Results do not depend on `workers`, `machine` nor `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot
     express. ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
-    storage = assign_storage(graph)
+    storage = assign_storage(graph) if elastic is None else elastic.storages[elastic.stretch.most]
     budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
     if largest is not None:
@@ -71,7 +79,7 @@ def build_plan(
     if options.grids is not None:
         found = Found(options.grids(storage, len(machine)))
     else:
-        storage, found = _tiled(graph, storage, machine, planning)
+        storage, found = _tiled(graph, storage, machine, planning, elastic is None)
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
@@ -80,12 +88,14 @@ def build_plan(
         grids = found.grids
         edge_builder = EdgeBuilder(storage)
         tile_graph = barriers(grids) if between else edge_builder.graph(grids)
+        if elastic is not None and not between:
+            elastic.cover(tile_graph, grids)
         parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
         origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
         edges = finish(parents, children, tile_graph.op_tiles, origin)
         noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
         flow = edge_builder.wiring(grids).flow
-        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan()
+        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(elastic)
 
     built = plan(found)
     if found.steps and not unlike(machine):  # on unlike cores the search judges more than one speed
@@ -98,11 +108,12 @@ def build_plan(
     return plan(found, between=True) if planning.barriers else built
 
 
-def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning) -> tuple[Storage, Found]:
-    """The tiles of the graph, or of the same with runs of layers in parts of the batch, if that finishes sooner before any search."""
+def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning, parts: bool) -> tuple[Storage, Found]:
+    """The tiles of the graph, or with `parts` of the same with runs of layers in parts of the batch, if that finishes sooner before any
+    search."""
     if planning.search == "none" or planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles))
-    others = [assign_storage(other) for other in in_parts(graph)]
+    others = [assign_storage(other) for other in in_parts(graph)] if parts else []
     if others:
         ends = [_finishes(one, machine, choose_grids(one, len(machine))) for one in (storage, *others)]
         k = int(np.argmin(ends))
@@ -158,7 +169,7 @@ class _Writer:
         self.operands: list[tuple[Any, ...]] = []
         self.params: list[int] = []
 
-    def plan(self) -> Plan:
+    def plan(self, elastic: Elastic | None) -> Plan:
         self._constants()
         costs = self._costs()
         works = [
@@ -201,6 +212,8 @@ class _Writer:
             metadata=dict(self.options.metadata),
             costs=costs,
         )
+        if elastic is not None:
+            plan.slopes, plan.least, plan.most = elastic.slopes, elastic.stretch.least, elastic.stretch.most
         plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
         plan.place_weights(plan.default_directory()[0])
@@ -324,30 +337,6 @@ class _Writer:
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
         return Costs(ns, moved, cost.rates().far, self.flow)
-
-
-_LIKE_OUTPUT = {"GEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "ICONV": (3, 4), "CONV": (3,), "WINO": (3,), "DWCONV": (3,), "NORM": (1, 2)}
-"""Inputs that kernels read with the box of the output."""
-
-
-def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
-    """Dims and strides that a kernel sees: axes of one element that are broadcast get the output's dimension and stride 0."""
-    out = node.output.shape
-    if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
-        want: Shape = out
-    elif (node.op == "IGEMM" and i == 0) or (node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"]))):
-        want = (*out[:-2], *x.shape[-2:])
-    elif node.op == "ATTENTION":
-        want = (*out[:-2], *x.shape[-2:]) if i < 3 else (*out[:-1], _keys(node))
-    else:
-        return x.shape, strides
-    return want, tuple(0 if d == 1 and w != 1 else s for d, w, s in zip(x.shape, want, strides, strict=True))
-
-
-def _keys(node: Node) -> int:
-    k = node.inputs[1]
-    assert k is not None
-    return k.shape[-2]
 
 
 def _write_constant(t: Tensor, out: memoryview) -> None:

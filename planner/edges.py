@@ -131,7 +131,7 @@ def _bases(grids: Sequence[Grid]) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class Cells:
     """For some tiles of a node, the cells [first, last] of the grid of `step` that they read, arrays [tiles, axes], and of which they read
     what lies in the boxes from `lo` to `hi`, arrays [tiles, rank]. `item`: bytes of an element."""
 
@@ -211,6 +211,10 @@ class EdgeBuilder:
         begin, children, counts, initial, join_step, flow = wire(base, pieces)
         return Wiring(base, join_step, Flow(int(base[-1]), *flow), begin, children, counts, initial)
 
+    def cells(self, grids: Sequence[Grid]) -> list[list[Cells]]:
+        """What the tiles of each step read of others' tiles."""
+        return [self._read(node, *grid.boxes(), grids) if grid.n else [] for node, grid in zip(self.storage.steps, grids, strict=True)]
+
     def _sources(self, node: Node) -> list[int]:
         """Steps that compute something that a node reads, directly or through views and concats."""
         out: set[int] = set()
@@ -244,10 +248,10 @@ class EdgeBuilder:
             self.reads[k] = self.known[key]
         self.grids = list(grids)
 
-    def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[_Cells]:
+    def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[Cells]:
         """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""
         tiles = np.arange(len(lo))
-        out: list[_Cells] = []
+        out: list[Cells] = []
         todo: list[tuple[Tensor, Ints, Ints, Ints]] = []
         for i, x in enumerate(node.inputs):
             if x is None or x not in self.storage.producer:
@@ -297,7 +301,7 @@ class EdgeBuilder:
             self.leaves[id(node)] = found
         return found
 
-    def _cells(self, step: int, tiles: Ints, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> _Cells:
+    def _cells(self, step: int, tiles: Ints, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> Cells:
         grid = grids[step]
         first = np.zeros((len(tiles), len(grid.cuts)), np.int64)
         last = np.zeros_like(first)
@@ -306,10 +310,10 @@ class EdgeBuilder:
                 if len(cuts) > 2:
                     first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
                     last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
-        return _Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
+        return Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
 
 
-def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
+def _connect(found: list[Cells], grids: Sequence[Grid]) -> Reads:
     """Edges and JOINs from all these cells."""
     unit = 1
     limit = WIDEN * sum(grids[c.step].n + len(c.tiles) for c in found)
@@ -356,7 +360,7 @@ def _connect(found: list[_Cells], grids: Sequence[Grid]) -> Reads:
     )
 
 
-def _widen(cells: _Cells, grid: Grid, unit: int) -> _Cells:
+def _widen(cells: Cells, grid: Grid, unit: int) -> Cells:
     """Rounds ranges outwards to multiples of `unit` cells on each axis. More edges than needed are harmless: a node's tiles only ever wait
     for those of earlier nodes. At the latest when all ranges are whole, one JOIN tile takes them all."""
     if unit == 1:
@@ -376,7 +380,7 @@ class _Ranges:
     steps: Ints
 
     @classmethod
-    def of(cls, found: list[_Cells], grids: Sequence[Grid]) -> _Ranges:
+    def of(cls, found: list[Cells], grids: Sequence[Grid]) -> _Ranges:
         total = sum(len(c.tiles) for c in found)
         step = np.repeat([c.step for c in found], [len(c.tiles) for c in found])
         begin = np.empty(total, np.int64)

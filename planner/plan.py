@@ -1,4 +1,5 @@
-"""A plan: what workers need to run one model on one set of input shapes, as the arrays of a plan segment (``shm/layout.h``)."""
+"""A plan: what workers need to run one model on one set of input shapes, or on those of a range of lengths, as the arrays of a plan segment
+(``shm/layout.h``)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.flow import Flow
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, OP, OPERAND, PLAN_HEADER, ROLES, SPACES, TILE
+from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, OP, OPERAND, PLAN_HEADER, ROLES, SLOPE, SPACES, TILE
 
 VERSION = 1
 MAGIC = int.from_bytes(b"ASPENMP\0", "little")
@@ -76,7 +77,9 @@ class Plan:
     """The arrays of a plan segment, and what surrounds them.
 
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
-    `weight_uses`: rows (operand, item of `weights`, bytes into the item). `costs` stay in this process: see `tile_costs`.
+    `weight_uses`: rows (operand, item of `weights`, bytes into the item). An elastic plan serves each extent from `least` to `most`: its
+    arrays are those of `most`, and `slopes` say how their numbers change with the extent (`extents.at`); all three are empty or 0 in a
+    rigid one. `costs` stay in this process: see `tile_costs`.
     """
 
     name: str
@@ -101,6 +104,9 @@ class Plan:
     weight_segments: list[int] = field(default_factory=list)
     info: list[OpInfo] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    slopes: Array = field(default_factory=lambda: np.zeros(0, SLOPE))
+    least: int = 0
+    most: int = 0
     costs: Costs | None = None
 
     def tile_costs(self) -> Costs:
@@ -179,6 +185,7 @@ class Plan:
             h[name] = at
             at += len(array) if isinstance(array, bytes) else array.nbytes
         h["consts_bytes"], h["blobs_bytes"] = len(self.consts), len(self.blobs)
+        h["n_slopes"], h["least"], h["most"] = len(self.slopes), self.least, self.most
         h["bytes"] = aligned(at)
         for name, value in self.arena_layout().items():
             h[name] = value
@@ -199,6 +206,7 @@ class Plan:
             ("initial", self.initial),
             ("consts", self.consts),
             ("blobs", self.blobs),
+            ("slopes", self.slopes),
         )
 
     @property
@@ -231,4 +239,4 @@ def kernel_name(code: int) -> str:
     return KERNEL_BY_CODE[code].name
 
 
-__all__ = ["OP", "OPERAND", "TILE", "OpInfo", "Plan", "TensorInfo", "WeightItem"]
+__all__ = ["OP", "OPERAND", "SLOPE", "TILE", "OpInfo", "Plan", "TensorInfo", "WeightItem"]

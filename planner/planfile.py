@@ -28,7 +28,7 @@ from aspen_mp.planner.planhead import MAX_HEADER, refuse
 from aspen_mp.planner.strides import Run
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, LAYOUT_HASH, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SPACES, TILE
+from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, LAYOUT_HASH, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SLOPE, SPACES, TILE
 
 __all__ = ["dump", "load", "save", "validate"]
 
@@ -194,6 +194,9 @@ def _plan(header: dict[str, Any], segment: bytes, uses: np.ndarray[Any, np.dtype
         weight_segments=[int(b) for b in h["weights_bytes"][: h["n_weights"]]],
         info=_info(header["info"]),
         metadata=header["metadata"],
+        slopes=array("slopes", SLOPE, h["n_slopes"]),
+        least=int(h["least"]),
+        most=int(h["most"]),
     )
     _check_uses(plan)
     if bytes(plan.segment()) != segment:

@@ -17,7 +17,7 @@ Stage k is derived from the model and the bindings of stages 0 … k alone, so t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -85,6 +85,8 @@ class Derived:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, Stage]] = OrderedDict()
+        self._constants: _Stages | None = None
+        self._plain = True
 
     def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[int, _Stages, Stage] | None:
         """The longest beginning of bindings that is known, as the number of its stages, and what stands behind it."""
@@ -94,6 +96,20 @@ class Derived:
                 self._kept.move_to_end(keys[n - 1])
                 return n, kept[0].behind(), kept[1]
         return None
+
+    def begin(self, model: Model, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
+        """A model of whose inputs nothing is known. What follows from its constants alone is worked out once; not where one of `bound` has
+        a constant for a default."""
+        if self._plain and bound and not any(info.name in bound for info in model.signature.overridable):
+            if self._constants is None:
+                found = _Stages(model, {})
+                self._plain = found.binder.advance() == ([], [])
+                self._constants = found
+            if self._plain:
+                begun = self._constants.behind()
+                begun.capacities = dict(capacities)
+                return begun
+        return _Stages(model, dict(capacities))
 
     def note(self, key: tuple[Any, ...], state: _Stages, stage: Stage) -> None:
         self._kept[key] = state.behind(), Stage(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
@@ -114,7 +130,7 @@ def derive(
     keys = [(room, *map(_key, bindings[: n + 1])) for n in range(len(bindings))]
     found = derived.find(keys[:-1])
     if found is None:
-        done, state = 1, _Stages(model, dict(capacities or {}))
+        done, state = 1, derived.begin(model, capacities or {}, bindings[0])
         state.bind_inputs(bindings[0])
         stage = state.next()
     else:

@@ -2,18 +2,20 @@
 
 Checked in this order, each step trusting only what the ones before have shown: header and arrays; operands (within their space) and ops
 (operands fit the kernel); tiles (a grid over each output); edges (parents the inverse of children, acyclic, END after everything); memory
-(no op overwrites what it reads, recycled bytes have their anti-dependencies). `PlanError` names field, value and bound.
+(no op overwrites what it reads, recycled bytes have their anti-dependencies). Of an elastic plan all of that but the edges holds at its
+shortest extent and at some between the two as well. `PlanError` names field, value and bound.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner import extents
 from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.memory import EXACT_TILES
 from aspen_mp.planner.plan import MAGIC, SEGMENT_FIRST, VERSION
@@ -31,6 +33,8 @@ from aspen_mp.shm.tables import (
     OPERAND,
     PLAN_HEADER,
     ROLES,
+    SLOPE,
+    SLOPE_TABLES,
     SPACES,
     TILE,
 )
@@ -47,6 +51,8 @@ I64 = np.dtype("<i8")
 MAX_SEGMENT = 1 << 46
 """No space is larger than what a process can map."""
 LONGEST_AXIS = 1 << 40
+STEEPEST = 1 << 40
+LONGEST_EXTENT = (1 << 31) - 1
 MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
@@ -59,8 +65,12 @@ def validate(segment: Buffer) -> None:
     _check_operands(view)
     _check_ops(view)
     _check_tiles(view)
+    _check_slopes(view)
     order = _check_edges(view)
-    _check_memory(view, order)
+    above = _common_ancestors(view, order)
+    _check_memory(view, above)
+    for extent in _shorter(view):
+        _check_extent(view, extent, above)
 
 
 @dataclass(slots=True)
@@ -77,9 +87,14 @@ class _Segment:
     parent_begin: Array
     parents: Array
     initial: Array
+    slopes: Array
     op_kernel: list[str]
     op_operands: list[tuple[int, int, int]]
     """(first operand, outputs, inputs) of each op."""
+
+    @property
+    def most(self) -> int:
+        return int(self.header["most"])
 
     @classmethod
     def open(cls, segment: Buffer) -> _Segment:
@@ -97,8 +112,6 @@ class _Segment:
             refuse("header.n_tiles", h["n_tiles"], "there is at least the END tile")
         if h["n_weights"] > LIMITS["weights"]:
             refuse("header.n_weights", h["n_weights"], f"at most {LIMITS['weights']}")
-        if any(h["reserved"]):
-            refuse("header.reserved", h["reserved"], "must be 0")
         _check_spaces(h)
         n = h["n_tiles"]
         sizes = {
@@ -113,6 +126,7 @@ class _Segment:
             "initial": (U32, h["n_initial"]),
             "consts": (np.dtype("u1"), h["consts_bytes"]),
             "blobs": (np.dtype("u1"), h["blobs_bytes"]),
+            "slopes": (SLOPE, h["n_slopes"]),
         }
         arrays, spans = {}, []
         for name, (dtype, count) in sizes.items():
@@ -280,6 +294,82 @@ def _injective(shape: list[int], strides: list[int]) -> bool:
     return True
 
 
+# ------------------------------------------------------------------------------------------------------------------ slopes
+
+
+def _check_slopes(s: _Segment) -> None:
+    h, least, most = s.header, s.header["least"], s.most
+    if most == 0:
+        for name in ("least", "n_slopes"):
+            if h[name]:
+                refuse(f"header.{name}", h[name], "a rigid plan has none")
+        return
+    if not 1 <= least <= most <= LONGEST_EXTENT:
+        refuse("header.least", f"{least} … {most}", f"extents lie within 1 … {LONGEST_EXTENT}")
+    if "OPAQUE" in s.op_kernel:
+        refuse(f"ops[{s.op_kernel.index('OPAQUE')}].kernel", "OPAQUE", "an elastic plan has none")
+    seen = set()
+    for k, (table, every, rest, index, per) in enumerate(s.slopes.tolist()):
+        if table not in SLOPE_TABLES.values():
+            refuse(f"slopes[{k}].table", table, f"one of {SLOPE_TABLES}")
+        if rest >= every:
+            refuse(f"slopes[{k}].rest", rest, f"less than every, {every}")
+        value = _sloped(s, k, table, index)
+        if (table, index) in seen:
+            refuse(f"slopes[{k}].index", index, "a number has one slope")
+        seen.add((table, index))
+        param = table == SLOPE_TABLES["PARAM"]
+        if not (-STEEPEST if param else -1) < per < STEEPEST:
+            refuse(f"slopes[{k}].per", per, f"less than {STEEPEST}, and not negative but for a parameter")
+        change = -per * ((most - least + rest) // every)
+        if abs(change) >= 1 << 63 or not (-(1 << 63) if param else 0) <= value + change < 1 << 63:
+            refuse(f"slopes[{k}].per", per, f"the number would be {value + change} at extent {least}")
+    # Between the two ends nothing reaches further than at one of them: argued in workers/exec.h, which checks the same.
+    operands, _, _ = extents.at(s, least)
+    operands["dims"] = np.where(s.operands["dims"] > 0, np.maximum(operands["dims"], 1), operands["dims"])
+    _check_operands(replace(s, operands=operands))
+
+
+def _sloped(s: _Segment, k: int, table: int, index: int) -> int:
+    """The number that a slope belongs to, as it is at the longest extent."""
+    if table == SLOPE_TABLES["PARAM"]:
+        if index >= len(s.params):
+            refuse(f"slopes[{k}].index", index, f"there are {len(s.params)} parameters")
+        return int(s.params[index])
+    operand, axis = (index, 0) if table == SLOPE_TABLES["OFFSET"] else divmod(index, LIMITS["rank"])
+    if operand >= len(s.operands):
+        refuse(f"slopes[{k}].index", index, f"there are {len(s.operands)} operands")
+    row = s.operands[operand]
+    if row["dtype"] == NONE:
+        refuse(f"slopes[{k}].index", index, f"operand {operand} is absent")
+    if row["space"] >= SPACES["WEIGHTS"] and table != SLOPE_TABLES["DIM"]:
+        refuse(f"slopes[{k}].table", table, f"operand {operand} is a weight: it is only seen as longer or shorter")
+    if table == SLOPE_TABLES["OFFSET"]:
+        return int(row["offset"])
+    if axis >= row["rank"]:
+        refuse(f"slopes[{k}].index", index, f"operand {operand} has rank {row['rank']}")
+    return int(row["dims" if table == SLOPE_TABLES["DIM"] else "strides"][axis])
+
+
+def _shorter(s: _Segment) -> list[int]:
+    """Extents besides the longest at which an elastic plan is checked: next to both ends, because numbers that jump there go unnoticed at
+    the ends alone, and in the middle."""
+    least, most = s.header["least"], s.most
+    return [e for e in sorted({least, least + 1, (least + most) // 2, most - 1}) if least <= e < most]
+
+
+def _check_extent(s: _Segment, extent: int, above: list[int] | None) -> None:
+    operands, params, tiles = extents.at(s, extent)
+    short = replace(s, operands=operands, params=params, tiles=tiles)
+    try:
+        _check_operands(short)
+        _check_calls(short)
+        _check_grids(short, ((tiles["lo"] < tiles["hi"]) | (s.tiles["lo"] == s.tiles["hi"])).all(axis=1))
+        _check_memory(short, above)
+    except PlanError as error:
+        raise PlanError(f"{error} (extent {extent})") from None
+
+
 # ------------------------------------------------------------------------------------------------------------------- tiles
 
 
@@ -297,13 +387,19 @@ def _check_tiles(s: _Segment) -> None:
     kernel = s.ops["kernel"][t["op"]]
     if h["end_tile"] != n - 1 or kernel[-1] != END or (kernel[:-1] == END).any():
         refuse("header.end_tile", h["end_tile"], f"tile {n - 1} and no other is the END tile")
-    begin = np.searchsorted(t["op"], np.arange(h["n_ops"] + 1))
-    for k in range(h["n_ops"]):
-        if s.op_kernel[k] not in ("JOIN", "END"):
-            _check_grid(s, k, t[begin[k] : begin[k + 1]])
+    _check_grids(s, np.ones(n, bool))
     join = (kernel == JOIN) | (kernel == END)
     if (k := _first(join & ((t["lo"] != 0) | (t["hi"] != 1)).any(axis=1))) is not None:
         refuse(f"tiles[{k}].hi", t["hi"][k].tolist(), "a tile without work has the box 0 … 1")
+
+
+def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
+    """`there`: tiles of which the extent has left something."""
+    begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
+    for k, kernel in enumerate(s.op_kernel):
+        if kernel not in ("JOIN", "END"):
+            some = slice(begin[k], begin[k + 1])
+            _check_grid(s, k, s.tiles[some][there[some]])
 
 
 def _check_grid(s: _Segment, k: int, tiles: Array) -> None:
@@ -426,12 +522,11 @@ class _Live:
             self.low, self.high, self.op = self.low[keep], self.high[keep], self.op[keep]
 
 
-def _check_memory(s: _Segment, order: list[int]) -> None:
+def _check_memory(s: _Segment, above: list[int] | None) -> None:
     """No op overwrites what it reads (I5), and whoever writes bytes comes after every earlier op that touched them (I6).
 
     "Earlier" is the order of ops, which the edges must follow. Reading what an earlier op wrote is data flow: nothing to check here."""
     spaces = {SPACES["ARENA"]: _Live(), SPACES["REQUEST"]: _Live()}
-    above = _common_ancestors(s, order)
     begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
     for op, (outputs, inputs) in enumerate(_accesses(s)):
         for i, space, run in outputs:

@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.planner.build import seen
 from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.operands import seen
 from aspen_mp.planner.params import params
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import ELEMENTWISE
@@ -32,6 +32,28 @@ def fits(node: Node) -> None:
     """Whether a kernel-level node's operands fit each other and its attributes, whoever made it; raises GraphError. Always on: lowering
     takes a model's word for shapes that nobody has compared."""
     _kernel(node, f"{node.op} {node.name!r}")
+
+
+class Fitting:
+    """`fits` for the nodes of a graph, whose layers repeat each other: of nodes that are alike in all that is looked at, one is."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[object, ...]] = set()
+
+    def check(self, node: Node) -> None:
+        key = (
+            *(node.op, tuple(node.attrs.items())),
+            *(tuple((t.shape, t.dtype) if t is not None else None for t in tensors) for tensors in (node.inputs, node.outputs)),
+        )
+        try:
+            if key in self._known:
+                return
+        except TypeError:  # an attribute that is an array, say
+            fits(node)
+            return
+        fits(node)
+        if not any(t is not None and t.data is not None for t in node.inputs):  # regions may depend on what constants hold
+            self._known.add(key)
 
 
 def verify(graph: Graph, after: str, *, kernel_level: bool) -> None:

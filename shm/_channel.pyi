@@ -12,6 +12,7 @@ class Offered(Protocol):
     generation: int
     data: int
     offset: int
+    extent: int
     priority: int
     ticket: int
     handed_over: bool
@@ -52,9 +53,12 @@ class ClientChannel:
     @property
     def closed(self) -> bool:
         """The planner process has dropped this client."""
-    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1) -> int:
-        """Publishes a request, wakes a worker if one sleeps; returns the ticket. ResourceLimitError: `capacity` requests are in flight."""
-    def offer(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None) -> int:
+    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, extent: int = 0) -> int:
+        """Publishes a request, wakes a worker if one sleeps; returns the ticket. `extent`: of the dimension that its plan leaves open.
+        ResourceLimitError: `capacity` requests are in flight."""
+    def offer(
+        self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None, extent: int = 0
+    ) -> int:
         """As `submit`, but -1 where `capacity` requests are in flight. `taken` gets the ticket, too, before Ctrl-C can come between the
         request and its ticket."""
     def hand_over(self, waiting: OfferedT, published: dict[int, OfferedT], queue: deque[OfferedT]) -> None:

@@ -24,7 +24,7 @@ cdef extern from "submit.h" nogil:
         uint32_t client, closed, completions, waiters
         aspen_slot slot[256]
     struct aspen_request:
-        uint32_t plan, generation, data, class_
+        uint32_t plan, generation, data, class_, extent
         uint64_t offset
     uint32_t aspen_load_acquire(uint32_t *)
     uint32_t aspen_add_seq(uint32_t *, uint32_t)
@@ -83,7 +83,7 @@ cdef class ClientChannel:
         for i in range(<uint32_t>ASPEN_SLOTS):
             aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
 
-    def offer(self, plan, generation, data, offset, priority=1, list taken=None):
+    def offer(self, plan, generation, data, offset, priority=1, list taken=None, extent=0):
         if not 0 <= priority < ASPEN_CLASSES:
             raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
         cdef aspen_request r
@@ -92,6 +92,7 @@ cdef class ClientChannel:
         r.data = data
         r.class_ = priority
         r.offset = offset
+        r.extent = extent
         if self.closed:
             raise RuntimeLost("the runtime has gone: nothing can be submitted any more")
         cdef uint32_t slot
@@ -108,7 +109,7 @@ cdef class ClientChannel:
     def hand_over(self, waiting, dict published, queue):
         ticket = -1
         if not queue:
-            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority)
+            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent)
         if ticket < 0:
             queue.append(waiting)
         else:
@@ -116,8 +117,8 @@ cdef class ClientChannel:
             published[ticket] = waiting
         waiting.handed_over = True
 
-    def submit(self, plan, generation, data, offset, priority=1):
-        ticket = self.offer(plan, generation, data, offset, priority)
+    def submit(self, plan, generation, data, offset, priority=1, extent=0):
+        ticket = self.offer(plan, generation, data, offset, priority, None, extent)
         if ticket < 0:
             raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
         return ticket

@@ -11,8 +11,9 @@ class Lane:
     """The way of a request through a stage whose values are all tensors and whose outputs are copied: after a network has run, nothing of
     a client is left in the caches of its core, so what counts is how little code and how few objects a request needs.
 
-    `ids`: plan and generation. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape, and whether only
-    an array with memory of its own may be copied (others might be borrowed); `outputs`: names. Both in the order of a region's arrays.
+    `ids`: plan, generation and extent. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape, and
+    whether only an array with memory of its own may be copied (others might be borrowed); `outputs`: names. Both in the order of a region's
+    arrays. `requests`: so many may go this way before it is `closed`, until it is opened again; -1: any number.
 
     What it does itself is what happens nearly always. `stage` and `session` see to the rest: `Session.unfinished`, `leave`,
     `slot_is_free`, `Stage.end`, `late`, `fail`.
@@ -25,11 +26,17 @@ class Lane:
         self,
         stage: object,
         session: object,
-        ids: tuple[int, int],
+        ids: tuple[int, int, int],
         free: list[Any],
         inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool]],
         outputs: Sequence[str],
+        requests: int = -1,
     ) -> None: ...
+    @property
+    def closed(self) -> bool:
+        """Whether requests have to go the long way."""
+    def open(self, requests: int) -> None:
+        """For so many requests more."""
     def run(
         self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None
     ) -> dict[str, npt.NDArray[Any]] | None:

@@ -39,25 +39,34 @@ cdef bint _own(cnp.ndarray array):
 
 
 cdef class Lane:
-    cdef object _stage, _session, _plan, _generation
+    cdef object _stage, _session, _plan, _generation, _extent
     cdef list _free
     cdef tuple _inputs, _outputs
     cdef uint64_t _taken
+    cdef Py_ssize_t _left
 
-    def __init__(self, stage, session, ids, list free, inputs, outputs):
+    def __init__(self, stage, session, ids, list free, inputs, outputs, Py_ssize_t requests=-1):
         self._stage = ref(stage)
         self._session = session
-        self._plan, self._generation = ids
+        self._plan, self._generation, self._extent = ids
         self._free = free
         self._inputs = tuple([(name, dtype, tuple(shape), bool(own)) for name, dtype, shape, own in inputs])
         self._outputs = tuple(outputs)
+        self._left = requests
+
+    @property
+    def closed(self):
+        return self._left == 0
+
+    def open(self, Py_ssize_t requests):
+        self._left = requests
 
     @property
     def stage(self):
         return self._stage()
 
     def run(self, feeds, names, level, timeout):
-        if type(feeds) is not dict or len(<dict>feeds) != len(self._inputs):
+        if self._left == 0 or type(feeds) is not dict or len(<dict>feeds) != len(self._inputs):
             return None
         session = self._session
         stage = self._stage()
@@ -84,7 +93,7 @@ cdef class Lane:
         try:
             self._copy(arrays, region.inputs)
             span = region.span
-            ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level)
+            ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level, None, self._extent)
         except RuntimeLost:
             pass  # who goes the long way learns that, or has another runtime started
         if ticket < 0:
@@ -100,6 +109,8 @@ cdef class Lane:
             session.leave(ticket, partial(stage.end, region))
             raise stage.late(timeout)
         self._taken += 1
+        if self._left > 0:
+            self._left -= 1
         try:
             if session.wanting or session.queue:
                 session.slot_is_free()

@@ -10,7 +10,7 @@
 
 /* A private copy of a slot: clients may change theirs at any time. */
 struct aspen_candidate {
-  uint32_t client, slot, word, plan, generation, class_, data, segment;
+  uint32_t client, slot, word, plan, generation, class_, data, segment, extent;
   uint64_t offset;
 };
 
@@ -53,6 +53,7 @@ static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const
   out->class_ = aspen_load_relaxed(&slot->class_);
   out->offset = aspen_load_relaxed(&slot->offset);
   out->data = aspen_load_relaxed(&slot->data);
+  out->extent = aspen_load_relaxed(&slot->extent);
   if (aspen_load_seq(&client->state) != ASPEN_CLIENT_LIVE) return ASPEN_E_CLIENT_GONE;
   if (out->plan == 0 || out->plan >= ASPEN_MAX_PLANS) return ASPEN_E_BAD_PLAN;
   const struct aspen_plan *plan = &s->control->plan[out->plan];
@@ -65,6 +66,7 @@ static inline uint32_t aspen_candidate_read(const struct aspen_station *s, const
   const struct aspen_plan_view *view = s->plan[out->plan];
   if (!view || view->generation != out->generation) return aspen_missing(s, ASPEN_E_BAD_PLAN);
   if (!aspen_mapped(s, out->segment, ASPEN_ROLE_DATA)) return aspen_missing(s, ASPEN_E_BAD_DATA);
+  if (out->extent < view->least || out->extent > view->most) return ASPEN_E_BAD_EXTENT;
   uint64_t bytes = s->segment[out->segment].bytes;
   if (out->offset % ASPEN_LINE || out->offset < ASPEN_DATA_FIRST || out->offset > bytes || view->request_bytes > bytes - out->offset)
     return ASPEN_E_BAD_REGION;
@@ -147,6 +149,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->sequence = ASPEN_SLOT_SEQUENCE(r->word);
   i->class_ = r->class_;
   i->offset = r->offset;
+  i->extent = r->extent;
   i->needed = 0;
   i->started_ns = aspen_now_ns();
   aspen_store_relaxed(&i->fault, 0);

@@ -70,7 +70,8 @@ enum aspen_role {
   F(uint64_t, request_bytes, 1)   /* size of a request's region in a client's data segment */                                      \
   F(uint64_t, scratch_bytes, 1)   /* most scratch that a kernel of this plan needs */                                              \
   F(uint64_t, weights_bytes, 8)   /* least size of each weight segment that the operands may touch */                              \
-  F(uint64_t, reserved, 4)
+  F(uint64_t, slopes, 1) F(uint64_t, n_slopes, 1) /* offset and length of the slopes */                                            \
+  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: the plan is rigid */
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
   F(uint32_t, kernel, 1)         /* enum aspen_kernel_id */                                                                        \
@@ -101,6 +102,21 @@ enum aspen_role {
   F(uint32_t, rank, 1)           /* of the preferred child order: lower runs first */                                              \
   F(uint32_t, lo, 6) F(uint32_t, hi, 6) /* box over the output's first axes; unused axes 0, 1 */
 
+/* A number that follows a request's extent: it is value - per * ((most - extent + rest) / every), rounded down, where value is what the plan's
+ * array holds. `per` is not negative but for a PARAM. */
+#define ASPEN_SLOPE_FIELDS(F)                                                                                                      \
+  F(uint16_t, table, 1)          /* enum aspen_slope_table */                                                                      \
+  F(uint8_t, every, 1) F(uint8_t, rest, 1) /* 0 <= rest < every; pairs of rows: 2 */                                               \
+  F(uint32_t, index, 1)                                                                                                            \
+  F(int64_t, per, 1)
+#define ASPEN_SLOPE_TABLES(X)                                                                                                      \
+  X(DIM, 0) X(STRIDE, 1) /* index: operand * ASPEN_RANK + axis */                                                                  \
+  X(OFFSET, 2)           /* index: operand; bytes */                                                                               \
+  X(PARAM, 3)            /* index: in params */
+#define X(n, c) ASPEN_SLOPE_##n = c,
+enum aspen_slope_table { ASPEN_SLOPE_TABLES(X) };
+#undef X
+
 #define ASPEN_FIELD_1(type, name, count) type name ASPEN_ARRAY_##count;
 #define ASPEN_ARRAY_1
 #define ASPEN_ARRAY_2 [2]
@@ -111,9 +127,11 @@ struct aspen_plan_header { ASPEN_PLAN_HEADER_FIELDS(ASPEN_FIELD_1) };
 struct aspen_op { ASPEN_OP_FIELDS(ASPEN_FIELD_1) };
 struct aspen_operand { ASPEN_OPERAND_FIELDS(ASPEN_FIELD_1) };
 struct aspen_tile { ASPEN_TILE_FIELDS(ASPEN_FIELD_1) };
+struct aspen_slope { ASPEN_SLOPE_FIELDS(ASPEN_FIELD_1) };
 _Static_assert(sizeof(struct aspen_tile) == ASPEN_LINE, "a tile is one cache line");
 _Static_assert(sizeof(struct aspen_op) == 64, "an op is one cache line");
 _Static_assert(sizeof(struct aspen_operand) == 144, "operand");
+_Static_assert(sizeof(struct aspen_slope) == 16, "slope");
 _Static_assert(sizeof(struct aspen_plan_header) % ASPEN_LINE == 0, "plan header");
 
 /* ------------------------------------------------------------------------------------------------ control segment
@@ -270,7 +288,7 @@ struct aspen_instance {
   uint32_t sequence;   /* of the slot: word (sequence, RUNNING) is this request's */
   uint32_t seq;        /* server: as in aspen_plan */
   uint32_t data_index; /* of `data` in the client's table */
-  uint32_t reserved0;
+  uint32_t extent;     /* of the request, one of the plan's (README, "Extent") */
   /* line 1: request-grained */
   uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
   uint64_t started_ns; /* CLOCK_MONOTONIC */
@@ -333,7 +351,8 @@ struct aspen_slot {
   uint64_t offset;   /* of the region in the data segment, 64-byte aligned */
   uint64_t submitted_ns; /* CLOCK_MONOTONIC */
   uint32_t cancel;   /* client, while FILLING: ASPEN_NONE; before it sets the slot's bit in `cancel`: the sequence number it means */
-  uint32_t reserved0[5];
+  uint32_t extent;   /* length of the dimension that the plan leaves open; 0: it leaves none open */
+  uint32_t reserved0[4];
   /* line 1: the answer. DSE, before DONE */
   uint32_t error;    /* enum aspen_error, 0: fine */
   uint32_t op;       /* that failed, ASPEN_NONE: none */
@@ -427,7 +446,8 @@ struct aspen_data_head {
   X(OPAQUE_FAILED, 39) /* the slot's message says why */                                                                           \
   X(NEEDS_SPACE, 40)  /* an OBJECT result needs `needed` bytes: submit again with a larger region */                               \
   X(POISON, 41)       /* its kernel kills workers */                                                                               \
-  X(LOST, 42)         /* restarted too often */
+  X(LOST, 42)         /* restarted too often */                                                                                    \
+  X(BAD_EXTENT, 43)   /* the plan is for other lengths */
 enum aspen_error {
 #define X(n, c) ASPEN_E_##n = c,
   ASPEN_ERRORS(X)

@@ -19,6 +19,7 @@ struct aspen_mapping {
 struct aspen_plan_view {
   uint32_t generation; /* of the control table's entry that this view was made for */
   uint32_t n_tiles, n_initial, end_tile;
+  uint32_t least, most; /* extents that a request may have */
   uint64_t request_bytes;
   const struct aspen_plan_header *header;
   const struct aspen_tile *tiles;

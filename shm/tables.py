@@ -17,6 +17,7 @@ BINARY: dict[str, int] = _tables.BINARY
 TERNARY: dict[str, int] = _tables.TERNARY
 REDUCE: dict[str, int] = _tables.REDUCE
 PAD_MODES: dict[str, int] = _tables.PAD_MODES
+SLOPE_TABLES: dict[str, int] = _tables.SLOPE_TABLES
 
 _C_TYPES = {"uint8_t": "u1", "uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8", "int64_t": "<i8", "float": "<f4"}
 
@@ -45,6 +46,7 @@ PLAN_HEADER = _dtype("plan_header")
 OP = _dtype("op")
 OPERAND = _dtype("operand")
 TILE = _dtype("tile")
+SLOPE = _dtype("slope")
 TRACE_RECORD = _dtype("trace_record")
 TRACE_RING = _dtype("trace_ring")
 

@@ -21,8 +21,6 @@ cdef extern from "dse.h" nogil:
         ASPEN_E_OPAQUE_FAILED, ASPEN_E_BAD_ARGUMENT, ASPEN_WORKER_RUNNING
     cdef enum aspen_isa:
         pass
-    ctypedef struct aspen_arg:
-        char *ptr
     ctypedef int (*aspen_kernel_fn)(const void *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
     struct aspen_signals:
@@ -67,7 +65,7 @@ cdef extern from "dse.h" nogil:
         uint64_t bytes
         uint32_t role
     struct aspen_plan_view:
-        uint32_t generation, n_tiles, n_initial
+        uint32_t generation, n_tiles, n_initial, least, most
         const aspen_plan_header *header
         const aspen_tile *tiles
         const uint32_t *children
@@ -84,7 +82,6 @@ cdef extern from "dse.h" nogil:
         size_t scratch_bytes
     struct aspen_exec_instance:
         aspen_instance_view view
-        aspen_arg *args
     struct aspen_bases:
         char *at[11]
     struct aspen_recorder:
@@ -104,9 +101,9 @@ cdef extern from "dse.h" nogil:
     void aspen_exec_plan_free(aspen_exec_plan *)
     aspen_exec_instance *aspen_exec_instance_new(aspen_exec_plan *, const aspen_bases *)
     void aspen_exec_instance_free(aspen_exec_instance *)
-    size_t aspen_plan_scratch(const aspen_exec_plan *, const aspen_arg *)
+    size_t aspen_plan_scratch(aspen_exec_instance *)
     size_t aspen_tile_scratch(const aspen_exec_instance *, uint32_t)
-    void aspen_exec_move(aspen_exec_instance *, char *, uint32_t)
+    void aspen_exec_move(aspen_exec_instance *, char *, uint32_t, uint32_t)
     int aspen_exec_tile(const aspen_exec_instance *, uint32_t, int, void *, size_t)
     uint64_t *aspen_exec_next(const aspen_exec_instance *)
     void aspen_dse_init(aspen_dse *, aspen_control *, aspen_doorbell *, uint32_t, const aspen_mapping *, aspen_plan_view **, aspen_instance_view **,
@@ -425,7 +422,7 @@ cdef class Engine:
                 self.instance[id] = &x.view
                 self.next[id] = aspen_exec_next(x)
                 if i == 0:
-                    e.scratch_bytes = aspen_plan_scratch(e, x.args)
+                    e.scratch_bytes = aspen_plan_scratch(x)
             self._reserve(e.scratch_bytes)
         except BaseException:
             self._drop_plan(k)
@@ -514,10 +511,11 @@ cdef class PlanRunner:
     cdef aspen_exec_plan *p
     cdef aspen_exec_instance *e
     cdef void *scratch
+    cdef char *_request
     cdef list _held, _buffers
     cdef object _opaque, _base_plan
 
-    def __init__(self, plan, weights, arena, request, isa=None, opaque=None):
+    def __init__(self, plan, weights, arena, request, isa=None, opaque=None, extent=0):
         cdef const char *why = NULL
         cdef aspen_bases bases
         cdef const aspen_plan_header *h
@@ -545,19 +543,25 @@ cdef class PlanRunner:
             raise PlanError(f"the plan uses {h.n_weights} weight segments, {len(weights)} were given")
         bases.at[<int>ASPEN_SPACE_ARENA] = self._take(arena, True, ASPEN_SPACE_ARENA, h.arena_bytes, "arena")
         bases.at[<int>ASPEN_SPACE_REQUEST] = self._take(request, True, ASPEN_SPACE_REQUEST, h.request_bytes, "request")
+        self._request = bases.at[<int>ASPEN_SPACE_REQUEST]
         for i in range(<int>h.n_weights):
             bases.at[<int>ASPEN_SPACE_WEIGHTS + i] = self._take(weights[i], False, <int>ASPEN_SPACE_WEIGHTS + i, h.weights_bytes[i], f"weights[{i}]")
         self.e = aspen_exec_instance_new(self.p, &bases)
         if self.e == NULL:
             raise MemoryError()
-        aspen_exec_move(self.e, bases.at[<int>ASPEN_SPACE_REQUEST], 1)
-        self.p.scratch_bytes = aspen_plan_scratch(self.p, self.e.args)
+        self.p.scratch_bytes = aspen_plan_scratch(self.e)
         self.scratch = _scratch(self.p.scratch_bytes)
+        self.move(extent)
 
     def __dealloc__(self):
         aspen_exec_instance_free(self.e)
         aspen_exec_plan_free(self.p)
         free(self.scratch)
+
+    def move(self, extent):
+        if not self.p.view.least <= extent <= self.p.view.most:
+            raise PlanError(f"extent {extent} is not in {self.p.view.least} … {self.p.view.most}")
+        aspen_exec_move(self.e, self._request, 1, extent)
 
     cdef char *_take(self, buf, bint writable, int space, uint64_t nbytes, name) except? NULL:
         cdef _Buffer b = _Buffer(buf, writable)

@@ -34,7 +34,7 @@ struct aspen_dse {
   uint64_t looked_since;  /* ticks */
   uint64_t lap;           /* ticks: up to here all time is accounted for */
   double expected_ns;     /* of the kernels since `paced` */
-  uint64_t paced, paced_tiles; /* the worker's kernel_ticks and tiles when it last said how fast its core is, and those of opaque tiles since */
+  uint64_t paced, paced_tiles; /* the worker's kernel_ticks and tiles when it last said how fast its core is, and those since that nothing is expected of */
   double leaves;          /* ready tiles that faster cores will be done with before this one has done one; 0: it is not slow */
   uint64_t patience;      /* ticks: how long a tile is left to them */
   uint64_t left_since;    /* ticks: since then tiles are left to others; 0: they are not */
@@ -169,6 +169,12 @@ static inline void aspen_dse_pace(struct aspen_dse *d) {
   d->paced = ticks;
   d->paced_tiles = tiles;
   d->expected_ns = 0;
+}
+
+/* A tile of which the plan expects nothing says nothing about the core: what Python executes, and what is shorter than planned. */
+static inline void aspen_dse_unpaced(struct aspen_dse *d, uint64_t ticks) {
+  d->paced += ticks;
+  d->paced_tiles++;
 }
 
 /* Near the end of a layer, a tile that a slow core takes is done later than if it had waited for a faster one, and all that needs it waits.
@@ -427,7 +433,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   uint64_t word = aspen_load_acquire(&i->word);
   uint32_t generation = (uint32_t)(word >> 32);
   if ((uint32_t)word != ASPEN_INSTANCE_RUNNING || (generation & 0xffff) != ASPEN_ITEM_GENERATION(item)) return ASPEN_EMPTY; /* of a request that ended */
-  if (e->view.generation != generation) aspen_exec_move(e, d->s.segment[i->data].base + i->offset, generation);
+  if (e->view.generation != generation) aspen_exec_move(e, d->s.segment[i->data].base + i->offset, generation, i->extent);
   struct aspen_worker *me = aspen_me(&d->s);
   ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, item);
@@ -453,7 +459,8 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
       error = kernel(&call);
       aspen_dse_used_scratch(d, error ? ASPEN_NONE : id, generation, op);
       aspen_dse_lap(d, &me->kernel_ticks);
-      d->expected_ns += p->op[op].expected_ns;
+      if (aspen_exec_expected(e)) d->expected_ns += p->op[op].expected_ns;
+      else aspen_dse_unpaced(d, d->lap - began);
       if (d->expected_ns >= ASPEN_PACE_NS) aspen_dse_pace(d);
     }
     if (error) {
@@ -473,8 +480,7 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   d->opaque = 0;
   d->scratch_of = ASPEN_NONE; /* what ran was no kernel: nobody says what it left */
   aspen_dse_lap(d, &aspen_me(&d->s)->kernel_ticks);
-  d->paced += d->lap - began; /* nobody expects anything of Python: its time says nothing about the core */
-  d->paced_tiles++;
+  aspen_dse_unpaced(d, d->lap - began);
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
   if (error) {

@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
+from aspen_mp.control.ranges import Stretch, Stretched
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, PlanError
@@ -71,7 +72,7 @@ class WeightFile(msgspec.Struct, frozen=True, array_like=True):
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
     """How a cached plan is used: the name that it is looked up by, the planning child's answer, the weight segments that its operands call
-    WEIGHTS + 0, 1, …, and how it was made: with what, for people, and whether its tiles were searched."""
+    WEIGHTS + 0, 1, …, and how it was made: with what, for people, whether its tiles were searched, and what they are expected to take."""
 
     key: str
     region: int
@@ -85,6 +86,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     calibration: str
     workers: int
     searched: bool = True
+    stretched: Stretched | None = None
+    work_ns: float = 0.0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -128,9 +131,13 @@ def plan_key(
     capacities: Sequence[Capacity],
     speeds: Sequence[float],
     calibration: str,
+    stretch: Stretch | None = None,
 ) -> str:
     """The name of a plan."""
-    return _name("plan", build, digest, list(options), stages, capacities, speeds, calibration)
+    if stretch is None:
+        return _name("plan", build, digest, list(options), stages, capacities, speeds, calibration)
+    shapes = (stretch.at(stages[0], stretch.most), stretch.mask, stretch.least)
+    return _name("range", build, digest, list(options), shapes, capacities, speeds, calibration)
 
 
 def weights_id(build: str, digest: bytes, options: Sequence[Any], places: Sequence[tuple[str, int]]) -> str:

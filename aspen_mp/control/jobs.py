@@ -23,6 +23,7 @@ from aspen_mp.control import protocol
 from aspen_mp.control.cache import File, WeightFile
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
+from aspen_mp.control.ranges import Stretch, Stretched
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import format_bytes, memory_available
@@ -50,6 +51,8 @@ class PlanStage(protocol.Message):
     """Whether the plan cache keeps it."""
     spares: list[int] = msgspec.field(default_factory=list)
     """Bytes of arenas of plans that are gone, of which it may have one."""
+    stretch: Stretch | None = None
+    """The range that the plan is to be for, if the model has one for it, or for less of it; else it is for the only stage alone."""
 
 
 class JobProgress(protocol.Message):
@@ -84,8 +87,9 @@ class Inspected(protocol.Message):
 class StagePlanned(protocol.Message):
     """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
     `packed` the keys that were packed for this plan. `spare`: which of the job's spare arenas is its own, instead of one among the
-    segments; -1 for none. `digest`: of the model's contents, `files`: what new weight segments are called in the
-    plan cache, by number; both only where there is a cache."""
+    segments; -1 for none. `stretched`: of a plan for a range; its slots are those where it is longest; `rigid`: there is none for any range
+    of the length. `work_ns`: of all tiles, as expected. `digest`: of the model's contents, `files`: what new weight segments are called in
+    the plan cache, by number; both only where there is a cache."""
 
     region: int
     inputs: list[Slot]
@@ -98,6 +102,9 @@ class StagePlanned(protocol.Message):
     digest: bytes = b""
     files: list[tuple[int, WeightFile]] = msgspec.field(default_factory=list)
     spare: int = -1
+    stretched: Stretched | None = None
+    rigid: bool = False
+    work_ns: float = 0.0
 
 
 ToChild = Inspect | PlanStage

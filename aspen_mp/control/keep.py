@@ -175,10 +175,12 @@ class Keeper:
             self._cache.put_weights(self._files[number], fd)
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
-        key = cache.plan_key(self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.calibration)
+        key = cache.plan_key(
+            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.calibration, message.stretch
+        )
         note = cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
-            *(self._digest, message.calibration, len(message.speeds), message.search),
+            *(self._digest, message.calibration, len(message.speeds), message.search, answer.stretched, answer.work_ns),
         )
         plan.metadata["cache"] = msgspec.msgpack.encode(note)
         self._cache.put_plan(key, planfile.dump(plan))

@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
+from aspen_mp.control.ranges import Ranges, Stretch, Stretched, extent_of, slots
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.speeds import alike
@@ -47,8 +48,13 @@ MAX_SPARES = 4
 MAX_SPARE_BYTES = 512 << 20
 """Arenas of plans behind data that were dropped wait for the next such plan of the model: to reserve memory takes longer than to plan."""
 SERVED_OFTEN = 64
+SERVED_NS = 2e9
+SERVED_LEAST = 4
 """After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
-next length of a text or number of detections."""
+next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
+that a plan for a range has served: they get one of their own."""
+MAX_OFTEN = 64
+"""So many shapes wait at most for plans of their own."""
 MOST_OF_ALL = 0.6
 """The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
 with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
@@ -62,30 +68,31 @@ REPLAN_PATIENCE = 10.0
 """How many times as long as others they may say nothing, because they get what requests leave."""
 
 
-_Shapes = tuple[list[list[protocol.Bind]], list[protocol.Capacity]]
-
-
 @dataclass(slots=True)
 class Asker:
-    """Whom to answer: `client` is the control table's number; `send` and `fail` do nothing once it has gone."""
+    """Whom to answer: `client` is the control table's number; `send` and `fail` do nothing once it has gone. `asked`: for a plan."""
 
     client: int
     request: int
     send: Callable[[protocol.Message], None]
     fail: Callable[[BaseException], None]
+    asked: protocol.Plan | None = None
 
 
 @dataclass(slots=True)
 class Stage:
-    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `cached`: it came from the cache.
-    `searched`: its tiles were. `behind`: its shapes follow from data; then `mark` is what it had served when others were dropped, requests
-    that lie further back counted less.
+    """A published plan, as told to clients (`answer.id` is replaced each time), and what it needs. `job`: what it was made by. `stretched`:
+    of one for a range of a length, whose answer is that where it is longest. `cached`: it came from the cache. `searched`: its tiles were.
+    `behind`: its shapes follow from data; then `mark` is what it had served when others were dropped, requests that lie further back
+    counted less.
 
     `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried; `failed`: how often
     in a row that has failed since, `why` the last time. `served`: requests, when it was last looked at."""
 
     answer: protocol.Planned
     segments: list[int]
+    job: PlanStage
+    stretched: Stretched | None = None
     cached: bool = False
     speeds: list[float] = field(default_factory=list)
     tried_at: float = -math.inf
@@ -99,8 +106,9 @@ class Stage:
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """`child` plans what clients ask for, `behind` makes plans again; `replanning`: which one it is at. `sparing`: arenas that are to be
-    used again when no request uses them any more, `spares`: those that are (bytes and descriptors)."""
+    """`child` plans what clients ask for, `behind` makes plans again, and those for shapes that come `often`; `replanning`: which one it is
+    at. `ranges`: plans that serve many shapes. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
+    those that are (bytes and descriptors)."""
 
     id: int
     key: tuple[Any, ...]
@@ -119,6 +127,8 @@ class Model:
     files: dict[int, WeightFile] = field(default_factory=dict)
     stages: dict[bytes, Stage] = field(default_factory=dict)
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=Ranges)
+    often: dict[bytes, protocol.Plan] = field(default_factory=dict)
     replanning: bytes | None = None
     sparing: set[int] = field(default_factory=set)
     spares: list[tuple[int, int]] = field(default_factory=list)
@@ -246,32 +256,53 @@ class ModelStore:
         model = self._models.get(message.model)
         if model is None or asker.client not in model.users:
             raise RequestError(f"model {message.model} is not loaded")
-        key = msgspec.msgpack.encode((message.stages, message.capacities))
+        asker.asked = message
+        key = own = msgspec.msgpack.encode((message.stages, message.capacities))
+        by_shape = _by_shape(message)
+        if by_shape:
+            model.ranges.learn(message.stages[0])
+        if key not in model.stages and by_shape and not message.ahead and (found := model.ranges.find(message.stages[0])):
+            key = found
         stage = model.stages.pop(key, None)
         if stage is not None:
+            if message.often and stage.stretched is not None and len(model.often) < MAX_OFTEN:
+                model.often.setdefault(own, message)
             model.stages[key] = stage  # most recently asked for: last
-            asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
+            _answer(stage, asker)
             return
         if key in model.planning:
             model.planning[key].append(asker)
             return
+        # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `refresh`.
+        search = len(message.stages) == 1 and not _hurried(model, message)
+        job = PlanStage(message.stages, message.capacities, self._speeds(), self._calibration, search, len(message.stages) == 1)
+        entry = self._kept(model, job)
+        if entry is None and by_shape and not search and (stretch := model.ranges.wanted(message.stages[0])) is not None:
+            key = _range_key(message.stages[0], stretch, stretch.widest.most)
+            for job.stretch in (stretch.widest, stretch.narrow):
+                entry = entry or self._kept(model, job)
+            job.stretch = stretch
+            if key in model.planning:
+                model.planning[key].append(asker)
+                return
         self._stop_replanning(model)
-        self._plan(model, key, message.stages, message.capacities, [asker], len(message.stages) == 1 and not _hurried(model, message))
+        self._plan(model, key, job, [asker], entry)
 
-    def _plan(
-        self,
-        model: Model,
-        key: bytes,
-        stages: list[list[protocol.Bind]],
-        capacities: list[protocol.Capacity],
-        askers: list[Asker],
-        search: bool,
-    ) -> None:
-        """`search`: not where a request waits, and the next one may well have other shapes: see `refresh`."""
-        job = PlanStage(stages, capacities, self._speeds(), self._calibration, search, search or len(stages) == 1)
-        entry = None
-        if self._cache is not None and model.digest:
-            entry = recall.find(self._cache, model.digest, model.options.key, job)
+    def _kept(self, model: Model, job: PlanStage) -> Entry | None:
+        """What the plan cache has for a job."""
+        if self._cache is None or not model.digest:
+            return None
+        return recall.find(self._cache, model.digest, model.options.key, job)
+
+    def _ask_again(self, asker: Asker) -> None:
+        assert asker.asked is not None
+        try:
+            self.plan(asker.asked, asker)
+        except AspenError as error:
+            asker.fail(error)
+
+    def _plan(self, model: Model, key: bytes, job: PlanStage, askers: list[Asker], entry: Entry | None) -> None:
+        """`entry`: of the plan cache."""
         model.planning[key] = askers
         if entry is not None and entry.note.arena_bytes > 0:
             self._reserve_arenas(model, key, job, entry, [])
@@ -282,7 +313,8 @@ class ModelStore:
         askers = model.planning[key]
         again = key == model.replanning
         if again and not self._prepared():  # nobody waits for it: at one of the next looks
-            model.stages[key].tried_at = -math.inf
+            if key in model.stages:
+                model.stages[key].tried_at = -math.inf
             self._stop_replanning(model)
             return
         lent: list[tuple[int, int]] = []
@@ -386,21 +418,35 @@ class ModelStore:
         assert isinstance(result, StagePlanned)
         known = len(model.weight_segments)
         try:
-            stage = self._publish(model, result, received, plan, reused)
+            stage = self._publish(model, job, result, received, plan, reused)
         except (AspenError, OSError, MemoryError) as error:
             self._not_planned(model, key, _known(error))
             return
         stage.speeds, stage.searched, stage.behind = job.speeds, job.search, len(job.stages) > 1
         again, model.replanning = key == model.replanning, None
+        askers = model.planning.pop(key, [])
         if len(model.weight_segments) > known:
             (model.child if again else model.behind).renew()  # neither is busy while the other is
-        if again:  # requests for the one before that come now are answered that it has gone, and their clients ask again
+        if again and key in model.stages:
+            # Requests for the one before that come now are answered that it has gone, and their clients ask again.
             stage.tried_at = time.monotonic()
             self._drop_stage(model, key)
             self._journal.info("replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds))
+        if job.stretch is not None and stage.stretched is not None:
+            key = _range_key(job.stages[0], job.stretch, stage.stretched.most)
+            model.ranges.add(job.stages[0], job.stretch, stage.stretched.least, stage.stretched.most, key)
+        elif job.stretch is not None:
+            model.ranges.refuse(job.stages[0], job.stretch, result.rigid)
+            key = msgspec.msgpack.encode((job.stages, job.capacities))
+            stage.job = msgspec.structs.replace(job, stretch=None)
+        if key in model.stages:  # asked for by its own shapes meanwhile
+            self._drop_stage(model, key)
         model.stages[key] = stage
-        for asker in model.planning.pop(key, []):
-            asker.send(msgspec.structs.replace(stage.answer, id=asker.request))
+        for asker in askers:
+            if asker.asked is None or _serves(stage, asker.asked):
+                _answer(stage, asker)
+            else:  # there is no plan for its range, or for less of it
+                self._ask_again(asker)
         self._drop_behind(model, stage)
         while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._plan_bytes(model) > MAX_PLAN_BYTES):
             self._drop_stage(model, next(iter(model.stages)))
@@ -450,16 +496,31 @@ class ModelStore:
                     continue  # there are no tiles to choose
                 served = self._table.plan(stage.answer.plan)["served"]
                 pause = min(REPLAN_S * 2.0 ** min(stage.failed, 16), MOST_REPLAN_S)
-                due = not alike(stage.speeds, speeds) or (not stage.searched and served >= SERVED_OFTEN)
+                due = not alike(stage.speeds, speeds) or (not stage.searched and served >= stage.answer.often)
                 if served > stage.served and due and now - stage.tried_at >= pause:
                     outdated.append((served - stage.served, model, key))
                 stage.served = served
-        if outdated:
+        if not outdated:
+            self._plan_one_of_often()
+        else:
             _, model, key = max(outdated, key=lambda item: item[0])
             model.stages[key].tried_at = now
             model.replanning = key
-            stages, capacities = msgspec.msgpack.decode(key, type=_Shapes)
-            self._plan(model, key, stages, capacities, [], True)
+            job = msgspec.structs.replace(model.stages[key].job, speeds=speeds, search=True, keep=True, spares=[])
+            entry = self._kept(model, job)
+            self._plan(model, key, job, [], entry if entry is not None and entry.note.searched else None)
+
+    def _plan_one_of_often(self) -> None:
+        """For shapes that have come often a plan of their own: their tiles do not end early, and are searched."""
+        for model in self._models.values():
+            for key, message in list(model.often.items()):
+                del model.often[key]
+                if key in model.stages:
+                    continue
+                job = PlanStage(message.stages, message.capacities, self._speeds(), self._calibration)
+                model.replanning = key
+                self._plan(model, key, job, [], self._kept(model, job))
+                return
 
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         if key == model.replanning:
@@ -470,8 +531,12 @@ class ModelStore:
                 if str(error) != stage.why:
                     stage.why = str(error)
                     self._journal.warning("not-replanned", model=model.name, why=stage.why)
-        for asker in model.planning.pop(key, []):
-            asker.fail(_about(model, error))
+        askers = model.planning.pop(key, [])
+        for asker in askers:
+            if asker.asked is None or askers[0].asked is None or asker.asked.stages == askers[0].asked.stages:
+                asker.fail(_about(model, error))
+            else:  # waited for a range that the first one's shapes are in
+                self._ask_again(asker)
 
     def _stop_replanning(self, model: Model) -> None:
         """A client wants something of this model: it does not wait for a plan that is being made again. That one is, later."""
@@ -481,7 +546,13 @@ class ModelStore:
             model.behind.close()
 
     def _publish(
-        self, model: Model, result: StagePlanned, received: list[Received], plan_segment: Segment | None, reused: int = -1
+        self,
+        model: Model,
+        job: PlanStage,
+        result: StagePlanned,
+        received: list[Received],
+        plan_segment: Segment | None,
+        reused: int = -1,
     ) -> Stage:
         """`plan_segment`: a plan that needs no check any more, and is closed here; None: it is among what a planning child has sent.
         `reused`: which descriptor of an arena another plan has had."""
@@ -497,12 +568,13 @@ class ModelStore:
             last=result.last,
             dynamic=result.dynamic,
             instances=sum(role == "arena" for role, _, _ in received),
+            often=_often(result.work_ns / max(len(job.speeds), 1)),
         )
         left = list(received)
         added: list[int] = []
         try:
             if result.needs_values:
-                return Stage(answer, [])
+                return Stage(answer, [], job)
             sizes = [self._segments[segment].nbytes for segment in model.weight_segments]
             sizes += [os.fstat(fd).st_size for role, _, fd in received if role == "weights"]
             arena_sizes = [os.fstat(fd).st_size for role, _, fd in received if role == "arena"]
@@ -542,7 +614,7 @@ class ModelStore:
         model.digest = result.digest or model.digest
         model.files.update(result.files)
         self._changed()
-        return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas], cached)
+        return Stage(msgspec.structs.replace(answer, plan=number, generation=generation), [plan, *arenas], job, result.stretched, cached)
 
     def replace_arena(self, instance: int) -> None:
         """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
@@ -582,6 +654,7 @@ class ModelStore:
 
     def _drop_stage(self, model: Model, key: bytes) -> None:
         stage = model.stages.pop(key)
+        model.ranges.drop(key)
         if stage.answer.plan:
             self._table.drop_plan(stage.answer.plan)
             self._changed()
@@ -643,6 +716,7 @@ class ModelStore:
                     "instances": len(stage.segments) - 1,
                     "served": self._table.plan(stage.answer.plan)["served"],
                     "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
+                    "range": None if stage.stretched is None else [stage.stretched.least, stage.stretched.most],
                     "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),
                 }
                 for stage in model.stages.values()
@@ -674,6 +748,47 @@ def _about(model: Model, error: AspenError) -> AspenError:
     """The error with the model's name, which its finder may not have known."""
     name = f"model {model.name!r}"
     return error if name in str(error) else type(error)(f"{name}: {error}")
+
+
+def _often(request_ns: float) -> int:
+    """After how many requests of about this length a plan is worth more effort."""
+    return int(min(max(SERVED_NS / request_ns, SERVED_LEAST), SERVED_OFTEN)) if request_ns > 0 else SERVED_OFTEN
+
+
+def _range_key(binds: Sequence[protocol.Bind], stretch: Stretch, most: int) -> bytes:
+    """Of a plan for the extents up to `most`, given the shapes of a request."""
+    return b"range:" + msgspec.msgpack.encode((stretch.at(binds, most), stretch.mask))
+
+
+def _by_shape(message: protocol.Plan) -> bool:
+    """Whether all that is known of the model's inputs are shapes of tensors."""
+    plain = len(message.stages) == 1 and not message.capacities
+    return plain and all(bind.value is None and bind.dtype != "object" for bind in message.stages[0])
+
+
+def _extent(stage: Stage, asked: protocol.Plan) -> int:
+    """The extent that the shapes of a request have, given the plan for a range that serves it."""
+    stretch = stage.job.stretch
+    assert stretch is not None
+    return extent_of(asked.stages[0], stretch.axes)
+
+
+def _serves(stage: Stage, asked: protocol.Plan) -> bool:
+    """Whether the shapes of one who waited for a plan of a range are among those that it is for now."""
+    if stage.stretched is None:
+        return stage.job.stages == asked.stages
+    return stage.stretched.least <= _extent(stage, asked) <= stage.stretched.most
+
+
+def _answer(stage: Stage, asker: Asker) -> None:
+    answer = msgspec.structs.replace(stage.answer, id=asker.request)
+    if stage.stretched is not None:
+        assert asker.asked is not None
+        extent = _extent(stage, asker.asked)
+        less = stage.stretched.most - extent
+        inputs, outputs = slots(answer.inputs, stage.stretched.inputs, less), slots(answer.outputs, stage.stretched.outputs, less)
+        answer = msgspec.structs.replace(answer, inputs=inputs, outputs=outputs, extent=extent)
+    asker.send(answer)
 
 
 def _hurried(model: Model, message: protocol.Plan) -> bool:

@@ -11,23 +11,26 @@ import os
 import socket
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from aspen_mp.control import cache, keep, protocol
+from aspen_mp.control import cache, keep, protocol, ranges
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.control.options import Options
+from aspen_mp.control.ranges import Stretch
 from aspen_mp.shm import _tables
-from aspen_mp.shm.errors import ModelParseError, PlanError, RequestError
+from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
     from aspen_mp.planner import api, stages
+    from aspen_mp.planner.elastic import Elastic, Steps
+    from aspen_mp.planner.machine import Machine
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
@@ -202,10 +205,18 @@ class Planner:
         )
         machine = Machine.of_speeds(message.speeds, cost.rates())
         self._derived = self._derived or stages.Derived()
-        result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
+        result, rigid = None, False
+        if message.stretch is not None:
+            result, rigid = _of_range(model, bindings[0], message.stretch, machine, options, self._derived)
+        if result is not None:
+            # What the plan cache keeps is looked up by the class that it is for.
+            message = msgspec.structs.replace(message, stretch=_class_of(result, message.stretch))
+        else:
+            message = msgspec.structs.replace(message, stretch=None)
+            result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
-            return StagePlanned(0, [], [], result.needs, False, False, [], [])
+            return StagePlanned(0, [], [], result.needs, False, False, [], [], rigid=rigid)
         used, packed = self._pack(plan, side)
         if packed:
             self._source.check()
@@ -215,10 +226,11 @@ class Planner:
             plan.write(segment.buf)
             side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
         arena_bytes = plan.arena_layout()["arena_bytes"]
-        spare = _spare(arena_bytes, message.spares)
-        # Without a search there is one: the next request may well be for another plan.
-        for _ in range(self._instances if message.search else 1 if spare < 0 else 0):
-            with Segment.create("arena", arena_bytes if message.search else _roomy(arena_bytes)) as arena:
+        stays = message.search or message.stretch is not None
+        spare = -1 if stays else _spare(arena_bytes, message.spares)
+        # Else there is one: the next request may well be for another plan.
+        for _ in range(self._instances if stays else 1 if spare < 0 else 0):
+            with Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
         answer = StagePlanned(
             plan.request_bytes,
@@ -230,6 +242,9 @@ class Planner:
             used,
             packed,
             spare=spare,
+            stretched=None if result.elastic is None else _stretched(result.elastic),
+            rigid=rigid,
+            work_ns=float(plan.tile_costs().ns.sum()),
         )
         if self.keeper is None:
             return answer
@@ -270,6 +285,55 @@ class Planner:
             self._n_segments += 1
             self._directory.update({key: (number, start) for key, number, start in packed})
         return used, packed
+
+
+def _of_range(
+    model: api.Model, bindings: Mapping[str, api.Binding], stretch: Stretch, machine: Machine, options: api.Options, derived: stages.Derived
+) -> tuple[api.StageResult | None, bool]:
+    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
+    from aspen_mp.planner import api
+
+    per = {name: tuple(map(int, row)) for name, row in zip(bindings, stretch.mask, strict=True)}
+    parts = [*([] if stretch.wide is None else [stretch.wide]), *ranges.around(stretch.least, stretch.most, stretch.extent)]
+    for least, most in parts:
+        wanted = api.Stretch(least, most, per)
+        longest = {
+            name: replace(bound, shape=wanted.shape(name, bound.shape or (), stretch.extent, most)) for name, bound in bindings.items()
+        }
+        even = (least, most) == stretch.wide
+        try:
+            found = api.plan_range(
+                model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, even=even
+            )
+            return found, False
+        except api.Rigid as reason:
+            if not reason.elsewhere:
+                return None, True
+        except AspenError:  # the model may not take the longest: positions that there are no embeddings for
+            continue
+    return None, False
+
+
+def _class_of(result: api.StageResult, stretch: Stretch | None) -> Stretch | None:
+    """The class of extents that a plan was made for, which may be for a part of it."""
+    if stretch is None or result.elastic is None:
+        return None
+    found = result.elastic.stretch
+    return stretch.widest if (found.least, found.most) == stretch.wide else stretch.narrow
+
+
+def _stretched(elastic: Elastic) -> ranges.Stretched:
+    def rows(found: Sequence[Steps]) -> list[list[ranges.Steps]]:
+        return [
+            [
+                ranges.Steps(axis, per, every, rest)
+                for axis, (per, every, rest) in enumerate(zip(s.per.tolist(), s.every.tolist(), s.rest.tolist(), strict=True))
+                if per
+            ]
+            for s in found
+        ]
+
+    return ranges.Stretched(elastic.stretch.least, elastic.stretch.most, rows(elastic.shapes[0]), rows(elastic.shapes[1]))
 
 
 def _spare(needed: int, spares: Sequence[int]) -> int:
@@ -357,7 +421,10 @@ def checked_plan(received: Received, result: StagePlanned, weights: list[int], a
     data = os.pread(fd, nbytes, 0)
     if len(data) != nbytes:
         raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
-    planfile.validate(data)
+    try:
+        planfile.validate(data)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers that no check of ours had thought of
+        raise PlanError(f"plan: {type(error).__name__}: {error}") from error
     header = np.frombuffer(data, PLAN_HEADER, 1)[0]
     if header["request_bytes"] != result.region:
         raise PlanError(f"request_bytes: {header['request_bytes']} in the plan, {result.region} announced")

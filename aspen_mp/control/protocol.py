@@ -86,13 +86,14 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class Plan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
-    else one waits for it."""
+    else one waits for it. `often`: the plan for a range of a length that serves these shapes has served them again and again."""
 
     id: Count
     model: Count
     stages: Annotated[list[list[Bind]], msgspec.Meta(min_length=1, max_length=10000)]
     capacities: list[Capacity]
     ahead: bool = False
+    often: bool = False
 
 
 class Adopt(Message):
@@ -253,7 +254,9 @@ class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Planned(Message):
-    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first."""
+    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `extent`: what requests of
+    these shapes say to a plan that leaves a dimension open; 0: it leaves none open. `often`: after so many requests of these shapes such
+    a plan is worth being replaced by one of their own (`Plan.often`)."""
 
     id: int
     plan: int
@@ -265,6 +268,8 @@ class Planned(Message):
     last: bool
     dynamic: bool
     instances: int
+    extent: int = 0
+    often: int = 0
 
 
 class DataReady(Message):

@@ -15,7 +15,11 @@ from aspen_mp.shm.segments import Segment
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    return plans.plan(cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.calibration))
+    entry = plans.plan(cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.calibration, job.stretch))
+    stretched = None if entry is None else entry.note.stretched
+    if job.stretch is not None and stretched is not None and not stretched.least <= job.stretch.extent <= stretched.most:
+        return None  # it is for another part of the range
+    return entry
 
 
 def stage(
@@ -52,5 +56,7 @@ def stage(
         [(key, known[file.id], offset) for file in new for key, offset in file.places],
         digest,
         [(known[file.id], file) for file in new],
+        stretched=note.stretched,
+        work_ns=note.work_ns,
     )
     return answer, received, plan

@@ -143,7 +143,7 @@ class Binder:
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._hints, copy._used = {}, set(self._used)
-        copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack) for n, t in self.env.items()}
+        copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored) for n, t in self.env.items()}
         return copy
 
     # ------------------------------------------------------------------------------------------------------ preparation

@@ -51,6 +51,7 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
     algorithm."""
     builder = Builder(winograd)
     table: dict[Tensor, Tensor] = {}
+    fitting = verify.Fitting()
     for node in graph.nodes:
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]
         if node.op == "OPAQUE":  # what of the stage depends on data (`aspen_mp.planner.stages`)
@@ -64,7 +65,7 @@ def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None
         try:
             results = _apply(builder, node, inputs)
             for made_of in builder.nodes[mark:]:
-                verify.fits(made_of)
+                fitting.check(made_of)
         except NoKernel as reason:
             del builder.nodes[mark:]
             if report is not None:

@@ -137,16 +137,18 @@ class Scribbler:
         offset = 64 + 64 * int(self.rng.integers(max(room, 1)))
         self.fill(plan, data, offset)
         number, generation, priority = plan.plan, plan.generation, int(self.rng.integers(3))
+        extent = 0
         if self.rng.random() < 0.3:
             odd = int(self.rng.choice([0, 1, 63, 64, 1 << 16, 1 << 31, (1 << 32) - 1]))
-            which = int(self.rng.integers(5))
+            which = int(self.rng.integers(6))
             number = odd if which == 0 else number
             generation = odd if which == 1 else generation
             index = odd if which == 2 else index
             offset = int(self.rng.choice([0, 1, 63, len(data) - 64, len(data), 1 << 40, (1 << 64) - 64])) if which == 3 else offset
             priority = odd if which == 4 else priority
+            extent = odd if which == 5 else 0
         with suppress(Exception):
-            self.channel.submit(number, generation, index, offset, priority)
+            self.channel.submit(number, generation, index, offset, priority, extent)
             self.published += 1
         # Whatever of it is being read now changes under the reader.
         for _ in range(int(self.rng.integers(1, 20))):

@@ -135,8 +135,8 @@ def test_symbolic_models_share_one_weight_file(tmp_path: Path, folder: Path) -> 
             results.append([model.run({"x": X[:n]})["y"] for n in (1, 2, 4)])
             status = runtime.status()
             assert status["memory"]["weights"]["segments"] == 1
-            assert [plan["cached"] for plan in status["models"][0]["plans"]] == [attempt > 0] * 3
-        wait_for(lambda: len(entries(folder, "plans")) == 3 and entries(folder, "models"))
+            assert [plan["cached"] for plan in status["models"][0]["plans"]] == [attempt > 0] * 2  # of 1, and of more
+        wait_for(lambda: len(entries(folder, "plans")) == 2 and entries(folder, "models"))
     assert len(entries(folder, "weights")) == 1
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)

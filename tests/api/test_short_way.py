@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import small_models
 
 import aspen_mp
 from aspen_mp.errors import RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.future import RequestFuture
 from aspen_mp.model import Model
+from aspen_mp.stages import Stage
 
 WATCHDOG_S = 60.0
 
@@ -105,6 +108,31 @@ def test_transfers_are_counted(mlp: Model) -> None:
     assert mlp.transfers.requests == 5
     mlp._tree._roots[(("x", x.shape),)].stage.close()  # type: ignore[union-attr]
     assert mlp.transfers.requests == 5
+
+
+def test_every_way_says_the_extent(shared_runtime: aspen_mp.Runtime, mlp: Model) -> None:
+    """A stage that was told a wrong one is refused on each: by itself, the short way, through the resolver at once and from its queue."""
+    x = {"x": x_of()}
+    mlp.run(x)
+    session = shared_runtime._link.session()
+    planned = mlp._tree._roots[(("x", x["x"].shape),)].stage.planned  # type: ignore[union-attr]
+    stage = Stage(session, "m", msgspec.structs.replace(planned, extent=3))
+    refusal = r"^model 'm': its plan is for inputs of other lengths$"
+    with pytest.raises(RequestError, match=refusal):
+        stage.run(x, 1, WATCHDOG_S, None)
+    assert stage.lane is not None
+    with pytest.raises(RequestError, match=refusal):
+        stage.lane.run(x, None, 1, WATCHDOG_S)
+    futures = [RequestFuture() for _ in range(2 * session.channel.capacity)]
+    with session._lock:  # until all are submitted the resolver gives no slot back
+        for future in futures:
+            stage.submit(x, 1, None, future, lambda _: pytest.fail("the plan is there"), lambda *_: False)
+        assert len(session.queue) == session.channel.capacity
+    for future in futures:
+        with pytest.raises(RequestError, match=refusal):
+            future.result(WATCHDOG_S)
+    stage.close()
+    assert mlp.run(x)["y"].shape[0] == 4
 
 
 def test_a_kernel_that_refuses_its_input(shared_runtime: aspen_mp.Runtime) -> None:

@@ -216,7 +216,7 @@ static void execute_opaque(void) {
   const struct aspen_exec_instance *e = (const struct aspen_exec_instance *)mine.instance[ASPEN_ITEM_INSTANCE(item)];
   const struct aspen_tile *t = &e->view.plan->tiles[tile];
   aspen_call c;
-  aspen_call_fill(&c, &aspen_exec_plan_of(e)->op[t->op], t, e->args);
+  aspen_call_fill(&c, e, &aspen_exec_plan_of(e)->op[t->op], t);
   int error = kernel(&c), large = *(const uint64_t *)e->view.request == LARGE;
   if (large) error = ASPEN_E_NEEDS_SPACE;
   aspen_dse_complete_opaque(&mine.dse, item, (uint32_t)error, large ? NEEDED : 0, MESSAGE, large ? sizeof MESSAGE : 0);

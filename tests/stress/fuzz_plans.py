@@ -6,6 +6,7 @@ fault is a finding, and so is a plan that a worker's own check refuses although 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import AspenError, PlanError
-from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
+from aspen_mp.shm.tables import KERNELS, LIMITS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, SPACES, TILE
 from aspen_mp.workers._dse import PlanRunner
 
 U32 = np.dtype("<u4")
@@ -49,6 +50,20 @@ def base(k: int) -> Plan | None:
     return plan
 
 
+def stretched(plan: Plan, rng: np.random.Generator) -> Plan:
+    """The same for a range of extents, at all of which it is what it was: its slopes are flat until one is changed."""
+    movable = np.flatnonzero((plan.operands["dtype"] != 0) & (plan.operands["space"] < SPACES["WEIGHTS"]))
+    rows = []
+    for at in rng.permutation(movable)[:8].tolist():
+        for axis in range(int(plan.operands["rank"][at])):
+            rows += [(SLOPE_TABLES["DIM"], 1, 0, at * LIMITS["rank"] + axis, 0)]
+            if plan.operands["strides"][at, axis] >= 0:
+                rows += [(SLOPE_TABLES["STRIDE"], 1, 0, at * LIMITS["rank"] + axis, 0)]
+        rows += [(SLOPE_TABLES["OFFSET"], 1, 0, at, 0)]
+    rows += [(SLOPE_TABLES["PARAM"], 1, 0, k, 0) for k in range(min(len(plan.params), 8))]
+    return replace(plan, slopes=np.array(rows, SLOPE), least=2, most=7)
+
+
 def arrays(raw: bytearray) -> dict[str, Any]:
     header = np.frombuffer(raw, PLAN_HEADER, 1)
     h = header[0]
@@ -63,6 +78,7 @@ def arrays(raw: bytearray) -> dict[str, Any]:
         "parent_begin": (U32, n + 1),
         "parents": (U32, h["n_children"]),
         "initial": (U32, h["n_initial"]),
+        "slopes": (SLOPE, h["n_slopes"]),
     }
     found = {name: np.frombuffer(raw, dtype, int(count), int(h[name])) for name, (dtype, count) in kinds.items()}
     return {"header": header, **{name: array for name, array in found.items() if len(array)}}
@@ -82,7 +98,7 @@ def put(array: Any, at: tuple[int, ...], value: int) -> None:
 
 def change(rng: np.random.Generator, places: dict[str, Any]) -> str:
     """One number, near its old value, equal to a neighbour's, or extreme; what it was."""
-    shares = {"operands": 6.0, "params": 3.0, "tiles": 3.0, "ops": 2.0}
+    shares = {"operands": 6.0, "slopes": 12.0, "params": 3.0, "tiles": 3.0, "ops": 2.0}
     names = list(places)
     weights = np.array([shares.get(n, 1.0) for n in names])
     name = names[int(rng.choice(len(names), p=weights / weights.sum()))]
@@ -128,8 +144,14 @@ def run(raw: bytearray, plan: Plan) -> str:
     request[:] = np.frombuffer(np.random.default_rng(1).integers(-2, 3, len(request) // 8 + 1).astype(np.int64).tobytes(), np.uint8)[
         : len(request)
     ]
+    least, most = int(header["least"]), int(header["most"])
     try:
-        return "failed" if PlanRunner(segment, weights, arena, request).run("fifo") else "executed"
+        runner = PlanRunner(segment, weights, arena, request, extent=most)
+        failed = False
+        for extent in sorted({least, min(least + 1, most), (least + most) // 2, most}):
+            runner.move(extent)
+            failed |= runner.run("fifo") != 0
+        return "failed" if failed else "executed"
     except PlanError as error:
         raise Finding(f"validate() accepts what a worker refuses: {error}") from error
 
@@ -139,6 +161,8 @@ def case(seed: int) -> str:
     plan = None
     while plan is None:
         plan = base(int(rng.integers(len(bases()))))
+    if rng.random() < 0.3:
+        plan = stretched(plan, rng)
     raw = bytearray(plan.segment())
     places = arrays(raw)
     done = [change(rng, places) for _ in range(int(rng.choice([1, 1, 2, 3])))]

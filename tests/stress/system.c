@@ -216,7 +216,7 @@ void restored(void) {
   for (int w = 0; w < it.workers && it.slots > 1; w++)
     for (int k = 0; k < it.instances; k++) {
       struct aspen_instance_view *v = &made[w][k]->view;
-      if (v->request) aspen_exec_move(made[w][k], v->request, v->generation);
+      if (v->request) aspen_exec_move(made[w][k], v->request, v->generation, 0);
     }
 }
 
@@ -344,7 +344,7 @@ void set_up(void) {
       struct aspen_bases bases = {{0}};
       bases.at[ASPEN_SPACE_ARENA] = arena[k];
       made[w][k] = aspen_exec_instance_new(exec, &bases);
-      aspen_exec_move(made[w][k], (char *)&data[8], 0);
+      aspen_exec_move(made[w][k], (char *)&data[8], 0, 0);
       links[k + 1] = aspen_exec_next(made[w][k]);
     }
     aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, mapping, plans[w], instances[w], links);

@@ -20,6 +20,7 @@ from aspen_mp.control.jobs import Inspected, Job, Limits, PlanStage, StagePlanne
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.models import Asker, ModelStore
+from aspen_mp.control.ranges import Stretched
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.server import Server
 from aspen_mp.planner import api, rates
@@ -117,17 +118,18 @@ class World:
             child.jobs.clear()
         job.on_done(result, segments)
 
-    def ask(self, rows: int = 8, *, ahead: bool = False) -> None:
+    def ask(self, rows: int = 8, *, ahead: bool = False, often: bool = False) -> None:
         shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
-        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead), self.asker(2))
+        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead, often), self.asker(2))
 
     def ask_behind(self, found: int) -> None:
         """For the stage behind one with so many results."""
         shapes = [[protocol.Bind("x", "float32", [1, 8, 8, 8], None)], [protocol.Bind("found", "int64", [found], None)]]
         self.store.plan(protocol.Plan(2, self.model, shapes, []), self.asker(2))
 
-    def answer(self, spare: int = -1) -> None:
-        """As a planning child would, for as many workers as there are speeds; with a spare arena in place of one of its own."""
+    def answer(self, spare: int = -1, stretched: tuple[int, int] | None = None) -> None:
+        """As a planning child would, for as many workers as there are speeds; with a spare arena in place of one of its own, or for a range
+        of a length."""
         (job,) = self.waiting
         assert isinstance(job.message, PlanStage)
         model = api.load(small_models.conv_chain(3, 8, 8).SerializeToString())
@@ -151,7 +153,8 @@ class World:
                 if role == "plan":
                     plan.write(made.buf)
                 segments.append((role, nbytes, os.dup(made.fd)))
-        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare), segments)
+        of_range = None if stretched is None else Stretched(*stretched, [], [])
+        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare, stretched=of_range), segments)
 
     def replan(self) -> None:
         self.table.served += 1

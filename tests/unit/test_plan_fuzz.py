@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "stress"))
+from elastic_plans import GRAPHS, Make, elastic
 from guard_pages import guarded
 from plan_tools import GraphBuilder
 from test_plan_graphs import attention, concat_shapes, depthwise, random_grids, residual_block, sequence_ops
@@ -21,7 +22,7 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, TILE
+from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, TILE
 from aspen_mp.workers._dse import PlanRunner
 
 CASES = 150
@@ -33,6 +34,8 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
     done = []
     for _ in range(int(rng.integers(1, 3))):
         kind = str(rng.choice(["operand", "param", "kernel", "box", "dtype", "rank"]))
+        if header["n_slopes"] and rng.random() < 0.6:
+            kind = "slope"
         value = int(rng.choice([-1, 1, 2, -2, 32, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, 1 << 62]))
         if kind == "param":
             target = np.frombuffer(raw, np.int64, header["n_params"], int(header["params"]))
@@ -50,6 +53,19 @@ def mutate(raw: bytearray, rng: np.random.Generator) -> str:
             k = int(rng.integers(len(ops)))
             same = [x.code for x in KERNELS.values() if x.n_params == ops["n_params"][k]]
             ops["kernel"][k] = int(rng.choice(same or [0]))
+        elif kind == "slope":
+            slopes = np.frombuffer(raw, SLOPE, header["n_slopes"], int(header["slopes"]))
+            k = int(rng.integers(len(slopes)))
+            one = slopes[k : k + 1]
+            name = str(rng.choice(["table", "index", "per", "every", "rest"]))
+            if name == "per":
+                one["per"] = int(one["per"][0]) + int(np.clip(value, -64, 64)) if rng.random() < 0.8 else value
+            elif name in ("every", "rest"):
+                one[name] = int(rng.integers(4))
+            elif name == "table":
+                one["table"] = int(rng.integers(len(SLOPE_TABLES) + 1))
+            else:
+                one["index"] = int(rng.integers(header["n_operands"] * 8)) if rng.random() < 0.8 else value % (1 << 32)
         else:
             operands = np.frombuffer(raw, OPERAND, header["n_operands"], int(header["operands"]))
             k = int(rng.integers(len(operands)))
@@ -69,7 +85,10 @@ def execute(raw: bytearray, weights: Any) -> None:
     segment = guarded(len(raw))
     segment[: len(raw)] = np.frombuffer(raw, np.uint8)
     arena, request = guarded(int(header["arena_bytes"])), guarded(int(header["request_bytes"]))
-    PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request).run("fifo")
+    runner = PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request, extent=int(header["most"]))
+    for extent in sorted({*range(int(header["least"]), int(header["most"]) + 1, 3), int(header["least"]), int(header["most"])}):
+        runner.move(extent)
+        runner.run("fifo")
 
 
 def survives(raw: bytearray, weights: Any) -> bool:
@@ -97,9 +116,7 @@ def packed(plan: Plan) -> Any:
     return weights
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops])
-def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
-    plan = build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1)))
+def harmless(plan: Plan) -> None:
     good, weights = plan.segment(), packed(plan)
     assert survives(good, weights)
     rng = np.random.default_rng(11)
@@ -114,3 +131,13 @@ def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
         accepted += 1
         assert survives(raw, weights), f"case {case}: {what}"
     assert accepted > 0
+
+
+@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops])
+def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
+    harmless(build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1))))
+
+
+@pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
+def test_changed_slopes_do_no_harm(make: Make, least: int, most: int, barriers: bool) -> None:
+    harmless(elastic(make, least, most, barriers=barriers))

@@ -32,7 +32,7 @@ from aspen_mp.planner.ir import Graph, Tensor
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.validate import validate
 from aspen_mp.shm.errors import PlanError
-from aspen_mp.shm.tables import DTYPES, KERNELS, OP, OPERAND, PLAN_HEADER, SPACES, TILE
+from aspen_mp.shm.tables import DTYPES, KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SPACES, TILE
 
 
 def make(graph: Callable[[GraphBuilder], Any] = residual_block, seed: int = 1, **options: Any) -> Plan:
@@ -57,6 +57,7 @@ class Bytes:
         self.parent_counts = self.array("parent_counts", u32, h["n_tiles"][0])
         self.parent_begin = self.array("parent_begin", u32, h["n_tiles"][0] + 1)
         self.initial = self.array("initial", u32, h["n_initial"][0])
+        self.slopes = self.array("slopes", SLOPE, h["n_slopes"][0])
 
     def array(self, name: str, dtype: Any, count: Any) -> Any:
         return np.frombuffer(self.raw, dtype, int(count), int(self.header[name][0]))
@@ -151,7 +152,10 @@ DAMAGE: list[tuple[str, Callable[[Bytes], None]]] = [
     ("arena_bytes", set_header("arena_bytes", 128)),
     ("arena_bytes", set_header("arena_bytes", 1 << 60)),
     ("operands", set_header("request_bytes", 0)),
-    ("reserved", set_header("reserved", 1)),
+    ("header.slopes", set_header("n_slopes", 1)),
+    ("least", set_header("least", 1)),
+    ("header.slopes", set_header("slopes", 8)),
+    ("header.slopes", set_header("n_slopes", 1 << 60)),
     ("space", field("operands", "space", 77)),
     ("dtype", field("operands", "dtype", 200)),
     ("rank", field("operands", "rank", 9)),

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control import models
+from aspen_mp.control import models, protocol
 from aspen_mp.control.jobs import PlanStage
 from aspen_mp.planner.options import Planning
+from aspen_mp.shm.errors import PlanError
 
 
 @pytest.fixture
@@ -41,6 +42,153 @@ def test_first_shapes_are_searched_others_are_not(world: World) -> None:
     assert not further.search
     assert further.keep  # the plan cache keeps both
     assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, False]
+
+
+def test_the_second_shape_asks_for_a_range(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    stretch = job(world).stretch
+    assert stretch is not None
+    assert (stretch.least, stretch.most, stretch.extent) == (16, 23, 20)
+    assert stretch.at(job(world).stages[0], 23)[0].shape == [1, 8, 23, 8]
+
+
+def test_who_waits_for_a_range_that_there_is_not_asks_again(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.ask(21)
+    world.ask(20)
+    assert len(world.waiting) == 1
+    world.answer()  # a plan for 20 rows alone
+    assert len(world.answers) == 4  # model, 8, 20, 20
+    again = job(world)
+    assert again.stages[0][0].shape == [1, 8, 21, 8]
+    assert again.stretch is None  # not a second time
+    world.answer()
+    assert len(world.answers) == 5
+
+
+def test_an_error_of_one_length_is_its_own(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.ask(21)
+    (found,) = world.waiting
+    for child in world.children:
+        child.jobs.clear()
+    found.on_error(PlanError("20 rows"))
+    assert len(world.errors) == 1
+    assert job(world).stages[0][0].shape == [1, 8, 21, 8]
+    world.answer()
+    assert len(world.errors) == 1
+
+
+def test_ranges_serve_other_lengths_at_once(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.answer(stretched=(16, 23))
+    answered = len(world.answers)
+    world.ask(17)
+    world.ask(23)
+    assert not world.waiting
+    small, large = world.answers[answered:]
+    assert isinstance(small, protocol.Planned)
+    assert isinstance(large, protocol.Planned)
+    assert (small.extent, large.extent) == (17, 23)
+    assert small.plan == large.plan
+    world.ask(24)
+    assert job(world).stretch is not None
+    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [16, 23]]
+
+
+def test_what_is_planned_ahead_has_a_plan_of_its_own_beside_a_range(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.answer(stretched=(16, 23))
+    message = planned(world, 20, ahead=True)
+    assert message.search
+    assert message.stretch is None
+    world.ask(20)
+    found = world.answers[-1]
+    assert isinstance(found, protocol.Planned)
+    assert found.extent == 0
+
+
+def test_less_of_a_range_serves_what_is_in_it(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.ask(17)
+    world.answer(stretched=(20, 23))
+    other = job(world)  # for 17 rows: another part of the range
+    assert other.stretch is not None
+    assert other.stretch.extent == 17
+    world.answer(stretched=(16, 19))
+    assert not world.waiting
+    world.ask(16)
+    world.ask(23)
+    assert not world.waiting
+    assert {str(plan["range"]) for plan in world.store.describe()[0]["plans"]} == {"None", "[20, 23]", "[16, 19]"}
+
+
+def test_models_without_ranges_are_left_alone(world: World) -> None:
+    planned(world, 8)
+    for rows in (20, 40, 80):
+        world.ask(rows)
+        assert job(world).stretch is not None
+        world.answer()
+    world.ask(160)
+    assert job(world).stretch is None
+
+
+def test_a_length_that_comes_often_is_planned_by_itself_behind_the_requests(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.answer(stretched=(16, 23))
+    world.ask(20, often=True)
+    assert not world.waiting  # it was answered
+    world.store.refresh()
+    own = job(world)
+    assert own.search
+    assert own.stretch is None
+    assert own.stages[0][0].shape == [1, 8, 20, 8]
+    world.answer()
+    world.ask(20, often=True)
+    found = world.answers[-1]
+    assert isinstance(found, protocol.Planned)
+    assert found.extent == 0
+    world.store.refresh()
+    assert not world.waiting
+
+
+def test_long_requests_are_often_sooner() -> None:
+    assert models._often(0.0) == models._often(1e6) == models.SERVED_OFTEN
+    assert models._often(1e8) == 20
+    assert models._often(1e10) == models.SERVED_LEAST
+
+
+def test_a_range_whose_plan_is_dropped_is_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "MAX_PLANS", 1)
+    planned(world, 8)
+    world.ask(20)
+    world.answer(stretched=(16, 23))
+    world.ask(40)
+    world.answer()
+    world.ask(21)
+    assert job(world).stretch is not None
+
+
+def test_a_range_is_searched_again_as_a_range(world: World) -> None:
+    planned(world, 8)
+    world.ask(20)
+    world.answer(stretched=(16, 23))
+    world.table.served = models.SERVED_OFTEN
+    world.store.refresh()
+    message = job(world)
+    assert message.search
+    assert message.stretch is not None
+    world.answer(stretched=(16, 23))
+    world.ask(18)
+    assert not world.waiting
+    assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, True]
 
 
 def test_what_is_planned_ahead_is_searched(world: World) -> None:

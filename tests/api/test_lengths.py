@@ -1,0 +1,200 @@
+"""Inputs of ever new lengths: a few plans for ranges serve them, with the bits of plans of their own, and those that come often get one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import small_models
+
+import aspen_mp
+from aspen_mp import stages
+from aspen_mp.bench import models
+from aspen_mp.bench.agreement import LIMIT, error_of, reference
+from aspen_mp.errors import AspenError
+
+WATCHDOG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def text() -> onnx.ModelProto:
+    model = models.build("bert_base", symbolic=True, **models.miniature("bert_base"))
+    reference(model.SerializeToString(), tokens(3))  # onnxruntime keeps files of its own open from its first session on
+    return model
+
+
+def tokens(n: int, batch: int = 1) -> dict[str, npt.NDArray[np.int64]]:
+    ids = np.random.default_rng(n).integers(0, 50, (batch, n))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def plans(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
+    return [plan for model in runtime.status()["models"] for plan in model["plans"]]
+
+
+def ranges(runtime: aspen_mp.Runtime) -> list[list[int]]:
+    """How large they are depends on what a machine takes for longer texts."""
+    return [plan["range"] for plan in plans(runtime) if plan["range"] is not None]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    end = time.monotonic() + WATCHDOG_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_many_lengths_few_plans(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    for n in (33, 40, 39, 34, 47, 46, 41, 33, 36):
+        feeds = tokens(n)
+        found = model.run(feeds)
+        assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+        assert found["last_hidden_state"].shape[1] == n
+    ((least, most),) = ranges(runtime)
+    assert least <= 32
+    assert most >= 47
+    assert len(plans(runtime)) == 2  # and that of the first length
+
+
+def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model = runtime.load(text)
+    model.run(tokens(9))
+    shared = {n: model.run(tokens(n)) for n in (40, 33, 47)}
+    assert len(ranges(runtime)) == 1
+    alone = runtime.load(text.SerializeToString(), name="alone", instances=1)
+    for n, want in shared.items():
+        alone.prepare({name: value.shape for name, value in tokens(n).items()})
+        found = alone.run(tokens(n))
+        assert any(plan["range"] is None and plan["inputs"]["input_ids"] == [1, n] for plan in plans(runtime))
+        for name in want:
+            assert np.array_equal(found[name], want[name])
+
+
+def test_lengths_at_the_same_time(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    """Two instances of one plan run at different lengths, and one after another length."""
+    model = runtime.load(text)
+    model.run(tokens(9))
+    lengths = list(range(32, 48)) * 4
+    want = {n: model.run(tokens(n)) for n in range(32, 48)}
+    with ThreadPoolExecutor(6) as pool:
+        for n, found in zip(lengths, pool.map(lambda n: model.run(tokens(n)), lengths), strict=True):
+            assert np.array_equal(found["last_hidden_state"], want[n]["last_hidden_state"])
+    futures = [(n, model.submit(tokens(n))) for n in lengths]
+    for n, future in futures:
+        assert np.array_equal(future.result(WATCHDOG_S)["last_hidden_state"], want[n]["last_hidden_state"])
+    assert len(plans(runtime)) == 2
+
+
+def test_batches_have_ranges_of_their_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    for batch in (1, 2):
+        for n in (35, 40, 33, 37):
+            feeds = tokens(n, batch)
+            found = model.run(feeds)
+            assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    assert len(ranges(runtime)) == 2
+
+
+def test_a_length_that_comes_often_gets_a_plan_of_its_own(
+    runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "ASK_AFTER", 4)
+    monkeypatch.setattr(stages, "ASK_SELDOM", 8)
+    model = runtime.load(text)
+    model.run(tokens(9))
+    want = model.run(tokens(40))["last_hidden_state"]
+
+    def own() -> bool:
+        for _ in range(10):
+            assert np.array_equal(model.run(tokens(40))["last_hidden_state"], want)
+        return any(plan["range"] is None and plan["inputs"]["input_ids"] == [1, 40] and plan["served"] for plan in plans(runtime))
+
+    wait_for(own)
+    (mine,) = [plan for plan in plans(runtime) if plan["inputs"]["input_ids"] == [1, 40]]
+    assert mine["searched"]
+    assert np.array_equal(model.submit(tokens(40)).result(WATCHDOG_S)["last_hidden_state"], want)
+
+
+def test_a_length_that_the_model_does_not_take_costs_the_others_nothing(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    """The longest of a range has no positions: those that have are served all the same, one by one or by less of the range."""
+    data = text.SerializeToString()
+    most = next(int(t.dims[0]) for t in text.graph.initializer if "position_embeddings" in t.name)
+    loaded = runtime.load(text)
+    loaded.run(tokens(9))
+    feeds = tokens(most)
+    found = loaded.run(feeds)
+    assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    with pytest.raises(AspenError):
+        loaded.run(tokens(most + 1))
+    found = loaded.run(tokens(most - 1))
+    assert found["last_hidden_state"].shape[1] == most - 1
+
+
+def test_shapes_that_differ_by_more_than_a_length(runtime: aspen_mp.Runtime) -> None:
+    proto = small_models.two_inputs()
+    model = runtime.load(proto)
+    for n in (3, 40, 45, 64, 33):
+        a = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+        found = model.run({"a": a, "b": np.ones(3, np.float32)})
+        assert np.array_equal(found["sum"], a + 1)
+        assert np.array_equal(found["scaled"], a * 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+    wait_for(lambda: not list((tmp_path / "cache").glob("*/*.tmp")))
+
+
+def test_ranges_are_in_the_plan_cache(folder: Path, text: onnx.ModelProto) -> None:
+    data = text.SerializeToString()
+    results = []
+    for _ in range(2):
+        with aspen_mp.Runtime(workers=2) as runtime:
+            model = runtime.load(data)
+            model.run(tokens(9))
+            results.append([model.run(tokens(n))["last_hidden_state"] for n in (40, 35, 47)])
+            found = {str(plan["range"]): plan["cached"] for plan in plans(runtime)}
+            wait_for(lambda: len(list((folder / "plans").glob("*.aspen"))) >= 2)
+    assert len(found) == 2
+    assert all(found.values())
+    for one, two in zip(*results, strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_plans_of_ranges_that_go_are_made_again(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    """When workers come, plans are made for more of them while requests of all lengths run."""
+    model = runtime.load(text)
+    model.run(tokens(9))
+    want = {n: model.run(tokens(n))["last_hidden_state"] for n in range(32, 48)}
+    stop = threading.Event()
+    wrong: list[int] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            for n, expected in want.items():
+                if not np.array_equal(model.run(tokens(n))["last_hidden_state"], expected):
+                    wrong.append(n)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        runtime.scale(1)
+        time.sleep(0.5)
+        runtime.scale(3)
+        wait_for(lambda: any(event["event"] == "replanned" for event in runtime.status()["events"]))
+        time.sleep(0.5)
+    finally:
+        stop.set()
+        thread.join()
+    assert not wrong

@@ -1,0 +1,188 @@
+"""Plans for a range of a length give at every length the bits of a plan for that length alone: tile by tile, in any legal order, on memory
+full of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from kernel_runner import WeightStore, nan_filled
+from onnx import TensorProto, helper, numpy_helper
+
+from aspen_mp.bench import models
+from aspen_mp.planner import api
+from aspen_mp.planner.elastic import Rigid, Stretch
+from aspen_mp.planner.plan import Plan
+from aspen_mp.workers._dse import PlanRunner
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shapes = Callable[[int], Mapping[str, tuple[int, ...]]]
+ORDERS = ("fifo", "lifo", "random")
+
+
+def aligned_nan(nbytes: int) -> Array:
+    memory = nan_filled(nbytes + 64)
+    return memory[-memory.ctypes.data % 64 :][:nbytes]
+
+
+class Runs:
+    """A plan with memory of its own, run by the workers' code."""
+
+    def __init__(self, plan: Plan, store: WeightStore) -> None:
+        store.place(plan)
+        self.plan = plan
+        self.segment = bytes(plan.segment())
+        header = plan.header()
+        self.arena, self.request = (aligned_nan(int(header[name])) for name in ("arena_bytes", "request_bytes"))
+        weights = []
+        for segment in store.segments:
+            memory = aligned_nan(len(segment))
+            memory[:] = np.frombuffer(segment, np.uint8)
+            weights.append(memory)
+        self.runner = PlanRunner(self.segment, weights, self.arena, self.request, extent=plan.most)
+
+    def run(self, feeds: Mapping[str, Array], shapes: Sequence[tuple[int, ...]], order: str, extent: int = 0) -> list[Array]:
+        for memory in (self.arena, self.request):
+            whole = memory[: len(memory) // 4 * 4].view(np.float32)
+            whole[...] = np.nan
+        for info in self.plan.inputs:
+            raw = np.frombuffer(feeds[info.name].tobytes(), np.uint8)
+            self.request[info.offset : info.offset + len(raw)] = raw
+        self.runner.move(extent)
+        assert self.runner.run(order, extent) == 0
+        outputs = []
+        for info, shape in zip(self.plan.outputs, shapes, strict=True):
+            n = int(np.prod(shape)) * np.dtype(info.dtype).itemsize
+            outputs.append(self.request[info.offset : info.offset + n].view(info.dtype).reshape(shape).copy())
+        return outputs
+
+
+def feeds_of(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, Any], seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for name, shape in shapes.items():
+        if np.dtype(dtypes[name]).kind == "f":
+            feeds[name] = rng.standard_normal(shape).astype(dtypes[name])
+        else:
+            feeds[name] = (rng.integers(0, 50, shape) if name in {"ids", "input_ids"} else np.ones(shape)).astype(dtypes[name])
+    return feeds
+
+
+def check(model: onnx.ModelProto, shapes: Shapes, least: int, most: int, extents: Sequence[int], workers: int = 2) -> None:
+    opened = api.load(model.SerializeToString())
+    dtypes = {v.name: v.dtype for v in opened.signature.inputs}
+    longest, shorter = shapes(most), shapes(most - 1)
+    per = {name: tuple(a - b for a, b in zip(longest[name], shorter[name], strict=True)) for name in longest}
+
+    def bound(extent: int) -> dict[str, api.Binding]:
+        return {name: api.Binding(dtypes[name], shape, None) for name, shape in shapes(extent).items()}
+
+    found = api.plan_range(opened, bound(most), Stretch(least, most, per), workers=workers)
+    assert found.plan is not None
+    store = WeightStore()
+    elastic = Runs(found.plan, store)
+    for k, extent in enumerate(extents):
+        alone = api.plan_stage(opened, [bound(extent)], workers=workers).plan
+        assert alone is not None
+        feeds = feeds_of(shapes(extent), dtypes, extent)
+        sizes = [info.shape for info in alone.outputs]
+        want = Runs(alone, store).run(feeds, sizes, "fifo")
+        got = elastic.run(feeds, sizes, ORDERS[k % 3], extent)
+        for info, y, w in zip(alone.outputs, got, want, strict=True):
+            assert np.array_equal(y, w, equal_nan=False), f"{model.graph.name}: {info.name!r} at {extent} of {least} … {most}"
+
+
+def tokens(batch: int = 1) -> Callable[[onnx.ModelProto], Shapes]:
+    return lambda model: lambda extent: {value.name: (batch, extent) for value in model.graph.input}
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2", "smollm2_135m"])
+@pytest.mark.parametrize(("least", "most"), [(24, 31), (48, 63), (2, 7)])
+def test_text(name: str, least: int, most: int) -> None:
+    model = models.build(name, symbolic=True, **models.miniature(name))
+    check(model, tokens()(model), least, most, [most, least, (least + most) // 2, most - 1, most])
+
+
+def test_text_in_batches() -> None:
+    model = models.build("bert_base", symbolic=True, **models.miniature("bert_base"))
+    check(model, tokens(3)(model), 24, 31, [24, 27, 30])
+
+
+def test_batches_of_text_and_of_images() -> None:
+    model = models.build("bert_base", symbolic=True, **models.miniature("bert_base"))
+    check(model, lambda extent: {value.name: (extent, 9) for value in model.graph.input}, 4, 7, [4, 7, 5, 6])
+    images = models.build("mobilenet_v2", symbolic=True, **models.miniature("mobilenet_v2"))
+    (x,) = images.graph.input
+    sides = tuple(d.dim_value for d in x.type.tensor_type.shape.dim[1:])
+    check(images, lambda extent: {x.name: (extent, *sides)}, 2, 3, [2, 3])
+
+
+def decoder(*, last: bool = False, heads: int = 2, size: int = 16) -> onnx.ModelProto:
+    """A step of attention with a cache of keys and values. `last`: of all new tokens, the last one's logits alone."""
+    rng = np.random.default_rng(3)
+    width = heads * size
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array((rng.standard_normal(shape) / width**0.5).astype(np.float32), name)
+
+    def ints(name: str, *values: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(np.array(values, np.int64), name)
+
+    weights = [weight("table", 50, width), *(weight(n, width, width) for n in ("wq", "wk", "wv", "wo")), weight("head", width, 50)]
+    weights += [ints("split", 1, -1, heads, size), ints("flat", 1, -1, width), ints("end", -1)]
+    node = helper.make_node
+    nodes = [node("Gather", ["table", "ids"], ["x"])]
+    for n in "qkv":
+        nodes += [node("MatMul", ["x", f"w{n}"], [f"{n}0"]), node("Reshape", [f"{n}0", "split"], [f"{n}1"])]
+        nodes += [node("Transpose", [f"{n}1"], [f"{n}2"], perm=[0, 2, 1, 3])]
+    nodes += [node("Concat", [f"past_{n}", f"{n}2"], [f"present_{n}"], axis=2) for n in "kv"]
+    nodes += [node("Transpose", ["present_k"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q2", "kt"], ["s0"])]
+    nodes += [node("Softmax", ["s0"], ["s1"], axis=-1), node("MatMul", ["s1", "present_v"], ["c0"])]
+    nodes += [node("Transpose", ["c0"], ["c1"], perm=[0, 2, 1, 3]), node("Reshape", ["c1", "flat"], ["c2"])]
+    nodes += [node("MatMul", ["c2", "wo"], ["y0"]), node("Add", ["x", "y0"], ["y1"])]
+    if last:
+        nodes += [node("Gather", ["y1", "end"], ["y2"], axis=1)]
+    nodes += [node("MatMul", ["y2" if last else "y1", "head"], ["logits"])]
+    cache = [1, heads, "past", size]
+    inputs = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, "new"])]
+    inputs += [helper.make_tensor_value_info(f"past_{n}", TensorProto.FLOAT, cache) for n in "kv"]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("logits", "present_k", "present_v")]
+    graph = helper.make_graph(nodes, "decoder", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_decoder_with_a_growing_cache(new: int) -> None:
+    cache = lambda extent: (1, 2, extent, 16)  # noqa: E731
+    shapes: Shapes = lambda extent: {"ids": (1, new), "past_k": cache(extent), "past_v": cache(extent)}  # noqa: E731
+    check(decoder(), shapes, 16, 23, [16, 17, 20, 23])
+
+
+def test_a_cache_of_any_length() -> None:
+    cache = lambda extent: (1, 2, extent, 16)  # noqa: E731
+    shapes: Shapes = lambda extent: {"ids": (1, 1), "past_k": cache(extent), "past_v": cache(extent)}  # noqa: E731
+    check(decoder(), shapes, 128, 1023, [128, 1023, 600, 129, 999])
+
+
+def test_rows_that_are_counted_from_the_end() -> None:
+    """The last token is in the last tile where the text is longest, and in another one else."""
+    shapes: Shapes = lambda extent: {"ids": (1, extent), "past_k": (1, 2, 3, 16), "past_v": (1, 2, 3, 16)}  # noqa: E731
+    check(decoder(last=True), shapes, 64, 95, [64, 70, 94, 79], workers=8)
+
+
+def test_images_are_not_computed_by_pixels_that_are_not_there() -> None:
+    """Windows and strides: sizes that follow unevenly have a plan each."""
+    model = models.build("resnet18", symbolic=True, **models.miniature("resnet18"))
+    (x,) = model.graph.input
+    for dim in x.type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "side"
+    with pytest.raises(Rigid):
+        api.plan_range(
+            model,
+            {x.name: api.Binding(np.dtype(np.float32), (1, 3, 95, 95), None)},
+            Stretch(64, 95, {x.name: (0, 0, 1, 1)}),
+            workers=2,
+        )

@@ -1,0 +1,154 @@
+"""Which requests share a plan for a range of a length."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aspen_mp.control import ranges
+from aspen_mp.control.protocol import Bind, Slot
+from aspen_mp.control.ranges import Ranges, Steps
+
+
+def text(tokens: int, batch: int = 1) -> list[Bind]:
+    return [Bind("ids", "int64", [batch, tokens], None), Bind("mask", "int64", [batch, tokens], None)]
+
+
+def decoder(past: int, new: int = 1) -> list[Bind]:
+    return [
+        Bind("ids", "int64", [1, new], None),
+        Bind("mask", "int64", [1, past + new], None),
+        Bind("keys", "float32", [1, 3, past, 64], None),
+    ]
+
+
+@given(st.integers(2, 1 << 20))
+def test_every_extent_is_in_one_class(extent: int) -> None:
+    found = ranges.classes(extent)
+    assert found is not None
+    least, most = found
+    assert least <= extent <= most
+    assert ranges.classes(least) == ranges.classes(most) == found
+    assert ranges.classes(most + 1) != found
+    assert extent < 16 or most + 1 <= 1.5 * least
+
+
+def test_one_and_huge_lengths_are_in_none() -> None:
+    assert ranges.classes(1) is None
+    assert ranges.classes(0) is None
+    assert ranges.classes(ranges.MOST_EXTENT + 1) is None
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
+def test_parts_of_a_range_shrink_towards_the_extent(least: int, width: int, at: int) -> None:
+    most = least + width
+    extent = least + at % (width + 1)
+    found = list(ranges.around(least, most, extent))
+    assert found[0] == (least, most)
+    for (a, b), (c, d) in pairwise(found):
+        assert a <= c <= extent <= d <= b
+        assert d - c < b - a
+
+
+def test_what_differs_by_one_number_is_one_length() -> None:
+    assert ranges.difference(text(5), text(9)) == ((False, True), (False, True))
+    assert ranges.difference(decoder(5), decoder(6)) == ((False, False), (False, True), (False, False, True, False))
+    assert ranges.difference(text(5, 1), text(9, 2)) is None  # batch and length
+    assert ranges.difference(text(5), text(5)) is None
+    assert ranges.difference(text(5), decoder(5)) is None
+    assert ranges.difference(text(5, 1), text(6, 2)) == ((True, True), (True, True))  # by the same number: who knows
+
+
+def test_the_extent_is_the_smallest_of_the_dimensions() -> None:
+    mask = ranges.difference(decoder(5), decoder(6))
+    assert mask is not None
+    assert ranges.extent_of(decoder(7), mask) == 7
+    assert ranges.frame(decoder(7), mask, 7) == ranges.frame(decoder(70), mask, 70)
+    assert ranges.frame(decoder(7), mask, 7) != ranges.frame(decoder(7, 2), mask, 7)
+
+
+def test_nothing_is_wanted_before_two_shapes_are_known() -> None:
+    known = Ranges()
+    known.learn(text(20))
+    assert known.wanted(text(20)) is None
+    known.learn(text(40))
+    stretch = known.wanted(text(40))
+    assert stretch is not None
+    assert (stretch.least, stretch.most, stretch.extent) == (32, 47, 40)
+    assert stretch.at(text(40), 47) == text(47)
+
+
+def test_plans_are_found_by_any_length_of_theirs() -> None:
+    known = Ranges()
+    known.learn(text(20))
+    known.learn(text(40))
+    stretch = known.wanted(text(40))
+    assert stretch is not None
+    known.add(text(40), stretch, 32, 47, b"plan")
+    assert known.find(text(33)) == b"plan"
+    assert known.find(text(48)) is None
+    assert known.find(text(33, batch=2)) is None
+    known.drop(b"plan")
+    assert known.find(text(33)) is None
+
+
+def test_a_class_without_a_plan_is_not_asked_for_again() -> None:
+    known = Ranges()
+    known.learn(text(20))
+    known.learn(text(40))
+    stretch = known.wanted(text(40))
+    assert stretch is not None
+    known.refuse(text(40), stretch, rigid=False)
+    assert known.wanted(text(33)) is None
+    assert known.wanted(text(48)) is not None
+    for tokens in (48, 64):
+        other = known.wanted(text(tokens))
+        assert other is not None
+        known.refuse(text(tokens), other, rigid=False)
+    assert known.wanted(text(100)) is None  # such models have none
+
+
+def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
+    known = Ranges()
+    known.learn(text(20))
+    known.learn(text(40))
+    stretch = known.wanted(text(40))
+    assert stretch is not None
+    known.refuse(text(40), stretch, rigid=True)
+    assert known.wanted(text(100)) is None
+    known.learn(text(40, batch=2))  # another length: the batch
+    other = known.wanted(text(40, batch=3))
+    assert other is not None
+    assert (other.least, other.most) == (2, 7)
+
+
+@given(st.integers(2, 1 << 20))
+def test_large_classes_hold_the_others(extent: int) -> None:
+    found, wide = ranges.classes(extent), ranges.wide_class(extent)
+    assert found is not None
+    assert wide[0] <= found[0] <= extent <= found[1] <= wide[1]
+    assert ranges.wide_class(wide[0]) == ranges.wide_class(wide[1]) == wide
+
+
+def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
+    known = Ranges()
+    known.learn(text(20))
+    known.learn(text(40))
+    stretch = known.wanted(text(40))
+    assert stretch is not None
+    assert stretch.wide == (16, 127)
+    known.add(text(40), stretch, 32, 47, b"plan")
+    other = known.wanted(text(100))
+    assert other is not None
+    assert other.wide is None
+
+
+@given(st.integers(0, 60))
+def test_slots_shrink(less: int) -> None:
+    slots = [Slot("y", "float32", [2, 64, 10], 128, 2 * 64 * 10 * 4)]
+    (found,) = ranges.slots(slots, [[Steps(1, 1, 1, 0), Steps(2, 3, 20, 5)]], less)
+    assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
+    assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
+    assert found.offset == 128
