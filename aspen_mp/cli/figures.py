@@ -338,6 +338,68 @@ def synthetic(
     )
 
 
+@app.command("lengths")
+@output.command
+def lengths(
+    network: Annotated[
+        str | None, typer.Argument(metavar="NETWORK", help="One that reads text; default: bert_base, and smollm2_135m to decode.")
+    ] = None,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Texts.")] = 200,
+    least: Annotated[int, typer.Option("--least", min=1, help="Tokens of the shortest text.")] = 8,
+    most: Annotated[int, typer.Option("--most", min=1, help="Tokens of the longest text.")] = 256,
+    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Cores; default: 2, if there are.")] = None,
+    cores: Cores = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of lengths and tokens.")] = 0,
+    engines: Engines = None,
+    decode: Annotated[
+        int | None, typer.Option("--decode", min=1, metavar="N", help="N tokens after a prompt, with a cache, instead.")
+    ] = None,
+    plot: PlotOption = None,
+    file: OutputOption = None,
+    as_json: output.Json = False,
+) -> None:
+    """Texts of ever new lengths, or the steps of a decoder, from the first request on, when there is no plan yet, beside other runtimes.
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import lengths as bench
+
+    _need_matplotlib(plot)
+    (cpus,) = _core_sets(None if threads is None else str(threads), cores)
+    if threads is None and cores is None:
+        cpus = cpus[:2]
+    if least > most:
+        raise typer.BadParameter(f"there is nothing from {least} to {most}", param_hint="--most")
+    chosen, absent = _engines(engines)
+    if not set(chosen) <= set(bench.ENGINES):
+        raise typer.BadParameter(f"those that take any length: {', '.join(bench.ENGINES)}", param_hint="--engines")
+    (case,) = _cases([network or ("bert_base" if decode is None else "smollm2_135m")])
+    if not (bench.decodes(case) if decode else bench.reads(case)):
+        raise typer.BadParameter(f"{case.network} {'has no cache' if decode else 'reads no text'}", param_hint="NETWORK")
+    with output.progress("bench", quiet=as_json, moving=False) as update:
+        if decode is None:
+            result = bench.stream(case, chosen, cpus, requests, least, most, seed, update)
+        else:
+            result = bench.decode(case, chosen, cpus, decode, seed, update)
+    result.absent = absent
+    if plot is not None:
+        bench.plot([result], plot)
+    _write(_document([result.document()]), file, as_json)
+    if not as_json:
+        rows = [
+            [
+                *(e["engine"], f"{e['total_s']:.2f}", f"{e['median_ms']:.2f}", f"{e['min_ms']:.2f}", f"{e['longest_ms']:.1f}", e["slow"]),
+                *(f"{e['behind_s']:.1f}", "" if e["prompt_ms"] is None else f"{e['prompt_ms']:.1f}"),
+            ]
+            for e in (found.document() for found in result.found)
+        ]
+        columns = ["engine", "total s", "ms", "min ms", "longest ms", "slow", "CPU s behind", "prompt ms"]
+        output.table(result.case, columns, rows, right=range(1, 8))
+        output.out.print(result.verdict, highlight=False, soft_wrap=True)
+        _absent(absent)
+    _ends(result.failed)
+
+
 def _compare(
     cases: Sequence[Case],
     measure: Callable[[Case, Callable[[str], None]], Comparison],

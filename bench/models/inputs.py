@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from .llama import PAST, TOTAL
 from .net import Array
 from .zoo import BATCH, SEQ, signature, structure
 
@@ -19,11 +20,13 @@ STD = np.array([0.229, 0.224, 0.225], np.float32)
 def inputs(model: str | onnx.ModelProto, *, seed: int = 0, batch: int = 1, seq: int = 128, **options: Any) -> dict[str, Array]:
     """Arrays for every input of a zoo network, given by name (with `build`'s options) or as the model that `build` returned.
 
-    `batch` and `seq` fill symbolic dimensions and, for a name, are those of `build`. The same seed gives the same arrays.
+    `batch`, `seq` and, of a network with a cache, `past` (default 0) fill symbolic dimensions and, for a name, are those of `build`. The
+    same seed gives the same arrays.
     """
     proto = structure(model, batch=batch, seq=seq, **options) if isinstance(model, str) else model
     notes = {prop.key: prop.value for prop in proto.metadata_props}
-    sizes = {BATCH: batch, SEQ: seq}
+    past = options.get("past", 0)
+    sizes = {BATCH: batch, SEQ: seq, PAST: past, TOTAL: past + seq}
     rng = np.random.default_rng([seed, 1])
     feeds: dict[str, Array] = {}
     for value in proto.graph.input:
@@ -46,6 +49,8 @@ def _draw(rng: np.random.Generator, kind: str, shape: tuple[int, ...], high: int
     lengths = np.maximum(1, shape[1] - (np.arange(shape[0]) + 1) * shape[1] // (shape[0] + 4)) if len(shape) == 2 else None
     if kind == "mask" and lengths is not None:  # every row padded differently
         return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+    if kind == "left_mask" and lengths is not None:  # as for decoding: the last token of every row is there
+        return (np.arange(shape[1])[::-1] < lengths[:, None]).astype(np.int64)
     if kind == "segments" and lengths is not None:  # two segments, the second starts in the middle
         return (np.arange(shape[1]) >= lengths[:, None] // 2).astype(np.int64)
     return rng.standard_normal(shape, np.float32)

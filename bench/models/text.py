@@ -128,11 +128,12 @@ class TextNet(Net):
         """[batch, heads, seq, head] → [batch, seq, hidden]."""
         return self.reshape(self.op("Transpose", x, perm=[0, 2, 1, 3]), source, (self.hidden,))
 
-    def scores(self, query: str, key: str) -> str:
-        """Scaled dot products [batch, heads, seq, seq] of [batch, heads, seq, head] and [batch, heads, head, seq]."""
+    def scores(self, query: str, key: str, total: Dim | None = None) -> str:
+        """Scaled dot products [batch, heads, seq, total] of [batch, heads, seq, head] and [batch, heads, head, total]; `total`: seq, unless
+        it is said."""
         head = self.hidden // self.heads
         batch, seq = self.options.batch, self.options.seq
-        macs = product(batch, seq, seq, self.hidden)
+        macs = product(batch, seq, seq if total is None else total, self.hidden)
         self.add_macs(None if macs is None else 2 * macs)  # this product and the one with the values
         if self.options.attention == "sdpa":
             root = self.scalar(head**-0.25)

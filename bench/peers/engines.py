@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -22,10 +23,12 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class Loaded:
-    """An engine with a model: `run` computes all outputs of the inputs it was given, in the model's order."""
+    """An engine with a model: `run` computes all outputs of the inputs it was given, in the model's order; `serve` of other inputs, of any
+    shapes that the model takes. What `serve` returned can be given to the next call, and is not to be looked at after that."""
 
     run: Callable[[], list[Array]]
     settings: str
+    serve: Callable[[Mapping[str, Array]], list[Array]] | None = None
     close: Callable[[], None] = lambda: None
     counters: Callable[[], dict[str, float]] = dict  # totals so far of whatever the engine counts
 
@@ -41,10 +44,13 @@ def load_aspen(
     order: str = "fifo",
     replan: bool = False,
     apart: bool = False,
+    cache: str | None = None,
 ) -> Loaded:
     """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
     made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core, and
-    a run is one request on each of them at the same time."""
+    a run is one request on each of them at the same time; `cache`: a folder for plans, instead of the user's."""
+    if cache is not None:
+        os.environ["ASPEN_MP_CACHE"] = cache
     if apart:
         return _apart(path, feeds, cores)
     import aspen_mp
@@ -56,8 +62,8 @@ def load_aspen(
         model = runtime.load(path, planning=aspen_mp.Planning(**planning or {}))
         names = [output.name for output in model.outputs]
 
-        def run() -> list[Array]:
-            found = model.run(dict(feeds))
+        def serve(inputs: Mapping[str, Array]) -> list[Array]:
+            found = model.run(dict(inputs))
             return [found[name] for name in names]
 
         def counters() -> dict[str, float]:
@@ -65,7 +71,7 @@ def load_aspen(
             return {name: sum(worker[name] for worker in workers) for name in ("tiles", "steals", "kernel_ns", "schedule_ns", "search_ns")}
 
         plan = "the plan follows the cores' speeds" if replan else "one plan, for cores of nominal speed"
-        return Loaded(run, f"one worker a core, pinned, {plan}", runtime.close, counters)
+        return Loaded(lambda: serve(feeds), f"one worker a core, pinned, {plan}", serve, runtime.close, counters)
     except BaseException:
         runtime.close()
         raise
@@ -85,10 +91,10 @@ def _apart(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
         found = [future.result() for future in futures]
         return [found[0][name] for name in names]
 
-    return Loaded(run, "a runtime a core, one request on each", close)
+    return Loaded(run, "a runtime a core, one request on each", close=close)
 
 
-def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], spinning: bool = True) -> Loaded:
     """All graph optimisations, sequential execution, spinning as by default (the other engines wait until it has ended), threads pinned."""
     import onnxruntime
 
@@ -100,10 +106,15 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int]) ->
     options.log_severity_level = 3
     if len(cores) > 1:  # the calling thread is one of them; its own core is set below
         options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(core + 1) for core in cores[1:]))
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     os.sched_setaffinity(0, cores[:1])
-    inputs = dict(feeds)
-    return Loaded(lambda: [np.asarray(y) for y in session.run(None, inputs)], "all optimisations, sequential, spinning on, threads pinned")
+
+    def serve(inputs: Mapping[str, Array]) -> list[Array]:
+        return [np.asarray(y) for y in session.run(None, dict(inputs))]
+
+    return Loaded(lambda: serve(feeds), f"all optimisations, sequential, spinning {'on' if spinning else 'off'}, threads pinned", serve)
 
 
 def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
@@ -119,14 +130,14 @@ def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Lo
     }
     compiled = openvino.Core().compile_model(path, "CPU", config)
     request = compiled.create_infer_request()
-    inputs = dict(feeds)
+    both = itertools.cycle([request, compiled.create_infer_request()])  # outputs are no copies: those of one are inputs of the other
     count = len(compiled.outputs)
 
-    def run() -> list[Array]:
-        request.infer(inputs, share_inputs=True)
+    def infer(request: Any, inputs: Mapping[str, Array]) -> list[Array]:
+        request.infer(dict(inputs), share_inputs=True)
         return [np.asarray(request.get_output_tensor(i).data) for i in range(count)]
 
-    return Loaded(run, "latency hint, float32, threads pinned")
+    return Loaded(lambda: infer(request, feeds), "latency hint, float32, threads pinned", lambda inputs: infer(next(both), inputs))
 
 
 def load_torch(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:

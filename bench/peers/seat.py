@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import psutil
 
-from .engines import ENGINES
+from .engines import ENGINES, Array, Loaded
 
 QUIET_S = 0.005  # an engine rests when it used no CPU time for so long
 REST_LIMIT_S = 2.0
@@ -57,17 +57,17 @@ class Seat:
         cls,
         engine: str,
         model: Path,
-        feeds: Path,
-        outputs: Path,
+        feeds: Path | None,
+        outputs: Path | None,
         cores: list[int],
         options: Mapping[str, Any] | None = None,
         label: str = "",
     ) -> Seat:
-        """Starts the process and waits until the model ran once; `outputs` is the .npz file it writes. `options`: for the engine's
-        loader."""
+        """Starts the process and waits until the model ran once; `outputs` is the .npz file it writes. Without `feeds` the model is loaded
+        only, for `once`. `options`: for the engine's loader."""
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, engine, str(model), str(feeds), str(outputs)]
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, engine, str(model), str(feeds or ""), str(outputs or "")]
         command += [",".join(map(str, cores)), str(request_read), str(reply_write), json.dumps(dict(options or {}))]
         try:
             process = subprocess.Popen(command, pass_fds=(request_read, reply_write), stdin=subprocess.DEVNULL)
@@ -88,13 +88,24 @@ class Seat:
         on purpose."""
         busy, own = busy_seconds(self.cores), self.cpu_seconds() + beside()
         begin = time.perf_counter()
-        self.requests.write(json.dumps({"seconds": seconds, "runs": runs}) + "\n")
-        self.requests.flush()
+        self._ask(seconds=seconds, runs=runs)
         reply = self._reply()
         wall = time.perf_counter() - begin
         foreign = (busy_seconds(self.cores) - busy) - (self.cpu_seconds() + beside() - own)
         self.rest()
         return Turn(reply["times"], max(0.0, foreign) / wall, reply["counters"])
+
+    def once(self, feeds: Path) -> float:
+        """Runs the model once, on inputs of an .npz file; seconds."""
+        self._ask(once=str(feeds))
+        return float(self._reply()["seconds"])
+
+    def step(self, prompt: Path | None = None) -> tuple[float, int]:
+        """Runs a decoder once, on a prompt (an .npz file) or on what it has chosen and the cache that it has left; seconds, and the token
+        that it chooses now (the largest logit of the last place)."""
+        self._ask(step=None if prompt is None else str(prompt))
+        reply = self._reply()
+        return float(reply["seconds"]), int(reply["token"])
 
     def rest(self) -> None:
         """Waits until the engine's threads have stopped spinning, so that they take nothing from the engine after it."""
@@ -108,7 +119,8 @@ class Seat:
             before = now
 
     def cpu_seconds(self, *, precise: bool = False) -> float:
-        """CPU time of the engine's processes so far; `precise`: in nanoseconds per thread where the kernel has it, else in clock ticks."""
+        """CPU time of the engine's processes so far, and of those that have ended; `precise`: of those that are there alone, in nanoseconds
+        per thread where the kernel has it, else in clock ticks."""
         total = 0.0
         for process in self._family():
             try:
@@ -116,7 +128,7 @@ class Seat:
                     total += thread_seconds(process.pid)
                 else:
                     times = process.cpu_times()
-                    total += times.user + times.system
+                    total += times.user + times.system + times.children_user + times.children_system
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue
         return total
@@ -127,6 +139,10 @@ class Seat:
             return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def _ask(self, **order: Any) -> None:
+        self.requests.write(json.dumps(order) + "\n")
+        self.requests.flush()
 
     def _reply(self) -> dict[str, Any]:
         line = self.replies.readline()
@@ -161,6 +177,41 @@ def thread_seconds(pid: int) -> float:
     return total / 1e9
 
 
+def read(file: str) -> dict[str, Array]:
+    with np.load(file) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+class Stream:
+    """Runs on ever new inputs, and what the last one of them left: a decoder's inputs are tokens, a mask and a cache, its outputs logits
+    and the cache."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._serve = loaded.serve
+        self._feeds: dict[str, Array] = {}
+        self._outputs: list[Array] = []
+
+    def run(self, feeds: dict[str, Array]) -> float:
+        """Seconds."""
+        if self._serve is None:
+            raise TypeError("it runs on one set of inputs only")
+        begin = time.perf_counter()
+        outputs = self._serve(feeds)
+        seconds = time.perf_counter() - begin
+        self._feeds, self._outputs = feeds, outputs
+        return seconds
+
+    def chosen(self) -> int:
+        return int(self._outputs[0][0, -1].argmax())
+
+    def continued(self) -> dict[str, Array]:
+        """The inputs of the next step, of one text."""
+        ids, mask, *caches = self._feeds
+        token = np.array([[self.chosen()]], np.int64)
+        longer = np.concatenate([self._feeds[mask], np.ones_like(token)], axis=1)
+        return {ids: token, mask: longer, **dict(zip(caches, self._outputs[1:], strict=True))}
+
+
 def child(
     engine: str, model: str, feeds: str, outputs: str, cores: list[int], options: Mapping[str, Any], requests: IO[str], replies: IO[str]
 ) -> None:
@@ -172,8 +223,7 @@ def child(
 
     try:
         os.sched_setaffinity(0, cores)
-        with np.load(feeds) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read(feeds) if feeds else {}
         begin = time.perf_counter()
         loaded = ENGINES[engine].load(model, arrays, cores, **options)
         load = time.perf_counter() - begin
@@ -181,13 +231,22 @@ def child(
         reply(error=f"{type(error).__name__}: {error}")
         return
     try:
-        begin = time.perf_counter()
-        results = loaded.run()
-        first = time.perf_counter() - begin
-        np.savez(outputs, *results)
+        first = None
+        if feeds:
+            begin = time.perf_counter()
+            results = loaded.run()
+            first = time.perf_counter() - begin
+            np.savez(outputs, *results)
         reply(settings=loaded.settings, load_s=load, first_s=first, version=ENGINES[engine].version)
+        stream = Stream(loaded)
         for line in requests:
             order = json.loads(line)
+            if "once" in order:
+                reply(seconds=stream.run(read(order["once"])))
+                continue
+            if "step" in order:
+                reply(seconds=stream.run(read(order["step"]) if order["step"] else stream.continued()), token=stream.chosen())
+                continue
             loaded.run()
             before = loaded.counters()
             times: list[float] = []

@@ -12,21 +12,22 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aspen_mp.bench.figures import compare, hetero, order, scaling, synthetic, tiles
+from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.seat import Turn
 
 TINY = "aspen32@layers=3,image=16x16,channels=32"
+TEXTS = "layers=2,hidden=64,heads=4,vocab=101"
 QUICK = ("--rounds", "1", "--seconds", "0", "--runs", "1")
 CORES = len(os.sched_getaffinity(0))
 
 
-def figure(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+def figure(tmp_path: Path, *arguments: str, quick: Sequence[str] = QUICK) -> dict[str, Any]:
     """What a command writes; its picture is there and its last line is its verdict."""
     picture, document = tmp_path / "figure.png", tmp_path / "figure.json"
-    command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, *QUICK, "--plot", str(picture), "-o", str(document)]
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, *quick, "--plot", str(picture), "-o", str(document)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -85,6 +86,53 @@ def test_hetero(tmp_path: Path) -> None:
     assert full["fraction"] > 0
 
 
+def test_lengths(tmp_path: Path) -> None:
+    options = ("--requests", "6", "--least", "3", "--most", "9", "--threads", "1", "--engines", "aspen-mp,onnxruntime")
+    found = figure(tmp_path, "lengths", f"bert_base@{TEXTS}", *options, quick=())
+    assert found["case"] == f"bert_base@{TEXTS}, 3 to 9 tokens"
+    assert len(found["cores"]) == 1
+    assert len(found["lengths"]) == 6
+    assert all(3 <= n <= 9 for n in found["lengths"])
+    assert [e["engine"] for e in found["engines"]] == ["aspen-mp", "onnxruntime"]
+    for e in found["engines"]:
+        assert len(e["requests_ms"]) == 6
+        assert e["total_s"] == pytest.approx(sum(e["requests_ms"]) / 1e3)
+        assert e["min_ms"] == min(e["requests_ms"][3:]) <= e["median_ms"] <= e["longest_ms"] == max(e["requests_ms"])
+        assert (e["tokens"], e["prompt_ms"]) == ([], None)
+    assert set(found["ratios"]) == {"onnxruntime"}
+    assert found["same_tokens"] is None
+    assert not found["failed"]
+
+
+def test_steps_of_a_decoder(tmp_path: Path) -> None:
+    case = f"smollm2_135m@{TEXTS},inner=96,kv_heads=2"
+    found = figure(tmp_path, "lengths", case, "--decode", "4", "--engines", "onnxruntime,aspen-mp", quick=())
+    assert found["case"] == f"{case}, 4 steps"
+    assert found["lengths"] == [10, 11, 12, 13, 14]
+    assert found["same_tokens"] == 5
+    for e in found["engines"]:
+        assert len(e["tokens"]) == len(e["requests_ms"]) == 5
+        assert e["prompt_ms"] == e["requests_ms"][0]
+        assert e["total_s"] == pytest.approx(sum(e["requests_ms"][1:]) / 1e3)
+        assert e["min_ms"] == min(e["requests_ms"][1:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["resnet18"], "reads no text"),
+        (["bert_base", "--decode", "3"], "has no cache"),
+        (["--least", "9", "--most", "8"], "nothing from 9 to 8"),
+        (["--engines", "abacus"], "no engine"),
+    ],
+)
+def test_lengths_of_nothing(arguments: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", "lengths", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
 # ------------------------------------------------------------------------------------------------------------------------- arithmetic
 
 
@@ -129,7 +177,26 @@ def test_requests_apart_count_each() -> None:
     assert found.points[2].p_e_min == pytest.approx(1.0)
 
 
+def test_requests_that_waited_for_a_plan() -> None:
+    assert lengths.slow_ones([]) == lengths.slow_ones([1.0]) == 0
+    assert lengths.slow_ones([9.0, *[1.0] * 20, 5.1, *[1.0] * 9, 4.9]) == 2
+    assert lengths.slow_ones([1.0] * 20 + [10.0] * 20) == 0, "from then on all take as long"
+    assert lengths.slow_ones([9.0] * 3) == 0
+
+
+def test_ratios_and_tokens_of_a_stream() -> None:
+    ours, other = lengths.Found(OURS, "1", "", 0.0, [9.0, 1.0, 3.0, 2.0]), lengths.Found("onnxruntime", "1", "", 0.0, [4.0, 4.0, 4.0, 2.0])
+    result = lengths.Result("x", [0], [1, 2, 3, 4], [ours, other])
+    assert result.ratios() == {"onnxruntime": (pytest.approx(15 / 14), pytest.approx(2.5 / 3))}
+    assert "by onnxruntime 1.071 in all, 0.833 by the second half's median" in result.verdict
+    ours.tokens, other.tokens = [1, 2, 3, 4], [1, 2, 5, 4]
+    assert result.ratios() == {"onnxruntime": (pytest.approx(6 / 10), pytest.approx(2 / 4))}
+    assert result.same_tokens == 3
+    assert "the same token at 3 of 4" in result.verdict
+
+
 def test_verdicts_of_nothing() -> None:
+    assert "nothing was measured" in lengths.Result("x", [0], []).verdict
     nothing = Comparison("x", None)
     assert "nothing was measured" in order.verdict(nothing)
     assert "nothing was measured" in tiles.verdict(nothing)

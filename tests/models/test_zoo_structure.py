@@ -193,6 +193,60 @@ def test_half_precision(name: str) -> None:
         assert np.abs(narrow - wide).max() <= 2e-2 * np.abs(wide).max()
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 0, 7), (1, 23, 1), (2, 19, 5)])
+def test_a_cache_is_valid(sizes: tuple[int, int, int], symbolic: bool) -> None:
+    batch, past, seq = sizes
+    options = {**small("smollm2_135m"), "cache": True, "past": past, "symbolic": symbolic}
+    model = models.build("smollm2_135m", batch=batch, seq=seq, **options)
+    onnx.checker.check_model(model, full_check=True)
+    shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    found = models.describe(model)
+    assert found.parameters == models.describe("smollm2_135m", **small("smollm2_135m")).parameters
+    assert (found.macs is None) == symbolic
+    dims = {"batch": batch, "sequence": seq, "past": past, "total": past + seq}
+    feeds = models.inputs(model, batch=batch, seq=seq, past=past)
+    for name, shape, dtype in found.inputs:
+        assert feeds[name].shape == tuple(dims.get(d, d) for d in shape)
+        assert feeds[name].dtype == dtype
+    assert [name for name, _, _ in found.inputs[:4]] == ["input_ids", "attention_mask", "past_key_values.0.key", "past_key_values.0.value"]
+    assert [name for name, _, _ in found.outputs[:3]] == ["logits", "present.0.key", "present.0.value"]
+    outputs = run(model, feeds)
+    for (name, shape, _), output in zip(found.outputs, outputs, strict=True):
+        assert output.shape == tuple(dims.get(d, d) for d in shape), name
+        assert np.isfinite(output).all()
+    for (name, _, _), output in zip(found.inputs[2:], outputs[1:], strict=True):
+        np.testing.assert_array_equal(output[:, :, :past], feeds[name])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_steps_with_a_cache_say_what_the_whole_text_does(symbolic: bool) -> None:
+    """A prompt of texts that begin at different places, some tokens, and one: against all at once, without a cache where nothing is
+    masked."""
+    batch, parts = 2, (6, 3, 1, 1)
+    options = {**small("smollm2_135m"), "symbolic": symbolic}
+    whole = models.build("smollm2_135m", batch=batch, seq=sum(parts), **options)
+    ids = models.inputs(whole, batch=batch, seq=sum(parts))["input_ids"]
+    want = run(whole, {"input_ids": ids})[0]
+    for first in (0, 2):  # where the second text begins
+        mask = np.ones_like(ids)
+        mask[1, :first] = 0
+        at_once = models.build("smollm2_135m", batch=batch, seq=sum(parts), cache=True, **options)
+        empty = {name: value for name, value in models.inputs(at_once, batch=batch, seq=sum(parts)).items() if name.startswith("past")}
+        everything = run(at_once, {"input_ids": ids, "attention_mask": mask, **empty})
+        agree(everything[:1] if first == 0 else [everything[0][:1]], [want] if first == 0 else [want[:1]])
+        caches, past, logits = empty, 0, []
+        for new in parts:
+            step = models.build("smollm2_135m", batch=batch, seq=new, cache=True, past=past, **options)
+            found = run(step, {"input_ids": ids[:, past : past + new], "attention_mask": mask[:, : past + new], **caches})
+            logits.append(found[0])
+            caches, past = dict(zip(caches, found[1:], strict=True)), past + new
+        got = np.concatenate(logits, axis=1)
+        agree([got[:1], got[1:, first:]], [everything[0][:1], everything[0][1:, first:]])
+        agree([value[:, :, first:] for value in caches.values()], [value[:, :, first:] for value in everything[1:]])
+    assert np.abs(everything[0][1, first:] - want[1, first:]).max() > 1e-2, "the mask is looked at"
+
+
 def test_seeds() -> None:
     one, same, other = (models.build("squeezenet1_1", seed=seed).SerializeToString(deterministic=True) for seed in (1, 1, 2))
     assert one == same
@@ -234,5 +288,11 @@ def test_wrong_use_is_named() -> None:
         structure("bert_base", opset=16)
     with pytest.raises(ValueError, match="no ONNX form"):
         structure("vgg11", image=288)
+    with pytest.raises(ValueError, match="needs ops='spelled'"):
+        structure("smollm2_135m", cache=True, ops="op", opset=23)
+    with pytest.raises(ValueError, match="past=4"):
+        structure("smollm2_135m", past=4)
+    with pytest.raises(ValueError, match="past=-1"):
+        structure("smollm2_135m", cache=True, past=-1)
     with pytest.raises(KeyError, match=r"features\.0\.weight"):
         models.build("alexnet", weights={})
