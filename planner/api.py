@@ -9,7 +9,7 @@ import numpy as np
 
 from aspen_mp.planner import stages, verify
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.elastic import Elastic, Rigid, Stretch, about_as_much, alike
+from aspen_mp.planner.elastic import Elastic, Rigid, Stretch
 from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
 from aspen_mp.planner.ir import Graph, Node
@@ -20,7 +20,7 @@ from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
 from aspen_mp.planner.passes import cleanup, half_precision, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
-from aspen_mp.planner.storage import Storage, assign_storage
+from aspen_mp.planner.storage import assign_storage
 from aspen_mp.shm.errors import ModelInvalidError
 
 __all__ = ["Binding", "Model", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
@@ -129,7 +129,7 @@ def plan_range(
     derived = stages.Derived() if derived is None else derived
     stages_at: dict[int, stages.Stage] = {}
     graphs: dict[int, Graph] = {}
-    storages: dict[int, Storage] = {}
+    elastic: Elastic | None = None
     for extent in stretch.extents():
         bound = {name: replace(b, shape=stretch.shape(name, b.shape or (), stretch.most, extent)) for name, b in bindings.items()}
         stage = stages.derive(opened, [bound], options.capacities, derived)
@@ -137,14 +137,16 @@ def plan_range(
             raise Rigid("shapes depend on values", elsewhere=False)
         stages_at[extent] = stage
         graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options)
-        storages[extent] = assign_storage(graphs[extent])
+        storage = assign_storage(graphs[extent])
+        elastic = elastic or Elastic(stretch, storage)
         try:
-            alike(storages[stretch.most], storages[extent])
+            elastic.add(extent, storage)
         except Rigid as reason:
             raise Rigid(str(reason), elsewhere=reason.elsewhere and extent != stretch.most - 1) from None
         if even and extent == stretch.least:
-            about_as_much(storages[stretch.most], storages[extent])
-    elastic = Elastic(stretch, storages)
+            elastic.about_as_much()
+    assert elastic is not None
+    elastic.compare()
     graph, stage = graphs[stretch.most], stages_at[stretch.most]
     plan = _built(graph, workers, machine, options, elastic)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, elastic=elastic)

@@ -6,15 +6,15 @@ Tiles, their edges and the memory plan are those of `most`; at a smaller extent 
 
 Nothing in the planner computes with unknown lengths. The model is lowered for a few extents, the ends of the range and neighbours among
 them, and what comes out is compared: the same nodes over the same tensors, numbers that grow by the same step throughout (or at every
-other extent: pairs of rows), constants that are the beginnings of those for `most`. Where that does not hold the graph is `Rigid`, and has
-a plan for each length. Edges that another extent needs and `most` does not (rows counted from the end) become edges between all tiles of
-both nodes.
+other extent: pairs of rows), constants that are the beginnings of those for `most`, or integers that grow evenly, too (places of tokens: a
+row of them for each extent). Where that does not hold the graph is `Rigid`, and has a plan for each length. Edges that another extent needs
+and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
 
 Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
+MOST_TABLE = 1 << 20
+"""Bytes of integers that are written down for every extent."""
 EVEN = 0.75
 EVEN_BYTES = 64 << 20
 """What is planned for the longest of a large class may take so much longer, and so many bytes more, than for the shortest."""
@@ -104,22 +106,82 @@ class Steps:
         return np.asarray(at_most - self.per * ((less + self.rest) // self.every))
 
 
-@dataclass(slots=True)
 class Elastic:
-    """The same graph at several extents, which are `alike`. `slopes`: of the plan's numbers, as `shm/layout.h` has them. `shapes`: how
-    those of its inputs and outputs change, in their order."""
+    """The same graph at several extents: `add` each, then `compare`. `slopes`: of the plan's numbers, as `shm/layout.h` has them. `shapes`:
+    how those of its inputs and outputs change, in their order."""
 
-    stretch: Stretch
-    storages: dict[int, Storage]
-    slopes: npt.NDArray[np.void] = field(init=False)
-    shapes: tuple[list[Steps], list[Steps]] = field(init=False)
+    def __init__(self, stretch: Stretch, most: Storage) -> None:
+        self.stretch = stretch
+        self.storages: dict[int, Storage] = {}
+        self.slopes = np.zeros(0, SLOPE)
+        self.shapes: tuple[list[Steps], list[Steps]] = [], []
+        self._most = most
+        self._twins: dict[int, dict[int, Buffer]] = {}
+        self._rows: dict[int, int] = {}
 
-    def __post_init__(self) -> None:
-        """Raises Rigid."""
-        most = self.storages[self.stretch.most]
-        numbers = {extent: _numbers(storage, most) for extent, storage in self.storages.items()}
+    def add(self, extent: int, storage: Storage) -> None:
+        """The graph at another extent, `most` first. Raises Rigid where it is another one."""
+        self._twins[extent] = alike(self._most, storage)
+        self.storages[extent] = storage
+
+    def about_as_much(self) -> None:
+        """Raises Rigid where the graph takes much longer, or much more memory, where it is longest."""
+        _about_as_much(self._most, self.storages[self.stretch.least])
+
+    def compare(self) -> None:
+        """Raises Rigid where numbers or constants do not follow from the extent."""
+        for buffer in self._most.constants:
+            if buffer.space == PLAN:
+                self._table(buffer)
+        numbers = {extent: self._numbers(extent) for extent in self.storages}
         self.slopes = self._slopes(numbers)
         self.shapes = self._shapes("inputs"), self._shapes("outputs")
+
+    def _table(self, buffer: Buffer) -> None:
+        """Integers that grow with the extent, such as places of tokens: there is a row of them for each."""
+        consts = {extent: twins[id(buffer)].const for extent, twins in self._twins.items() if id(buffer) in twins}
+        if len(consts) < len(self.storages) or any(c is None or c.dtype.kind not in "iu" for c in consts.values()):
+            return
+        values = {extent: np.ascontiguousarray(c.value()) for extent, c in consts.items() if c is not None}
+        large = values[self.stretch.most]
+        if any(v.shape != large.shape for v in values.values()) or all(np.array_equal(v, large) for v in values.values()):
+            return
+        steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
+        least, most = self.stretch.least, self.stretch.most
+        if (most - least + 1) * large.nbytes > MOST_TABLE:
+            raise Rigid(f"{buffer.name!r} has other values at another length")
+        table = np.stack([steps.at(large.astype(np.int64), most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
+        buffer.const, buffer.nbytes = Tensor(buffer.name, table.shape, table.dtype, data=table), table.nbytes
+        self._rows[id(buffer)] = large.size
+        for tensor, ref in self._most.refs.items():
+            if ref.buffer is buffer:
+                self._most.refs[tensor] = Ref(buffer, ref.offset + (most - least) * large.size, ref.strides)
+
+    def _numbers(self, extent: int) -> _Numbers:
+        """Of one extent. What constants hold is taken from those for `most`, with their strides."""
+        storage, most = self.storages[extent], self._most
+        rows: list[tuple[tuple[int, ...], tuple[int, ...], int, bool]] = []
+        values: list[int] = []
+        for node, large in zip(storage.steps, most.steps, strict=True):
+            rows += [_row(t.shape, storage.refs[t], t) for t in node.outputs]
+            for i, x in enumerate(node.inputs):
+                if x is None:
+                    rows.append(((), (), 0, False))
+                    continue
+                ref, twin = storage.refs[x], large.inputs[i]
+                assert twin is not None
+                if ref.buffer.space == PLAN:
+                    there = most.refs[twin]
+                    back = (self.stretch.most - extent) * self._rows.get(id(there.buffer), 0)
+                    ref = _begins(x, ref, twin, Ref(there.buffer, there.offset - back, there.strides))
+                shape, strides = seen(node, i, x, ref.strides)
+                rows.append(_row(shape, Ref(ref.buffer, ref.offset, strides), x))
+            values.extend(params(node))
+        dims, strides_of = np.ones((len(rows), RANK), np.int64), np.zeros((len(rows), RANK), np.int64)
+        for k, (shape, strides, _, _) in enumerate(rows):
+            dims[k, : len(shape)], strides_of[k, : len(strides)] = shape, strides
+        offsets, fixed = np.array([r[2] for r in rows], np.int64), np.array([r[3] for r in rows], bool)
+        return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed)
 
     def _slopes(self, numbers: Mapping[int, _Numbers]) -> npt.NDArray[np.void]:
         rows = []
@@ -191,8 +253,9 @@ def _uncovered(large: Sequence[Cells], small: Sequence[Cells], tiles: int) -> se
     return found
 
 
-def alike(most: Storage, other: Storage) -> None:
-    """Raises Rigid unless two graphs have the same nodes over the same tensors in the same buffers."""
+def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
+    """The buffers of the second for those of the first, by their ids. Raises Rigid unless two graphs have the same nodes over the same
+    tensors in the same buffers."""
     if len(most.steps) != len(other.steps):
         raise Rigid(f"{len(most.steps)} kernels at one length, {len(other.steps)} at another")
     numbers: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -222,9 +285,10 @@ def alike(most: Storage, other: Storage) -> None:
             raise Rigid("inputs and outputs are others at another length")
         if any(numbers[0].get(id(x), -1) != numbers[1].get(id(y), -1) for (_, x), (_, y) in zip(these, those, strict=True)):
             raise Rigid("outputs are others at another length")
+    return buffers
 
 
-def about_as_much(most: Storage, least: Storage) -> None:
+def _about_as_much(most: Storage, least: Storage) -> None:
     """Raises Rigid where a graph takes much longer, or much more memory, at one length than at another."""
     long, short = (sum(tilecost.whole_ns(node) for node in storage.steps) for storage in (most, least))
     if short < EVEN * long:
@@ -238,30 +302,6 @@ def _buffers(storage: Storage) -> set[Buffer]:
     return {ref.buffer for ref in storage.refs.values() if ref.buffer.space in {ARENA, REQUEST}}
 
 
-def _numbers(storage: Storage, most: Storage) -> _Numbers:
-    """Of one extent. What constants hold is taken from those for `most`, with their strides."""
-    rows: list[tuple[tuple[int, ...], tuple[int, ...], int, bool]] = []
-    values: list[int] = []
-    for node, large in zip(storage.steps, most.steps, strict=True):
-        rows += [_row(t.shape, storage.refs[t], t) for t in node.outputs]
-        for i, x in enumerate(node.inputs):
-            if x is None:
-                rows.append(((), (), 0, False))
-                continue
-            ref, twin = storage.refs[x], large.inputs[i]
-            assert twin is not None
-            if ref.buffer.space == PLAN:
-                ref = _begins(x, ref, twin, most.refs[twin])
-            shape, strides = seen(node, i, x, ref.strides)
-            rows.append(_row(shape, Ref(ref.buffer, ref.offset, strides), x))
-        values.extend(params(node))
-    dims, strides_of = np.ones((len(rows), RANK), np.int64), np.zeros((len(rows), RANK), np.int64)
-    for k, (shape, strides, _, _) in enumerate(rows):
-        dims[k, : len(shape)], strides_of[k, : len(strides)] = shape, strides
-    offsets, fixed = np.array([r[2] for r in rows], np.int64), np.array([r[3] for r in rows], bool)
-    return _Numbers(dims, strides_of, offsets, np.array(values, np.int64), fixed)
-
-
 def _row(shape: Sequence[int], ref: Ref, t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, bool]:
     return tuple(shape), tuple(ref.strides), ref.offset * item_bytes(t), ref.buffer.space == WEIGHTS
 
@@ -270,7 +310,7 @@ def _begins(x: Tensor, ref: Ref, twin: Tensor, at_most: Ref) -> Ref:
     """Where a constant is read: in that for `most`, if it is its beginning along every axis."""
     if any(a > b for a, b in zip(x.shape, twin.shape, strict=True)):
         raise Rigid(f"constant {x.name!r} is larger at a smaller length")
-    if ref.buffer is not at_most.buffer and not _same(_elements(ref, x), _elements(at_most, x)):
+    if ref != at_most and not _same(_elements(ref, x), _elements(at_most, x)):
         raise Rigid(f"constant {x.name!r} has other values at another length")
     return Ref(ref.buffer, at_most.offset, at_most.strides)
 

@@ -51,7 +51,8 @@ class Tensor:
     ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
     for every input shape; such constants go to the model's weight segment, all others into the plan.
 
-    ``stored``: of a constant that DequantizeLinear makes of others.
+    ``stored``: of a constant that DequantizeLinear makes of others. ``placed``: of integers that count on from a length that the model
+    leaves open: nothing else is made of them once and for all.
 
     A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
     weights are converted and packed once, straight into shared memory.
@@ -65,6 +66,7 @@ class Tensor:
     weight_key: str | None = None
     pack: Callable[[npt.NDArray[Any]], None] | None = None
     stored: Stored | None = None
+    placed: bool = False
 
     @property
     def is_const(self) -> bool:

@@ -136,6 +136,11 @@ class Binder:
         self._used = set(self.outputs)
         for entry in self.pending:
             self._used.update(entry.names)
+        # Of integers that are known: what follows from lengths that the model leaves open, ranges, and what counts on from such a length.
+        self._open = any(not isinstance(d, int) for info in model.signature.inputs for d in info.shape or ())
+        self._lengths: set[str] = set()
+        self._ranges: set[str] = set()
+        self._places: set[str] = set()
 
     def behind(self) -> Binder:
         """A copy with tensors of its own: what is no constant is an input to it."""
@@ -143,7 +148,9 @@ class Binder:
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
         copy._hints, copy._used = {}, set(self._used)
-        copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored) for n, t in self.env.items()}
+        copy._open = self._open
+        copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
+        copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored, t.placed) for n, t in self.env.items()}
         return copy
 
     # ------------------------------------------------------------------------------------------------------ preparation
@@ -270,9 +277,11 @@ class Binder:
             not entry.nested
             and not left_to_workers(proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and all(t is None or t.is_const for t in inputs)
+            and not self._placed(entry, types)
             and (all(tensors.is_plain(types[n][0]) for n in types) or types.keys().isdisjoint(self.outputs))
             and self._fold(entry, inputs, types)
         ):
+            self._note_lengths(entry, types)
             return []
         if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
             return Blocked()
@@ -318,7 +327,29 @@ class Binder:
             start, end = attrs.get("start", 0), attrs.get("end", len(tensor.shape))
             value = np.array(tensor.shape[start:end] if end != 0 or "end" in attrs else tensor.shape[start:], np.int64)
         self.env[name] = Tensor(name, value.shape, value.dtype, data=value)
+        if self._open and not tensor.is_const:
+            self._lengths.add(name)
         return []
+
+    def _placed(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> bool:
+        """Whether a node makes something else than integers of places that count on from a length: angles of a decoder's next token, or its
+        embedding. As a constant it would be another at each length; computed, one plan serves them all."""
+        return not self._places.isdisjoint(entry.names) and any(dtype.kind not in "iub" for dtype, _ in types.values())
+
+    def _note_lengths(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> None:
+        """What is now known to follow from lengths."""
+        names = {name for name in entry.names if name}
+        op, own = entry.proto.op_type, [name for name, (dtype, _) in types.items() if dtype.kind in "iu"]
+        lengths, ranges, places = (not known.isdisjoint(names) for known in (self._lengths, self._ranges, self._places))
+        if op == "Range":
+            ranges, places = True, entry.names[0] in self._lengths
+        elif op in {"Add", "Sub"} and ranges:
+            places = places or any(name in self._lengths and name not in self._ranges for name in names)
+        for there, known in ((lengths, self._lengths), (ranges, self._ranges), (places, self._places)):
+            if there:
+                known.update(own)
+        for name in own:
+            self.env[name].placed = name in self._places
 
     def _branch(self, entry: Item, condition: Tensor | None) -> list[Item] | None:
         if condition is None or not condition.is_const or condition.size != 1:

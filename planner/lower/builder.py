@@ -184,7 +184,7 @@ class Builder:
             return x
         if x.dtype.kind == "c" or dtype.kind == "c":
             raise NoKernel("complex numbers")
-        if x.is_const and x.nbytes <= _SMALL and x.data is not None:
+        if x.is_const and x.nbytes <= _SMALL and x.data is not None and not (x.placed and dtype.kind not in "iub"):
             key = None if x.weight_key is None else f"{x.weight_key}|{dtype}"
             return Tensor(f"{x.name}|{dtype}", x.shape, dtype, data=x.data.astype(dtype), weight_key=key)
         return self.emit("CAST", [x], x.shape, dtype, saturate=saturate)

@@ -131,7 +131,7 @@ def _gather(b: Builder, node: Node) -> Tensor:
     x, indices = data(node), data(node, 1)
     axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
     dim = x.shape[axis]
-    if indices.is_const and indices.data is not None and len(indices.shape) <= 1 and indices.size > 0:
+    if indices.is_const and indices.data is not None and len(indices.shape) <= 1 and indices.size > 0 and not indices.placed:
         values = [int(v) for v in indices.data.reshape(-1)]
         values = [v + dim if v < 0 else v for v in values]
         steps = {second - first for first, second in pairwise(values)} or {1}

@@ -161,6 +161,41 @@ def test_decoder_with_a_growing_cache(new: int) -> None:
     check(decoder(), shapes, 16, 23, [16, 17, 20, 23])
 
 
+@pytest.mark.parametrize(("least", "most"), [(16, 23), (130, 500)])
+def test_places_that_count_on_from_the_cache(least: int, most: int) -> None:
+    """Of a step's token nothing is known but how long the cache is: its angles are computed, not constants of one length."""
+    options = models.miniature("smollm2_135m")
+    model = models.build("smollm2_135m", symbolic=True, cache=True, **options)
+    caches = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input if "past" in i.name}
+
+    def shapes(extent: int) -> dict[str, tuple[int, ...]]:
+        past = {name: (1, heads, extent, size) for name, (_, heads, _, size) in caches.items()}
+        return {"input_ids": (1, 1), "attention_mask": (1, extent + 1), **past}
+
+    check(model, shapes, least, most, [least, most, (least + most) // 2])
+
+
+def test_embeddings_of_places_that_count_on() -> None:
+    """As GPT-2 has them: a row of a table, from the length of the cache."""
+    rng = np.random.default_rng(5)
+    node, ints = helper.make_node, lambda name, *values: numpy_helper.from_array(np.array(values, np.int64), name)
+    floats = [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in (("rows", (64, 8)), ("w", (8, 8)))]
+    nodes = [node("Shape", ["past"], ["s"]), node("Gather", ["s", "one"], ["p"]), node("Add", ["p", "ones"], ["t"])]
+    nodes += [node("Squeeze", ["p"], ["p0"]), node("Squeeze", ["t"], ["t0"]), node("Range", ["p0", "t0", "step"], ["at"])]
+    nodes += [node("Gather", ["rows", "at"], ["e"]), node("MatMul", ["e", "w"], ["q"]), node("Concat", ["past", "q"], ["all"], axis=0)]
+    nodes += [node("Transpose", ["all"], ["k"], perm=[1, 0]), node("MatMul", ["q", "k"], ["y"])]
+    scalar = numpy_helper.from_array(np.array(1, np.int64), "step")
+    graph = helper.make_graph(
+        nodes,
+        "places",
+        [helper.make_tensor_value_info("past", TensorProto.FLOAT, ["p", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None), helper.make_tensor_value_info("all", TensorProto.FLOAT, None)],
+        [*floats, ints("one", 0), ints("ones", 1), scalar],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    check(model, lambda extent: {"past": (extent, 8)}, 16, 23, [16, 23, 20])
+
+
 def test_a_cache_of_any_length() -> None:
     cache = lambda extent: (1, 2, extent, 16)  # noqa: E731
     shapes: Shapes = lambda extent: {"ids": (1, 1), "past_k": cache(extent), "past_v": cache(extent)}  # noqa: E731
