@@ -4,8 +4,11 @@
  * stays in L2; blocks of rows. Leading axes that B does not depend on count as rows. A is read in place whatever its
  * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
  * rows are too few to pay for the copy. With left factors, strassen.c.
+ *
+ * NGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
+ * for more, panel by panel in scratch.
  */
-#include "mm.h"
+#include "nbits.h"
 
 #define IN_PLACE_ROWS (2 * MM_ROWS) /* up to here a raw B with unit column stride is read in place */
 
@@ -14,6 +17,10 @@ size_t aspen_scratch_gemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
   if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1]);
   return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
+}
+size_t aspen_scratch_ngemm(const aspen_call *c) {
+  const aspen_arg *a = &c->args[1];
+  return (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
 #endif
 
@@ -91,60 +98,94 @@ static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const floa
   }
 }
 
+/* What a call is, besides B. `params` begin with f64 alpha, ACT(3), residual_last. */
+typedef struct product {
+  const aspen_arg *operands[ROW_OPERANDS];
+  int first_row_axis; /* of the leading axes those before it are batches of B; the others are rows */
+  int64_t rows;
+  row_walk walk;
+  mm_job job;
+} product;
+
+static const aspen_arg absent;
+
+/* Fills in all of it for a B of which the axes from `first_row_axis` on to the last but two do not exist or count for nothing. */
+static int open_product(product *p, const aspen_call *c, const int64_t *params, int first_row_axis) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1];
+  const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : &absent;
+  const aspen_arg *residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : &absent;
+  const int rank = out->rank, m_axis = rank - 2, n_axis = rank - 1;
+  if ((bias->dtype && bias->rank != rank) || (residual->dtype && residual->rank != rank)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t k_end = a->dims[n_axis];
+  double alpha;
+  memcpy(&alpha, params, sizeof alpha);
+  mm_job *job = &p->job;
+  *job = (mm_job){.k = k_end, .a_stride = a->strides[n_axis], .b_stride = ASPEN_NR, .b_panel = k_end * ASPEN_NR,
+                  .out_stride = out->strides[n_axis], .bias_stride = bias->dtype ? bias->strides[n_axis] : 1,
+                  .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)alpha, .one_bias = 1};
+  job->scaled = job->alpha != 1.0f;
+  if (epilogue_scale(c, 4, out->dims[n_axis], &job->scale, &job->shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (FN(mm_prepare)(job, params + 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+
+  p->operands[ROW_A] = a, p->operands[ROW_OUT] = out, p->operands[ROW_BIAS] = bias, p->operands[ROW_RESIDUAL] = residual;
+  p->first_row_axis = first_row_axis;
+  p->rows = 1;
+  row_walk *walk = &p->walk;
+  *walk = (row_walk){.axes = m_axis + 1 - first_row_axis};
+  for (int i = 0; i < walk->axes; i++) {
+    const int axis = first_row_axis + i;
+    walk->extent[i] = c->hi[axis] - c->lo[axis];
+    p->rows *= walk->extent[i];
+    job->one_bias &= walk->extent[i] == 1 || !bias->dtype || bias->strides[axis] == 0;
+    for (int o = 0; o < ROW_OPERANDS; o++) walk->stride[o][i] = p->operands[o]->dtype ? p->operands[o]->strides[axis] : 0;
+  }
+  merge_axes(walk);
+  return 0;
+}
+
+/* Where the first row of a batch begins. */
+static void base_of(const product *p, const aspen_call *c, const int64_t *batch, const float *base[ROW_OPERANDS]) {
+  for (int o = 0; o < ROW_OPERANDS; o++) {
+    const float *at = (const float *)p->operands[o]->ptr;
+    for (int i = 0; at && i < c->args[0].rank - 1; i++)
+      at += p->operands[o]->strides[i] * (c->lo[i] + (i < p->first_row_axis ? batch[i] : 0));
+    base[o] = at;
+  }
+}
+
+static int is_empty(const aspen_call *c) {
+  for (int i = 0; i < c->args[0].rank; i++)
+    if (c->lo[i] >= c->hi[i]) return 1;
+  return 0;
+}
+
 int FN(gemm)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
-  const aspen_arg none = {0};
-  const aspen_arg *bias = c->n_inputs > 2 && c->args[3].dtype ? &c->args[3] : &none;
-  const aspen_arg *residual = c->n_inputs > 3 && c->args[4].dtype ? &c->args[4] : &none;
   const int rank = out->rank, m_axis = rank - 2, n_axis = rank - 1;
   const int packed = c->params[0] != 0;
-  if (rank < 2 || a->rank != rank || b->rank != (packed ? 3 : rank) || (bias->dtype && bias->rank != rank) ||
-      (residual->dtype && residual->rank != rank))
-    return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (rank < 2 || a->rank != rank || b->rank != (packed ? 3 : rank)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32 || b->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
-  for (int i = 0; i < rank; i++)
-    if (c->lo[i] >= c->hi[i]) return 0;
-
-  const int64_t k_end = a->dims[n_axis];
-  mm_job job = {.k = k_end, .a_stride = a->strides[n_axis], .b_stride = ASPEN_NR, .b_panel = k_end * ASPEN_NR,
-                .out_stride = out->strides[n_axis], .bias_stride = bias->dtype ? bias->strides[n_axis] : 1,
-                .residual_stride = residual->dtype ? residual->strides[n_axis] : 1, .alpha = (float)aspen_param_f(c, 1), .one_bias = 1};
-  job.scaled = job.alpha != 1.0f;
-  if (epilogue_scale(c, 4, out->dims[n_axis], &job.scale, &job.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (FN(mm_prepare)(&job, c->params + 2)) return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->n_inputs > 6 && c->args[7].dtype) return FN(mm_seven)(c, &job);
-  if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
+  if (is_empty(c)) return 0;
 
   /* Trailing leading axes that B does not depend on are rows. */
   int first_row_axis = m_axis;
   while (first_row_axis > 0 && (packed || b->strides[first_row_axis - 1] == 0)) first_row_axis--;
-  row_walk walk = {.axes = m_axis + 1 - first_row_axis};
-  const aspen_arg *operands[ROW_OPERANDS] = {a, out, bias, residual};
-  int64_t rows = 1;
-  for (int i = 0; i < walk.axes; i++) {
-    const int axis = first_row_axis + i;
-    walk.extent[i] = c->hi[axis] - c->lo[axis];
-    rows *= walk.extent[i];
-    job.one_bias &= walk.extent[i] == 1 || !bias->dtype || bias->strides[axis] == 0;
-    for (int o = 0; o < ROW_OPERANDS; o++) walk.stride[o][i] = operands[o]->dtype ? operands[o]->strides[axis] : 0;
-  }
-  merge_axes(&walk);
+  product p;
+  if (open_product(&p, c, c->params + 1, first_row_axis)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (c->n_inputs > 6 && c->args[7].dtype) return FN(mm_seven)(c, &p.job);
+  const int64_t k_end = p.job.k, rows = p.rows;
+  if (!packed && c->scratch_bytes < (size_t)k_end * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
 
   const int panels = mm_panels(rows < MM_ROWS ? rows : MM_ROWS);
   const int64_t n_lo = c->lo[n_axis], n_hi = c->hi[n_axis];
   int64_t batch[ASPEN_MAX_RANK] = {0};
   for (;;) {
-    const float *base[ROW_OPERANDS];
-    for (int o = 0; o < ROW_OPERANDS; o++) {
-      const float *p = (const float *)operands[o]->ptr;
-      for (int i = 0; p && i <= m_axis; i++) p += operands[o]->strides[i] * (c->lo[i] + (i < first_row_axis ? batch[i] : 0));
-      base[o] = p;
-    }
-    const float *bp = (const float *)b->ptr;
+    const float *base[ROW_OPERANDS], *bp = (const float *)b->ptr;
+    base_of(&p, c, batch, base);
     if (packed) {
       for (int64_t n = n_lo; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
         const int64_t column = n / ASPEN_NR * ASPEN_NR, end = column + panels * ASPEN_NR, last = end < n_hi ? end : n_hi;
-        all_rows(&job, &walk, rows, base, bp + column / ASPEN_NR * job.b_panel, 1, c->params[0] == 2, column, n, last);
+        all_rows(&p.job, &p.walk, rows, base, bp + column / ASPEN_NR * p.job.b_panel, 1, c->params[0] == 2, column, n, last);
         n = last;
       }
     } else {
@@ -152,20 +193,20 @@ int FN(gemm)(const aspen_call *c) {
       for (int i = 0; i < first_row_axis; i++) bp += b->strides[i] * (c->lo[i] + batch[i]);
       int64_t n = n_lo;
       if (n_stride == 1 && rows <= IN_PLACE_ROWS) {
-        job.b_stride = k_stride;
-        job.b_panel = ASPEN_NR;
+        p.job.b_stride = k_stride;
+        p.job.b_panel = ASPEN_NR;
         for (; n + ASPEN_NR <= n_hi;) {
           int64_t last = n + panels * ASPEN_NR;
           if (last > n_hi) last = n + (n_hi - n) / ASPEN_NR * ASPEN_NR; /* whole panels only: nothing beyond B may be read */
-          all_rows(&job, &walk, rows, base, bp + n, 0, 0, n, n, last);
+          all_rows(&p.job, &p.walk, rows, base, bp + n, 0, 0, n, n, last);
           n = last;
         }
-        job.b_stride = ASPEN_NR;
+        p.job.b_stride = ASPEN_NR;
       }
       for (; n < n_hi; n += ASPEN_NR) {
         const int64_t last = n + ASPEN_NR < n_hi ? n + ASPEN_NR : n_hi;
         FN(mm_pack)(c->scratch, bp + n * n_stride, k_stride, n_stride, k_end, last - n);
-        all_rows(&job, &walk, rows, base, c->scratch, 0, 0, n, n, last);
+        all_rows(&p.job, &p.walk, rows, base, c->scratch, 0, 0, n, n, last);
       }
     }
     int axis = first_row_axis - 1;
@@ -175,4 +216,50 @@ int FN(gemm)(const aspen_call *c) {
     }
     if (axis < 0) return 0;
   }
+}
+
+/* Few rows times columns [n_lo, n_hi) of weights of a few bits. */
+static void few_rows(product *p, const nbits *w, const char *weights, const float *const base[ROW_OPERANDS], int64_t n_lo, int64_t n_hi) {
+  float sums[NBITS_MOST * ASPEN_NR] __attribute__((aligned(64)));
+  const float *a[MM_EVEN_ROWS];
+  const int rows = (int)p->rows;
+  mm_rows block = {.rows = rows, .taps = 1, .a = a};
+  next_rows(&p->walk, base, 0, a, &block);
+  for (int64_t n = n_lo; n < n_hi;) {
+    int64_t column = n / ASPEN_NR * ASPEN_NR;
+    const int64_t left = (n_hi - column + ASPEN_NR - 1) / ASPEN_NR;
+    const int panels = left < nbits_panels(rows) ? (int)left : nbits_panels(rows);
+    FN(nbits_few)(w, rows, a, p->job.a_stride, weights + column / ASPEN_NR * w->panel, panels, sums);
+    for (int i = 0; i < panels; i++, column += ASPEN_NR) {
+      const int64_t last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
+      FN(mm_finish)(&p->job, &block, sums + i * rows * ASPEN_NR, column, n, last);
+      n = last;
+    }
+  }
+}
+
+int FN(ngemm)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
+  const int rank = out->rank, n_axis = rank - 1;
+  if (rank < 2 || a->rank != rank || out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
+  nbits w;
+  product p;
+  if (FN(nbits_open)(&w, c->params + 5, a->dims[n_axis], b, out->dims[n_axis])) return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (is_empty(c)) return 0;
+  if (open_product(&p, c, c->params, 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const float *base[ROW_OPERANDS];
+  const int64_t none[ASPEN_MAX_RANK] = {0}, n_hi = c->hi[n_axis];
+  base_of(&p, c, none, base);
+  if (p.rows <= NBITS_ROWS) {
+    few_rows(&p, &w, b->ptr, base, c->lo[n_axis], n_hi);
+    return 0;
+  }
+  if (c->scratch_bytes < (size_t)w.k * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
+  for (int64_t n = c->lo[n_axis]; n < n_hi;) {
+    const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
+    FN(nbits_unpack)(&w, b->ptr + column / ASPEN_NR * w.panel, c->scratch);
+    all_rows(&p.job, &p.walk, p.rows, base, c->scratch, 0, 0, column, n, last);
+    n = last;
+  }
+  return 0;
 }

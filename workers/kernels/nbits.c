@@ -1,0 +1,188 @@
+/* Weights of 4 or 8 bits become floats: a panel of them for many rows, or term by term for few. See nbits.h. */
+#include "nbits.h"
+
+#define PANEL_VECTORS (ASPEN_NR / VL)
+#define AHEAD 2048 /* bytes of a panel: the hardware follows no stream beyond a page */
+
+int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *b, int64_t columns) {
+  const int64_t bits = params[0], block = params[1], zeros = params[2], zero = params[3];
+  if ((bits != 4 && bits != 8) || block < 1 || (block % (32 / bits) && block < k) || zeros < 0 || zeros > 1 || zero < 0 || zero >= 1 << bits)
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int64_t per = 32 / bits, blocks = k > 0 ? (k - 1) / block + 1 : 0, header = NBITS_SCALES + (zeros ? NBITS_ZEROS : 0);
+  *w = (nbits){.bits = (int)bits, .zeros = (int)zeros, .zero = (float)zero, .k = k, .block = block};
+  w->panel = blocks * header + (k + per - 1) / per * NBITS_WORDS;
+  if (b->dtype != ASPEN_DT_U8 || b->rank != 2 || b->dims[0] < (columns + ASPEN_NR - 1) / ASPEN_NR || b->dims[1] != w->panel ||
+      (b->dims[0] > 1 && b->strides[0] != w->panel) || (w->panel > 1 && b->strides[1] != 1) || (uintptr_t)b->ptr % 4)
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  return 0;
+}
+
+/* What turns the words of one vector of columns into weights. */
+typedef struct levels {
+  vf table, zero, scale; /* table: of all levels less the zero point of all (4 bits, no others, 16 lanes) */
+} levels;
+
+INLINE levels levels_of(const nbits *w, const int BITS, const int ZEROS) {
+  levels l = {.zero = vset1(w->zero)};
+#if VL == 16
+  l.table = vfromi(vilanes());
+  if (BITS == 4 && !ZEROS) l.table -= l.zero;
+#else
+  (void)BITS, (void)ZEROS;
+#endif
+  return l;
+}
+
+/* Scales and zero points of vector v of the columns of a block. */
+INLINE void open_block(levels *l, const int ZEROS, const char *block, int v) {
+  l->scale = vload((const float *)block + v * VL);
+  if (!ZEROS) return;
+#if VL == 16
+  l->zero = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(block + NBITS_SCALES + v * VL))));
+#elif VL == 8
+  l->zero = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(block + NBITS_SCALES + v * VL))));
+#else
+  const uint8_t *z = (const uint8_t *)block + NBITS_SCALES + v * VL;
+  l->zero = (vf){z[0], z[1], z[2], z[3]};
+#endif
+}
+
+/* The weights of term t of a group, of so many columns. */
+INLINE vf weights(const levels *l, const int BITS, const int ZEROS, vi words, const int t) {
+  const vi down = words >> (t * BITS);
+#if VL == 16
+  if (BITS == 4) {
+    const vf level = _mm512_permutexvar_ps((__m512i)down, l->table); /* looks at the lowest four bits */
+    return (ZEROS ? (vf)(level - l->zero) : level) * l->scale;
+  }
+#endif
+  return (vfromi(down & viset1((1 << BITS) - 1)) - l->zero) * l->scale;
+}
+
+INLINE void unpack(const int BITS, const int ZEROS, const nbits *w, const char *b, float *to) {
+  const int PER = 32 / BITS;
+  levels l = levels_of(w, BITS, ZEROS);
+  for (int64_t k = 0; k < w->k; k += w->block) {
+    const int64_t terms = w->k - k < w->block ? w->k - k : w->block;
+    const char *words = b + NBITS_SCALES + (ZEROS ? NBITS_ZEROS : 0);
+    for (int v = 0; v < PANEL_VECTORS; v++) {
+      open_block(&l, ZEROS, b, v);
+      const char *at = words + v * VL * 4;
+      float *out = to + v * VL;
+      int64_t i = 0;
+      for (; i + PER <= terms; i += PER, at += NBITS_WORDS, out += PER * ASPEN_NR) {
+        const vi d = viload((const int32_t *)at);
+        if (v * VL % 16 == 0) __builtin_prefetch(at + AHEAD);
+#pragma GCC unroll 8
+        for (int t = 0; t < PER; t++) vstore(out + t * ASPEN_NR, weights(&l, BITS, ZEROS, d, t));
+      }
+      if (i == terms) continue;
+      const vi d = viload((const int32_t *)at);
+#pragma GCC unroll 8
+      for (int t = 0; t < PER; t++)
+        if (i + t < terms) vstore(out + t * ASPEN_NR, weights(&l, BITS, ZEROS, d, t));
+    }
+    b = words + (terms + PER - 1) / PER * NBITS_WORDS;
+    to += terms * ASPEN_NR;
+  }
+}
+
+void FN(nbits_unpack)(const nbits *w, const char *panel, float *to) {
+  if (w->bits == 4) {
+    if (w->zeros) unpack(4, 1, w, panel, to);
+    else unpack(4, 0, w, panel, to);
+  } else {
+    if (w->zeros) unpack(8, 1, w, panel, to);
+    else unpack(8, 0, w, panel, to);
+  }
+}
+
+/* Up to PER terms of R rows times P panels, whose words lie at `words`. */
+INLINE void group(const int R, const int P, const int BITS, const int ZEROS, const int64_t terms, const float *const *a, int64_t a_stride,
+                  const char *words, int64_t panel, levels (*l)[PANEL_VECTORS], vf *sum) {
+  const int PER = 32 / BITS;
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p++) {
+    vi d[PANEL_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < PANEL_VECTORS; v++) d[v] = viload((const int32_t *)(words + p * panel) + v * VL);
+#pragma GCC unroll 8
+    for (int t = 0; t < PER; t++) {
+      if (t >= terms) break;
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL_VECTORS; v++) {
+        const vf w = weights(&l[p][v], BITS, ZEROS, d[v], t);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          vf *s = &sum[(p * R + r) * PANEL_VECTORS + v];
+          *s = vfma(vset1(a[r][t * a_stride]), w, *s);
+        }
+      }
+    }
+  }
+}
+
+INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const nbits *w, const float *const *a, int64_t a_stride,
+                const char *b, float *sums) {
+  const int PER = 32 / BITS;
+  const int64_t panel = w->panel, header = NBITS_SCALES + (ZEROS ? NBITS_ZEROS : 0);
+  const char *const end = b + panel;
+  vf sum[NBITS_MOST * PANEL_VECTORS];
+#pragma GCC unroll 64
+  for (int i = 0; i < R * P * PANEL_VECTORS; i++) sum[i] = vzero();
+  const float *x[NBITS_ROWS];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) x[r] = a[r];
+  levels l[NBITS_MOST][PANEL_VECTORS];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p++)
+#pragma GCC unroll 8
+    for (int v = 0; v < PANEL_VECTORS; v++) l[p][v] = levels_of(w, BITS, ZEROS);
+  for (int64_t k = 0; k < w->k; k += w->block) {
+    int64_t terms = w->k - k < w->block ? w->k - k : w->block;
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL_VECTORS; v++) open_block(&l[p][v], ZEROS, b + p * panel, v);
+    b += header;
+    for (; terms > 0; terms -= PER, b += NBITS_WORDS) {
+      const char *ahead = b + (end - b > AHEAD ? AHEAD : AHEAD + (P - 1) * panel); /* behind these panels lie the next */
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) {
+        __builtin_prefetch(ahead + p * panel);
+        __builtin_prefetch(ahead + p * panel + 64);
+      }
+      if (terms >= PER) group(R, P, BITS, ZEROS, PER, x, a_stride, b, panel, l, sum);
+      else group(R, P, BITS, ZEROS, terms, x, a_stride, b, panel, l, sum);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) x[r] += (terms < PER ? terms : PER) * a_stride;
+    }
+  }
+#pragma GCC unroll 64
+  for (int i = 0; i < R * P * PANEL_VECTORS; i++) vstore(sums + i * VL, sum[i]);
+}
+
+typedef void few_fn(const nbits *, const float *const *, int64_t, const char *, float *);
+#define FEW(R, P, BITS, ZEROS)                                                                                                     \
+  static void few_##R##x##P##_##BITS##_##ZEROS(const nbits *w, const float *const *a, int64_t a_stride, const char *b, float *sums) {     \
+    if (a_stride == 1) few(R, P, BITS, ZEROS, w, a, 1, b, sums);                                                                   \
+    else few(R, P, BITS, ZEROS, w, a, a_stride, b, sums);                                                                          \
+  }
+#define FORMS(R, P) FEW(R, P, 4, 0) FEW(R, P, 4, 1) FEW(R, P, 8, 0) FEW(R, P, 8, 1)
+#define NAMES(R, P) {few_##R##x##P##_4_0, few_##R##x##P##_4_1, few_##R##x##P##_8_0, few_##R##x##P##_8_1}
+FORMS(1, 1) FORMS(1, 2) FORMS(1, 3) FORMS(1, 4) FORMS(2, 1) FORMS(2, 2)
+#if NBITS_ROWS == 4
+FORMS(3, 1) FORMS(3, 2) FORMS(4, 1) FORMS(4, 2)
+#endif
+static few_fn *const fews[NBITS_ROWS][4][4] = {
+  {NAMES(1, 1), NAMES(1, 2), NAMES(1, 3), NAMES(1, 4)},
+  {NAMES(2, 1), NAMES(2, 2)},
+#if NBITS_ROWS == 4
+  {NAMES(3, 1), NAMES(3, 2)},
+  {NAMES(4, 1), NAMES(4, 2)},
+#endif
+};
+
+void FN(nbits_few)(const nbits *w, int rows, const float *const *a, int64_t a_stride, const char *b, int panels, float *sums) {
+  fews[rows - 1][panels - 1][(w->bits == 8 ? 2 : 0) + w->zeros](w, a, a_stride, b, sums);
+}

@@ -1,0 +1,47 @@
+/* Weights of 4 or 8 bits, as NGEMM has them: w = (q - z) * s, a scale s and perhaps a zero point z for each column and block of terms.
+ *
+ * A panel of ASPEN_NR columns is its blocks, one behind the other: the columns' scales (f32), their zero points (bytes, where each has its own), then
+ * groups of as many terms as 32 bits hold, a word a column: term t of the group is the bits from t * bits on. So a vector of words is a vector
+ * of columns on every ISA, and a shift brings any of its terms down. Groups do not straddle blocks; behind the last term of all are zeros.
+ *
+ * q - z is exact and times s rounds once, which is what DEQUANTIZE and DequantizeLinear do: sums of such weights have the bits of GEMM's.
+ */
+#ifndef ASPEN_NBITS_H
+#define ASPEN_NBITS_H
+#include "mm.h"
+
+enum {
+  NBITS_WORDS = 4 * ASPEN_NR,  /* bytes of a group of a panel */
+  NBITS_SCALES = 4 * ASPEN_NR, /* bytes in front of each block … */
+  NBITS_ZEROS = ASPEN_NR       /* … and of its zero points */
+};
+
+typedef struct nbits {
+  int bits, zeros;  /* of a weight: 4 or 8; whether each column of a block has a zero point */
+  float zero;       /* else that of all */
+  int64_t k, block; /* terms of a column, and of a block; the last may be shorter */
+  int64_t panel;    /* bytes */
+} nbits;
+
+/* From the parameters {bits, block, zeros, zero} of a product of k terms, and its weights. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *b, int64_t columns);
+
+/* The weights of a panel: to[k][ASPEN_NR]. */
+void FN(nbits_unpack)(const nbits *w, const char *panel, float *to);
+
+/* Few rows are multiplied with weights as they come from memory; for more, a panel is unpacked once. */
+#if VL == 16
+#define NBITS_ROWS 4
+#else
+#define NBITS_ROWS 2
+#endif
+
+#define NBITS_MOST 8 /* rows times panels of a pass */
+
+/* How many panels one pass over so many rows takes together, at most: sums wait for each other. */
+INLINE int nbits_panels(int rows) { return rows == 1 ? 4 : 2; }
+
+/* Sums of up to NBITS_ROWS rows, as mm_block makes them, times 1 to nbits_panels(rows) panels: sums[panels][rows][ASPEN_NR]. */
+void FN(nbits_few)(const nbits *w, int rows, const float *const *a, int64_t a_stride, const char *b, int panels, float *sums);
+
+#endif
