@@ -222,19 +222,21 @@ int FN(gemm)(const aspen_call *c) {
 static void few_rows(product *p, const nbits *w, const char *weights, const float *const base[ROW_OPERANDS], int64_t n_lo, int64_t n_hi) {
   float sums[NBITS_MOST * ASPEN_NR] __attribute__((aligned(64)));
   const float *a[MM_EVEN_ROWS];
-  const int rows = (int)p->rows;
-  mm_rows block = {.rows = rows, .taps = 1, .a = a};
-  next_rows(&p->walk, base, 0, a, &block);
+  const int64_t blocks = (p->rows + NBITS_ROWS - 1) / NBITS_ROWS;
+  const int most = nbits_panels((int)(p->rows < NBITS_ROWS ? p->rows : NBITS_ROWS));
+  mm_rows block = {.taps = 1, .a = a};
   for (int64_t n = n_lo; n < n_hi;) {
-    int64_t column = n / ASPEN_NR * ASPEN_NR;
-    const int64_t left = (n_hi - column + ASPEN_NR - 1) / ASPEN_NR;
-    const int panels = left < nbits_panels(rows) ? (int)left : nbits_panels(rows);
-    FN(nbits_few)(w, rows, a, p->job.a_stride, weights + column / ASPEN_NR * w->panel, panels, sums);
-    for (int i = 0; i < panels; i++, column += ASPEN_NR) {
-      const int64_t last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
-      FN(mm_finish)(&p->job, &block, sums + i * rows * ASPEN_NR, column, n, last);
-      n = last;
+    const int64_t first = n / ASPEN_NR * ASPEN_NR, left = (n_hi - first + ASPEN_NR - 1) / ASPEN_NR, panels = left < most ? left : most;
+    for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {
+      block.rows = (int)(mm_cut(p->rows, blocks, i + 1) - row);
+      next_rows(&p->walk, base, row, a, &block);
+      FN(nbits_few)(w, block.rows, a, p->job.a_stride, weights + first / ASPEN_NR * w->panel, (int)panels, sums);
+      for (int k = 0; k < panels; k++) {
+        const int64_t column = first + k * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
+        FN(mm_finish)(&p->job, &block, sums + k * block.rows * ASPEN_NR, column, column < n ? n : column, last);
+      }
     }
+    n = first + panels * ASPEN_NR;
   }
 }
 
@@ -250,7 +252,7 @@ int FN(ngemm)(const aspen_call *c) {
   const float *base[ROW_OPERANDS];
   const int64_t none[ASPEN_MAX_RANK] = {0}, n_hi = c->hi[n_axis];
   base_of(&p, c, none, base);
-  if (p.rows <= NBITS_ROWS) {
+  if (p.rows <= NBITS_FEW) {
     few_rows(&p, &w, b->ptr, base, c->lo[n_axis], n_hi);
     return 0;
   }

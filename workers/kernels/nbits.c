@@ -61,29 +61,28 @@ INLINE vf weights(const levels *l, const int BITS, const int ZEROS, vi words, co
 
 INLINE void unpack(const int BITS, const int ZEROS, const nbits *w, const char *b, float *to) {
   const int PER = 32 / BITS;
-  levels l = levels_of(w, BITS, ZEROS);
+  levels l[PANEL_VECTORS];
+#pragma GCC unroll 8
+  for (int v = 0; v < PANEL_VECTORS; v++) l[v] = levels_of(w, BITS, ZEROS);
   for (int64_t k = 0; k < w->k; k += w->block) {
-    const int64_t terms = w->k - k < w->block ? w->k - k : w->block;
-    const char *words = b + NBITS_SCALES + (ZEROS ? NBITS_ZEROS : 0);
-    for (int v = 0; v < PANEL_VECTORS; v++) {
-      open_block(&l, ZEROS, b, v);
-      const char *at = words + v * VL * 4;
-      float *out = to + v * VL;
-      int64_t i = 0;
-      for (; i + PER <= terms; i += PER, at += NBITS_WORDS, out += PER * ASPEN_NR) {
-        const vi d = viload((const int32_t *)at);
-        if (v * VL % 16 == 0) __builtin_prefetch(at + AHEAD);
+    int64_t terms = w->k - k < w->block ? w->k - k : w->block;
 #pragma GCC unroll 8
-        for (int t = 0; t < PER; t++) vstore(out + t * ASPEN_NR, weights(&l, BITS, ZEROS, d, t));
+    for (int v = 0; v < PANEL_VECTORS; v++) open_block(&l[v], ZEROS, b, v);
+    b += NBITS_SCALES + (ZEROS ? NBITS_ZEROS : 0);
+    for (; terms > 0; terms -= PER, b += NBITS_WORDS) {
+      __builtin_prefetch(b + AHEAD);
+      __builtin_prefetch(b + AHEAD + 64);
+      vi d[PANEL_VECTORS];
+#pragma GCC unroll 8
+      for (int v = 0; v < PANEL_VECTORS; v++) d[v] = viload((const int32_t *)b + v * VL);
+#pragma GCC unroll 8
+      for (int t = 0; t < PER; t++) {
+        if (t >= terms) break;
+#pragma GCC unroll 8
+        for (int v = 0; v < PANEL_VECTORS; v++) vstore(to + v * VL, weights(&l[v], BITS, ZEROS, d[v], t));
+        to += ASPEN_NR;
       }
-      if (i == terms) continue;
-      const vi d = viload((const int32_t *)at);
-#pragma GCC unroll 8
-      for (int t = 0; t < PER; t++)
-        if (i + t < terms) vstore(out + t * ASPEN_NR, weights(&l, BITS, ZEROS, d, t));
     }
-    b = words + (terms + PER - 1) / PER * NBITS_WORDS;
-    to += terms * ASPEN_NR;
   }
 }
 
@@ -112,7 +111,7 @@ INLINE void group(const int R, const int P, const int BITS, const int ZEROS, con
 #pragma GCC unroll 8
       for (int v = 0; v < PANEL_VECTORS; v++) {
         const vf w = weights(&l[p][v], BITS, ZEROS, d[v], t);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
           vf *s = &sum[(p * R + r) * PANEL_VECTORS + v];
           *s = vfma(vset1(a[r][t * a_stride]), w, *s);
@@ -131,7 +130,7 @@ INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const
 #pragma GCC unroll 64
   for (int i = 0; i < R * P * PANEL_VECTORS; i++) sum[i] = vzero();
   const float *x[NBITS_ROWS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++) x[r] = a[r];
   levels l[NBITS_MOST][PANEL_VECTORS];
 #pragma GCC unroll 4
@@ -154,7 +153,7 @@ INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const
       }
       if (terms >= PER) group(R, P, BITS, ZEROS, PER, x, a_stride, b, panel, l, sum);
       else group(R, P, BITS, ZEROS, terms, x, a_stride, b, panel, l, sum);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < R; r++) x[r] += (terms < PER ? terms : PER) * a_stride;
     }
   }
@@ -170,16 +169,19 @@ typedef void few_fn(const nbits *, const float *const *, int64_t, const char *, 
   }
 #define FORMS(R, P) FEW(R, P, 4, 0) FEW(R, P, 4, 1) FEW(R, P, 8, 0) FEW(R, P, 8, 1)
 #define NAMES(R, P) {few_##R##x##P##_4_0, few_##R##x##P##_4_1, few_##R##x##P##_8_0, few_##R##x##P##_8_1}
-FORMS(1, 1) FORMS(1, 2) FORMS(1, 3) FORMS(1, 4) FORMS(2, 1) FORMS(2, 2)
-#if NBITS_ROWS == 4
-FORMS(3, 1) FORMS(3, 2) FORMS(4, 1) FORMS(4, 2)
+#if NBITS_ROWS == 8
+FORMS(1, 1) FORMS(1, 2) FORMS(1, 3) FORMS(1, 4) FORMS(2, 1) FORMS(2, 2) FORMS(3, 1) FORMS(3, 2) FORMS(4, 1) FORMS(4, 2)
+FORMS(5, 1) FORMS(6, 1) FORMS(7, 1) FORMS(8, 1)
+#else
+FORMS(1, 1) FORMS(1, 2) FORMS(2, 1) FORMS(3, 1)
 #endif
 static few_fn *const fews[NBITS_ROWS][4][4] = {
+#if NBITS_ROWS == 8
   {NAMES(1, 1), NAMES(1, 2), NAMES(1, 3), NAMES(1, 4)},
-  {NAMES(2, 1), NAMES(2, 2)},
-#if NBITS_ROWS == 4
-  {NAMES(3, 1), NAMES(3, 2)},
-  {NAMES(4, 1), NAMES(4, 2)},
+  {NAMES(2, 1), NAMES(2, 2)}, {NAMES(3, 1), NAMES(3, 2)}, {NAMES(4, 1), NAMES(4, 2)},
+  {NAMES(5, 1)}, {NAMES(6, 1)}, {NAMES(7, 1)}, {NAMES(8, 1)},
+#else
+  {NAMES(1, 1), NAMES(1, 2)}, {NAMES(2, 1)}, {NAMES(3, 1)},
 #endif
 };
 
