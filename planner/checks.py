@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 
+from aspen_mp.planner.nbits import packed_shape, whole_groups
 from aspen_mp.planner.params import GRU_FORMS, GUARDS, image_scratch, left_factors, packed_bytes, roi_scratch
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
@@ -96,6 +97,10 @@ def _shape(arg: Arg | None, shape: Sequence[int], what: str) -> None:
 def _all_f32(call: Call) -> None:
     for k, arg in enumerate([call.out, *call.more, *call.inputs]):
         _need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
+
+
+def _f32(arg: Arg | None, what: str) -> None:
+    _need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
 
 
 def _act(call: Call, i: int) -> None:
@@ -209,6 +214,29 @@ def _gemm(call: Call) -> None:
         _need(packed > 0 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
         _shape(left, left_factors(a.shape), "shape of input 6")
         _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
+
+
+def _ngemm(call: Call) -> None:
+    out, a, b = call.out.shape, call.input(0), call.input(1)
+    _need(b.dtype == U8, "dtype of input 1", b.dtype, U8)
+    _f32(call.out, "the output")
+    for i in (0, 2, 3, 4, 5):
+        _f32(call.optional(i), f"input {i}")
+    _act(call, 1)
+    _range(call, 4, "residual_last", 0, 3)
+    bits, block, zeros = _range(call, 5, "bits", 4, 9), _range(call, 6, "block", 1, LIMIT), _range(call, 7, "zeros", 0, 2)
+    _need(bits in (4, 8), "bits", bits, (4, 8))
+    _range(call, 8, "zero", 0, 1 << bits)
+    _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    _rank(a, len(out), "input 0")
+    depth = a.shape[-1]
+    _need(whole_groups(depth, bits, block), "block", block, f"whole words of {32 // bits} terms")
+    _shape(a, (*out[:-1], depth), "shape of input 0")
+    _shape(b, packed_shape(depth, out[-1], bits, block, bool(zeros)), "shape of input 1")
+    _need(b.dense, "strides of input 1", "not contiguous", "a packed weight")
+    _shape(call.optional(2), out, "shape of input 2")
+    _shape(call.optional(3), out, "shape of input 3")
+    _scale(call, 4, out[-1])
 
 
 def _bytes(call: Call, last: int) -> None:
@@ -644,6 +672,7 @@ def _recurrent(gates: int) -> Callable[[Call], None]:
 
 _RULES: dict[str, Callable[[Call], None]] = {
     "GEMM": _gemm,
+    "NGEMM": _ngemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
     "STRASSEN": _strassen,

@@ -32,7 +32,7 @@ BLOCK_OUT_NS = 0.085
 OPAQUE_NS = 200_000.0
 OUTPUT_NS = 0.04
 """An element of the output of a matrix kernel besides its multiply-adds."""
-RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "IGEMM": 0.18, "ICONV": 0.18, "WINO": 0.06}
+RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "NGEMM": 0.18, "IGEMM": 0.18, "ICONV": 0.18, "WINO": 0.06}
 """The same, where something is added to it."""
 EPILOGUE = 0.7
 """What a function takes in an epilogue, of what it takes in a kernel of its own: nothing is read and written."""
@@ -390,6 +390,7 @@ def _deform_ns(node: Node, ops: float) -> float:
 
 FAMILIES = {
     "GEMM": Family(_gemm_flops, hides=True),
+    "NGEMM": Family(_gemm_flops, hides=True),
     "IGEMM": Family(_gemm_flops, hides=True),
     "CONV": Family(_conv_flops, hides=True),
     "ICONV": Family(_iconv_flops, hides=True),
@@ -478,7 +479,7 @@ def wanted_tiles(ns: float, workers: int, tail: float) -> float:
 def scratch_bytes(node: Node) -> int:
     """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself, for the tiles that there are. Of
     kernels that are not here the tile decides (WINO, products of bytes)."""
-    if node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"]):
+    if node.op == "NGEMM" or (node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"])):
         a = node.inputs[0]
         assert a is not None
         return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]

@@ -35,12 +35,13 @@ VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expa
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one
-    for each index of ``axis``."""
+    for each index of ``axis``, or (``block``) one for each other index and each block of so many along ``axis``."""
 
     values: Tensor
     scale: Tensor
     zero: Tensor | None
     axis: int
+    block: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -14,6 +14,8 @@ op                   attrs
                      and rounded, plus ``zero``; or the sums themselves in i32
 ``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes),
                      W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
+``NGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`nbits.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
+                     ``gated``?. Inputs A, B (packed, see `nbits.packed_shape`), bias?, residual?, scale? [N], shift? [N]
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
@@ -64,7 +66,7 @@ op                   attrs
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
 act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead,
-and with ``gated`` (GEMM and IGEMM alone) the end is a product with it.
+and with ``gated`` (GEMM, NGEMM and IGEMM alone) the end is a product with it.
 """
 
 from __future__ import annotations
@@ -111,6 +113,10 @@ def _last(a: dict[str, Any]) -> int:
 def _gemm(a: dict[str, Any]) -> list[int]:
     packed = int(a["packed_b"]) + int(a.get("streamed", False))
     return [packed, bits(a["alpha"]), *_act(a["act"]), _last(a), 0, 0]
+
+
+def _ngemm(a: dict[str, Any]) -> list[int]:
+    return [bits(a["alpha"]), *_act(a["act"]), _last(a), a["bits"], a["block"], int(a["zeros"]), a["zero"]]
 
 
 def _to_bytes(a: dict[str, Any]) -> list[int]:
@@ -204,6 +210,7 @@ def _attention(a: dict[str, Any]) -> list[int]:
 
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
+    "NGEMM": _ngemm,
     "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
     "ICONV": lambda a: [int(a["zeros"]), *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_to_bytes(a)],
     "STRASSEN": lambda a: [],

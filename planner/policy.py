@@ -30,7 +30,7 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
-PRODUCTS = frozenset({"GEMM", "IGEMM", "CONV", "ICONV", "WINO"})
+PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "CONV", "ICONV", "WINO"})
 """Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
 
 
@@ -65,7 +65,7 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     if 0 in shape:
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
-    if node.op in ("GEMM", "IGEMM"):
+    if node.op in ("GEMM", "NGEMM", "IGEMM"):
         return _gemm(node, aim)
     if node.op in ("CONV", "ICONV"):
         return _conv(node, aim)
@@ -199,9 +199,9 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     rank = len(shape)
     lead = shape[: rank - 2]
     weights, activations = a.shape[-1] * shape[-1], a.size
-    packed = node.op == "IGEMM" or node.attrs["packed_b"]
+    packed = node.op != "GEMM" or node.attrs["packed_b"]
     rows = [prod(lead), shape[-2]]
-    halved = _halved(rows, weights * evaluate.item // 4) if packed and aim.halves else None
+    halved = _halved(rows, int(weights * evaluate.weight_bytes) // 4) if packed and aim.halves else None
     if halved is not None:
         rows[halved] = -(-rows[halved] // 2)
     parts = list(_gemm_parts((rows[0], rows[1]), shape[-1], evaluate, aim))

@@ -693,6 +693,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "view.expand": _elementwise,
     "concat": _concat,
     "GEMM": _gemm,
+    "NGEMM": _igemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
     "STRASSEN": _strassen,

@@ -24,6 +24,8 @@ ROWS_LOST = 0.6
 ROW_BLOCK = 12
 SEEN = 0.5
 """What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
+UNPACKED = 1.1
+"""What it takes to make a weight of a few bits, in rows."""
 HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
@@ -92,22 +94,27 @@ class TileCost:
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
     the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
-    times fewer than four as multiply-adds take less time."""
+    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first."""
 
     depth: int
     batched: bool
     element_ns: float
     seven: bool = False
     item: int = 4
+    stored: float = 0.0
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.stored or float(self.item)
 
     def modelled(self, sides: list[Ints]) -> Floats:
         lead, m, n = sides
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
-        full = batches * _rows(m) * (-(-n // PANEL) * PANEL)
+        full = batches * (_rows(m) + UNPACKED * (self.stored > 0)) * (-(-n // PANEL) * PANEL)
         if self.seven:
             full = SEVEN * batches * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) * (-(-n // (2 * PANEL)) * 2 * PANEL)
-        weights = batches * float(self.item) * n * self.depth
+        weights = batches * self.weight_bytes * n * self.depth
         others = batches * m * (float(self.item) * self.depth + 4.0 * n)
         ns = 2.0 * full * self.depth * self.item / (4 * cost.rates().matrix) + SEEN * (weights + others) / cost.rates().warm
         return np.asarray(ns + self.element_ns * batches * m * n)
@@ -288,6 +295,10 @@ def of(node: Node, workers: int = 1) -> TileCost:
         assert b is not None
         batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
         return Product(a.shape[-1], batched, cost.output_ns(node), cost.by_sevens(node), factor=factor)
+    if node.op == "NGEMM":
+        b = node.inputs[1]
+        assert b is not None
+        return Product(a.shape[-1], False, cost.output_ns(node), stored=b.size / max(shape[-1] * a.shape[-1], 1), factor=factor)
     if node.op == "IGEMM":
         return Product(a.shape[-1], False, cost.output_ns(node), item=1, factor=factor)
     if node.op == "CONV":
@@ -313,7 +324,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "IGEMM", "CONV", "ICONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
+_MODELS = frozenset({"GEMM", "NGEMM", "IGEMM", "CONV", "ICONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

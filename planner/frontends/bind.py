@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
+from aspen_mp.planner import nbits
 from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
@@ -566,14 +567,18 @@ class Binder:
 
 
 def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
-    """What DequantizeLinear makes a constant of."""
-    if entry.proto.op_type != "DequantizeLinear" or domain_of(entry.proto) != "" or entry.attrs.get("block_size", 0):
+    """What DequantizeLinear makes a constant of, perhaps transposed."""
+    if domain_of(entry.proto) != "" or entry.proto.op_type not in {"DequantizeLinear", "Transpose"}:
         return None
+    if entry.proto.op_type == "Transpose":
+        before = inputs[0].stored if inputs[0] is not None else None
+        return None if before is None else nbits.transposed(before, tuple(entry.attrs.get("perm", (1, 0))))
     values, scale = inputs[:2]
     if values is None or scale is None:
         return None
     axis = int(entry.attrs.get("axis", 1))
-    return Stored(values, scale, inputs[2] if len(inputs) > 2 else None, axis % max(len(values.shape), 1))
+    zero = inputs[2] if len(inputs) > 2 else None
+    return Stored(values, scale, zero, axis % max(len(values.shape), 1), int(entry.attrs.get("block_size", 0)))
 
 
 def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import winograd
+from aspen_mp.planner import nbits, winograd
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
 F32 = np.dtype(np.float32)
 BOOL = np.dtype(np.bool_)
 I8 = np.dtype(np.int8)
+U8 = np.dtype(np.uint8)
 I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
 MAX_RANK = 8
@@ -120,7 +121,10 @@ class Builder:
         if perm == tuple(range(len(perm))):
             return tensor
         if tensor.is_const:
-            return self.derived(tensor, f"transpose{list(perm)}", shape, lambda x: x.transpose(perm), view=True)
+            moved_constant = self.derived(tensor, f"transpose{list(perm)}", shape, lambda x: x.transpose(perm), view=True)
+            if tensor.stored is not None and moved_constant.stored is None:
+                moved_constant.stored = nbits.transposed(tensor.stored, perm)
+            return moved_constant
         moved = [p for p in perm if tensor.shape[p] != 1]
         if moved == sorted(moved):  # only axes of dimension 1 move
             return self.reshape(tensor, shape)
@@ -220,15 +224,20 @@ class Builder:
         act: Act = NO_ACT,
         **attrs: bool,
     ) -> Tensor:
-        """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed."""
+        """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored
+        in where these are few."""
         require_f32(a, b)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
         a = self.align(a, len(shape))
         packed = b.is_const and prod(b.shape[:-2]) == 1
-        b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
+        form = nbits.form_of(b.stored) if packed and b.stored is not None and not attrs else None
+        if form is not None:
+            few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
+            return self.emit("NGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
+        b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
         return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
     def igemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
@@ -259,6 +268,18 @@ class Builder:
         k, n = b.shape
         panels = -(-n // 32)
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
+
+    def packed_nbits(self, b: Tensor, form: nbits.Form) -> Tensor:
+        """A stored [K, N] → panels of NGEMM (`nbits.packed_shape`, u8)."""
+        assert b.stored is not None
+        key = None if b.weight_key is None else f"{b.weight_key}|{form.bits} bits"
+        found = self._packed.get(key) if key is not None else None
+        if found is None:
+            shape = nbits.packed_shape(b.shape[0], b.shape[1], form.bits, form.block, form.zeros)
+            found = Tensor(f"{b.name}|{form.bits} bits", shape, U8, weight_key=key, pack=partial(nbits.pack, b.stored, form))
+            if key is not None:
+                self._packed[key] = found
+        return found
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
         """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0.

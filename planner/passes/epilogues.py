@@ -16,8 +16,9 @@ from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
-_MATRICES = ("GEMM", "IGEMM")
-_SCALED = ("GEMM", "CONV", "WINO", "DWCONV")
+_MATRICES = ("GEMM", "NGEMM", "IGEMM")
+_FLOATS = ("GEMM", "NGEMM")
+_SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
 """Whose inputs 4 and 5 are scale and shift."""
 _PRODUCTS = (*_SCALED, "IGEMM", "ICONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
@@ -113,7 +114,7 @@ def fuse_scales(graph: Graph) -> None:
             continue
         if node.op == "BINARY":
             _scale_after(rewriter, node)
-        elif node.op == "GEMM":
+        elif node.op in _FLOATS:
             for k in (0, 1):
                 _scale_before(rewriter, node, k)
     rewriter.finish()
@@ -137,7 +138,7 @@ def _scale_after(rewriter: Rewriter, node: Node) -> None:
     found = _factor(node)
     if found is None:
         return
-    product = rewriter.made_by(node.inputs[found[0]], "GEMM")
+    product = rewriter.made_by(node.inputs[found[0]], *_FLOATS)
     if product is None or not rewriter.only_use(product.output) or len(product.inputs) > 2 or not no_act(product):
         return
     _absorb(rewriter, node, product, list(product.inputs), alpha=product.attrs["alpha"] * found[1])
@@ -160,7 +161,7 @@ def _scale_before(rewriter: Rewriter, node: Node, k: int) -> None:
             else:
                 inputs = list(node.inputs)
                 inputs[k] = source
-                rewriter.replace(node, "GEMM", inputs, node.attrs)
+                rewriter.replace(node, node.op, inputs, node.attrs)
             node.attrs = {**node.attrs, "alpha": node.attrs["alpha"] * found[1]}
             return
         if maker.op not in {"view.reshape", "view.transpose"}:
@@ -215,8 +216,8 @@ def _add(rewriter: Rewriter, node: Node) -> None:
 
 
 def _gate(rewriter: Rewriter, node: Node) -> None:
-    """x * y, where one of them is a GEMM or IGEMM with a free place for the other: the gates of SwiGLU and its like. The later product
-    takes the earlier."""
+    """x * y, where one of them is a product of matrices with a free place for the other: the gates of SwiGLU and its like. The later
+    product takes the earlier."""
     candidates = []
     for k in (0, 1):
         product, other = rewriter.made_by(node.inputs[k], *_MATRICES), node.inputs[1 - k]
@@ -281,8 +282,8 @@ def _scale(rewriter: Rewriter, node: Node) -> None:
         inputs = _padded(product)
         if inputs[4] is not None or product.attrs.get("residual_last", False):
             continue
-        channels = node.output.shape[-1 if product.op == "GEMM" else 1]
-        axis = len(node.output.shape) - 1 if product.op == "GEMM" else 1
+        channels = node.output.shape[-1 if product.op in _FLOATS else 1]
+        axis = len(node.output.shape) - 1 if product.op in _FLOATS else 1
         constants = [by_channel(t, axis, channels) for i, t in enumerate(node.inputs) if i != k]
         scale = constants[0]
         if scale is None or (opcode == "FMA" and constants[1] is None):

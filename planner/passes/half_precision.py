@@ -126,8 +126,8 @@ def _constant(tensor: Tensor) -> Tensor:
 
     name = f"{tensor.name}|{_F32}"
     if tensor.weight_key is None or tensor.nbytes <= _SMALL:
-        return Tensor(name, tensor.shape, _F32, data=tensor.value().astype(_F32), weight_key=_key(tensor))
-    return Tensor(name, tensor.shape, _F32, pack=pack, weight_key=_key(tensor))
+        return Tensor(name, tensor.shape, _F32, data=tensor.value().astype(_F32), weight_key=_key(tensor), stored=tensor.stored)
+    return Tensor(name, tensor.shape, _F32, pack=pack, weight_key=_key(tensor), stored=tensor.stored)
 
 
 def _key(tensor: Tensor) -> str | None:

@@ -27,7 +27,7 @@ def merge_products(graph: Graph) -> None:
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             weight = node.inputs[1]
             assert weight is not None
-            key = (id(node.inputs[0]), node.output.shape[:-1], weight.shape[1], repr(sorted(node.attrs.items())))
+            key = (node.op, id(node.inputs[0]), node.output.shape[:-1], weight.shape[1], repr(sorted(node.attrs.items())))
             groups.setdefault((*key, bias is None, weight.weight_key is None), []).append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
@@ -36,7 +36,8 @@ def merge_products(graph: Graph) -> None:
 
 
 def _may_merge(rewriter: Rewriter, node: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> bool:
-    if node.op != "GEMM" or not node.attrs["packed_b"] or len(node.inputs) > 3 or node.output.shape[-1] % PANEL:
+    packed = node.op == "NGEMM" or (node.op == "GEMM" and node.attrs["packed_b"])
+    if not packed or len(node.inputs) > 3 or node.output.shape[-1] % PANEL:
         return False
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert weight is not None
@@ -68,7 +69,7 @@ def _merge(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
     if biases:
         inputs.append(_joined(biases, len(biases[0].shape) - 1))
     widths = [n.output.shape[-1] for n in nodes]
-    merged = rewriter.insert(first, "GEMM", inputs, (*first.output.shape[:-1], sum(widths)), dict(first.attrs))
+    merged = rewriter.insert(first, first.op, inputs, (*first.output.shape[:-1], sum(widths)), dict(first.attrs))
     at = 0
     for node, width in zip(nodes, widths, strict=True):
         rank = len(node.output.shape)
