@@ -12,6 +12,7 @@ from onnx import helper
 from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .extra import mobilenet_v2, tcn, unet, vit
+from .few_bits import OPSET, in_int4
 from .gpt2 import gpt2
 from .half_precision import in_f16
 from .inception import inception_v3
@@ -24,7 +25,7 @@ from .vision import ImageOptions
 from .yolo import yolov3
 
 BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
-DTYPES = ("f32", "f16", "int8", "int8_dynamic")
+DTYPES = ("f32", "f16", "int8", "int8_dynamic", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def build(
     "sequence" (and those of a cache, "past" and "total"). `seed`: of the random weights; the same seed and parameter name give the same
     values, whatever the other options. `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32";
     "f16": weights and everything between inputs and outputs in half precision; "int8", "int8_dynamic": quantised by onnxruntime's tools,
-    for these sizes (`quantized.in_int8`). `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions`
+    for these sizes (`quantized.in_int8`); "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions`
     (attention, norm, gelu, opset), and the network's own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of
     yolov3, `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
 
@@ -104,10 +105,12 @@ def build(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
+    if dtype == "int4":
+        options.setdefault("opset", OPSET)
     source: Weights = RandomWeights(seed) if weights is None else ArrayWeights(weights)
     model = _build(name, source, batch=batch, seq=seq, symbolic=symbolic, **options)
-    if dtype == "f16":
-        return in_f16(model)
+    if dtype in {"f16", "int4"}:
+        return in_f16(model) if dtype == "f16" else in_int4(model)
     if dtype == "int8":
         from .inputs import inputs  # which looks networks up here
 

@@ -57,6 +57,7 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         "WINO",
         "DWCONV",
         "PWDW",
+        "NGEMM",
         "IGEMM",
         "ICONV",
     }:  # the plan's storage puts a copy before packed weights that are no run of memory
@@ -75,9 +76,9 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         return out
     if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
         return (*out[:-2], *shape[-2:])
-    if (node.op == "GEMM" and i in {2, 3}) or (node.op == "IGEMM" and i in {2, 3, 4, 5}) or (node.op == "ICONV" and i in {3, 4}):
+    if (node.op in {"GEMM", "NGEMM"} and i in {2, 3}) or (node.op == "IGEMM" and i in {2, 3, 4, 5}) or (node.op == "ICONV" and i in {3, 4}):
         return out
-    if node.op == "IGEMM" and i == 0:
+    if node.op in {"NGEMM", "IGEMM"} and i == 0:
         return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":
         k = node.inputs[1]

@@ -13,10 +13,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from aspen_mp.planner import winograd
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner import nbits, winograd
+from aspen_mp.planner.ir import Graph, Node, Stored, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, left_factors, params
 from aspen_mp.planner.plan import Plan
@@ -198,6 +199,26 @@ class GraphBuilder:
             inputs[2:5] = [self.const(*ones, outputs, weight=True), residual, factor]
         return self.node("IGEMM", inputs, (*x.shape[:-1], outputs), dtype, zeros=zeros, act=NO_ACT)
 
+    def by_bits(self, x: Tensor, outputs: int, residual: Tensor | None = None, points: bool = True, bias: bool = True) -> Tensor:
+        """A product with weights of 4 bits in blocks of 8. `points`: with zero points of columns and blocks."""
+        self.count += 1
+        depth, key, of = x.shape[-1], f"w{self.count}", np.dtype(ml_dtypes.int4)
+        rows = -(-depth // 8)
+
+        def part(name: str, value: Array, dtype: Any) -> Tensor:
+            return Tensor(f"{name}{self.count}", value.shape, np.dtype(dtype), data=value.astype(dtype), weight_key=f"{key}{name}")
+
+        values, scale = part("q", self.rng.integers(-2, 3, (depth, outputs)), of), part("s", self.rng.integers(1, 3, (rows, outputs)), F32)
+        zero = part("z", self.rng.integers(0, 2, (rows, outputs)), of) if points else None
+        weight = Tensor(f"c{self.count}", values.shape, F32, weight_key=key, stored=Stored(values, scale, zero, 0, 8))
+        assert weight.stored is not None
+        form = nbits.form_of(weight.stored)
+        assert form is not None
+        packed = Builder().packed_nbits(weight, form)
+        attrs = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
+        beside = self.const(*[1] * (len(x.shape) - 1), outputs, weight=True) if bias else None
+        return self.node("NGEMM", [x, packed, beside, residual], (*x.shape[:-1], outputs), alpha=1.0, act=NO_ACT, **attrs)
+
     def conv_bytes(
         self,
         x: Tensor,
@@ -335,6 +356,26 @@ def _gemm(
         b = unpack(b, out[-1])
     y = np.einsum("...mk,...kn->...mn", a.astype(np.float64), b.astype(np.float64)) * _double(p[1])
     return _act(p[2:5], y + (0 if bias is None else bias) + (0 if residual is None else residual))
+
+
+def _ngemm(
+    out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None, *more: Array | None
+) -> Array:
+    """Of 4 bits; blocks are whole words. p: alpha, ACT(3), residual_last, bits, block, zeros, zero."""
+    depth, words, header = a.shape[-1], p[6] // 8, 5 if p[7] else 4
+    w = np.zeros((len(b), -(-depth // p[6]) * p[6], 32))
+    for k in range(0, depth, p[6]):
+        block = np.ascontiguousarray(b[:, k // p[6] * (header + 4 * words) * 32 :][:, : (header + 4 * words) * 32])
+        scale = block[:, :128].view(np.float32)[:, None]
+        zero = block[:, 128:160][:, None].astype(np.float64) if p[7] else p[8]
+        found = np.ascontiguousarray(block[:, 32 * header :]).view(np.uint32).reshape(len(b), -1, 1, 32)
+        levels = (found >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(len(b), -1, 32)
+        w[:, k : k + levels.shape[1]] = (levels - zero) * scale
+    matrix = np.concatenate(list(w[:, :depth]), 1)[:, : out[-1]]
+    y = a.astype(np.float64) @ matrix * _double(p[0]) + (0 if bias is None else bias)
+    early, late = (residual, 0) if p[4] == 0 and residual is not None else (0, 0 if residual is None else residual)
+    y = _act(p[1:4], y + early)
+    return y * late if p[4] == 2 and residual is not None else y + late
 
 
 def _igemm(
@@ -550,6 +591,7 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 
 NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
+    "NGEMM": _ngemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
     "STRASSEN": lambda out, p, x: np.zeros(out),

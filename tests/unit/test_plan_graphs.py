@@ -218,6 +218,18 @@ def products_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(gated, sums, b.node("CAST", [sums], sums.shape, saturate=True))
 
 
+def products_of_bits(b: GraphBuilder) -> Graph:
+    """Weights of 4 bits: one row, rows that are columns elsewhere, a residual and a gate, terms that fill no block."""
+    x = b.input(2, 7, 24)
+    y = b.by_bits(b.unary(x), 80)
+    z = b.by_bits(y, 24, residual=x, points=False)
+    gated = b.by_bits(b.transpose(z, 1, 0, 2), 33, residual=b.linear(b.transpose(x, 1, 0, 2), 33))
+    assert gated.producer is not None
+    gated.producer.attrs.update(residual_last=True, gated=True)
+    one = b.by_bits(b.reduce(gated, (0, 1)), 70, bias=False)
+    return b.graph(gated, one, b.by_bits(b.transpose(y, 0, 2, 1), 40))
+
+
 def images_of_bytes(b: GraphBuilder) -> Graph:
     """With a zero point that is computed, a residual, windows with holes, bytes that are made of bytes, and the sums themselves."""
     x = b.input(2, 3, 9, 8)
@@ -256,7 +268,7 @@ GRAPHS = [
     sevens,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes]
+GRAPHS += [products_of_bytes, images_of_bytes, products_of_bits]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -20,6 +20,7 @@ from test_plan_graphs import (
     images_of_bytes,
     inverted_residuals,
     odd_outputs,
+    products_of_bits,
     products_of_bytes,
     random_grids,
     residual_block,
@@ -290,6 +291,46 @@ def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
+        ("activation", param("NGEMM", 1, 1000)),
+        ("residual_last", param("NGEMM", 4, 3)),
+        ("bits", param("NGEMM", 5, 3)),
+        ("bits", param("NGEMM", 5, 5)),
+        ("shape of input 1", param("NGEMM", 5, 8)),
+        ("bits", param("NGEMM", 5, 1 << 40)),
+        ("block", param("NGEMM", 6, 0)),
+        ("block", param("NGEMM", 6, -8)),
+        ("block", param("NGEMM", 6, 12)),
+        ("block", param("NGEMM", 6, 1 << 40)),
+        ("shape of input 1", param("NGEMM", 6, 16)),
+        ("zeros", param("NGEMM", 7, 2)),
+        ("shape of input 1", param("NGEMM", 7, 0)),
+        ("zero", param("NGEMM", 8, 16)),
+        ("zero", param("NGEMM", 8, -1)),
+        ("dtype of the output", operand("NGEMM", 0, "dtype", DTYPES["I32"])),
+        ("dtype of input 0", operand("NGEMM", 1, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("NGEMM", 1, "dims", [[2, 6, 24, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("NGEMM", 1, "dims", [[2, 7, 15, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("NGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("NGEMM", 2, "dtype", DTYPES["I8"])),
+        ("shape of input 1", operand("NGEMM", 2, "dims", [[2, 864, 0, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("NGEMM", 2, "dims", [[3, 860, 0, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("NGEMM", 2, "strides", [[863, 1, 0, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("NGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("NGEMM", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("NGEMM", 2, "dtype", 0)),
+    ],
+)
+def test_damaged_products_of_bits(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_bits).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
         ("zeros", param("ICONV", 0, 2)),
         ("kernel", param("ICONV", 1, 0)),
         ("shape of input 1", param("ICONV", 1, 2)),
@@ -442,7 +483,8 @@ def test_cut_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "graph", [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes, images_of_bytes]
+    "graph",
+    [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes, images_of_bytes, products_of_bits],
 )
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""

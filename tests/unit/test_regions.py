@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from plan_tools import NUMPY_KERNELS
+from plan_tools import NUMPY_KERNELS, GraphBuilder
 
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Tensor
@@ -196,6 +196,24 @@ def test_gemm_in_pairs() -> None:
     assert found[1] == [[[0, 0, 0], [2, 0, 0], [0, 0, 0]], [[2, 8, 32], [3, 8, 32], [2, 8, 32]]]
     assert found[3] == [lo.tolist(), hi.tolist()]
     assert found[6] == [[[0, 1, 0], [1, 3, 0], [0, 0, 0]], [[1, 3, 112], [2, 4, 112], [2, 1, 112]]]
+
+
+def test_products_of_bits() -> None:
+    """The kernel itself. A byte of a panel may be terms that there are not."""
+    b, shape = GraphBuilder(6), (2, 3, 40)
+    out = b.by_bits(b.input(2, 3, 5), 40, residual=b.input(2, 3, 40))
+    assert out.producer is not None
+    node = out.producer
+    inputs = [values(2, 3, 5), *[t.value() for t in node.inputs[1:3] if t is not None], values(2, 3, 40)]
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        result = np.zeros(shape, F32)
+        seen = [x if i < 2 else np.broadcast_to(x, shape) for i, x in enumerate(given)]
+        assert _kernels.call("NGEMM", [result, *seen], params(kernel_node("NGEMM", given, shape, node.attrs)), [0] * 3, shape) == 0
+        return result
+
+    check("NGEMM", function, inputs, node.attrs, True, (2, 3), by=3)
+    check("NGEMM", function, inputs, node.attrs, False, (0, 1), by=1)
 
 
 def test_products_of_bytes() -> None:

@@ -1,0 +1,195 @@
+"""Weights of 4 and 8 bits: which products take them as they are stored, what becomes part of these, and what plans keep of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+import pytest
+from kernel_graphs import bind, run_model
+from net_tools import Net, check, lowered, ops
+
+from aspen_mp.bench import models
+from aspen_mp.planner import api, nbits, stages
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.ir import Node, Stored, Tensor
+from aspen_mp.planner.validate import validate
+
+I4, U4, I8, U8 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4), np.dtype(np.int8), np.dtype(np.uint8)
+LEVELS = {I4: (-8, 8), U4: (0, 16), I8: (-128, 128), U8: (0, 256)}
+BIAS, RESIDUAL = 2, 3
+
+
+def weight(
+    net: Net, k: int, n: int, kind: Any = I4, block: int | None = 32, points: bool = False, axis: int = 0, scales: Any = np.float32
+) -> str:
+    """[k, n] in blocks along axis 0, or [n, k] along axis 1; a scale for each column where there is no block."""
+    low, high = LEVELS[np.dtype(kind)]
+    rows = 1 if block is None else -(-k // block)
+    values = net.rng.integers(low, high, (k, n)).astype(kind)
+    scale = ((net.rng.random((rows, n)) + 0.1) / high).astype(scales)
+    zero = net.rng.integers(low, high, (rows, n)).astype(kind)
+    parts = [values, scale, *([zero] if points else [])]
+    if block is None:
+        parts[1:] = [x[0] for x in parts[1:]]
+        along = {"axis": 1 - axis}
+    else:
+        along = {"axis": axis, "block_size": block}
+    return net("DequantizeLinear", *[net.constant(x.T if axis == 1 and x.ndim == 2 else x) for x in parts], **along)
+
+
+def made(net: Net, *outputs: str, tolerance: float = 1e-5) -> list[Node]:
+    return check(net, *outputs, tolerance=tolerance, reference=True)
+
+
+def present(node: Node) -> set[int]:
+    return {i for i, t in enumerate(node.inputs) if t is not None and i > 1}
+
+
+@pytest.mark.parametrize("kind", [I4, U4, I8, U8], ids=str)
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize(("block", "axis"), [(32, 0), (None, 0), (8, 0), (16, 1), (None, 1)])
+@pytest.mark.parametrize("shape", [(1, 80), (2, 3, 77), (77,)], ids=str)
+def test_matmul(kind: Any, points: bool, block: int | None, axis: int, shape: tuple[int, ...]) -> None:
+    net = Net(opset=21, x=shape)
+    w = weight(net, shape[-1], 40, kind, block, points, axis)
+    (node,) = made(net, net("MatMul", "x", w if axis == 0 else net("Transpose", w, perm=[1, 0])))
+    assert node.op == "NGEMM"
+    assert node.attrs["bits"] == (4 if kind in (I4, U4) else 8)
+    assert node.attrs["block"] == min(block or 1000, shape[-1])
+    assert node.attrs["zeros"] == (points and 40 > 1)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemm(transposed: int) -> None:
+    net = Net(opset=21, x=(5, 64))
+    (node,) = made(net, net("Gemm", "x", weight(net, 64, 40, axis=transposed), net.weight(40), transB=transposed, alpha=0.5, beta=2.0))
+    assert node.op == "NGEMM"
+    assert node.attrs["alpha"] == 0.5
+    assert present(node) == {BIAS}
+
+
+def test_one_scale_and_one_zero_point() -> None:
+    net = Net(opset=21, x=(3, 64))
+    values, scale = net.constant(net.rng.integers(0, 16, (64, 33)).astype(U4)), net.number(0.07)
+    (node,) = made(net, net("MatMul", "x", net("DequantizeLinear", values, scale, net.constant(np.array(5, U4)))))
+    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("NGEMM", False, 5)
+    net = Net(opset=21, x=(3, 64))
+    values, scale = net.constant(net.rng.integers(-8, 8, (64, 33)).astype(I4)), net.weight(2, 33)
+    zero = net.constant(np.full((2, 33), 3, I4))
+    (node,) = made(net, net("MatMul", "x", net("DequantizeLinear", values, scale, zero, axis=0, block_size=32)))
+    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("NGEMM", False, 11)
+
+
+def test_what_follows_is_part_of_it() -> None:
+    """The halves of SwiGLU and the product behind them, with a residual; a bias; a scale."""
+    net = Net(opset=21, x=(3, 64))
+    gate = net("MatMul", "x", weight(net, 64, 96))
+    up = net("MatMul", "x", weight(net, 64, 96, points=True))
+    inner = net("Mul", net("Mul", gate, net("Sigmoid", gate)), up)
+    y = net("Add", "x", net("MatMul", inner, weight(net, 96, 64, block=16)))
+    z = net("Relu", net("Add", net("MatMul", y, weight(net, 64, 50)), net.weight(50)))
+    nodes = made(net, net("Mul", net("MatMul", z, weight(net, 50, 20, block=None)), net.weight(20)))
+    assert ops(nodes) == ["NGEMM"] * 5
+    assert nodes[1].attrs["act"][0] == "SWISH"
+    assert nodes[1].attrs["gated"]
+    assert [present(n) for n in nodes] == [set(), {RESIDUAL}, {RESIDUAL}, {BIAS}, {4, 5}]
+
+
+def test_products_of_the_same_rows_are_one() -> None:
+    net = Net(opset=21, x=(2, 5, 64))
+    q, k, v = (net("MatMul", "x", weight(net, 64, n)) for n in (96, 32, 32))
+    other = net("MatMul", "x", weight(net, 64, 32, block=16))
+    scores = net("MatMul", net("MatMul", net("Softmax", k), net("Transpose", v, perm=[0, 2, 1])), net("Softmax", net.weight(5, 96)))
+    nodes = made(net, net("Add", scores, net("Tanh", q)), net("Softmax", other))
+    assert sorted(n.output.shape[-1] for n in nodes if n.op == "NGEMM") == [
+        32,
+        64,
+        96,
+    ]  # one with a function of its own, one of other blocks
+
+
+def test_refused() -> None:
+    """Blocks that are no whole words, scales that are computed."""
+    net = Net(opset=21, x=(3, 60), s=(2, 40))
+    odd = net("MatMul", "x", weight(net, 60, 40, block=30))
+    levels = net.constant(net.rng.integers(-8, 8, (60, 40)).astype(I4))
+    nodes = made(net, odd, net("MatMul", "x", net("Transpose", weight(net, 60, 40, block=20, axis=1), perm=[1, 0])))
+    assert ops(nodes) == ["GEMM", "GEMM"]
+    graph = lowered(
+        net.model(net("MatMul", "x", net("DequantizeLinear", levels, "s", axis=0, block_size=30))),
+        {"x": np.zeros((3, 60), np.float32), "s": np.ones((2, 40), np.float32)},
+    )
+    assert "NGEMM" not in ops(graph.nodes)
+
+
+def tensor(value: Any, dtype: Any) -> Tensor:
+    return Tensor("x", np.shape(value), np.dtype(dtype), data=np.asarray(value).astype(dtype))
+
+
+def test_forms() -> None:
+    values, scale = tensor(np.zeros((64, 40)), I4), tensor(np.ones((2, 40)), np.float32)
+    assert nbits.form_of(Stored(values, scale, None, 0, 32)) == nbits.Form(4, 32, False, 8)
+    assert nbits.form_of(Stored(values, tensor(np.ones(40), np.float16), None, 1)) == nbits.Form(4, 64, False, 8)
+    assert nbits.form_of(Stored(values, tensor(1.0, np.float32), tensor(-3, I4), 1)) == nbits.Form(4, 64, False, 5)
+    for bad in (
+        Stored(values, scale, None, 1, 32),
+        Stored(values, scale, None, 0, 31),
+        Stored(values, scale, None, 0, 16),
+        Stored(values, scale, None, 0, 0),
+        Stored(values, scale, tensor(np.zeros((2, 40)), U4), 0, 32),
+        Stored(values, scale, tensor(np.zeros(40), I4), 0, 32),
+        Stored(values, tensor(np.ones((2, 40)), np.float64), None, 0, 32),
+        Stored(tensor(np.zeros((64, 40)), np.int16), scale, None, 0, 32),
+        Stored(tensor(np.zeros((2, 32, 40)), I4), scale, None, 0, 32),
+        Stored(tensor(np.zeros((0, 40)), I4), tensor(np.ones((0, 40)), np.float32), None, 0, 32),
+        Stored(values, Tensor("s", (2, 40), np.dtype(np.float32)), None, 0, 32),
+    ):
+        assert nbits.form_of(bad) is None
+
+
+def test_half_precision() -> None:
+    """Scales become f32, and weights are not rounded to the model's type: nearer to what it means."""
+    net = Net(opset=21, dtype=np.float16, x=(3, 64))
+    nodes = made(net, net("MatMul", "x", weight(net, 64, 40, scales=np.float16)), tolerance=2e-3)
+    assert "NGEMM" in ops(nodes)
+
+
+def test_table_that_is_looked_up_too() -> None:
+    """A table of tokens whose transpose is the last product: rows of it are floats."""
+    net = Net(opset=21, x=(3, 64))
+    table = weight(net, 64, 100, axis=1)
+    rows = net("Gather", table, net.constant(np.array([5, 99])), axis=0)
+    nodes = made(net, net("MatMul", "x", net("Transpose", table, perm=[1, 0])), net("MatMul", rows, weight(net, 64, 8)))
+    assert ops(nodes).count("NGEMM") >= 1
+
+
+def sizes(model: Any, feeds: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """Bytes of packed weights in a plan, and how many nodes of each kernel there are."""
+    opened = api.load(model)
+    stage = stages.derive(opened, [bind(feeds)])
+    graph = api.lowered(stage.graph, opened, [v.name for v in stage.outputs], api.Options())
+    plan = build_plan(graph, workers=2, options=PlanOptions())
+    validate(plan.segment())
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        counts[node.op] = counts.get(node.op, 0) + 1
+    total = sum(t.nbytes for t in {t for n in graph.nodes for t in n.inputs if t is not None and t.is_const and n.op != "GATHER"})
+    return total, counts
+
+
+def test_decoder() -> None:
+    """Results are onnxruntime's of the same model; weights take 5 bits each, and every constant product takes them."""
+    options = {**models.miniature("smollm2_135m"), "hidden": 128, "inner": 256, "vocab": 512}
+    small, large = (models.build("smollm2_135m", seq=5, dtype=dtype, opset=21, **options) for dtype in ("int4", "f32"))
+    feeds = models.inputs(small)
+    want = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
+    theirs = want.run(None, feeds)
+    for got, wanted in zip(run_model(api.load(small), feeds), theirs, strict=True):
+        assert np.abs(got - wanted).max() <= 0.1 * np.abs(wanted).max()  # onnxruntime rounds activations to bytes
+    (few, counts), (many, others) = sizes(small, feeds), sizes(large, feeds)
+    assert counts["NGEMM"] == others["GEMM"]
+    assert "GEMM" not in counts
+    assert few < many * 5 / 32 + (1 << 16)
