@@ -97,8 +97,9 @@ def build(
     values, whatever the other options. `weights`: values by parameter name instead (a checkpoint in PyTorch's layout). `dtype`: "f32";
     "f16": weights and everything between inputs and outputs in half precision; "int8", "int8_dynamic": quantised by onnxruntime's tools,
     for these sizes (`quantized.in_int8`); "int4": weights of products in 4 bits (`few_bits.in_int4`), in opset 21. `options`: fields of
-    `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own, such as `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of
-    yolov3, `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and `past` of smollm2_135m. `image` is a side or (height, width).
+    `ImageOptions` (image, classes, bn, pool, opset) or `TextOptions` (attention, norm, gelu, opset), and the network's own, such as
+    `layers`, `channels` of aspen32, `aux` of inception_v3, `decode` of yolov3, `head` of gpt2, `pooler` of bert_*, `ops`, `cache` and
+    `past` of smollm2_135m. `image` is a side or (height, width).
 
     Raises KeyError for an unknown network and TypeError or ValueError for options it does not have or cannot take, or quantised without
     onnxruntime.
