@@ -50,7 +50,7 @@ WHOLE_VECTORS: Final = Rates(
     together=48.0,
     tile_ns=1800.0,
     factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
-    | {"IGEMM": 0.85, "ICONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "EXTREMES": 0.4}
+    | {"NGEMM": 0.93, "IGEMM": 0.85, "ICONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "EXTREMES": 0.4}
     | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
     | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94},
 )

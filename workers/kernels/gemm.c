@@ -218,19 +218,25 @@ int FN(gemm)(const aspen_call *c) {
   }
 }
 
-/* Few rows times columns [n_lo, n_hi) of weights of a few bits. */
-static void few_rows(product *p, const nbits *w, const char *weights, const float *const base[ROW_OPERANDS], int64_t n_lo, int64_t n_hi) {
+/* Few rows times columns [n_lo, n_hi) of weights of a few bits. Rows whose terms are not contiguous are copied to `copy` first. */
+static void few_rows(product *p, const nbits *w, const char *weights, const float *const base[ROW_OPERANDS], int64_t n_lo, int64_t n_hi,
+                     float *copy) {
   float sums[NBITS_MOST * ASPEN_NR] __attribute__((aligned(64)));
   const float *a[MM_EVEN_ROWS];
-  const int64_t blocks = (p->rows + NBITS_ROWS - 1) / NBITS_ROWS;
-  const int most = nbits_panels((int)(p->rows < NBITS_ROWS ? p->rows : NBITS_ROWS));
+  const int64_t blocks = (p->rows + NBITS_ROWS - 1) / NBITS_ROWS, stride = p->job.a_stride;
+  const int most = nbits_panels(w, p->rows);
   mm_rows block = {.taps = 1, .a = a};
   for (int64_t n = n_lo; n < n_hi;) {
     const int64_t first = n / ASPEN_NR * ASPEN_NR, left = (n_hi - first + ASPEN_NR - 1) / ASPEN_NR, panels = left < most ? left : most;
     for (int64_t i = 0, row = 0; i < blocks; i++, row += block.rows) {
       block.rows = (int)(mm_cut(p->rows, blocks, i + 1) - row);
       next_rows(&p->walk, base, row, a, &block);
-      FN(nbits_few)(w, block.rows, a, p->job.a_stride, weights + first / ASPEN_NR * w->panel, (int)panels, sums);
+      for (int r = 0; r < block.rows && stride != 1; r++) {
+        float *to = copy + (row + r) * w->k;
+        for (int64_t k = 0; k < w->k && n == n_lo; k++) to[k] = a[r][k * stride];
+        a[r] = to;
+      }
+      FN(nbits_few)(w, block.rows, a, weights + first / ASPEN_NR * w->panel, (int)panels, sums);
       for (int k = 0; k < panels; k++) {
         const int64_t column = first + k * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
         FN(mm_finish)(&p->job, &block, sums + k * block.rows * ASPEN_NR, column, column < n ? n : column, last);
@@ -239,6 +245,8 @@ static void few_rows(product *p, const nbits *w, const char *weights, const floa
     n = first + panels * ASPEN_NR;
   }
 }
+
+_Static_assert(NBITS_FEW <= ASPEN_NR, "copies of rows fit the scratch memory of a panel");
 
 int FN(ngemm)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
@@ -252,11 +260,11 @@ int FN(ngemm)(const aspen_call *c) {
   const float *base[ROW_OPERANDS];
   const int64_t none[ASPEN_MAX_RANK] = {0}, n_hi = c->hi[n_axis];
   base_of(&p, c, none, base);
+  if (c->scratch_bytes < (size_t)w.k * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
   if (p.rows <= NBITS_FEW) {
-    few_rows(&p, &w, b->ptr, base, c->lo[n_axis], n_hi);
+    few_rows(&p, &w, b->ptr, base, c->lo[n_axis], n_hi, c->scratch);
     return 0;
   }
-  if (c->scratch_bytes < (size_t)w.k * ASPEN_NR * sizeof(float)) return ASPEN_KERNEL_SCRATCH;
   for (int64_t n = c->lo[n_axis]; n < n_hi;) {
     const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
     FN(nbits_unpack)(&w, b->ptr + column / ASPEN_NR * w.panel, c->scratch);

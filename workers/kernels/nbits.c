@@ -96,33 +96,15 @@ void FN(nbits_unpack)(const nbits *w, const char *panel, float *to) {
   }
 }
 
-/* Up to PER terms of R rows times P panels, whose words lie at `words`. */
-INLINE void group(const int R, const int P, const int BITS, const int ZEROS, const int64_t terms, const float *const *a, int64_t a_stride,
-                  const char *words, int64_t panel, levels (*l)[PANEL_VECTORS], vf *sum) {
-  const int PER = 32 / BITS;
-#pragma GCC unroll 4
-  for (int p = 0; p < P; p++) {
-    vi d[PANEL_VECTORS];
+/* Term t of a group of R rows, times vector v of panel p, whose words are d. */
+INLINE void term(const int R, const int BITS, const int ZEROS, const float *const *x, const int t, vi d, const levels *l, vf *sum) {
+  const vf w = weights(l, BITS, ZEROS, d, t);
 #pragma GCC unroll 8
-    for (int v = 0; v < PANEL_VECTORS; v++) d[v] = viload((const int32_t *)(words + p * panel) + v * VL);
-#pragma GCC unroll 8
-    for (int t = 0; t < PER; t++) {
-      if (t >= terms) break;
-#pragma GCC unroll 8
-      for (int v = 0; v < PANEL_VECTORS; v++) {
-        const vf w = weights(&l[p][v], BITS, ZEROS, d[v], t);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-          vf *s = &sum[(p * R + r) * PANEL_VECTORS + v];
-          *s = vfma(vset1(a[r][t * a_stride]), w, *s);
-        }
-      }
-    }
-  }
+  for (int r = 0; r < R; r++) sum[r * PANEL_VECTORS] = vfma(vset1(x[r][t]), w, sum[r * PANEL_VECTORS]);
 }
 
-INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const nbits *w, const float *const *a, int64_t a_stride,
-                const char *b, float *sums) {
+/* R rows times P panels. */
+INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const nbits *w, const float *const *a, const char *b, float *sums) {
   const int PER = 32 / BITS;
   const int64_t panel = w->panel, header = NBITS_SCALES + (ZEROS ? NBITS_ZEROS : 0);
   const char *const end = b + panel;
@@ -144,47 +126,65 @@ INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const
 #pragma GCC unroll 8
       for (int v = 0; v < PANEL_VECTORS; v++) open_block(&l[p][v], ZEROS, b + p * panel, v);
     b += header;
-    for (; terms > 0; terms -= PER, b += NBITS_WORDS) {
+    for (; terms >= PER; terms -= PER, b += NBITS_WORDS) {
       const char *ahead = b + (end - b > AHEAD ? AHEAD : AHEAD + (P - 1) * panel); /* behind these panels lie the next */
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) {
         __builtin_prefetch(ahead + p * panel);
         __builtin_prefetch(ahead + p * panel + 64);
-      }
-      if (terms >= PER) group(R, P, BITS, ZEROS, PER, x, a_stride, b, panel, l, sum);
-      else group(R, P, BITS, ZEROS, terms, x, a_stride, b, panel, l, sum);
+        vi d[PANEL_VECTORS];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) x[r] += (terms < PER ? terms : PER) * a_stride;
+        for (int v = 0; v < PANEL_VECTORS; v++) d[v] = viload((const int32_t *)(b + p * panel) + v * VL);
+#pragma GCC unroll 8
+        for (int t = 0; t < PER; t++)
+#pragma GCC unroll 8
+          for (int v = 0; v < PANEL_VECTORS; v++) term(R, BITS, ZEROS, x, t, d[v], &l[p][v], sum + p * R * PANEL_VECTORS + v);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) x[r] += PER;
     }
-  }
+    if (!terms) continue;
+#pragma GCC unroll 1
+    for (int t = 0; t < (int)terms; t++)
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++)
+#pragma GCC unroll 8
+        for (int v = 0; v < PANEL_VECTORS; v++)
+          term(R, BITS, ZEROS, x, t, viload((const int32_t *)(b + p * panel) + v * VL), &l[p][v], sum + p * R * PANEL_VECTORS + v);
+  } /* a block that ends within a group is the last */
 #pragma GCC unroll 64
   for (int i = 0; i < R * P * PANEL_VECTORS; i++) vstore(sums + i * VL, sum[i]);
 }
 
-typedef void few_fn(const nbits *, const float *const *, int64_t, const char *, float *);
+typedef void few_fn(const nbits *, const float *const *, const char *, float *);
 #define FEW(R, P, BITS, ZEROS)                                                                                                     \
-  static void few_##R##x##P##_##BITS##_##ZEROS(const nbits *w, const float *const *a, int64_t a_stride, const char *b, float *sums) {     \
-    if (a_stride == 1) few(R, P, BITS, ZEROS, w, a, 1, b, sums);                                                                   \
-    else few(R, P, BITS, ZEROS, w, a, a_stride, b, sums);                                                                          \
+  static void few_##R##x##P##_##BITS##_##ZEROS(const nbits *w, const float *const *a, const char *b, float *sums) {                \
+    few(R, P, BITS, ZEROS, w, a, b, sums);                                                                                         \
   }
 #define FORMS(R, P) FEW(R, P, 4, 0) FEW(R, P, 4, 1) FEW(R, P, 8, 0) FEW(R, P, 8, 1)
 #define NAMES(R, P) {few_##R##x##P##_4_0, few_##R##x##P##_4_1, few_##R##x##P##_8_0, few_##R##x##P##_8_1}
 #if NBITS_ROWS == 8
-FORMS(1, 1) FORMS(1, 2) FORMS(1, 3) FORMS(1, 4) FORMS(2, 1) FORMS(2, 2) FORMS(3, 1) FORMS(3, 2) FORMS(4, 1) FORMS(4, 2)
+FORMS(1, 1) FORMS(1, 2) FORMS(1, 3) FORMS(1, 4) FORMS(2, 1) FORMS(2, 2) FORMS(3, 1) FORMS(4, 1)
+FEW(3, 2, 8, 0) FEW(3, 2, 8, 1) FEW(4, 2, 8, 0) FEW(4, 2, 8, 1)
 FORMS(5, 1) FORMS(6, 1) FORMS(7, 1) FORMS(8, 1)
 #else
-FORMS(1, 1) FORMS(1, 2) FORMS(2, 1) FORMS(3, 1)
+FORMS(1, 1) FORMS(2, 1) FORMS(3, 1)
+#if VL == 8
+FORMS(1, 2)
+#endif
 #endif
 static few_fn *const fews[NBITS_ROWS][4][4] = {
 #if NBITS_ROWS == 8
   {NAMES(1, 1), NAMES(1, 2), NAMES(1, 3), NAMES(1, 4)},
-  {NAMES(2, 1), NAMES(2, 2)}, {NAMES(3, 1), NAMES(3, 2)}, {NAMES(4, 1), NAMES(4, 2)},
+  {NAMES(2, 1), NAMES(2, 2)}, {NAMES(3, 1), {NULL, NULL, few_3x2_8_0, few_3x2_8_1}}, {NAMES(4, 1), {NULL, NULL, few_4x2_8_0, few_4x2_8_1}},
   {NAMES(5, 1)}, {NAMES(6, 1)}, {NAMES(7, 1)}, {NAMES(8, 1)},
-#else
+#elif VL == 8
   {NAMES(1, 1), NAMES(1, 2)}, {NAMES(2, 1)}, {NAMES(3, 1)},
+#else
+  {NAMES(1, 1)}, {NAMES(2, 1)}, {NAMES(3, 1)},
 #endif
 };
 
-void FN(nbits_few)(const nbits *w, int rows, const float *const *a, int64_t a_stride, const char *b, int panels, float *sums) {
-  fews[rows - 1][panels - 1][(w->bits == 8 ? 2 : 0) + w->zeros](w, a, a_stride, b, sums);
+void FN(nbits_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums) {
+  fews[rows - 1][panels - 1][(w->bits == 8 ? 2 : 0) + w->zeros](w, a, b, sums);
 }

@@ -29,20 +29,20 @@ int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *
 /* The weights of a panel: to[k][ASPEN_NR]. */
 void FN(nbits_unpack)(const nbits *w, const char *panel, float *to);
 
-/* Few rows (NBITS_FEW) are multiplied with weights as they come from memory; for more, a panel is unpacked once. One pass over few rows takes several panels
- * together, because sums wait for each other. */
+/* Few rows (NBITS_FEW) are multiplied with weights as they come from memory; for more, a panel is unpacked once. A pass over few rows takes
+ * several panels together, because sums wait for each other, as long as there are registers. */
 #if VL == 16
 #define NBITS_ROWS 8 /* of a pass */
 #define NBITS_FEW 32
-INLINE int nbits_panels(int rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
+INLINE int nbits_panels(const nbits *w, int64_t rows) { return rows == 1 ? 4 : rows == 2 || (w->bits == 8 && rows <= 4) ? 2 : 1; }
 #else
 #define NBITS_ROWS 3
 #define NBITS_FEW NBITS_ROWS
-INLINE int nbits_panels(int rows) { return rows == 1 ? 2 : 1; }
+INLINE int nbits_panels(const nbits *w, int64_t rows) { return w->bits && rows == 1 && VL == 8 ? 2 : 1; }
 #endif
 #define NBITS_MOST 8 /* rows times panels of a pass */
 
-/* Sums of up to NBITS_ROWS rows, as mm_block makes them, times 1 to nbits_panels(rows) panels: sums[panels][rows][ASPEN_NR]. */
-void FN(nbits_few)(const nbits *w, int rows, const float *const *a, int64_t a_stride, const char *b, int panels, float *sums);
+/* Sums of up to NBITS_ROWS rows, whose terms are contiguous, as mm_block makes them, times 1 to nbits_panels panels: sums[panels][rows][ASPEN_NR]. */
+void FN(nbits_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums);
 
 #endif
