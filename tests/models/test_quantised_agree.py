@@ -200,3 +200,32 @@ def test_static(
     found = reference(smaller.SerializeToString(), feeds)
     assert 0 < error_of(found, want) < 0.2
     check(smaller, feeds, want, FURTHER * distance(found, want), products, ("IGEMM", "ICONV"), distance)
+
+
+def as_floats(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what DequantizeLinear makes of constants as floats."""
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in plain.graph.initializer}
+    for node in [n for n in plain.graph.node if n.op_type == "DequantizeLinear"]:
+        graph = helper.make_graph([node], "weight", [], [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)])
+        graph.initializer.extend(t for t in plain.graph.initializer if t.name in node.input)
+        single = helper.make_model(graph, opset_imports=plain.opset_import, ir_version=plain.ir_version)
+        (value,) = ReferenceEvaluator(single).run(None, {})
+        plain.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+        plain.graph.node.remove(node)
+    left = [t for t in plain.graph.initializer if values.get(t.name, np.empty(0)).dtype.name != "int4"]
+    del plain.graph.initializer[:]
+    plain.graph.initializer.extend(left)
+    return plain
+
+
+@pytest.mark.parametrize(("seq", "options"), [(1, {"cache": True, "past": 21}), (5, {}), (37, {})], ids=["step", "few", "many"])
+def test_decoder_in_four_bits(seq: int, options: dict[str, Any]) -> None:
+    """As near to the network with the same weights as floats as any other network."""
+    model = models.build("smollm2_135m", batch=2, seq=seq, dtype="int4", **models.miniature("smollm2_135m"), **options)
+    feeds = models.inputs(model)
+    want = reference(as_floats(model).SerializeToString(), feeds)
+    products = sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
+    assert products == 2 * 7 + 1
+    check(model, feeds, want, LIMIT, 2 * 5 + 1, ("NGEMM",))
