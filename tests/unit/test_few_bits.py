@@ -71,6 +71,16 @@ def test_gemm(transposed: int) -> None:
     assert present(node) == {BIAS}
 
 
+def test_factors_of_columns_leave_weights_alone() -> None:
+    net = Net(opset=21, x=(5, 64))
+    y = net("Mul", net("Gemm", "x", weight(net, 64, 40), net.weight(40)), net.weight(40))
+    statistics = [net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True)]
+    z = net("BatchNormalization", net("Gemm", "x", weight(net, 64, 40, kind=U8, block=None)), *statistics)
+    nodes = made(net, y, z)
+    assert ops(nodes) == ["NGEMM", "NGEMM"]
+    assert [present(n) for n in nodes] == [{BIAS, 4, 5}, {4, 5}]
+
+
 def test_one_scale_and_one_zero_point() -> None:
     net = Net(opset=21, x=(3, 64))
     values, scale = net.constant(net.rng.integers(0, 16, (64, 33)).astype(U4)), net.number(0.07)
