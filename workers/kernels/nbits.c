@@ -2,6 +2,7 @@
 #include "nbits.h"
 
 #define PANEL_VECTORS (ASPEN_NR / VL)
+#define TOGETHER (VL == 16 ? PANEL_VECTORS : 1) /* vectors of columns whose terms take turns: as many as there are registers for */
 #define AHEAD 2048 /* bytes of a panel: the hardware follows no stream beyond a page */
 
 int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *b, int64_t columns) {
@@ -136,9 +137,11 @@ INLINE void few(const int R, const int P, const int BITS, const int ZEROS, const
 #pragma GCC unroll 8
         for (int v = 0; v < PANEL_VECTORS; v++) d[v] = viload((const int32_t *)(b + p * panel) + v * VL);
 #pragma GCC unroll 8
-        for (int t = 0; t < PER; t++)
+        for (int u = 0; u < PANEL_VECTORS; u += TOGETHER)
 #pragma GCC unroll 8
-          for (int v = 0; v < PANEL_VECTORS; v++) term(R, BITS, ZEROS, x, t, d[v], &l[p][v], sum + p * R * PANEL_VECTORS + v);
+          for (int t = 0; t < PER; t++)
+#pragma GCC unroll 2
+            for (int v = u; v < u + TOGETHER; v++) term(R, BITS, ZEROS, x, t, d[v], &l[p][v], sum + p * R * PANEL_VECTORS + v);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) x[r] += PER;
