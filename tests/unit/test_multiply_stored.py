@@ -66,6 +66,15 @@ def test_matmul(kind: Any, stored: Any, axis: int | None, points: bool, shape: t
     assert node.attrs["act"][0] == "RELU"
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_transposed_weights(axis: int | None) -> None:
+    """Scales of terms are no factor of the sums."""
+    net = Net(opset=21, x=(4, DEPTH))
+    w = net("Transpose", weight(net, COLUMNS, DEPTH, axis=axis, points=True), perm=[1, 0])
+    nodes = made(net, net("MatMul", data(net, "x"), w))
+    assert ("IGEMM" in ops(nodes)) == (axis != 1)
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("axis", ["none", "columns"])
 @pytest.mark.parametrize("bias", [None, (), (1,), (COLUMNS,), (1, COLUMNS), (4, 1), (4, COLUMNS)], ids=str)
