@@ -24,7 +24,7 @@ ROWS_LOST = 0.6
 ROW_BLOCK = 12
 SEEN = 0.5
 """What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
-UNPACKED = 1.1
+UNPACKED = 0.6
 """What it takes to make a weight of a few bits, in rows."""
 HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
