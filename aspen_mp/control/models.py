@@ -53,6 +53,9 @@ SERVED_LEAST = 4
 """After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
 next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
 that a plan for a range has served: they get one of their own."""
+TRIES_AHEAD = 3
+"""So many times the range behind one that lengths are about to leave is planned before anybody asks for it; who asks for something else
+meanwhile does not wait for that."""
 MAX_OFTEN = 64
 """So many shapes wait at most for plans of their own."""
 MOST_OF_ALL = 0.6
@@ -106,8 +109,9 @@ class Stage:
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """`child` plans what clients ask for, `behind` makes plans again, and those for shapes that come `often`; `replanning`: which one it is
-    at. `ranges`: plans that serve many shapes. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
+    """`child` plans what clients ask for, `behind` makes plans again, those for shapes that come `often`, and those for ranges that are
+    about to be needed; `replanning`: which one it is at. `ranges`: plans that serve many shapes; `ahead`: how often one of them was planned
+    for nobody yet. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
     those that are (bytes and descriptors)."""
 
     id: int
@@ -129,6 +133,7 @@ class Model:
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
     ranges: Ranges = field(default_factory=Ranges)
     often: dict[bytes, protocol.Plan] = field(default_factory=dict)
+    ahead: dict[bytes, int] = field(default_factory=dict)
     replanning: bytes | None = None
     sparing: set[int] = field(default_factory=set)
     spares: list[tuple[int, int]] = field(default_factory=list)
@@ -269,6 +274,8 @@ class ModelStore:
                 model.often.setdefault(own, message)
             model.stages[key] = stage  # most recently asked for: last
             _answer(stage, asker)
+            if stage.stretched is not None:
+                self._plan_next_range(model, stage, stage.stretched, message)
             return
         if key in model.planning:
             model.planning[key].append(asker)
@@ -279,9 +286,7 @@ class ModelStore:
         entry = self._kept(model, job)
         if entry is None and by_shape and not search and (stretch := model.ranges.wanted(message.stages[0])) is not None:
             key = _range_key(message.stages[0], stretch, stretch.widest.most)
-            for job.stretch in (stretch.widest, stretch.narrow):
-                entry = entry or self._kept(model, job)
-            job.stretch = stretch
+            entry = self._kept_range(model, job, stretch)
             if key in model.planning:
                 model.planning[key].append(asker)
                 return
@@ -293,6 +298,36 @@ class ModelStore:
         if self._cache is None or not model.digest:
             return None
         return recall.find(self._cache, model.digest, model.options.key, job)
+
+    def _kept_range(self, model: Model, job: PlanStage, stretch: Stretch) -> Entry | None:
+        """The same for a job that is to be for a range from now on: the larger one, if there is any."""
+        entry = None
+        for job.stretch in (stretch.widest, stretch.narrow):
+            entry = entry or self._kept(model, job)
+        job.stretch = stretch
+        return entry
+
+    def _plan_next_range(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
+        """A plan for a range has served a request. Where requests grow by one, as at each step of a decoder, they do not wait for the plan
+        of the next range when they come to it: that is made behind them."""
+        stretch = stage.job.stretch
+        assert stretch is not None
+        extent = _extent(stage, asked)
+        grows = model.ranges.grows(stretch.axes, extent)
+        if not grows or 4 * (extent - range_.least) < range_.most - range_.least or model.planning:
+            return
+        shapes = stretch.at(stage.job.stages[0], range_.most + 1)
+        following = None if model.ranges.find(shapes) else model.ranges.wanted(shapes)
+        if following is None:
+            return
+        key = _range_key(shapes, following, following.widest.most)
+        tries = model.ahead.get(key, 0)
+        if tries == TRIES_AHEAD or not self._prepared():
+            return
+        model.ahead[key] = tries + 1
+        job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
+        model.replanning = key
+        self._plan(model, key, job, [], self._kept_range(model, job, following))
 
     def _ask_again(self, asker: Asker) -> None:
         assert asker.asked is not None
@@ -525,6 +560,8 @@ class ModelStore:
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         if key == model.replanning:
             model.replanning = None
+            if key in model.ahead:
+                model.ahead[key] = TRIES_AHEAD
             stage = model.stages.get(key)
             if stage is not None:
                 stage.failed += 1

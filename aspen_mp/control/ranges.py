@@ -8,6 +8,7 @@ fits the others. Light: see `recall`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -30,6 +31,10 @@ PARTS: Final = 3
 """So many times a range is halved: what is folded or computed otherwise from some length on."""
 TRIES: Final = 3
 """A model without a plan for any of so many ranges has none for others."""
+GROWING: Final = 8
+"""After so many requests, each longer by one than one before it, the next are expected to be longer, too."""
+RECENT: Final = 256
+"""So many extents are remembered, of as many decoders at the same time as have a few each."""
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
@@ -153,7 +158,7 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
 class Ranges:
     """Of a model: `plans` for ranges by what their requests have in common (`frame`), each (least, most, key of the plan); the classes for
     which there is none (`rigid`); lengths that no large class is for (`narrow`), and those that no class is for (`hopeless`); shapes that
-    were asked for, and the lengths that they differ by (`masks`)."""
+    were asked for, and the lengths that they differ by (`masks`); extents that plans for ranges have served of late (`recent`)."""
 
     plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
     rigid: set[tuple[bytes, int]] = field(default_factory=set)
@@ -161,6 +166,7 @@ class Ranges:
     hopeless: set[Mask] = field(default_factory=set)
     masks: list[Mask] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
+    recent: dict[Mask, deque[int]] = field(default_factory=dict)
 
     def learn(self, binds: list[Bind]) -> None:
         """A request has these shapes."""
@@ -212,6 +218,12 @@ class Ranges:
         if rigid:
             self.hopeless.add(stretch.axes)
         self.rigid.add((frame(binds, stretch.axes, stretch.extent), stretch.least))
+
+    def grows(self, mask: Mask, extent: int) -> bool:
+        """A plan for a range serves this extent. Whether it is one of a row that grows by one, as that of a decoder at each step."""
+        recent = self.recent.setdefault(mask, deque(maxlen=RECENT))
+        recent.append(extent)
+        return all(extent - k in recent for k in range(1, GROWING))
 
     def drop(self, key: bytes) -> None:
         """The plan has gone."""

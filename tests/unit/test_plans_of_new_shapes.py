@@ -159,6 +159,98 @@ def test_a_length_that_comes_often_is_planned_by_itself_behind_the_requests(worl
     assert not world.waiting
 
 
+def grow(world: World, first: int, last: int) -> None:
+    for rows in range(first, last + 1):
+        world.ask(rows)
+
+
+def test_the_next_range_is_planned_before_lengths_that_grow_come_to_it(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    grow(world, 33, 39)
+    assert not world.waiting  # might be chance
+    world.ask(40)
+    message = job(world)
+    assert not message.search
+    assert message.stretch is not None
+    assert (message.stretch.least, message.stretch.most) == (48, 63)
+    assert message.stages[0][0].shape == [1, 8, 48, 8]
+    grow(world, 41, 47)
+    world.answer(stretched=(48, 63))
+    answered = len(world.answers)
+    grow(world, 48, 50)
+    assert len(world.answers) == answered + 3
+    assert not world.waiting
+    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [32, 47], [48, 63]]
+
+
+def test_who_comes_to_the_next_range_waits_for_the_plan_that_is_being_made(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    grow(world, 33, 47)
+    answered = len(world.answers)
+    world.ask(48)
+    assert len(world.waiting) == 1
+    assert len(world.answers) == answered
+    world.answer(stretched=(48, 63))
+    found = world.answers[-1]
+    assert isinstance(found, protocol.Planned)
+    assert found.extent == 48
+
+
+def test_lengths_that_only_vary_have_nothing_planned_ahead(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    for rows in (40, 44, 41, 47, 39, 46, 34, 36, 38):
+        world.ask(rows)
+    assert not world.waiting
+
+
+def test_requests_do_not_wait_for_what_is_planned_ahead(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    grow(world, 33, 40)
+    world.ask(9)
+    assert job(world).stages[0][0].shape == [1, 8, 9, 8]
+    world.answer()
+    world.ask(41)  # it is begun again
+    assert job(world).stages[0][0].shape == [1, 8, 48, 8]
+
+
+def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    world.prepared = False
+    grow(world, 33, 46)
+    assert not world.waiting
+    world.prepared = True
+    world.ask(47)
+    assert job(world).stages[0][0].shape == [1, 8, 48, 8]
+
+
+def test_ranges_that_cannot_be_planned_ahead_are_not_tried_for_ever(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+    grow(world, 33, 40)
+    (found,) = world.waiting
+    for child in world.children:
+        child.jobs.clear()
+    found.on_error(PlanError("48 rows"))
+    grow(world, 41, 47)
+    assert not world.waiting
+    assert not world.errors
+    world.ask(48)  # who needs it is told why
+    (found,) = world.waiting
+    found.on_error(PlanError("48 rows"))
+    assert len(world.errors) == 1
+
+
 def test_long_requests_are_often_sooner() -> None:
     assert models._often(0.0) == models._often(1e6) == models.SERVED_OFTEN
     assert models._often(1e8) == 20

@@ -152,3 +152,11 @@ def test_slots_shrink(less: int) -> None:
     assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
     assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
     assert found.offset == 128
+
+
+def test_lengths_that_grow_one_by_one_are_seen_beside_others() -> None:
+    known = Ranges()
+    (mask,) = [found for found in [ranges.difference(text(5), text(9))] if found is not None]
+    rows = [known.grows(mask, extent) for k in range(ranges.GROWING) for extent in (100 + k, 300 + 2 * k, 700 + k)]
+    assert rows[-3:] == [True, False, True]
+    assert not any(rows[:-3])
