@@ -49,8 +49,7 @@ class Steps(msgspec.Struct, frozen=True, array_like=True):
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """The extents of a class, the one of the request that asks, and which axes of which inputs the length is in.
 
-    `wide`: a larger class, for a model that takes hardly longer where the length is larger: a decoder's step, whose products do not have
-    it."""
+    `wide`: a larger class, for a model whose time goes into what does not have the length: a decoder's step, whose products do not."""
 
     least: int
     most: int
@@ -103,7 +102,7 @@ def classes(extent: int) -> tuple[int, int] | None:
 
 def wide_class(extent: int) -> tuple[int, int]:
     """As `classes`, each eight times as large as the one before."""
-    least, most = LEAST_EXTENT, FEW - 1
+    least, most = LEAST_EXTENT, 8 * FEW - 1
     while extent > most:
         least, most = most + 1, 8 * (most + 1) - 1
     return least, most

@@ -138,7 +138,7 @@ def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
     known.learn(text(40))
     stretch = known.wanted(text(40))
     assert stretch is not None
-    assert stretch.wide == (16, 127)
+    assert stretch.wide == (2, 127)
     known.add(text(40), stretch, 32, 47, b"plan")
     other = known.wanted(text(100))
     assert other is not None
