@@ -25,7 +25,7 @@ from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
-from aspen_mp.control.ranges import Ranges, Stretch, Stretched, extent_of, slots
+from aspen_mp.control.ranges import LEAST_EXTENT, Ranges, Stretch, Stretched, extent_of, slots
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.speeds import alike
@@ -54,8 +54,7 @@ SERVED_LEAST = 4
 next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
 that a plan for a range has served: they get one of their own."""
 TRIES_AHEAD = 3
-"""So many times the range behind one that lengths are about to leave is planned before anybody asks for it; who asks for something else
-meanwhile does not wait for that."""
+"""So many times a range is planned before anybody asks for it; who asks for something else meanwhile does not wait for that."""
 MAX_OFTEN = 64
 """So many shapes wait at most for plans of their own."""
 MOST_OF_ALL = 0.6
@@ -109,8 +108,8 @@ class Stage:
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """`child` plans what clients ask for, `behind` makes plans again, those for shapes that come `often`, and those for ranges that are
-    about to be needed; `replanning`: which one it is at. `ranges`: plans that serve many shapes; `ahead`: how often one of them was planned
+    """`child` plans what clients ask for, `behind` makes plans again, those for shapes that come `often`, and those for ranges
+    beside others; `replanning`: which one it is at. `ranges`: plans that serve many shapes; `ahead`: how often one of them was planned
     for nobody yet. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
     those that are (bytes and descriptors)."""
 
@@ -275,7 +274,7 @@ class ModelStore:
             model.stages[key] = stage  # most recently asked for: last
             _answer(stage, asker)
             if stage.stretched is not None:
-                self._plan_next_range(model, stage, stage.stretched, message)
+                self._plan_beside(model, stage, stage.stretched, message)
             return
         if key in model.planning:
             model.planning[key].append(asker)
@@ -307,27 +306,27 @@ class ModelStore:
         job.stretch = stretch
         return entry
 
-    def _plan_next_range(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
-        """A plan for a range has served a request. Where requests grow by one, as at each step of a decoder, they do not wait for the plan
-        of the next range when they come to it: that is made behind them."""
+    def _plan_beside(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
+        """A plan for a range has served a request. Where lengths vary, requests do not wait for the plans of the ranges beside it when they
+        come to them: those are made behind them, the nearer one first."""
         stretch = stage.job.stretch
         assert stretch is not None
         extent = _extent(stage, asked)
-        grows = model.ranges.grows(stretch.axes, extent)
-        if not grows or 4 * (extent - range_.least) < range_.most - range_.least or model.planning:
+        if not model.ranges.varies(stretch.axes, extent) or model.planning:
             return
-        shapes = stretch.at(stage.job.stages[0], range_.most + 1)
-        following = None if model.ranges.find(shapes) else model.ranges.wanted(shapes)
-        if following is None:
-            return
-        key = _range_key(shapes, following, following.widest.most)
-        tries = model.ahead.get(key, 0)
-        if tries == TRIES_AHEAD or not self._prepared():
-            return
-        model.ahead[key] = tries + 1
-        job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
-        model.replanning = key
-        self._plan(model, key, job, [], self._kept_range(model, job, following))
+        for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
+            shapes = stretch.at(stage.job.stages[0], other)
+            wanted = None if other < LEAST_EXTENT or model.ranges.find(shapes) else model.ranges.wanted(shapes)
+            if wanted is None:
+                continue
+            key = _range_key(shapes, wanted, wanted.widest.most)
+            tries = model.ahead.get(key, 0)
+            if tries < TRIES_AHEAD and self._prepared():
+                model.ahead[key] = tries + 1
+                job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
+                model.replanning = key
+                self._plan(model, key, job, [], self._kept_range(model, job, wanted))
+                return
 
     def _ask_again(self, asker: Asker) -> None:
         assert asker.asked is not None

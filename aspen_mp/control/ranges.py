@@ -31,10 +31,10 @@ PARTS: Final = 3
 """So many times a range is halved: what is folded or computed otherwise from some length on."""
 TRIES: Final = 3
 """A model without a plan for any of so many ranges has none for others."""
-GROWING: Final = 8
-"""After so many requests, each longer by one than one before it, the next are expected to be longer, too."""
-RECENT: Final = 256
-"""So many extents are remembered, of as many decoders at the same time as have a few each."""
+MANY: Final = 8
+"""After so many extents others are expected, in ranges beside those that there are plans for."""
+RECENT: Final = 64
+"""So many requests are looked at."""
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
@@ -218,11 +218,11 @@ class Ranges:
             self.hopeless.add(stretch.axes)
         self.rigid.add((frame(binds, stretch.axes, stretch.extent), stretch.least))
 
-    def grows(self, mask: Mask, extent: int) -> bool:
-        """A plan for a range serves this extent. Whether it is one of a row that grows by one, as that of a decoder at each step."""
+    def varies(self, mask: Mask, extent: int) -> bool:
+        """A plan for a range serves this extent. Whether it is one of many of late: of texts, or of a decoder that counts on."""
         recent = self.recent.setdefault(mask, deque(maxlen=RECENT))
         recent.append(extent)
-        return all(extent - k in recent for k in range(1, GROWING))
+        return len(set(recent)) >= MANY
 
     def drop(self, key: bytes) -> None:
         """The plan has gone."""

@@ -40,9 +40,14 @@ def plans(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
     return [plan for model in runtime.status()["models"] for plan in model["plans"]]
 
 
+def used(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
+    """Plans but for those beside others that nobody has come to."""
+    return [plan for plan in plans(runtime) if plan["served"]]
+
+
 def ranges(runtime: aspen_mp.Runtime) -> list[list[int]]:
-    """How large they are depends on what a machine takes for longer texts."""
-    return [plan["range"] for plan in plans(runtime) if plan["range"] is not None]
+    """Of plans in use. How large they are depends on what a machine takes for longer texts."""
+    return [plan["range"] for plan in used(runtime) if plan["range"] is not None]
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -62,7 +67,27 @@ def test_many_lengths_few_plans(runtime: aspen_mp.Runtime, text: onnx.ModelProto
     ((least, most),) = ranges(runtime)
     assert least <= 32
     assert most >= 47
-    assert len(plans(runtime)) == 2  # and that of the first length
+    assert len(used(runtime)) == 2  # and that of the first length
+
+
+def test_ranges_beside_those_that_are_used_are_there_before_they_are_asked_for(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    model.run(tokens(9))
+
+    def found() -> list[dict[str, Any]]:
+        for n in range(33, 44):
+            model.run(tokens(n))
+        return [plan for plan in plans(runtime) if plan["range"] is not None and not plan["served"]]
+
+    for n in (33, 34, 41, 40, 35, 43, 39, 42, 36):
+        model.run(tokens(n))
+    wait_for(found)
+    other = found()[0]
+    n = max(other["range"][0], 2)
+    feeds = tokens(n)
+    result = model.run(feeds)
+    assert error_of([result[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    wait_for(lambda: other["plan"] in [plan["plan"] for plan in used(runtime)])
 
 
 def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
@@ -91,7 +116,7 @@ def test_lengths_at_the_same_time(runtime: aspen_mp.Runtime, text: onnx.ModelPro
     futures = [(n, model.submit(tokens(n))) for n in lengths]
     for n, future in futures:
         assert np.array_equal(future.result(WATCHDOG_S)["last_hidden_state"], want[n]["last_hidden_state"])
-    assert len(plans(runtime)) == 2
+    assert len(used(runtime)) == 2
 
 
 def test_batches_have_ranges_of_their_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:

@@ -154,9 +154,10 @@ def test_slots_shrink(less: int) -> None:
     assert found.offset == 128
 
 
-def test_lengths_that_grow_one_by_one_are_seen_beside_others() -> None:
+def test_lengths_vary_that_are_many_of_late() -> None:
     known = Ranges()
     (mask,) = [found for found in [ranges.difference(text(5), text(9))] if found is not None]
-    rows = [known.grows(mask, extent) for k in range(ranges.GROWING) for extent in (100 + k, 300 + 2 * k, 700 + k)]
-    assert rows[-3:] == [True, False, True]
-    assert not any(rows[:-3])
+    assert not any(known.varies(mask, 100 + k % 4) for k in range(ranges.RECENT))
+    rows = [known.varies(mask, 200 + k) for k in range(ranges.MANY - 4)]
+    assert rows == [False] * (ranges.MANY - 5) + [True]
+    assert not [known.varies(mask, 7) for _ in range(ranges.RECENT)][-1]
