@@ -25,7 +25,7 @@ from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
-from aspen_mp.control.ranges import LEAST_EXTENT, Ranges, Stretch, Stretched, extent_of, slots
+from aspen_mp.control.ranges import LEAST_EXTENT, Ranges, Stretch, Stretched, extent_of
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.speeds import alike
@@ -273,7 +273,7 @@ class ModelStore:
                 model.often.setdefault(own, message)
             model.stages[key] = stage  # most recently asked for: last
             _answer(stage, asker)
-            if stage.stretched is not None:
+            if message.beside and stage.stretched is not None:
                 self._plan_beside(model, stage, stage.stretched, message)
             return
         if key in model.planning:
@@ -307,12 +307,12 @@ class ModelStore:
         return entry
 
     def _plan_beside(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
-        """A plan for a range has served a request. Where lengths vary, requests do not wait for the plans of the ranges beside it when they
-        come to them: those are made behind them, the nearer one first."""
+        """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
+        them, the nearer one first."""
         stretch = stage.job.stretch
         assert stretch is not None
         extent = _extent(stage, asked)
-        if not model.ranges.varies(stretch.axes, extent) or model.planning:
+        if model.planning:
             return
         for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
             shapes = stretch.at(stage.job.stages[0], other)
@@ -818,12 +818,12 @@ def _serves(stage: Stage, asked: protocol.Plan) -> bool:
 
 def _answer(stage: Stage, asker: Asker) -> None:
     answer = msgspec.structs.replace(stage.answer, id=asker.request)
-    if stage.stretched is not None:
+    range_, stretch = stage.stretched, stage.job.stretch
+    if range_ is not None:
         assert asker.asked is not None
-        extent = _extent(stage, asker.asked)
-        less = stage.stretched.most - extent
-        inputs, outputs = slots(answer.inputs, stage.stretched.inputs, less), slots(answer.outputs, stage.stretched.outputs, less)
-        answer = msgspec.structs.replace(answer, inputs=inputs, outputs=outputs, extent=extent)
+        assert stretch is not None
+        told = protocol.Range(range_.least, range_.most, stretch.mask, range_.inputs, range_.outputs)
+        answer = msgspec.structs.replace(answer, extent=_extent(stage, asker.asked), range=told)
     asker.send(answer)
 
 

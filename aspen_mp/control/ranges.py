@@ -8,7 +8,6 @@ fits the others. Light: see `recall`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -16,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.protocol import Bind, Slot
+from aspen_mp.control.protocol import Bind, Slot, Steps
 
 Mask = tuple[tuple[bool, ...], ...]
 """Of each axis of each input, whether the length is in it."""
@@ -31,19 +30,6 @@ PARTS: Final = 3
 """So many times a range is halved: what is folded or computed otherwise from some length on."""
 TRIES: Final = 3
 """A model without a plan for any of so many ranges has none for others."""
-MANY: Final = 8
-"""After so many extents others are expected, in ranges beside those that there are plans for."""
-RECENT: Final = 64
-"""So many requests are looked at."""
-
-
-class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """How an axis of an input or output shrinks: by `per` at every `every`-th extent, `rest` of which are over where it is longest."""
-
-    axis: int
-    per: int
-    every: int
-    rest: int
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
@@ -149,7 +135,7 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
         for step in row:
             shape[step.axis] -= step.per * ((less + step.rest) // step.every)
         nbytes = slot.nbytes // max(prod(slot.shape), 1) * prod(shape)
-        out.append(msgspec.structs.replace(slot, shape=shape, nbytes=nbytes))
+        out.append(Slot(slot.name, slot.dtype, shape, slot.offset, nbytes))
     return out
 
 
@@ -157,7 +143,7 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
 class Ranges:
     """Of a model: `plans` for ranges by what their requests have in common (`frame`), each (least, most, key of the plan); the classes for
     which there is none (`rigid`); lengths that no large class is for (`narrow`), and those that no class is for (`hopeless`); shapes that
-    were asked for, and the lengths that they differ by (`masks`); extents that plans for ranges have served of late (`recent`)."""
+    were asked for, and the lengths that they differ by (`masks`)."""
 
     plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
     rigid: set[tuple[bytes, int]] = field(default_factory=set)
@@ -165,7 +151,6 @@ class Ranges:
     hopeless: set[Mask] = field(default_factory=set)
     masks: list[Mask] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
-    recent: dict[Mask, deque[int]] = field(default_factory=dict)
 
     def learn(self, binds: list[Bind]) -> None:
         """A request has these shapes."""
@@ -217,12 +202,6 @@ class Ranges:
         if rigid:
             self.hopeless.add(stretch.axes)
         self.rigid.add((frame(binds, stretch.axes, stretch.extent), stretch.least))
-
-    def varies(self, mask: Mask, extent: int) -> bool:
-        """A plan for a range serves this extent. Whether it is one of many of late: of texts, or of a decoder that counts on."""
-        recent = self.recent.setdefault(mask, deque(maxlen=RECENT))
-        recent.append(extent)
-        return len(set(recent)) >= MANY
 
     def drop(self, key: bytes) -> None:
         """The plan has gone."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.control import ranges
-from aspen_mp.control.protocol import Bind, Slot
-from aspen_mp.control.ranges import Ranges, Steps
+from aspen_mp.control.protocol import Bind, Slot, Steps
+from aspen_mp.control.ranges import Ranges
 
 
 def text(tokens: int, batch: int = 1) -> list[Bind]:
@@ -152,12 +152,3 @@ def test_slots_shrink(less: int) -> None:
     assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
     assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
     assert found.offset == 128
-
-
-def test_lengths_vary_that_are_many_of_late() -> None:
-    known = Ranges()
-    (mask,) = [found for found in [ranges.difference(text(5), text(9))] if found is not None]
-    assert not any(known.varies(mask, 100 + k % 4) for k in range(ranges.RECENT))
-    rows = [known.varies(mask, 200 + k) for k in range(ranges.MANY - 4)]
-    assert rows == [False] * (ranges.MANY - 5) + [True]
-    assert not [known.varies(mask, 7) for _ in range(ranges.RECENT)][-1]
