@@ -16,7 +16,7 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp import stages
+from aspen_mp import lengths, stages, tree
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
 from aspen_mp.errors import AspenError
@@ -90,6 +90,25 @@ def test_ranges_beside_those_that_are_used_are_there_before_they_are_asked_for(r
     wait_for(lambda: other["plan"] in [plan["plan"] for plan in used(runtime)])
 
 
+def test_the_planner_process_hears_of_few_lengths(
+    runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = runtime.load(text)
+    model.run(tokens(9))
+    model.run(tokens(33))
+    asked = []
+    ask = tree.StageTree._ask
+
+    def listen(*args: Any, **how: Any) -> Any:
+        asked.append(how.get("beside", False))
+        return ask(*args, **how)
+
+    monkeypatch.setattr(tree.StageTree, "_ask", listen)
+    for n in range(34, 34 + lengths.MANY + 1):
+        assert model.run(tokens(n))["last_hidden_state"].shape[1] == n
+    assert asked == [True]
+
+
 def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
     model = runtime.load(text)
     model.run(tokens(9))
@@ -108,12 +127,12 @@ def test_lengths_at_the_same_time(runtime: aspen_mp.Runtime, text: onnx.ModelPro
     """Two instances of one plan run at different lengths, and one after another length."""
     model = runtime.load(text)
     model.run(tokens(9))
-    lengths = list(range(32, 48)) * 4
+    order = list(range(32, 48)) * 4
     want = {n: model.run(tokens(n)) for n in range(32, 48)}
     with ThreadPoolExecutor(6) as pool:
-        for n, found in zip(lengths, pool.map(lambda n: model.run(tokens(n)), lengths), strict=True):
+        for n, found in zip(order, pool.map(lambda n: model.run(tokens(n)), order), strict=True):
             assert np.array_equal(found["last_hidden_state"], want[n]["last_hidden_state"])
-    futures = [(n, model.submit(tokens(n))) for n in lengths]
+    futures = [(n, model.submit(tokens(n))) for n in order]
     for n, future in futures:
         assert np.array_equal(future.result(WATCHDOG_S)["last_hidden_state"], want[n]["last_hidden_state"])
     assert len(used(runtime)) == 2
