@@ -256,7 +256,7 @@ class Binder:
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
         if domain == contrib.DOMAIN:
-            return self._inlined(contrib.plain(proto, inputs), {**entry.opsets, "": contrib.OPSET})
+            return self._own(entry, inputs)
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
@@ -286,6 +286,15 @@ class Binder:
         if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
             return Blocked()
         return self._node(entry, inputs, types)
+
+    def _own(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | Blocked:
+        """What an operator of onnxruntime's stands for; without what the same was said of before."""
+        unknown = tuple(name for name in contrib.needs(entry.proto) if not self.env[name].is_const)
+        if unknown:
+            return Blocked(unknown)
+        nodes, constants = contrib.plain(entry.proto, inputs)
+        self.env.update({name: tensor for name, tensor in constants.items() if name not in self.env})
+        return self._inlined([n for n in nodes if any(out not in self.env for out in n.output)], {**entry.opsets, "": contrib.OPSET})
 
     def _node(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> Node:
         proto = entry.proto

@@ -6,47 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-from kernel_graphs import run_model
-from onnx import TensorProto, helper, numpy_helper
+from contrib_tools import array, case, compared, info, model, small
+from onnx import TensorProto, helper
 
 from aspen_mp.planner import api
 from aspen_mp.shm.errors import UnsupportedModelError
-
-RNG = np.random.default_rng(23)
-
-
-def array(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def small(dtype: Any, *shape: int) -> np.ndarray:
-    info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max, shape).astype(dtype)
-
-
-def info(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-
-
-def model(op: str, feeds: dict[str, np.ndarray], inputs: list[str], constants: dict[str, np.ndarray], outputs: Any, **more: Any) -> Any:
-    """`outputs`: {name: dtype}; those without a name are left out by the node."""
-    domain, version = more.pop("domain", "com.microsoft"), more.pop("version", 17)
-    node = helper.make_node(op, inputs, list(outputs), name="it", domain=domain, **more)
-    found = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(np.dtype(t)), None) for n, t in outputs.items() if n.strip()]
-    for k, name in enumerate(node.output):
-        node.output[k] = name.strip()
-    stored = [numpy_helper.from_array(np.asarray(x), n) for n, x in constants.items()]
-    graph = helper.make_graph([node], "g", [info(n, x) for n, x in feeds.items()], found, stored)
-    imports = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-def case(label: str, op: str, inputs: str, constants: dict[str, Any] | None = None, outputs: Any = None, **more: Any) -> Any:
-    return pytest.param(op, inputs.split(" "), constants or {}, outputs or {"y": np.float32}, more, id=label)
-
 
 WIDTH = {"g": array(8), "b": array(8), "c": array(8)}
 SUM = {"y": np.float32, " ": np.float32, "  ": np.float32, "sum": np.float32}
@@ -88,13 +53,6 @@ REAL = [
     case("conv-sum", "FusedConv", "p w b z", KERNEL, activation="Relu", pads=[1, 1, 1, 1]),
     case("gemm", "FusedGemm", "r w b", MATRIX, activation="LeakyRelu", activation_alpha=0.3, transB=1, alpha=0.7),
 ]
-
-
-def compared(op: str, inputs: list[str], constants: dict[str, Any], outputs: Any, more: dict[str, Any], feeds: dict[str, Any]) -> Any:
-    feeds = {name: x for name, x in feeds.items() if name in inputs}
-    constants = {name: x for name, x in constants.items() if name in inputs}
-    proto = model(op, feeds, inputs, constants, outputs, **more)
-    return run_model(api.load(proto), feeds), onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
 
 
 @pytest.mark.parametrize(("op", "inputs", "constants", "outputs", "more"), REAL)
@@ -140,8 +98,8 @@ def test_quantised(op: str, inputs: list[str], constants: dict[str, Any], output
 
 
 REFUSED = {
-    "unknown": ("GroupQueryAttention", {}, "not known here: load the model as it was before onnxruntime's optimizer"),
-    "quantised": ("QAttention", {}, "quantise with QuantFormat.QDQ"),
+    "unknown": ("SparseAttention", {}, "not known here: load the model as it was before onnxruntime's optimizer"),
+    "quantised": ("QMoE", {}, "quantise with QuantFormat.QDQ"),
     "attribute": ("FusedMatMul", {"transBatchA": 1}, "transBatchA"),
     "activation": ("FusedConv", {"activation": "Softsign"}, "'Softsign'"),
     "layout": ("Conv", {"domain": "com.microsoft.nchwc"}, "ORT_ENABLE_EXTENDED"),
