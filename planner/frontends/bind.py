@@ -447,6 +447,8 @@ class Binder:
                 return self._range(entry, inputs)  # ONNX's own function bodies pass vectors of one element
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
+        if proto.op_type == "Attention" and domain == "":
+            result.update(_presents(entry, inputs))
         return self._outputs(entry, result)
 
     def _check_range(self, entry: Item, inputs: list[Tensor | None]) -> None:
@@ -583,6 +585,19 @@ def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
         return None
     axis = int(entry.attrs.get("axis", 1))
     return Stored(values, scale, inputs[2] if len(inputs) > 2 else None, axis % max(len(values.shape), 1))
+
+
+def _presents(entry: Item, inputs: list[Tensor | None]) -> dict[str, onnx.TypeProto]:
+    """Keys and values that Attention gives where there are no past ones: ONNX's inference does not know their shapes."""
+    found = {}
+    for k, name in enumerate(entry.proto.output[1:3], 1):
+        x, past = inputs[k], inputs[k + 3] if len(inputs) > k + 3 else None
+        if name and x is not None and past is None:
+            heads = int(entry.attrs.get("kv_num_heads", 1))
+            flat = len(x.shape) == 3
+            shape = (x.shape[0], heads, x.shape[1], x.shape[2] // heads) if flat else x.shape
+            found[name] = _type(x.dtype, shape)
+    return found
 
 
 def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:
