@@ -75,7 +75,7 @@ def _group_query(b: Body) -> list[str]:
         keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in wholes]
         lengths = _own(b, 1 + sinks) if n.ragged else ""
         inputs = [*keys, mask, "", "", lengths]
-        options |= {"is_causal": int(n.ragged and causal), **_window(n)}
+        options |= _window(n)
     else:
         olds = [_behind_sink(b, _cut(b, b.name(p), n.first, n.old, n.room), sinks) for p in (PAST_KEY, PAST_VALUE) if n.old]
         if sinks and not olds:
