@@ -1,0 +1,110 @@
+"""Decoders as they are published: onnxruntime's own operators around weights of four bits, keys and values of what came before as inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+LAYERS, HEADS, OWN, SIZE, WORDS, BLOCK = 2, 4, 2, 16, 56, 16
+WIDTH, INNER = HEADS * SIZE, 96
+
+
+class Decoder:
+    """Builds one: like LLaMA (Gemma's and GPT-OSS's attention by `options`), packed queries, keys and values or not."""
+
+    def __init__(self, *, packed: bool = False, seed: int = 5, **options: Any) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.packed, self.options = packed, options
+        self.stored: list[onnx.TensorProto] = []
+        self.nodes: list[onnx.NodeProto] = []
+
+    def store(self, name: str, value: Any) -> str:
+        self.stored.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def node(self, op: str, inputs: str, *outputs: str, own: bool = True, **attrs: Any) -> str:
+        names = inputs.split(" ")
+        domain = "com.microsoft" if own else ""
+        self.nodes.append(helper.make_node(op, names, outputs, name=f"/{outputs[0]}/{op}", domain=domain, **attrs))
+        return outputs[0]
+
+    def product(self, x: str, name: str, depth: int, width: int) -> str:
+        blocks = -(-depth // BLOCK)
+        w = self.store(f"{name}.w", self.rng.integers(0, 256, (width, blocks, BLOCK // 2)).astype(np.uint8))
+        s = self.store(f"{name}.s", (0.3 * np.abs(self.rng.standard_normal((width, blocks))) / depth**0.5).astype(np.float32))
+        z = self.store(f"{name}.z", self.rng.integers(0, 256, (width, -(-blocks // 2))).astype(np.uint8))
+        return self.node("MatMulNBits", f"{x} {w} {s} {z}", name, bits=4, block_size=BLOCK, K=depth, N=width)
+
+    def gain(self, name: str) -> str:
+        return self.store(name, (1 + 0.1 * self.rng.standard_normal(WIDTH)).astype(np.float32))
+
+    def attention(self, x: str, n: int) -> str:
+        if self.packed:
+            parts = f"{self.product(x, f'qkv{n}', WIDTH, WIDTH + 2 * OWN * SIZE)}  "
+        else:
+            sizes = {"q": WIDTH, "k": OWN * SIZE, "v": OWN * SIZE}
+            parts = " ".join(self.product(x, f"{letter}{n}", WIDTH, size) for letter, size in sizes.items())
+        inputs = f"{parts} past.{n}.key past.{n}.value seqlens_k total cos sin"
+        attrs = {"num_heads": HEADS, "kv_num_heads": OWN, "do_rotary": 1, "scale": SIZE**-0.5, **self.options}
+        seen = self.node("GroupQueryAttention", inputs, f"seen{n}", f"present.{n}.key", f"present.{n}.value", **attrs)
+        return self.product(seen, f"o{n}", WIDTH, WIDTH)
+
+    def gated(self, x: str, n: int) -> str:
+        gate, up = (self.product(x, f"{name}{n}", WIDTH, INNER) for name in ("gate", "up"))
+        self.node("Sigmoid", gate, f"sigmoid{n}", own=False)
+        self.node("Mul", f"{gate} sigmoid{n}", f"silu{n}", own=False)
+        self.node("Mul", f"silu{n} {up}", f"inner{n}", own=False)
+        return self.product(f"inner{n}", f"down{n}", INNER, WIDTH)
+
+    def lengths(self) -> None:
+        """As onnxruntime-genai's builder writes them."""
+        one, axis = self.store("one", np.array([1], np.int64)), self.store("axis", np.array(1, np.int64))
+        self.node("ReduceSum", f"attention_mask {one}", "counts", own=False)
+        self.node("Sub", f"counts {one}", "less", own=False)
+        self.node("Cast", "less", "seqlens_k", own=False, to=TensorProto.INT32)
+        self.node("Shape", "attention_mask", "sizes", own=False)
+        self.node("Gather", f"sizes {axis}", "whole", own=False)
+        self.node("Cast", "whole", "total", own=False, to=TensorProto.INT32)
+
+    def build(self) -> onnx.ModelProto:
+        self.lengths()
+        places = np.arange(1024)[:, None] / 100.0 ** (np.arange(SIZE // 2) / (SIZE // 2))
+        self.store("cos", np.cos(places).astype(np.float32))
+        self.store("sin", np.sin(places).astype(np.float32))
+        table = self.store("table", self.rng.integers(0, 256, (WORDS, WIDTH // 2)).astype(np.uint8))
+        scale = self.store("table.s", (0.1 + np.abs(self.rng.standard_normal((WORDS, WIDTH // BLOCK)))).astype(np.float32))
+        whole = self.node("GatherBlockQuantized", f"{table} input_ids {scale}", "embedded", bits=4, block_size=BLOCK)
+        x = self.node("SimplifiedLayerNormalization", f"{whole} {self.gain('g0')}", "normed0", own=False, epsilon=1e-5, axis=-1)
+        for n in range(LAYERS):
+            for k, part in enumerate((self.attention, self.gated)):
+                more, name = part(x, n), f"{n}.{k}"
+                inputs = f"{whole} {more} {self.gain(f'g{name}')}"
+                last = (n, k) == (LAYERS - 1, 1)
+                whole = f"whole{name}"
+                outputs = [f"normed{name}"] if last else [f"normed{name}", "", "", whole]
+                x = self.node("SkipSimplifiedLayerNormalization", inputs, *outputs, epsilon=1e-5)
+        self.product(x, "logits", WIDTH, WORDS)
+        return self.model()
+
+    def model(self) -> onnx.ModelProto:
+        ints, floats = TensorProto.INT64, TensorProto.FLOAT
+        inputs = [helper.make_tensor_value_info("input_ids", ints, ["batch", "new"])]
+        inputs += [helper.make_tensor_value_info("attention_mask", ints, ["batch", "total"])]
+        outputs = [helper.make_tensor_value_info("logits", floats, ["batch", "new", WORDS])]
+        for n in range(LAYERS):
+            for what in ("key", "value"):
+                inputs.append(helper.make_tensor_value_info(f"past.{n}.{what}", floats, ["batch", OWN, "past", SIZE]))
+                outputs.append(helper.make_tensor_value_info(f"present.{n}.{what}", floats, ["batch", OWN, "total", SIZE]))
+        graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.stored)
+        imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def shapes(new: int, past: int, batch: int = 1, room: int | None = None) -> dict[str, tuple[int, ...]]:
+    """`room`: of the cache, where it has more than what came before needs."""
+    cache = (batch, OWN, past if room is None else room, SIZE)
+    caches = {f"past.{n}.{what}": cache for n in range(LAYERS) for what in ("key", "value")}
+    return {"input_ids": (batch, new), "attention_mask": (batch, past + new), **caches}

@@ -1,0 +1,98 @@
+"""Decoders of onnxruntime's own operators: a text, then one token after the other, with the cache that each step gives, and plans for a range
+of its lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from kernel_runner import WeightStore
+from published_decoders import Decoder, shapes
+from test_ranges_agree import Runs, check
+
+from aspen_mp.planner import api
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "packed": {"packed": True, "rotary_interleaved": 1},
+    "mistral": {"local_window_size": 6},
+    "gemma": {"softcap": 5.0},
+    "smooth": {"smooth_softmax": 1},
+}
+
+
+class Both:
+    """A model here, with a plan for each step, and in onnxruntime."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.model = api.load(proto.SerializeToString())
+        self.store = WeightStore()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+        self.kernels: set[str] = set()
+
+    def run(self, feeds: dict[str, Any]) -> list[Any]:
+        """onnxruntime's results, which ours are near to."""
+        bound = {name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}
+        plan = api.plan_stage(self.model, [bound], workers=2).plan
+        assert plan is not None
+        want = self.session.run(None, feeds)
+        got = Runs(plan, self.store).run(feeds, [x.shape for x in want], "random")
+        for info, g, w in zip(plan.outputs, got, want, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-3, atol=2e-4, err_msg=info.name)
+        assert (got[0].argmax(-1) == want[0].argmax(-1)).all()
+        return want
+
+
+def steps(both: Both, text: np.ndarray, count: int, room: int | None = None) -> None:
+    """The text, then so many tokens, each the likeliest. `room`: of a cache that has its full length from the first step on."""
+    batch, new = text.shape
+    caches = {name: np.zeros(shape, np.float32) for name, shape in shapes(new, 0, batch, room).items() if name.startswith("past")}
+    ids = text
+    for total in range(new, new + count + 1):
+        feeds = {"input_ids": ids, "attention_mask": np.ones((batch, total), np.int64), **caches}
+        logits, *presents = both.run(feeds)
+        caches = dict(zip(caches, presents, strict=True))
+        ids = logits[:, -1:].argmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_and_what_follows(kind: str) -> None:
+    steps(Both(Decoder(**KINDS[kind]).build()), np.array([[3, 14, 15, 9, 26]]), 6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_cache_of_full_length(kind: str) -> None:
+    steps(Both(Decoder(**KINDS[kind]).build()), np.array([[3, 14, 15, 9]]), 5, room=12)
+
+
+def test_texts_of_unlike_lengths() -> None:
+    """Padded on the right; each goes on behind its own last token."""
+    both = Both(Decoder().build())
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int64)
+    caches = {name: np.zeros(shape, np.float32) for name, shape in shapes(5, 0, 2).items() if name.startswith("past")}
+    bound = {"input_ids": np.array([[3, 14, 15, 9, 26], [5, 3, 5, 0, 0]]), "attention_mask": mask, **caches}
+    logits, *presents = both.session.run(None, bound)
+    ids = np.stack([logits[0, 4], logits[1, 2]]).argmax(-1)[:, None]
+    for _ in range(3):
+        mask = np.concatenate([mask[:, :1], mask], 1)  # one more each
+        logits, *presents = both.run({"input_ids": ids, "attention_mask": mask, **dict(zip(caches, presents, strict=True))})
+        ids = logits[:, -1:].argmax(-1)
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("llama", 16, 23), ("llama", 130, 500), ("packed", 16, 23), ("mistral", 16, 23)])
+def test_steps_share_plans(kind: str, least: int, most: int) -> None:
+    proto = Decoder(**KINDS[kind]).build()
+    check(proto, lambda extent: shapes(1, extent), least, most, [least, most, (least + most) // 2])
+
+
+def test_steps_of_several_texts_share_plans() -> None:
+    check(Decoder().build(), lambda extent: shapes(1, extent, 2), 16, 23, [16, 23, 20])
+
+
+def test_texts_share_plans() -> None:
+    check(Decoder().build(), lambda extent: shapes(extent, 0), 24, 31, [24, 31, 27])
