@@ -27,7 +27,7 @@ def close(got: list[Any], want: list[Any], rows: Any = slice(None)) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ grouped
 
-GROUPED = "q k v past_k past_v lengths total cos sin places bias sink".split()
+GROUPED = ["q", "k", "v", "past_k", "past_v", "lengths", "total", "cos", "sin", "places", "bias", "sink"]
 ATTRS = {"num_heads": HEADS, "kv_num_heads": OWN}
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from aspen_mp.planner import api, stages
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
-NAMES = "x w scale zero order bias".split()
+NAMES = ["x", "w", "scale", "zero", "order", "bias"]
 
 
 def weights(bits: int, depth: int, width: int, size: int, zero: str, dtype: Any = np.float32) -> dict[str, Any]:

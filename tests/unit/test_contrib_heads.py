@@ -39,7 +39,7 @@ def mask_of(kind: str, tokens: int, keys: int) -> np.ndarray:
 
 # ----------------------------------------------------------------------------------------------------------- multi-head
 
-NAMES = "q k v bias mask added past_k past_v".split()
+NAMES = ["q", "k", "v", "bias", "mask", "added", "past_k", "past_v"]
 
 
 def multi(feeds: Feeds, constants: Feeds | None = None, presents: bool = False, **attrs: Any) -> None:
@@ -119,7 +119,7 @@ def test_what_is_refused(feeds: Feeds, outputs: list[str], message: str) -> None
 
 # ----------------------------------------------------------------------------------------------- with their projections
 
-OWN = "x w b mask past added".split()
+OWN = ["x", "w", "b", "mask", "past", "added"]
 PROJECTION = {"w": array(WIDTH, 3 * WIDTH), "b": array(3 * WIDTH)}
 
 
@@ -141,7 +141,7 @@ def test_projected_with_what_is_added_to_scores(shape: tuple[int, int]) -> None:
     close(*both("Attention", OWN, feeds, PROJECTION, ["y"], num_heads=HEADS, scale=0.2))
 
 
-QUANTISED = "x w b x_scale w_scale mask x_zero w_zero past".split()
+QUANTISED = ["x", "w", "b", "x_scale", "w_scale", "mask", "x_zero", "w_zero", "past"]
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -163,7 +163,9 @@ def _rotary(b: Body) -> list[str]:
     if own or width < (x.shape[3] if len(x.shape) == 4 else x.shape[2] // options["num_heads"]):
         options["rotary_embedding_dim"] = own or width
     if len(b.tensor(1).shape) == 1:
-        row = b.once("Add", b.counted(b.constant(np.int64(0)), b.length(b.name(0), tokens)), places)
+        row = places
+        if x.shape[tokens] > 1:
+            row = b.once("Add", b.counted(b.constant(np.int64(0)), b.length(b.name(0), tokens)), places)
         places = b.once("Expand", b.once("Unsqueeze", row, b.ints(0)), b.ints(x.shape[0], 1))
     angles = [b.once("Gather", b.name(k), places, axis=0) for k in (2, 3)]
     return [b.emit("RotaryEmbedding", b.name(0), *angles, **options)]

@@ -135,10 +135,8 @@ def _places(b: Body, n: _Lengths) -> str:
         return b.name(PLACES)
     if n.ragged:
         return b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
-    if n.old:
-        row = b.counted(b.once("Sub", _end(b), b.length(b.name(QUERY), 1)), _end(b))
-    else:
-        row = b.counted(b.constant(np.int64(0)), b.length(b.name(QUERY), 1))
+    start = b.once("Sub", _end(b), b.constant(np.int64(n.rows))) if n.old else b.constant(np.int64(0))
+    row = b.counted(start, _end(b))
     if b.name(PLACES):  # of the first token that there is
         first = b.once("Slice", b.once("Reshape", b.name(PLACES), b.ints(-1)), b.ints(0), b.ints(1))
         row = b.once("Add", row, first)
