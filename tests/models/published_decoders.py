@@ -1,4 +1,4 @@
-"""Decoders as they are published: onnxruntime's own operators around weights of four bits, keys and values of what came before as inputs."""
+"""Decoders as they are published: onnxruntime's own operators around weights of four bits, old keys and values as inputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WIDTH, INNER = HEADS * SIZE, 96
 
 
 class Decoder:
-    """Builds one: like LLaMA (Gemma's and GPT-OSS's attention by `options`), packed queries, keys and values or not."""
+    """Builds one: like LLaMA (Gemma's and GPT-OSS's attention by `options`), packed queries, keys and values or not, of any precision."""
 
-    def __init__(self, *, packed: bool = False, seed: int = 5, **options: Any) -> None:
+    def __init__(self, *, packed: bool = False, seed: int = 5, dtype: Any = np.float32, **options: Any) -> None:
         self.rng = np.random.default_rng(seed)
-        self.packed, self.options = packed, options
+        self.packed, self.dtype, self.options = packed, np.dtype(dtype), options
         self.stored: list[onnx.TensorProto] = []
         self.nodes: list[onnx.NodeProto] = []
 
@@ -34,12 +34,12 @@ class Decoder:
     def product(self, x: str, name: str, depth: int, width: int) -> str:
         blocks = -(-depth // BLOCK)
         w = self.store(f"{name}.w", self.rng.integers(0, 256, (width, blocks, BLOCK // 2)).astype(np.uint8))
-        s = self.store(f"{name}.s", (0.3 * np.abs(self.rng.standard_normal((width, blocks))) / depth**0.5).astype(np.float32))
+        s = self.store(f"{name}.s", (0.3 * np.abs(self.rng.standard_normal((width, blocks))) / depth**0.5).astype(self.dtype))
         z = self.store(f"{name}.z", self.rng.integers(0, 256, (width, -(-blocks // 2))).astype(np.uint8))
         return self.node("MatMulNBits", f"{x} {w} {s} {z}", name, bits=4, block_size=BLOCK, K=depth, N=width)
 
     def gain(self, name: str) -> str:
-        return self.store(name, (1 + 0.1 * self.rng.standard_normal(WIDTH)).astype(np.float32))
+        return self.store(name, (1 + 0.1 * self.rng.standard_normal(WIDTH)).astype(self.dtype))
 
     def attention(self, x: str, n: int) -> str:
         if self.packed:
@@ -72,10 +72,10 @@ class Decoder:
     def build(self) -> onnx.ModelProto:
         self.lengths()
         places = np.arange(1024)[:, None] / 100.0 ** (np.arange(SIZE // 2) / (SIZE // 2))
-        self.store("cos", np.cos(places).astype(np.float32))
-        self.store("sin", np.sin(places).astype(np.float32))
+        self.store("cos", np.cos(places).astype(self.dtype))
+        self.store("sin", np.sin(places).astype(self.dtype))
         table = self.store("table", self.rng.integers(0, 256, (WORDS, WIDTH // 2)).astype(np.uint8))
-        scale = self.store("table.s", (0.1 + np.abs(self.rng.standard_normal((WORDS, WIDTH // BLOCK)))).astype(np.float32))
+        scale = self.store("table.s", (0.1 + np.abs(self.rng.standard_normal((WORDS, WIDTH // BLOCK)))).astype(self.dtype))
         whole = self.node("GatherBlockQuantized", f"{table} input_ids {scale}", "embedded", bits=4, block_size=BLOCK)
         x = self.node("SimplifiedLayerNormalization", f"{whole} {self.gain('g0')}", "normed0", own=False, epsilon=1e-5, axis=-1)
         for n in range(LAYERS):
@@ -90,7 +90,7 @@ class Decoder:
         return self.model()
 
     def model(self) -> onnx.ModelProto:
-        ints, floats = TensorProto.INT64, TensorProto.FLOAT
+        ints, floats = TensorProto.INT64, helper.np_dtype_to_tensor_dtype(self.dtype)
         inputs = [helper.make_tensor_value_info("input_ids", ints, ["batch", "new"])]
         inputs += [helper.make_tensor_value_info("attention_mask", ints, ["batch", "total"])]
         outputs = [helper.make_tensor_value_info("logits", floats, ["batch", "new", WORDS])]

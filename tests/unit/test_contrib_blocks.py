@@ -57,7 +57,9 @@ def test_weights_stay_small_constants(bits: int) -> None:
         nodes = stages.derive(api.load(proto), [bind(feeds)]).graph.nodes
         assert [n.op for n in nodes if n.op != "Identity"] == ["MatMul"]
         weight = nodes[0].inputs[1]
-        assert weight is not None and weight.is_const and weight.shape == (64, 24)
+        assert weight is not None
+        assert weight.is_const
+        assert weight.shape == (64, 24)
         found.append(weight.weight_key)
     assert found[0] == found[1] is not None
 
@@ -151,7 +153,8 @@ def test_quantised_on_the_way(stored: Any, columns: bool, biased: bool) -> None:
     names, feeds = ["x", "w", "scale", "zero", "bias"], {"x": array(2, 3, 16)}
     proto = both("DynamicQuantizeMatMul", names, feeds, constants, ["y"], alone=True)
     run_model(api.load(proto), feeds, counts=counts)
-    assert counts["IGEMM"] == 1 and "GEMM" not in counts
+    assert counts["IGEMM"] == 1
+    assert "GEMM" not in counts
     (got,), (want,) = both("DynamicQuantizeMatMul", names, feeds, constants, ["y"])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 

@@ -56,7 +56,8 @@ def test_quantised_embeddings() -> None:
     proto.graph.output[1].type.tensor_type.elem_type = TensorProto.INT32
     (got, counts), (want, others) = run_both(proto, feeds)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    assert (counts == others).all() and counts.dtype == others.dtype
+    assert (counts == others).all()
+    assert counts.dtype == others.dtype
 
 
 def alone(op: str, inputs: str, feeds: dict[str, Any], outputs: str = "y", **attrs: Any) -> list[Any]:

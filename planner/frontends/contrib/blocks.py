@@ -22,7 +22,7 @@ _NIBBLES: Final = {np.dtype(ml_dtypes.uint4): np.dtype(np.uint8), np.dtype(ml_dt
 
 
 def _matmul(b: Body) -> list[str]:
-    """(x, blocks of each column's bytes, scales, zero points, order of columns, bias)."""
+    """(x, blocks of each column's bytes, scales, zero points, order of columns, bias). Scales and sums are f32 in half precision, too."""
     b.refuse({4: "its terms in another order"})
     if b.get("weight_prepacked", 0):
         raise b.unknown("has weights that are laid out for another device")
@@ -32,16 +32,18 @@ def _matmul(b: Body) -> list[str]:
         raise b.invalid(
             f"has weights {list(b.tensor(1).shape)} and scales {list(b.tensor(2).shape)} for {depth} x {width} in blocks of {size}"
         )
-    scale = b.derived("scales", [2], (blocks, width), b.tensor(2).dtype, partial(_columns, width=width, count=blocks))
+    scale = b.derived("scales", [2], (blocks, width), np.float32, partial(_columns, width=width, count=blocks))
     how, zeros = f"{bits} bits, {depth} x {width}", b.optional(3)
     if zeros is not None and zeros.dtype in _FLOATS:
         unpacked = partial(_real, bits=bits, size=size, depth=depth, width=width)
-        weight = b.derived(f"real weights of {how}, blocks of {size}", [1, 2, 3], (depth, width), b.tensor(2).dtype, unpacked)
+        weight = b.derived(f"real weights of {how}, blocks of {size}", [1, 2, 3], (depth, width), np.float32, unpacked)
     else:
         values = b.derived(f"weights of {how}", [1], (depth, width), _BITS[bits], partial(_unpacked, bits=bits, width=width, count=depth))
         inputs = [values, scale, _zero_points(b, bits, blocks, width)]
         weight = b.emit("DequantizeLinear", *inputs, axis=0, block_size=size)
-    return [b.plus(b.emit("MatMul", b.name(0), weight), b.name(5))]
+    half = b.tensor(0).dtype != np.float32
+    y = b.emit("MatMul", b.cast(b.name(0), np.float32) if half else b.name(0), weight)
+    return [b.plus(b.cast(y, b.tensor(0).dtype) if half else y, b.name(5))]
 
 
 def _zero_points(b: Body, bits: int, blocks: int, width: int) -> str:
