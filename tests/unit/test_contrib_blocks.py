@@ -79,7 +79,7 @@ def test_products_in_half_precision() -> None:
     ("attrs", "more", "kind", "message"),
     [
         ({"bits": 3}, {}, UnsupportedModelError, "weights of 3 bits"),
-        ({"weight_prepacked": 1}, {}, UnsupportedModelError, "laid out for another device"),
+        ({"weight_prepacked": 1}, {}, UnsupportedModelError, "attribute weight_prepacked"),
         ({}, {"order": np.zeros(64, np.int32)}, UnsupportedModelError, "terms in another order"),
         ({"block_size": 16}, {}, ModelInvalidError, "in blocks of 16"),
     ],

@@ -29,9 +29,11 @@ _QUANTISED = "; quantise with QuantFormat.QDQ"
 _FAMILIES = (products, norms, attention, grouped, quantised, blocks)
 _RULES: Final[dict[str, Rule]] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 _UNKNOWN: Final[dict[str, set[str]]] = {
-    op: names for family in (products, attention, grouped, quantised) for op, names in family.UNKNOWN.items()
+    op: names for family in (products, attention, grouped, quantised, blocks) for op, names in family.UNKNOWN.items()
 }
 """Attributes that change what an operator does in ways that have no rule here."""
+_REFUSED: Final[dict[str, dict[int, str]]] = {op: what for family in (attention, grouped, blocks) for op, what in family.REFUSED.items()}
+"""Inputs that do, and what they are."""
 
 
 def place(proto: ModelProto) -> None:
@@ -66,6 +68,9 @@ def why_not(node: NodeProto, nested: bool) -> str:
     unknown = given & _UNKNOWN.get(node.op_type, set())
     if unknown:
         return f"has the attribute {', '.join(sorted(unknown))}, which is not known here: {ADVICE}"
+    for k, what in _REFUSED.get(node.op_type, {}).items():
+        if k < len(node.input) and node.input[k]:
+            return f"has {what}, which is not known here: {ADVICE}"
     if node.op_type in {"FusedConv", "FusedGemm"}:
         kind = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "activation"), "")
         return "" if kind in {"", "Clip", *products.ACTIVATIONS} else f"has the activation {kind!r}, which is not known here: {ADVICE}"

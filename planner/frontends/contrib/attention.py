@@ -76,7 +76,6 @@ def _between(b: Body, name: str, count: int, batch: int, keys: str) -> str:
 
 
 def _attention(b: Body) -> list[str]:
-    b.refuse({6: "a cache that it writes into"})
     projected = b.plus(b.emit("MatMul", b.name(0), b.name(1)), b.name(2))
     return attended(b, projected, b.tensor(1).shape[1], mask=3, past=4, bias=5)
 
@@ -104,7 +103,6 @@ def attended(b: Body, projected: str, width: int, *, mask: int, past: int, bias:
 
 
 def _multi_head(b: Body) -> list[str]:
-    b.refuse({8: "a cache that it writes into", 9: "texts that share a cache"})
     count, query, key = b.get("num_heads", 1), b.tensor(0), b.optional(1)
     if len(query.shape) == 5:  # [batch, tokens, heads, 3, d]
         q, k, v = _unpacked(b, b.name(0), 3)
@@ -152,8 +150,6 @@ def _biased(b: Body, parts: tuple[str, str, str], ready: bool) -> tuple[str, ...
 
 def _rotary(b: Body) -> list[str]:
     """Places are those of all tokens, or the first one's."""
-    if b.get("is_packed_batching", 0):
-        raise b.unknown("has texts of several lengths, one behind the other")
     x, places, width = b.tensor(0), b.name(1), 2 * b.shape(2, 2)[1]
     own, count = b.get("rotary_embedding_dim", 0), b.get("num_heads", 0)
     options: dict[str, Any] = {"interleaved": b.get("interleaved", 0)}
@@ -178,5 +174,9 @@ RULES: Final[dict[str, Rule]] = {
 }
 UNKNOWN: Final = {
     "Attention": {"do_rotary", "past_present_share_buffer", "rotary_embedding_dim"},
-    "RotaryEmbedding": set[str](),
+    "RotaryEmbedding": {"is_packed_batching"},
+}
+REFUSED: Final = {
+    "Attention": {6: "a cache that it writes into"},
+    "MultiHeadAttention": {8: "a cache that it writes into", 9: "texts that share a cache"},
 }

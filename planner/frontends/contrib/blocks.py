@@ -23,9 +23,6 @@ _NIBBLES: Final = {np.dtype(ml_dtypes.uint4): np.dtype(np.uint8), np.dtype(ml_dt
 
 def _matmul(b: Body) -> list[str]:
     """(x, blocks of each column's bytes, scales, zero points, order of columns, bias). Scales and sums are f32 in half precision, too."""
-    b.refuse({4: "its terms in another order"})
-    if b.get("weight_prepacked", 0):
-        raise b.unknown("has weights that are laid out for another device")
     bits, size, depth, width = _bits(b), b.get("block_size", 0), b.get("K", 0), b.get("N", 0)
     blocks = -(-depth // max(size, 1))
     if size < 1 or b.tensor(1).size * 8 != width * blocks * size * bits or b.tensor(2).size != width * blocks:
@@ -144,3 +141,5 @@ def _bytes(stored: Array, bits: int, last: int) -> Array:
 
 
 RULES: Final[dict[str, Rule]] = {"GatherBlockQuantized": _gather, "MatMulNBits": _matmul}
+UNKNOWN: Final = {"MatMulNBits": {"weight_prepacked"}}
+REFUSED: Final = {"MatMulNBits": {4: "its terms in another order"}}

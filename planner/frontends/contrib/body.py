@@ -64,12 +64,6 @@ class Body:
             raise self.invalid(f"has an input {self.name(k)!r} of shape {list(shape)}, not of {rank} axes")
         return shape
 
-    def refuse(self, inputs: dict[int, str]) -> None:
-        """Inputs that may not be given, and what they are."""
-        for k, what in inputs.items():
-            if self.name(k):
-                raise self.unknown(f"has {what}, which is not known here")
-
     def get(self, name: str, default: Any) -> Any:
         return self.attributes.get(name, default)
 

@@ -17,7 +17,7 @@ from aspen_mp.planner.frontends.contrib.attention import flat, heads, scaled
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COS, SIN, PLACES, BIAS, SINK = range(12)
-_REFUSED: Final = {12: "a quantised cache", 13: "a quantised cache", 16: "padded queries"}
+REFUSED: Final = {"GroupQueryAttention": {12: "a quantised cache", 13: "a quantised cache", 16: "padded queries"}}
 NEEDS: Final = {"GroupQueryAttention": (TOTAL,)}
 """Inputs whose values have to be known."""
 
@@ -50,7 +50,6 @@ class _Lengths:
 
 
 def _group_query(b: Body) -> list[str]:
-    b.refuse(_REFUSED)
     for name in ("k_quant_type", "v_quant_type"):
         if b.get(name, b"NONE") != b"NONE":
             raise b.unknown("has a quantised cache, which is not known here")
