@@ -3,6 +3,7 @@ range of its lengths."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import onnx
 import onnxruntime
 import pytest
 from kernel_runner import WeightStore
-from published_decoders import Decoder, shapes
+from published_decoders import LAYERS, Decoder, shapes
 from test_ranges_agree import Runs, check
 
 from aspen_mp.planner import api
+from aspen_mp.shm.tables import KERNEL_BY_CODE
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -84,6 +86,21 @@ def test_texts_of_unlike_lengths() -> None:
         mask = np.concatenate([mask[:, :1], mask], 1)  # one more each
         logits, *presents = both.run({"input_ids": ids, "attention_mask": mask, **dict(zip(caches, presents, strict=True))})
         ids = logits[:, -1:].argmax(-1)
+
+
+def test_a_step_is_few_kernels() -> None:
+    """Angles are looked up once for all layers, keys and values are neither repeated nor masked, and weights are read as they are."""
+    model = api.load(Decoder(packed=True).build())
+    dtypes = {v.name: v.dtype for v in model.signature.inputs}
+    plan = api.plan_stage(model, [{n: api.Binding(dtypes[n], s, None) for n, s in shapes(1, 30).items()}], workers=2).plan
+    assert plan is not None
+    counts = Counter(KERNEL_BY_CODE[int(code)].name for code in plan.ops["kernel"])
+    assert counts["ATTENTION"] == LAYERS
+    assert counts["GATHER"] == 4  # of a token and of its place, two each
+    assert counts["TERNARY"] == 2 * LAYERS  # queries and keys are turned
+    assert counts["BINARY"] <= 2 * LAYERS + 3
+    assert "OPAQUE" not in counts
+    assert "PAD" not in counts
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("llama", 16, 23), ("llama", 130, 500), ("packed", 16, 23), ("mistral", 16, 23)])
