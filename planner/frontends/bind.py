@@ -252,6 +252,8 @@ class Binder:
                 branch = self._branch(entry, inputs[0])
                 if branch is not None:
                     return branch
+                if contrib.within(proto):
+                    return Blocked((entry.names[0],))
             modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})

@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from contrib_tools import array, case, compared, info, model, small
+from kernel_graphs import run_model
 from onnx import TensorProto, helper
 
 from aspen_mp.planner import api
@@ -116,13 +119,37 @@ def test_what_has_no_rule_is_refused_by_name(op: str, more: dict[str, Any], mess
         api.load(proto)
 
 
+def branches(condition: str) -> onnx.ModelProto:
+    """Gelu of x, or its negative, by c or by what is computed of it (d)."""
+    nodes = [helper.make_node("Gelu", ["x"], ["r"], name="inner", domain="com.microsoft"), helper.make_node("Neg", ["x"], ["r"])]
+    one, other = (helper.make_graph([node], "b", [], [info("r", FEEDS["x"])]) for node in nodes)
+    outer = [helper.make_node("Not", ["c"], ["d"]), helper.make_node("If", [condition], ["y"], then_branch=one, else_branch=other)]
+    feeds = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"])]
+    graph = helper.make_graph(outer, "g", feeds, [info("y", FEEDS["x"])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
+
+
+@pytest.mark.parametrize("condition", ["c", "d"])
+def test_in_branches(condition: str) -> None:
+    """The condition is asked for, or computed, before the branch becomes nodes of the model."""
+    proto = branches(condition)
+    for value in (True, False):
+        feeds = {"c": np.array(value), "x": FEEDS["x"]}
+        (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
+        np.testing.assert_allclose(run_model(api.load(proto), feeds)[0], want, rtol=1e-4, atol=1e-5)
+
+
 def test_in_bodies_they_are_refused() -> None:
+    inside = branches("d").graph.node[1]
     body = helper.make_graph(
-        [helper.make_node("Gelu", ["x"], ["r"], name="inner", domain="com.microsoft")], "b", [], [info("r", FEEDS["x"])]
+        [inside],
+        "b",
+        [helper.make_tensor_value_info("k", TensorProto.INT64, []), helper.make_tensor_value_info("more", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("more", TensorProto.BOOL, []), info("y", FEEDS["x"])],
     )
-    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"])]
-    graph = helper.make_graph([node], "g", inputs, [info("y", FEEDS["x"])])
+    nodes = [helper.make_node("Not", ["c"], ["d"]), helper.make_node("Loop", ["n", "c"], ["z"], body=body)]
+    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"]), info("n", np.array(3))]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     with pytest.raises(UnsupportedModelError, match=r"'inner' \(Gelu\).*sub-graph"):
         api.load(helper.make_model(graph, opset_imports=imports, ir_version=8))

@@ -55,8 +55,14 @@ def _place(nodes: Iterable[NodeProto], absent: frozenset[str]) -> int:
     return count
 
 
+def within(node: NodeProto) -> bool:
+    """Whether a node's sub-graphs hold operators of the domain: their nodes have to become nodes of the model."""
+    return any(inner.domain == DOMAIN or within(inner) for graph in subgraphs(node) for inner in graph.node)
+
+
 def why_not(node: NodeProto, nested: bool) -> str:
-    """Why a node of onnxruntime's domains cannot be run, and what to do; empty where it can."""
+    """Why a node of onnxruntime's domains cannot be run, and what to do; empty where it can. `nested`: it is in a sub-graph other than a
+    branch, which becomes nodes of the model once its condition is known."""
     if node.domain != DOMAIN:
         return _LAYOUT
     if node.op_type not in _RULES:
