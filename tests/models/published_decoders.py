@@ -15,6 +15,8 @@ WIDTH, INNER = HEADS * SIZE, 96
 class Decoder:
     """Builds one: like LLaMA (Gemma's and GPT-OSS's attention by `options`), packed queries, keys and values or not, of any precision."""
 
+    own = OWN
+
     def __init__(self, *, packed: bool = False, seed: int = 5, dtype: Any = np.float32, **options: Any) -> None:
         self.rng = np.random.default_rng(seed)
         self.packed, self.dtype, self.options = packed, np.dtype(dtype), options
@@ -96,15 +98,36 @@ class Decoder:
         outputs = [helper.make_tensor_value_info("logits", floats, ["batch", "new", WORDS])]
         for n in range(LAYERS):
             for what in ("key", "value"):
-                inputs.append(helper.make_tensor_value_info(f"past.{n}.{what}", floats, ["batch", OWN, "past", SIZE]))
-                outputs.append(helper.make_tensor_value_info(f"present.{n}.{what}", floats, ["batch", OWN, "total", SIZE]))
+                inputs.append(helper.make_tensor_value_info(f"past.{n}.{what}", floats, ["batch", self.own, "past", SIZE]))
+                outputs.append(helper.make_tensor_value_info(f"present.{n}.{what}", floats, ["batch", self.own, "total", SIZE]))
         graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.stored)
         imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-def shapes(new: int, past: int, batch: int = 1, room: int | None = None) -> dict[str, tuple[int, ...]]:
+class Older(Decoder):
+    """With MultiHeadAttention: what is padding is masked, and places are inputs."""
+
+    own = HEADS
+
+    def attention(self, x: str, n: int) -> str:
+        q, k, v = (self.product(x, f"{letter}{n}", WIDTH, WIDTH) for letter in "qkv")
+        q, k = (self.node("RotaryEmbedding", f"{name} position_ids cos sin", f"turned.{name}", num_heads=HEADS) for name in (q, k))
+        inputs = f"{q} {k} {v}  mask  past.{n}.key past.{n}.value"
+        outputs = (f"seen{n}", f"present.{n}.key", f"present.{n}.value")
+        return self.product(self.node("MultiHeadAttention", inputs, *outputs, num_heads=HEADS, unidirectional=1), f"o{n}", WIDTH, WIDTH)
+
+    def lengths(self) -> None:
+        self.node("Cast", "attention_mask", "mask", own=False, to=TensorProto.INT32)
+
+    def model(self) -> onnx.ModelProto:
+        model = super().model()
+        model.graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "new"]))
+        return model
+
+
+def shapes(new: int, past: int, batch: int = 1, room: int | None = None, own: int = OWN) -> dict[str, tuple[int, ...]]:
     """`room`: of the cache, where it has more than what came before needs."""
-    cache = (batch, OWN, past if room is None else room, SIZE)
+    cache = (batch, own, past if room is None else room, SIZE)
     caches = {f"past.{n}.{what}": cache for n in range(LAYERS) for what in ("key", "value")}
     return {"input_ids": (batch, new), "attention_mask": (batch, past + new), **caches}

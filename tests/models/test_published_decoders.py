@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from kernel_runner import WeightStore
-from published_decoders import LAYERS, Decoder, shapes
+from published_decoders import HEADS, LAYERS, Decoder, Older, shapes
 from test_ranges_agree import Runs, check
 
 from aspen_mp.planner import api
@@ -88,6 +88,24 @@ def test_texts_of_unlike_lengths() -> None:
         ids = logits[:, -1:].argmax(-1)
 
 
+def test_several_texts_with_padding_in_front() -> None:
+    """As older exports have it: places and masks are inputs."""
+    both = Both(Older().build())
+    mask = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], np.int64)
+    ids = np.array([[3, 14, 15, 9, 26], [0, 0, 5, 3, 5]])
+    names = [name for name in shapes(1, 1) if name.startswith("past")]
+    caches = {name: np.zeros(shapes(5, 0, 2, own=HEADS)[name], np.float32) for name in names}
+    for _ in range(4):
+        places = (mask.cumsum(1) - 1).clip(0)[:, -ids.shape[1] :]
+        logits, *presents = both.run({"input_ids": ids, "attention_mask": mask, "position_ids": places, **caches})
+        caches = dict(zip(names, presents, strict=True))
+        ids, mask = logits[:, -1:].argmax(-1), np.concatenate([mask, np.ones((2, 1), np.int64)], 1)
+
+
+def older(extent: int) -> dict[str, tuple[int, ...]]:
+    return shapes(1, extent, own=HEADS) | {"position_ids": (1, 1)}
+
+
 def test_a_step_is_few_kernels() -> None:
     """Angles are looked up once for all layers, keys and values are neither repeated nor masked, and weights are read as they are."""
     model = api.load(Decoder(packed=True).build())
@@ -107,6 +125,10 @@ def test_a_step_is_few_kernels() -> None:
 def test_steps_share_plans(kind: str, least: int, most: int) -> None:
     proto = Decoder(**KINDS[kind]).build()
     check(proto, lambda extent: shapes(1, extent), least, most, [least, most, (least + most) // 2])
+
+
+def test_steps_with_masks_share_plans() -> None:
+    check(Older().build(), older, 16, 23, [16, 23, 20])
 
 
 def test_steps_of_several_texts_share_plans() -> None:
