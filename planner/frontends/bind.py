@@ -290,13 +290,17 @@ class Binder:
         return self._node(entry, inputs, types)
 
     def _own(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | Blocked:
-        """What an operator of onnxruntime's stands for; without what the same was said of before."""
+        """What an operator of onnxruntime's stands for; without what this stage has already, or is constant."""
         unknown = tuple(name for name in contrib.needs(entry.proto) if not self.env[name].is_const)
         if unknown:
             return Blocked(unknown)
         nodes, constants = contrib.plain(entry.proto, inputs)
         self.env.update({name: tensor for name, tensor in constants.items() if name not in self.env})
-        return self._inlined([n for n in nodes if any(out not in self.env for out in n.output)], {**entry.opsets, "": contrib.OPSET})
+        return self._inlined([n for n in nodes if not all(map(self._here, n.output))], {**entry.opsets, "": contrib.OPSET})
+
+    def _here(self, name: str) -> bool:
+        tensor = self.env.get(name)
+        return tensor is not None and (tensor.is_const or tensor.producer is not None)
 
     def _node(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> Node:
         proto = entry.proto

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
-from contrib_tools import array, both, small
+from contrib_tools import array, both, info, small
 from kernel_graphs import run_model
+from onnx import helper, numpy_helper
 
 from aspen_mp.planner import api
 from aspen_mp.shm.errors import UnsupportedModelError
@@ -180,3 +182,22 @@ def test_projected_from_bytes(columns: bool, kind: str, cached: bool) -> None:
 def test_turned(shape: tuple[int, ...], places: np.ndarray, width: int, attrs: Feeds, interleaved: int) -> None:
     feeds, tables = {"x": array(*shape), "at": places}, {"cos": array(16, width), "sin": array(16, width)}
     close(*both("RotaryEmbedding", ["x", "at", "cos", "sin"], feeds, tables, ["y"], interleaved=interleaved, **attrs))
+
+
+def test_angles_on_both_sides_of_what_depends_on_data() -> None:
+    """What two nodes share is computed again where the second one has to wait for results."""
+    nodes = [
+        helper.make_node("RotaryEmbedding", ["x", "at", "cos", "sin"], ["y"], domain="com.microsoft"),
+        helper.make_node("NonZero", ["y"], ["found"]),
+        helper.make_node("Cast", ["found"], ["real"], to=1),
+        helper.make_node("ReduceMax", ["real"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["x", "most"], ["z"]),
+        helper.make_node("RotaryEmbedding", ["z", "at", "cos", "sin"], ["w"], domain="com.microsoft"),
+    ]
+    feeds = {"x": array(1, 3, 16), "at": np.array([[4, 5, 6]])}
+    tables = [numpy_helper.from_array(array(8, 8), name) for name in ("cos", "sin")]
+    outputs = [helper.make_tensor_value_info(name, 1, None) for name in "yw"]
+    graph = helper.make_graph(nodes, "g", [info(n, x) for n, x in feeds.items()], outputs, tables)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    close(run_model(api.load(proto), feeds), onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds))
