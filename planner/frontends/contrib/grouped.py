@@ -134,8 +134,7 @@ def _places(b: Body, n: _Lengths) -> str:
         return b.name(PLACES)
     if n.ragged:
         return b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
-    start = b.once("Sub", _end(b), b.constant(np.int64(n.rows))) if n.old else b.constant(np.int64(0))
-    row = b.counted(start, _end(b))
+    row = b.counted(_start(b, n) if n.old else b.constant(np.int64(0)), _end(b))
     if b.name(PLACES):  # of the first token that there is
         first = b.once("Slice", b.once("Reshape", b.name(PLACES), b.ints(-1)), b.ints(0), b.ints(1))
         row = b.once("Add", row, first)
@@ -145,6 +144,11 @@ def _places(b: Body, n: _Lengths) -> str:
 def _end(b: Body) -> str:
     """`total_sequence_length` as the model computes it."""
     return b.once("Reshape", b.once("Cast", b.name(TOTAL), to=7), b.constant(np.zeros(0, np.int64)))  # int64
+
+
+def _start(b: Body, n: _Lengths) -> str:
+    """Of the new tokens."""
+    return b.once("Sub", _end(b), b.constant(np.int64(n.rows)))
 
 
 def _own(b: Body, more: int) -> str:
@@ -157,17 +161,16 @@ def _own(b: Body, more: int) -> str:
 
 
 def _whole(b: Body, n: _Lengths, past: int, new: str) -> str:
-    """The old keys (or values), and the new ones where they belong."""
+    """The old keys (or values), and the new ones where they belong. Of several texts, each has its new one in all places behind its old
+    ones: only the first of them counts, and the others are not what a cache happens to hold."""
     if not n.old:
         return new
     old = _cut(b, b.name(past), 0, n.old, n.room)
-    if not n.ragged:
-        return b.emit("Concat", old, new, axis=2)
-    columns = b.once("Unsqueeze", b.counted(b.constant(np.int64(0)), _end(b)), b.ints(1))
-    place = b.once("Unsqueeze", _own(b, 0), b.ints(1, 2, 3))
-    here, before = b.once("Equal", columns, place), b.once("Less", columns, place)
-    nothing = b.constant(np.zeros((), b.tensor(PAST_KEY).dtype))
-    return b.emit("Where", here, new, b.emit("Where", before, _longer(b, old, n.rows), nothing))
+    if n.ragged:
+        columns = b.once("Unsqueeze", b.counted(b.constant(np.int64(0)), _start(b, n)), b.ints(1))
+        mine = b.once("Less", columns, b.once("Unsqueeze", _own(b, 0), b.ints(1, 2, 3)))
+        old = b.emit("Where", mine, old, new)
+    return b.emit("Concat", old, new, axis=2)
 
 
 def _longer(b: Body, x: str, more: int) -> str:
