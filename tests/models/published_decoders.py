@@ -131,3 +131,41 @@ def shapes(new: int, past: int, batch: int = 1, room: int | None = None, own: in
     cache = (batch, own, past if room is None else room, SIZE)
     caches = {f"past.{n}.{what}": cache for n in range(LAYERS) for what in ("key", "value")}
     return {"input_ids": (batch, new), "attention_mask": (batch, past + new), **caches}
+
+
+def encoder(layers: int = 2) -> onnx.ModelProto:
+    """Like BERT, as onnxruntime's optimizer for transformers writes it: embeddings count the tokens that are no padding, attention masks by
+    these counts."""
+    rng = np.random.default_rng(7)
+    stored, nodes = [], []
+
+    def store(name: str, *shape: int) -> str:
+        stored.append(numpy_helper.from_array((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32), name))
+        return name
+
+    def node(op: str, inputs: list[str], *outputs: str, own: bool = True, **attrs: Any) -> str:
+        nodes.append(helper.make_node(op, inputs, outputs, name=f"/{outputs[0]}", domain="com.microsoft" if own else "", **attrs))
+        return outputs[0]
+
+    def vectors(name: str) -> list[str]:
+        return [store(f"{name}.{part}", WIDTH) for part in "gb"]
+
+    tables = [store(name, count, WIDTH) for name, count in (("words", WORDS), ("places", 64), ("texts", 2))]
+    ids = ["input_ids", "token_type_ids", *tables, *vectors("embedded"), "attention_mask"]
+    x = node("EmbedLayerNormalization", ids, "x", "counts", epsilon=1e-5)
+    for n in range(layers):
+        weights = [store(f"w{n}", WIDTH, 3 * WIDTH), store(f"b{n}", 3 * WIDTH)]
+        seen = node("Attention", [x, *weights, "counts"], f"seen{n}", num_heads=HEADS)
+        y = node("MatMul", [seen, store(f"o{n}", WIDTH, WIDTH)], f"y{n}", own=False)
+        x = node("SkipLayerNormalization", [y, x, *vectors(f"n{n}"), store(f"ob{n}", WIDTH)], f"x{n}", epsilon=1e-5)
+        inner = node("MatMul", [x, store(f"up{n}", WIDTH, INNER)], f"inner{n}", own=False)
+        gelu = node("BiasGelu", [inner, store(f"ub{n}", INNER)], f"gelu{n}")
+        y = node("MatMul", [gelu, store(f"down{n}", INNER, WIDTH)], f"z{n}", own=False)
+        x = node("SkipLayerNormalization", [y, x, *vectors(f"m{n}"), store(f"db{n}", WIDTH)], f"m{n}", epsilon=1e-5)
+    inputs = [
+        helper.make_tensor_value_info(i, TensorProto.INT32, ["batch", "new"]) for i in ("input_ids", "token_type_ids", "attention_mask")
+    ]
+    outputs = [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["batch", "new", WIDTH])]
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, stored)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)

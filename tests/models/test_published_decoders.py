@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from kernel_runner import WeightStore
-from published_decoders import HEADS, LAYERS, Decoder, Older, shapes
+from published_decoders import HEADS, LAYERS, Decoder, Older, encoder, shapes
 from test_ranges_agree import Runs, check
 
 from aspen_mp.planner import api
@@ -52,7 +52,7 @@ class Both:
                 g, w = (np.concatenate([x[k, :, :n] for k, n in enumerate(lengths)], 1) for x in (g, w))  # noqa: PLW2901
             np.testing.assert_allclose(g, w, rtol=0.05 if half else 1e-3, atol=0.02 if half else 2e-4, err_msg=info.name)
         assert (got[0].argmax(-1) == want[0].argmax(-1)).all()
-        return want
+        return list(want)
 
 
 def steps(both: Both, text: np.ndarray, count: int, room: int | None = None) -> None:
@@ -140,3 +140,15 @@ def test_steps_of_several_texts_share_plans() -> None:
 
 def test_texts_share_plans() -> None:
     check(Decoder().build(), lambda extent: shapes(extent, 0), 24, 31, [24, 31, 27])
+
+
+def texts(extent: int, batch: int = 1) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), (batch, extent))
+
+
+def test_an_encoder() -> None:
+    rng = np.random.default_rng(1)
+    mask = np.array([[1] * 9, [1] * 6 + [0] * 3], np.int32)
+    ids, kinds = rng.integers(0, 50, (2, 9)).astype(np.int32), rng.integers(0, 2, (2, 9)).astype(np.int32)
+    Both(encoder()).run({"input_ids": ids, "token_type_ids": kinds, "attention_mask": mask})
+    check(encoder(), texts, 24, 31, [24, 31, 27])

@@ -29,7 +29,7 @@ def _matmul(b: Body) -> list[str]:
         raise b.invalid(
             f"has weights {list(b.tensor(1).shape)} and scales {list(b.tensor(2).shape)} for {depth} x {width} in blocks of {size}"
         )
-    scale = b.derived("scales", [2], (blocks, width), np.float32, partial(_columns, width=width, count=blocks))
+    scale = b.derived(f"scales of {blocks} x {width}", [2], (blocks, width), np.float32, partial(_columns, width=width, count=blocks))
     how, zeros = f"{bits} bits, {depth} x {width}", b.optional(3)
     if zeros is not None and zeros.dtype in _FLOATS:
         unpacked = partial(_real, bits=bits, size=size, depth=depth, width=width)
@@ -47,8 +47,12 @@ def _zero_points(b: Body, bits: int, blocks: int, width: int) -> str:
     """[blocks, columns]; the middle of the range where there are none."""
     shape, dtype = (blocks, width), _BITS[bits]
     if b.name(3):
-        return b.derived(f"zero points of {bits} bits", [3], shape, dtype, partial(_unpacked, bits=bits, width=width, count=blocks))
-    return b.derived(f"no zero points of {bits} bits", [2], shape, dtype, lambda _: np.full(shape, 1 << (bits - 1)).astype(dtype))
+        return b.derived(
+            f"zero points of {bits} bits, {blocks} x {width}", [3], shape, dtype, partial(_unpacked, bits=bits, width=width, count=blocks)
+        )
+    return b.derived(
+        f"no zero points of {bits} bits, {blocks} x {width}", [2], shape, dtype, lambda _: np.full(shape, 1 << (bits - 1)).astype(dtype)
+    )
 
 
 def _bits(b: Body) -> int:
