@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from aspen_mp.planner.ir import Graph, Tensor
 
-_SMALL: Final = 4096
-"""Bytes of constants that are compared by value."""
+_SMALL: Final = 1 << 16
+"""Bytes of constants that are compared by value: of those that rules make, not of the model's."""
 
 
 def share(graph: Graph) -> None:
@@ -35,7 +35,7 @@ def share(graph: Graph) -> None:
 def _who(tensor: Tensor | None) -> Any:
     """Equal where values are: rules make small constants anew. Single integers are left out, which may be equal at one length alone of
     those that a plan is for."""
-    if tensor is None or tensor.data is None or tensor.nbytes > _SMALL or tensor.dtype.hasobject:
+    if tensor is None or tensor.data is None or tensor.weight_key is not None or tensor.nbytes > _SMALL or tensor.dtype.hasobject:
         return id(tensor)
     if tensor.size < 2 and tensor.dtype.kind in "iu":
         return id(tensor)
