@@ -76,6 +76,11 @@ class DataMemory:
         self._lock = threading.RLock()  # a region may come back wherever the garbage collector runs
         self._free: dict[int, _Free] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Of all segments."""
+        return sum(free.segment.nbytes for free in list(self._free.values()))
+
     def allocate(self, nbytes: int) -> Span:
         """A 64-byte aligned span. ResourceLimitError when no more shared memory can be had."""
         nbytes = _aligned(nbytes)
@@ -84,8 +89,7 @@ class DataMemory:
                 offset = free.take(nbytes)
                 if offset is not None:
                     return Span(index, offset, nbytes, free.segment.buf)
-            total = sum(free.segment.nbytes for free in self._free.values())
-            index, segment = self._make(max(nbytes + _control.DATA_FIRST, min(total, MAX_STEP), FIRST_BYTES))
+            index, segment = self._make(max(nbytes + _control.DATA_FIRST, min(self.nbytes, MAX_STEP), FIRST_BYTES))
             free = self._free[index] = _Free(segment)
             offset = free.take(nbytes)
             assert offset is not None

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from aspen_mp.borrow import BORROW_BYTES, PAGE, Piece, address, place
 from aspen_mp.control import protocol
+from aspen_mp.lengths import Lending, Range
 from aspen_mp.memory import Span
 from aspen_mp.region import Layout, Region
 from aspen_mp.session import Session, Stop, Waiting
@@ -59,9 +60,11 @@ class Short(Exception):
 ASK_AFTER: Final = 64
 ASK_SELDOM: Final = 4096
 LEND_BYTES = 4 << 20
-"""Outputs from so many bytes on are not copied: the array is the region itself, which no request uses until the array has gone."""
+LEND_EACH = 64 << 10
+"""Where outputs of at least `LEND_EACH` bytes have so many together they are not copied: the arrays are the region itself, which no request
+uses until they have gone."""
 MAX_LENT = 2
-"""Regions of a stage that outputs may hold at a time; further outputs are copied, so that who keeps results needs memory of his own.
+"""Regions of a plan that outputs may hold at a time; further outputs are copied, so that who keeps results needs memory of his own.
 Regions whose outputs a forked child has too count for ever: nobody would say when it needs them no longer."""
 
 
@@ -83,14 +86,16 @@ class Transfers:
 
 
 class _Lent(np.ndarray[Any, np.dtype[Any]]):
-    """Stands between an output and the region: of a class of its own, so that numpy keeps it as the base of the output, and every view
+    """Stands between outputs and their region: of a class of its own, so that numpy keeps it as the base of an output, and every view
     of the output keeps the output."""
 
 
 class Stage:
-    """One plan as its client sees it. Regions are kept for the next request."""
+    """One plan as its client sees it, for a range of a length one of its lengths. Regions are kept for the next request."""
 
-    def __init__(self, session: Session, model: str, planned: protocol.Planned, transfers: Transfers | None = None) -> None:
+    def __init__(
+        self, session: Session, model: str, planned: protocol.Planned, transfers: Transfers | None = None, range_: Range | None = None
+    ) -> None:
         self._session = session
         self._model = model
         self.planned = planned
@@ -100,6 +105,9 @@ class Stage:
         self._plan = planned.plan
         self._generation = planned.generation
         self._extent = planned.extent
+        self._range = range_
+        self._lending = Lending() if range_ is None else range_.lending
+        self._lends = sum(slot.nbytes for slot in planned.outputs if slot.dtype != "object" and slot.nbytes >= LEND_EACH) >= LEND_BYTES
         self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
         self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
@@ -111,9 +119,7 @@ class Stage:
             if slot.nbytes >= BORROW_BYTES and slot.offset % PAGE == 0 and not any(is_object for _, is_object in self._inputs)
         ]
         self._free: list[Region] = []
-        self._lent: list[Region] = []
         self._given: dict[Region, int] = {}
-        self._shared = 0
         self.closed = False
         self._pause = self._left = min(planned.often or ASK_AFTER, ASK_AFTER)
         self.lane = self._lane()
@@ -122,7 +128,7 @@ class Stage:
 
     def _lane(self) -> Lane | None:
         """The short way of requests, where all values are tensors and no output is lent."""
-        if self.objects or any(slot.nbytes >= LEND_BYTES for slot in self.planned.outputs):
+        if self.objects or self._lends:
             return None
         lendable = {k for k, _ in self._lendable}
         inputs = [(slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable) for k, slot in enumerate(self.planned.inputs)]
@@ -168,15 +174,13 @@ class Stage:
         return region
 
     def _inherited(self) -> Span | None:
-        """Memory of a region that waits at another stage with this one's plan: a length that came before, and may not come again."""
-        if not self._extent:
+        """Memory of a region that waits at another length of this plan, which came before and may not come again."""
+        if self._range is None:
             return None
         with _regions:
-            twins = [stage for stage in _stages if stage._session is self._session and stage is not self]
-        for stage in twins:
-            if (stage._plan, stage._generation) == (self._plan, self._generation):
+            for free in reversed(self._range.idle.values()):
                 with suppress(IndexError):
-                    region = stage._free.pop()
+                    region = free.pop()
                     region.inputs.clear()
                     region.outputs.clear()
                     return region.span
@@ -233,6 +237,9 @@ class Stage:
                     self._session.held.pop(address(view), None)
             if region.loan is None:
                 self._free.append(region)
+                if self._range is not None:
+                    self._range.idle.pop(self._number, None)
+                    self._range.idle[self._number] = self._free
         if region.loan is not None:
             for k in region.borrowed:
                 region.inputs[k] = _NOTHING
@@ -316,27 +323,30 @@ class Stage:
             region.inputs[k] = arrays[self._inputs[k][0]]  # which keeps its memory mapped
         return region
 
-    def _lend(self, region: Region, slot: protocol.Slot, view: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The output as it lies in the region, which is released when nobody refers to it any more."""
-        lent = _Lent(view.shape, view.dtype, region.span.buffer, region.span.offset + slot.offset)
+    def _lend(self, region: Region) -> _Lent | None:
+        """What outputs view that lie in the region, which is released when nobody refers to any of them any more; None where enough are
+        lent."""
+        lent = _Lent(region.span.nbytes, np.uint8, region.span.buffer, region.span.offset)
         with _regions:
+            if len(self._lending.regions) + self._lending.shared >= MAX_LENT:
+                return None
             region.holds += 1
-            self._lent.append(region)
+            self._lending.regions.append(region)
         weakref.finalize(lent, self._returned, region).atexit = False
-        return lent.view(np.ndarray)
+        return lent
 
     def _returned(self, region: Region) -> None:
         with _regions:
-            if region not in self._lent:
+            if region not in self._lending.regions:
                 return  # shared with a forked child, or the parent's
-            self._lent.remove(region)
+            self._lending.regions.remove(region)
         self._release(region)
 
     def share(self) -> None:
         """A forked child is about to see the outputs that are lent now, and the buffers that users hold: their regions are not used for
         anything else again."""
-        self._shared += len(set(map(id, self._lent)))
-        self._lent.clear()
+        self._lending.shared += len(self._lending.regions)
+        self._lending.regions.clear()
         self._given.clear()
 
     @property
@@ -350,6 +360,9 @@ class Stage:
         self.count_transfers()
         if self._lendable:
             self._session.loans.owner_ended(self._number)
+        if self._range is not None:
+            with _regions:
+                self._range.idle.pop(self._number, None)
         while True:
             try:
                 region = self._free.pop()
@@ -384,12 +397,13 @@ class Stage:
 
     def _collect(self, region: Region, names: Sequence[str] | None) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        lent = self._lend(region) if self._lends and not region.user else None
         for slot, (name, is_object), view in zip(self.planned.outputs, self._outputs, region.outputs, strict=True):
             if names is None or name in names:
                 if is_object:
                     result[name] = values.decode(view.data)
-                elif view.nbytes >= LEND_BYTES and not region.user and len(self._lent) + self._shared < MAX_LENT:
-                    result[name] = self._lend(region, slot, view)
+                elif lent is not None and view.nbytes >= LEND_EACH:
+                    result[name] = np.ndarray(view.shape, view.dtype, lent, slot.offset)
                 else:
                     result[name] = view.copy()
         return result

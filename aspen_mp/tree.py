@@ -13,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.control import protocol
+from aspen_mp.lengths import MANY, Key, Range
 from aspen_mp.region import Region
 from aspen_mp.session import Session
 from aspen_mp.shm import values
@@ -40,8 +42,6 @@ MAX_BEHIND: Final = 64
 MAX_VALUE_BYTES: Final = 64 << 10
 """Largest value that may decide shapes."""
 
-Key = tuple[Any, ...]
-
 
 def shape_key(arrays: Mapping[str, Any]) -> Key:
     """What of the values decides the plan: names and shapes, and for values that are no tensors the capacity of their buffers."""
@@ -62,7 +62,12 @@ def _capacity(nbytes: int) -> int:
 
 
 def _dtype(value: Any) -> str:
-    return str(value.dtype) if _is_tensor(value) else "object"
+    return _dtype_name(value.dtype) if _is_tensor(value) else "object"
+
+
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 class Stop:
@@ -125,6 +130,8 @@ class StageTree:
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._behind: OrderedDict[int, _Node] = OrderedDict()
+        self._ranges: dict[tuple[int, int], Range] = {}
+        self._met = 0
         self._capacities: dict[str, int] = {}
         self._lock = threading.Lock()
         self._drivers: ThreadPoolExecutor | None = None
@@ -166,7 +173,7 @@ class StageTree:
             planned = self._ask(node, None, often=True)
             if (planned.plan, planned.generation) != (stage.planned.plan, stage.planned.generation) and not planned.needs_values:
                 self._forget(node, stage)
-                node.stage = Stage(self._session, self._model, planned, self._transfers)
+                node.stage = self._stage(node, planned)
         finally:
             node.planning.release()
 
@@ -215,6 +222,8 @@ class StageTree:
                     node.capacities.update(needed)
                     with self._lock:  # for other shapes, too: each would have to learn it by running twice
                         self._capacities.update({name: max(n, self._capacities.get(name, 0)) for name, n in needed.items()})
+                else:
+                    self._drop_range(stage)
                 self._forget(node, stage)
                 self._plan(node, None)
                 continue
@@ -264,7 +273,7 @@ class StageTree:
     def _root(self, key: Key, arrays: Mapping[str, Any]) -> _Node:
         with self._lock:
             node = self._roots.setdefault(key, _Node([_binds(arrays)]))
-            while len(self._roots) > 1 and (len(self._roots) > MAX_SHAPES or self._kept_bytes() > MAX_KEPT_BYTES):
+            while len(self._roots) > 1 and (len(self._roots) > MAX_SHAPES or self._keeps_too_much()):
                 oldest = next(iter(self._roots))
                 self._single.pop(oldest, None)
                 for stage in self._roots.pop(oldest).stages():
@@ -296,8 +305,10 @@ class StageTree:
     def _behind_bytes(self) -> int:
         return sum(node.stage.kept_bytes for node in self._behind.values() if node.stage is not None)
 
-    def _kept_bytes(self) -> int:
-        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages())
+    def _keeps_too_much(self) -> bool:
+        if self._session.memory.nbytes <= MAX_KEPT_BYTES:
+            return False
+        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages()) > MAX_KEPT_BYTES
 
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
@@ -330,19 +341,56 @@ class StageTree:
             child = node.by_value.setdefault(value, self._new([*node.binds[:-1], list(last.values())], place))
         return child
 
-    def _ask(self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False) -> protocol.Planned:
+    def _ask(
+        self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
+    ) -> protocol.Planned:
         capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
         planned, _ = self._session.control.call(
-            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often), protocol.Planned, progress=progress
+            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+            protocol.Planned,
+            progress=progress,
         )
         return planned
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
-        planned = self._ask(node, progress, ahead=ahead)
+        known = None if ahead or len(node.binds) > 1 else self._known(node)
+        if known is not None:
+            self._met += 1
+            if self._met % MANY:
+                node.stage = Stage(self._session, self._model, *known)
+                return
+        planned = self._ask(node, progress, ahead=ahead, beside=known is not None)
         if planned.needs_values:
             node.wanted = tuple(planned.needs_values)
         else:
-            node.stage = Stage(self._session, self._model, planned, self._transfers)
+            node.stage = self._stage(node, planned)
+
+    def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, Range] | None:
+        """What a plan for a range is at the length of these shapes, if there is one that serves them."""
+        key = _key_of(node)
+        with self._lock:
+            ranges = list(self._ranges.values())
+        for range_ in reversed(ranges):
+            planned = range_.at(key)
+            if planned is not None:
+                return planned, self._transfers, range_
+        return None
+
+    def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
+        """What an answer describes."""
+        if planned.range is None:
+            return Stage(self._session, self._model, planned, self._transfers)
+        key = _key_of(node)
+        with self._lock:
+            range_ = self._ranges.setdefault((planned.plan, planned.generation), Range(planned, key))
+        found = range_.at(key)
+        assert found is not None
+        return Stage(self._session, self._model, found, self._transfers, range_)
+
+    def _drop_range(self, stage: Stage) -> None:
+        """The plan of a stage has gone."""
+        with self._lock:
+            self._ranges.pop((stage.planned.plan, stage.planned.generation), None)
 
     def _note_single(self, key: Key, node: _Node | None) -> None:
         """From the second request on, the shapes of the inputs are all that is asked of a model of one static stage."""
@@ -358,6 +406,7 @@ class StageTree:
 
     def stale(self, stage: Stage) -> None:
         """The plan of a `single` stage has gone."""
+        self._drop_range(stage)
         for node in self._roots.values():
             if node.stage is stage:
                 self._forget(node, stage)
@@ -375,6 +424,7 @@ class StageTree:
                 stage.close()
         self._roots.clear()
         self._single.clear()
+        self._ranges.clear()
         for node in list(self._behind.values()):  # also those that nothing leads to any more
             if node.stage is not None:
                 node.stage.close()
@@ -385,3 +435,8 @@ class StageTree:
 
 def _binds(arrays: Mapping[str, Any]) -> list[protocol.Bind]:
     return [protocol.Bind(name, _dtype(value), list(_shape(value)), None) for name, value in arrays.items()]
+
+
+def _key_of(node: _Node) -> Key:
+    """`shape_key` of the request that the first stage is asked for."""
+    return tuple([(bind.name, tuple(bind.shape)) for bind in node.binds[0]])

@@ -118,9 +118,8 @@ def plan_range(
     derived: stages.Derived | None = None,
     even: bool = False,
 ) -> StageResult:
-    """Plans a model of one stage for a range of a length. `bindings`: of its inputs where it is longest. `derived`: as of
-    `plan_stage`. `even`: only if it takes hardly
-    more time and memory there than where it is shortest.
+    """Plans a model of one stage for a range of a length. `bindings`: of its inputs where it is longest. `derived`: as of `plan_stage`.
+    `even`: only if hardly anything has the length in it where it is shortest, and not much more memory is needed where it is longest.
 
     Raises Rigid where there is no such plan, and what `plan_stage` raises.
     """
@@ -144,7 +143,7 @@ def plan_range(
         except Rigid as reason:
             raise Rigid(str(reason), elsewhere=reason.elsewhere and extent != stretch.most - 1) from None
         if even and extent == stretch.least:
-            elastic.about_as_much()
+            elastic.mostly_the_same()
     assert elastic is not None
     elastic.compare()
     graph, stage = graphs[stretch.most], stages_at[stretch.most]

@@ -32,9 +32,12 @@ Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
 MOST_TABLE = 1 << 20
 """Bytes of integers that are written down for every extent."""
-EVEN = 0.75
-EVEN_BYTES = 64 << 20
-"""What is planned for the longest of a large class may take so much longer, and so many bytes more, than for the shortest."""
+MOVED = 0.25
+"""Where the length is shortest, no larger part of the time may be taken by what takes longer where it is longest, for a large class: its
+tiles are those of the longest."""
+MORE_BYTES = 64 << 20
+MORE_WEIGHTS = 0.25
+"""It may take so many bytes more at the longest, or so many times the bytes of the weights."""
 
 
 class Rigid(Exception):
@@ -124,9 +127,9 @@ class Elastic:
         self._twins[extent] = alike(self._most, storage)
         self.storages[extent] = storage
 
-    def about_as_much(self) -> None:
-        """Raises Rigid where the graph takes much longer, or much more memory, where it is longest."""
-        _about_as_much(self._most, self.storages[self.stretch.least])
+    def mostly_the_same(self) -> None:
+        """Raises Rigid where much of the graph has the length in it, or much more memory is needed where it is longest."""
+        _mostly_the_same(self._most, self.storages[self.stretch.least])
 
     def compare(self) -> None:
         """Raises Rigid where numbers or constants do not follow from the extent."""
@@ -288,13 +291,16 @@ def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
     return buffers
 
 
-def _about_as_much(most: Storage, least: Storage) -> None:
-    """Raises Rigid where a graph takes much longer, or much more memory, at one length than at another."""
-    long, short = (sum(tilecost.whole_ns(node) for node in storage.steps) for storage in (most, least))
-    if short < EVEN * long:
-        raise Rigid(f"takes {long * 1e-6:.2f} ms at one length, {short * 1e-6:.2f} at another")
+def _mostly_the_same(most: Storage, least: Storage) -> None:
+    """Raises Rigid where much of a graph's time at the shortest length is taken by what has the length in it, or where it takes much more
+    memory at the longest."""
+    costs = [(tilecost.whole_ns(a), tilecost.whole_ns(b)) for a, b in zip(least.steps, most.steps, strict=True)]
+    whole, moved = sum(short for short, _ in costs), sum(short for short, long in costs if long > short)
+    if moved > MOVED * whole:
+        raise Rigid(f"of {whole * 1e-6:.2f} ms at one length {moved * 1e-6:.2f} are more at another")
     large, small = (sum(buffer.nbytes for buffer in _buffers(storage)) for storage in (most, least))
-    if large - small > EVEN_BYTES:
+    weights = sum(buffer.nbytes for buffer in most.constants if buffer.space == WEIGHTS)
+    if large - small > max(MORE_BYTES, MORE_WEIGHTS * weights):
         raise Rigid(f"takes {large} bytes at one length, {small} at another")
 
 

@@ -25,7 +25,7 @@ from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
-from aspen_mp.control.ranges import Ranges, Stretch, Stretched, extent_of, slots
+from aspen_mp.control.ranges import LEAST_EXTENT, Ranges, Stretch, Stretched, extent_of
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.speeds import alike
@@ -53,6 +53,8 @@ SERVED_LEAST = 4
 """After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
 next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
 that a plan for a range has served: they get one of their own."""
+TRIES_AHEAD = 3
+"""So many times a range is planned before anybody asks for it; who asks for something else meanwhile does not wait for that."""
 MAX_OFTEN = 64
 """So many shapes wait at most for plans of their own."""
 MOST_OF_ALL = 0.6
@@ -106,8 +108,9 @@ class Stage:
 
 @dataclass(eq=False, slots=True)
 class Model:
-    """`child` plans what clients ask for, `behind` makes plans again, and those for shapes that come `often`; `replanning`: which one it is
-    at. `ranges`: plans that serve many shapes. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
+    """`child` plans what clients ask for, `behind` makes plans again, those for shapes that come `often`, and those for ranges
+    beside others; `replanning`: which one it is at. `ranges`: plans that serve many shapes; `ahead`: how often one of them was planned
+    for nobody yet. `sparing`: arenas that are to be used again when no request uses them any more, `spares`:
     those that are (bytes and descriptors)."""
 
     id: int
@@ -129,6 +132,7 @@ class Model:
     planning: dict[bytes, list[Asker]] = field(default_factory=dict)
     ranges: Ranges = field(default_factory=Ranges)
     often: dict[bytes, protocol.Plan] = field(default_factory=dict)
+    ahead: dict[bytes, int] = field(default_factory=dict)
     replanning: bytes | None = None
     sparing: set[int] = field(default_factory=set)
     spares: list[tuple[int, int]] = field(default_factory=list)
@@ -269,6 +273,8 @@ class ModelStore:
                 model.often.setdefault(own, message)
             model.stages[key] = stage  # most recently asked for: last
             _answer(stage, asker)
+            if message.beside and stage.stretched is not None:
+                self._plan_beside(model, stage, stage.stretched, message)
             return
         if key in model.planning:
             model.planning[key].append(asker)
@@ -279,9 +285,7 @@ class ModelStore:
         entry = self._kept(model, job)
         if entry is None and by_shape and not search and (stretch := model.ranges.wanted(message.stages[0])) is not None:
             key = _range_key(message.stages[0], stretch, stretch.widest.most)
-            for job.stretch in (stretch.widest, stretch.narrow):
-                entry = entry or self._kept(model, job)
-            job.stretch = stretch
+            entry = self._kept_range(model, job, stretch)
             if key in model.planning:
                 model.planning[key].append(asker)
                 return
@@ -293,6 +297,36 @@ class ModelStore:
         if self._cache is None or not model.digest:
             return None
         return recall.find(self._cache, model.digest, model.options.key, job)
+
+    def _kept_range(self, model: Model, job: PlanStage, stretch: Stretch) -> Entry | None:
+        """The same for a job that is to be for a range from now on: the larger one, if there is any."""
+        entry = None
+        for job.stretch in (stretch.widest, stretch.narrow):
+            entry = entry or self._kept(model, job)
+        job.stretch = stretch
+        return entry
+
+    def _plan_beside(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
+        """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
+        them, the nearer one first."""
+        stretch = stage.job.stretch
+        assert stretch is not None
+        extent = _extent(stage, asked)
+        if model.planning:
+            return
+        for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
+            shapes = stretch.at(stage.job.stages[0], other)
+            wanted = None if other < LEAST_EXTENT or model.ranges.find(shapes) else model.ranges.wanted(shapes)
+            if wanted is None:
+                continue
+            key = _range_key(shapes, wanted, wanted.widest.most)
+            tries = model.ahead.get(key, 0)
+            if tries < TRIES_AHEAD and self._prepared():
+                model.ahead[key] = tries + 1
+                job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
+                model.replanning = key
+                self._plan(model, key, job, [], self._kept_range(model, job, wanted))
+                return
 
     def _ask_again(self, asker: Asker) -> None:
         assert asker.asked is not None
@@ -525,6 +559,8 @@ class ModelStore:
     def _not_planned(self, model: Model, key: bytes, error: AspenError) -> None:
         if key == model.replanning:
             model.replanning = None
+            if key in model.ahead:
+                model.ahead[key] = TRIES_AHEAD
             stage = model.stages.get(key)
             if stage is not None:
                 stage.failed += 1
@@ -782,12 +818,12 @@ def _serves(stage: Stage, asked: protocol.Plan) -> bool:
 
 def _answer(stage: Stage, asker: Asker) -> None:
     answer = msgspec.structs.replace(stage.answer, id=asker.request)
-    if stage.stretched is not None:
+    range_, stretch = stage.stretched, stage.job.stretch
+    if range_ is not None:
         assert asker.asked is not None
-        extent = _extent(stage, asker.asked)
-        less = stage.stretched.most - extent
-        inputs, outputs = slots(answer.inputs, stage.stretched.inputs, less), slots(answer.outputs, stage.stretched.outputs, less)
-        answer = msgspec.structs.replace(answer, inputs=inputs, outputs=outputs, extent=extent)
+        assert stretch is not None
+        told = protocol.Range(range_.least, range_.most, stretch.mask, range_.inputs, range_.outputs)
+        answer = msgspec.structs.replace(answer, extent=_extent(stage, asker.asked), range=told)
     asker.send(answer)
 
 

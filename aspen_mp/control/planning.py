@@ -323,10 +323,10 @@ def _class_of(result: api.StageResult, stretch: Stretch | None) -> Stretch | Non
 
 
 def _stretched(elastic: Elastic) -> ranges.Stretched:
-    def rows(found: Sequence[Steps]) -> list[list[ranges.Steps]]:
+    def rows(found: Sequence[Steps]) -> list[list[protocol.Steps]]:
         return [
             [
-                ranges.Steps(axis, per, every, rest)
+                protocol.Steps(axis, per, every, rest)
                 for axis, (per, every, rest) in enumerate(zip(s.per.tolist(), s.every.tolist(), s.rest.tolist(), strict=True))
                 if per
             ]

@@ -86,7 +86,8 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class Plan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
-    else one waits for it. `often`: the plan for a range of a length that serves these shapes has served them again and again."""
+    else one waits for it. `often`: the plan for a range of a length that serves these shapes has served them again and again. `beside`:
+    many lengths are met, of which these shapes have one, so those of the ranges beside may be, too."""
 
     id: Count
     model: Count
@@ -94,6 +95,7 @@ class Plan(Message):
     capacities: list[Capacity]
     ahead: bool = False
     often: bool = False
+    beside: bool = False
 
 
 class Adopt(Message):
@@ -253,10 +255,29 @@ class Slot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     nbytes: int
 
 
+class Steps(msgspec.Struct, frozen=True, array_like=True):
+    """How an axis of an input or output shrinks: by `per` at every `every`-th extent, `rest` of which are over where it is longest."""
+
+    axis: int
+    per: int
+    every: int
+    rest: int
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """The extents that a plan serves, which axes of which inputs of a request they are in, and how inputs and outputs shrink with them."""
+
+    least: int
+    most: int
+    mask: list[list[bool]]
+    inputs: list[list[Steps]]
+    outputs: list[list[Steps]]
+
+
 class Planned(Message):
-    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `extent`: what requests of
-    these shapes say to a plan that leaves a dimension open; 0: it leaves none open. `often`: after so many requests of these shapes such
-    a plan is worth being replaced by one of their own (`Plan.often`)."""
+    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `range`: what else such a
+    plan serves, with `inputs` and `outputs` where they are longest, `extent` what requests of these shapes say to it (0: to one that leaves
+    no dimension open), and `often` after how many of them it is worth being replaced by one of their own (`Plan.often`)."""
 
     id: int
     plan: int
@@ -270,6 +291,7 @@ class Planned(Message):
     instances: int
     extent: int = 0
     often: int = 0
+    range: Range | None = None
 
 
 class DataReady(Message):

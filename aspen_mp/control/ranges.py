@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.protocol import Bind, Slot
+from aspen_mp.control.protocol import Bind, Slot, Steps
 
 Mask = tuple[tuple[bool, ...], ...]
 """Of each axis of each input, whether the length is in it."""
@@ -32,20 +32,10 @@ TRIES: Final = 3
 """A model without a plan for any of so many ranges has none for others."""
 
 
-class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """How an axis of an input or output shrinks: by `per` at every `every`-th extent, `rest` of which are over where it is longest."""
-
-    axis: int
-    per: int
-    every: int
-    rest: int
-
-
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """The extents of a class, the one of the request that asks, and which axes of which inputs the length is in.
 
-    `wide`: a larger class, for a model that takes hardly longer where the length is larger: a decoder's step, whose products do not have
-    it."""
+    `wide`: a larger class, for a model whose time goes into what does not have the length: a decoder's step, whose products do not."""
 
     least: int
     most: int
@@ -98,7 +88,7 @@ def classes(extent: int) -> tuple[int, int] | None:
 
 def wide_class(extent: int) -> tuple[int, int]:
     """As `classes`, each eight times as large as the one before."""
-    least, most = LEAST_EXTENT, FEW - 1
+    least, most = LEAST_EXTENT, 8 * FEW - 1
     while extent > most:
         least, most = most + 1, 8 * (most + 1) - 1
     return least, most
@@ -145,7 +135,7 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
         for step in row:
             shape[step.axis] -= step.per * ((less + step.rest) // step.every)
         nbytes = slot.nbytes // max(prod(slot.shape), 1) * prod(shape)
-        out.append(msgspec.structs.replace(slot, shape=shape, nbytes=nbytes))
+        out.append(Slot(slot.name, slot.dtype, shape, slot.offset, nbytes))
     return out
 
 

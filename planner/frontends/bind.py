@@ -253,11 +253,13 @@ class Binder:
                 branch = self._branch(entry, inputs[0])
                 if branch is not None:
                     return branch
+                if contrib.within(proto):
+                    return Blocked((entry.names[0],))
             modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
         if domain == contrib.DOMAIN:
-            return self._inlined(contrib.plain(proto, inputs), {**entry.opsets, "": contrib.OPSET})
+            return self._own(entry, inputs)
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
@@ -287,6 +289,19 @@ class Binder:
         if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
             return Blocked()
         return self._node(entry, inputs, types)
+
+    def _own(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | Blocked:
+        """What an operator of onnxruntime's stands for; without what this stage has already, or is constant."""
+        unknown = tuple(name for name in contrib.needs(entry.proto) if not self.env[name].is_const)
+        if unknown:
+            return Blocked(unknown)
+        nodes, constants = contrib.plain(entry.proto, inputs)
+        self.env.update({name: tensor for name, tensor in constants.items() if name not in self.env})
+        return self._inlined([n for n in nodes if not all(map(self._here, n.output))], {**entry.opsets, "": contrib.OPSET})
+
+    def _here(self, name: str) -> bool:
+        tensor = self.env.get(name)
+        return tensor is not None and (tensor.is_const or tensor.producer is not None)
 
     def _node(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> Node:
         proto = entry.proto
@@ -439,6 +454,8 @@ class Binder:
                 return self._range(entry, inputs)  # ONNX's own function bodies pass vectors of one element
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
+        if proto.op_type == "Attention" and domain == "":
+            result.update(_presents(entry, inputs))
         return self._outputs(entry, result)
 
     def _check_range(self, entry: Item, inputs: list[Tensor | None]) -> None:
@@ -579,6 +596,19 @@ def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
     axis = int(entry.attrs.get("axis", 1))
     zero = inputs[2] if len(inputs) > 2 else None
     return Stored(values, scale, zero, axis % max(len(values.shape), 1), int(entry.attrs.get("block_size", 0)))
+
+
+def _presents(entry: Item, inputs: list[Tensor | None]) -> dict[str, onnx.TypeProto]:
+    """Keys and values that Attention gives where there are no past ones: ONNX's inference does not know their shapes."""
+    found = {}
+    for k, name in enumerate(entry.proto.output[1:3], 1):
+        x, past = inputs[k], inputs[k + 3] if len(inputs) > k + 3 else None
+        if name and x is not None and past is None:
+            heads = int(entry.attrs.get("kv_num_heads", 1))
+            flat = len(x.shape) == 3
+            shape = (x.shape[0], heads, x.shape[1], x.shape[2] // heads) if flat else x.shape
+            found[name] = _type(x.dtype, shape)
+    return found
 
 
 def _compute(entry: Item, inputs: list[Tensor | None], position: int, out: npt.NDArray[Any]) -> None:

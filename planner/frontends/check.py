@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from aspen_mp.planner.frontends import contrib, tensors
-from aspen_mp.planner.frontends.runnable import why_not
+from aspen_mp.planner.frontends.runnable import Nested, why_not
 from aspen_mp.planner.frontends.wire import REFERENCE
 from aspen_mp.planner.ir import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedModelError
@@ -176,15 +176,16 @@ def all_nodes(nodes: Any) -> Iterator[NodeProto]:
     return (node for node, _ in _all_nodes(nodes))
 
 
-def _all_nodes(nodes: Any, nested: bool = False) -> Iterator[tuple[NodeProto, bool]]:
-    """And whether they are in a sub-graph."""
+def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nested]]:
+    """And in what kind of sub-graph they are."""
     for node in nodes:
         yield node, nested
+        inside: Nested = "branch" if node.op_type == "If" and nested != "body" else "body"
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g.node, True)
+                yield from _all_nodes(attribute.g.node, inside)
             for graph in attribute.graphs:
-                yield from _all_nodes(graph.node, True)
+                yield from _all_nodes(graph.node, inside)
 
 
 def _graph(graph: GraphProto, store: tensors.Store, what: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from onnx import NodeProto
 
 from aspen_mp.planner.frontends import contrib, legacy
+
+Nested = Literal["", "branch", "body"]
+"""Where a node is: in no sub-graph; in a branch of an If, and in nothing else that runs sub-graphs; in another one."""
 
 _OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
@@ -39,15 +42,15 @@ _FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}  # of each direction
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
-def why_not(node: NodeProto, domain: str, version: int, nested: bool) -> str:
+def why_not(node: NodeProto, domain: str, version: int, nested: Nested) -> str:
     """Why a node of this (normalised) domain and opset, maybe in a sub-graph, can never be run, and what to do; empty where it can."""
     if advice := UNRUNNABLE.get((domain, node.op_type)):
         return f"has no implementation here; {advice}"
     if domain.split(".")[:2] == contrib.DOMAIN.split("."):
-        return contrib.why_not(node, nested)
+        return contrib.why_not(node, nested == "body")
     if domain != "":
         return ""
-    return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, nested)
+    return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, bool(nested))
 
 
 def _recurrent(node: NodeProto) -> str:

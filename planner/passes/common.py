@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from aspen_mp.planner.ir import Graph, Tensor
+
+_SMALL: Final = 1 << 16
+"""Bytes of constants that are compared by value: of those that rules make, not of the model's."""
 
 
 def share(graph: Graph) -> None:
@@ -19,7 +22,7 @@ def share(graph: Graph) -> None:
         if node.op == "OPAQUE" or len(node.outputs) > 1:
             kept.append(node)
             continue
-        key = (node.op, node.output.shape, node.output.dtype, tuple(id(t) for t in node.inputs), repr(sorted(node.attrs.items())))
+        key = (node.op, node.output.shape, node.output.dtype, tuple(map(_who, node.inputs)), repr(sorted(node.attrs.items())))
         first = seen.get(key)
         if first is None or node.output in outputs:
             seen.setdefault(key, node.output)
@@ -27,3 +30,13 @@ def share(graph: Graph) -> None:
         else:
             replaced[node.output] = first
     graph.nodes = kept
+
+
+def _who(tensor: Tensor | None) -> Any:
+    """Equal where values are: rules make small constants anew. Single integers are left out, which may be equal at one length alone of
+    those that a plan is for."""
+    if tensor is None or tensor.data is None or tensor.weight_key is not None or tensor.nbytes > _SMALL or tensor.dtype.hasobject:
+        return id(tensor)
+    if tensor.size < 2 and tensor.dtype.kind in "iu":
+        return id(tensor)
+    return (tensor.shape, tensor.dtype, tensor.data.tobytes())

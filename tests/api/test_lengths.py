@@ -16,7 +16,7 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp import stages
+from aspen_mp import lengths, stages, tree
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
 from aspen_mp.errors import AspenError
@@ -40,9 +40,14 @@ def plans(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
     return [plan for model in runtime.status()["models"] for plan in model["plans"]]
 
 
+def used(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
+    """Plans but for those beside others that nobody has come to."""
+    return [plan for plan in plans(runtime) if plan["served"]]
+
+
 def ranges(runtime: aspen_mp.Runtime) -> list[list[int]]:
-    """How large they are depends on what a machine takes for longer texts."""
-    return [plan["range"] for plan in plans(runtime) if plan["range"] is not None]
+    """Of plans in use. How large they are depends on what a machine takes for longer texts."""
+    return [plan["range"] for plan in used(runtime) if plan["range"] is not None]
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -62,7 +67,46 @@ def test_many_lengths_few_plans(runtime: aspen_mp.Runtime, text: onnx.ModelProto
     ((least, most),) = ranges(runtime)
     assert least <= 32
     assert most >= 47
-    assert len(plans(runtime)) == 2  # and that of the first length
+    assert len(used(runtime)) == 2  # and that of the first length
+
+
+def test_ranges_beside_those_that_are_used_are_there_before_they_are_asked_for(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+    model, data = runtime.load(text), text.SerializeToString()
+    model.run(tokens(9))
+
+    def found() -> list[dict[str, Any]]:
+        for n in range(33, 44):
+            model.run(tokens(n))
+        return [plan for plan in plans(runtime) if plan["range"] is not None and not plan["served"]]
+
+    for n in (33, 34, 41, 40, 35, 43, 39, 42, 36):
+        model.run(tokens(n))
+    wait_for(found)
+    other = found()[0]
+    n = max(other["range"][0], 2)
+    feeds = tokens(n)
+    result = model.run(feeds)
+    assert error_of([result[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
+    wait_for(lambda: other["plan"] in [plan["plan"] for plan in used(runtime)])
+
+
+def test_the_planner_process_hears_of_few_lengths(
+    runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = runtime.load(text)
+    model.run(tokens(9))
+    model.run(tokens(33))
+    asked = []
+    ask = tree.StageTree._ask
+
+    def listen(*args: Any, **how: Any) -> Any:
+        asked.append(how.get("beside", False))
+        return ask(*args, **how)
+
+    monkeypatch.setattr(tree.StageTree, "_ask", listen)
+    for n in range(34, 34 + lengths.MANY + 1):
+        assert model.run(tokens(n))["last_hidden_state"].shape[1] == n
+    assert asked == [True]
 
 
 def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
@@ -83,15 +127,15 @@ def test_lengths_at_the_same_time(runtime: aspen_mp.Runtime, text: onnx.ModelPro
     """Two instances of one plan run at different lengths, and one after another length."""
     model = runtime.load(text)
     model.run(tokens(9))
-    lengths = list(range(32, 48)) * 4
+    order = list(range(32, 48)) * 4
     want = {n: model.run(tokens(n)) for n in range(32, 48)}
     with ThreadPoolExecutor(6) as pool:
-        for n, found in zip(lengths, pool.map(lambda n: model.run(tokens(n)), lengths), strict=True):
+        for n, found in zip(order, pool.map(lambda n: model.run(tokens(n)), order), strict=True):
             assert np.array_equal(found["last_hidden_state"], want[n]["last_hidden_state"])
-    futures = [(n, model.submit(tokens(n))) for n in lengths]
+    futures = [(n, model.submit(tokens(n))) for n in order]
     for n, future in futures:
         assert np.array_equal(future.result(WATCHDOG_S)["last_hidden_state"], want[n]["last_hidden_state"])
-    assert len(plans(runtime)) == 2
+    assert len(used(runtime)) == 2
 
 
 def test_batches_have_ranges_of_their_own(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:

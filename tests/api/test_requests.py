@@ -14,6 +14,7 @@ import small_models
 
 import aspen_mp
 from aspen_mp import stages
+from aspen_mp.borrow import address
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
 from aspen_mp.memory import DataMemory, Span
 
@@ -78,6 +79,35 @@ def test_large_outputs_are_lent(shared_runtime):
     del futures
     gc.collect()
     assert isinstance(model.run(feeds[0])["y"].base, stages._Lent)
+
+
+def test_outputs_that_are_large_together_are_lent_together(shared_runtime):
+    """One region for all outputs of a request, back when the last one has gone; small ones are copied."""
+    model = shared_runtime.load(small_models.two_inputs())
+    rows = stages.LEND_BYTES // 2 // 12 + 1
+
+    def run(seed):
+        x = np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
+        found = model.run({"a": x, "b": np.ones(3, np.float32)})
+        assert np.array_equal(found["sum"], x + 1)
+        assert np.array_equal(found["scaled"], x * 2)
+        return found
+
+    first, second = run(1), run(2)
+    for found in (first, second):
+        assert isinstance(found["sum"].base, stages._Lent)
+        assert found["sum"].base is found["scaled"].base
+    kept = {name: array.copy() for name, array in first.items()}
+    part = first["sum"][5:]
+    at = address(first["sum"])
+    del first["scaled"], first["sum"]
+    third = run(3)  # a copy: two regions are lent
+    assert not isinstance(third["sum"].base, stages._Lent)
+    assert np.array_equal(part, kept["sum"][5:])
+    del part
+    assert address(run(4)["sum"]) == at
+    few = model.run({"a": np.zeros((stages.LEND_EACH // 24, 3), np.float32), "b": np.ones(3, np.float32)})
+    assert few["sum"].base is None
 
 
 def test_lent_outputs_outlive_the_runtime():

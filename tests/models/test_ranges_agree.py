@@ -221,3 +221,33 @@ def test_images_are_not_computed_by_pixels_that_are_not_there() -> None:
             Stretch(64, 95, {x.name: (0, 0, 1, 1)}),
             workers=2,
         )
+
+
+@pytest.mark.parametrize(("width", "cached", "one_for_all"), [(2048, 4, True), (8, 4, False), (2048, 1 << 15, False)])
+def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: int, one_for_all: bool) -> None:
+    """A product of one row and its weights, and a sum over a cache: the latter may take little of the time at the shortest, and it may not
+    hold too much more at the longest."""
+    weights = np.random.default_rng(0).standard_normal((width, width)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("ReduceSum", ["cache"], ["sums"], keepdims=1)]
+    graph = helper.make_graph(
+        nodes,
+        "step",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, width]),
+            helper.make_tensor_value_info("cache", TensorProto.FLOAT, [cached, "past"]),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, width]),
+            helper.make_tensor_value_info("sums", TensorProto.FLOAT, [1, 1]),
+        ],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    bound = {"x": api.Binding(np.dtype(np.float32), (1, width), None), "cache": api.Binding(np.dtype(np.float32), (cached, 1023), None)}
+    stretch = Stretch(128, 1023, {"x": (0, 0), "cache": (0, 1)})
+    assert api.plan_range(model, bound, stretch, workers=2).plan is not None
+    if one_for_all:
+        assert api.plan_range(model, bound, stretch, workers=2, even=True).plan is not None
+    else:
+        with pytest.raises(Rigid):
+            api.plan_range(model, bound, stretch, workers=2, even=True)

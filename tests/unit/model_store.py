@@ -118,9 +118,9 @@ class World:
             child.jobs.clear()
         job.on_done(result, segments)
 
-    def ask(self, rows: int = 8, *, ahead: bool = False, often: bool = False) -> None:
+    def ask(self, rows: int = 8, *, ahead: bool = False, often: bool = False, beside: bool = False) -> None:
         shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
-        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead, often), self.asker(2))
+        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead, often, beside), self.asker(2))
 
     def ask_behind(self, found: int) -> None:
         """For the stage behind one with so many results."""

@@ -9,44 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from contrib_tools import array, case, compared, info, model, small
 from kernel_graphs import run_model
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from aspen_mp.planner import api
 from aspen_mp.shm.errors import UnsupportedModelError
-
-RNG = np.random.default_rng(23)
-
-
-def array(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def small(dtype: Any, *shape: int) -> np.ndarray:
-    info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max, shape).astype(dtype)
-
-
-def info(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-
-
-def model(op: str, feeds: dict[str, np.ndarray], inputs: list[str], constants: dict[str, np.ndarray], outputs: Any, **more: Any) -> Any:
-    """`outputs`: {name: dtype}; those without a name are left out by the node."""
-    domain, version = more.pop("domain", "com.microsoft"), more.pop("version", 17)
-    node = helper.make_node(op, inputs, list(outputs), name="it", domain=domain, **more)
-    found = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(np.dtype(t)), None) for n, t in outputs.items() if n.strip()]
-    for k, name in enumerate(node.output):
-        node.output[k] = name.strip()
-    stored = [numpy_helper.from_array(np.asarray(x), n) for n, x in constants.items()]
-    graph = helper.make_graph([node], "g", [info(n, x) for n, x in feeds.items()], found, stored)
-    imports = [helper.make_opsetid("", version), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-def case(label: str, op: str, inputs: str, constants: dict[str, Any] | None = None, outputs: Any = None, **more: Any) -> Any:
-    return pytest.param(op, inputs.split(" "), constants or {}, outputs or {"y": np.float32}, more, id=label)
-
 
 WIDTH = {"g": array(8), "b": array(8), "c": array(8)}
 SUM = {"y": np.float32, " ": np.float32, "  ": np.float32, "sum": np.float32}
@@ -88,13 +56,6 @@ REAL = [
     case("conv-sum", "FusedConv", "p w b z", KERNEL, activation="Relu", pads=[1, 1, 1, 1]),
     case("gemm", "FusedGemm", "r w b", MATRIX, activation="LeakyRelu", activation_alpha=0.3, transB=1, alpha=0.7),
 ]
-
-
-def compared(op: str, inputs: list[str], constants: dict[str, Any], outputs: Any, more: dict[str, Any], feeds: dict[str, Any]) -> Any:
-    feeds = {name: x for name, x in feeds.items() if name in inputs}
-    constants = {name: x for name, x in constants.items() if name in inputs}
-    proto = model(op, feeds, inputs, constants, outputs, **more)
-    return run_model(api.load(proto), feeds), onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
 
 
 @pytest.mark.parametrize(("op", "inputs", "constants", "outputs", "more"), REAL)
@@ -140,8 +101,8 @@ def test_quantised(op: str, inputs: list[str], constants: dict[str, Any], output
 
 
 REFUSED = {
-    "unknown": ("GroupQueryAttention", {}, "not known here: load the model as it was before onnxruntime's optimizer"),
-    "quantised": ("QAttention", {}, "quantise with QuantFormat.QDQ"),
+    "unknown": ("SparseAttention", {}, "not known here: load the model as it was before onnxruntime's optimizer"),
+    "quantised": ("QMoE", {}, "quantise with QuantFormat.QDQ"),
     "attribute": ("FusedMatMul", {"transBatchA": 1}, "transBatchA"),
     "activation": ("FusedConv", {"activation": "Softsign"}, "'Softsign'"),
     "layout": ("Conv", {"domain": "com.microsoft.nchwc"}, "ORT_ENABLE_EXTENDED"),
@@ -158,13 +119,37 @@ def test_what_has_no_rule_is_refused_by_name(op: str, more: dict[str, Any], mess
         api.load(proto)
 
 
+def branches(condition: str) -> onnx.ModelProto:
+    """Gelu of x, or its negative, by c or by what is computed of it (d)."""
+    nodes = [helper.make_node("Gelu", ["x"], ["r"], name="inner", domain="com.microsoft"), helper.make_node("Neg", ["x"], ["r"])]
+    one, other = (helper.make_graph([node], "b", [], [info("r", FEEDS["x"])]) for node in nodes)
+    outer = [helper.make_node("Not", ["c"], ["d"]), helper.make_node("If", [condition], ["y"], then_branch=one, else_branch=other)]
+    feeds = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"])]
+    graph = helper.make_graph(outer, "g", feeds, [info("y", FEEDS["x"])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
+
+
+@pytest.mark.parametrize("condition", ["c", "d"])
+def test_in_branches(condition: str) -> None:
+    """The condition is asked for, or computed, before the branch becomes nodes of the model."""
+    proto = branches(condition)
+    for value in (True, False):
+        feeds = {"c": np.array(value), "x": FEEDS["x"]}
+        (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
+        np.testing.assert_allclose(run_model(api.load(proto), feeds)[0], want, rtol=1e-4, atol=1e-5)
+
+
 def test_in_bodies_they_are_refused() -> None:
+    inside = branches("d").graph.node[1]
     body = helper.make_graph(
-        [helper.make_node("Gelu", ["x"], ["r"], name="inner", domain="com.microsoft")], "b", [], [info("r", FEEDS["x"])]
+        [inside],
+        "b",
+        [helper.make_tensor_value_info("k", TensorProto.INT64, []), helper.make_tensor_value_info("more", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("more", TensorProto.BOOL, []), info("y", FEEDS["x"])],
     )
-    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"])]
-    graph = helper.make_graph([node], "g", inputs, [info("y", FEEDS["x"])])
+    nodes = [helper.make_node("Not", ["c"], ["d"]), helper.make_node("Loop", ["n", "c"], ["z"], body=body)]
+    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, []), info("x", FEEDS["x"]), info("n", np.array(3))]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     with pytest.raises(UnsupportedModelError, match=r"'inner' \(Gelu\).*sub-graph"):
         api.load(helper.make_model(graph, opset_imports=imports, ir_version=8))

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from kernel_graphs import run_model
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api
@@ -319,6 +319,24 @@ def test_attention_attributes(attrs: dict[str, Any]) -> None:
         (want,) = ReferenceEvaluator(model).run(None, inputs)
         (got,) = run_model(api.load(model), inputs)
     assert not difference(got, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_attention_gives_keys_and_values_that_have_no_past(flat: bool) -> None:
+    """Whose shapes ONNX's inference does not know."""
+    inputs = {name: normal(2, 3, 4, 8) for name in ("q", "k", "v")}
+    attrs: dict[str, Any] = {"q_num_heads": 3, "kv_num_heads": 3} if flat else {}
+    feeds = {name: x.transpose(0, 2, 1, 3).reshape(2, 4, 24) if flat else x for name, x in inputs.items()}
+    node = helper.make_node("Attention", list(feeds), ["y", "present_k", "present_v"], **attrs)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in feeds.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
+    graph = helper.make_graph([node], "presents", infos, outputs)
+    counts: dict[str, int] = {}
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    _, keys, values = run_model(api.load(model), feeds, counts=counts)
+    assert np.array_equal(keys, inputs["k"])
+    assert np.array_equal(values, inputs["v"])
+    assert "OPAQUE" not in counts
 
 
 X = Tensor("x", (3, 4), np.dtype(np.float32))

@@ -159,6 +159,91 @@ def test_a_length_that_comes_often_is_planned_by_itself_behind_the_requests(worl
     assert not world.waiting
 
 
+def of_a_range(world: World) -> None:
+    planned(world, 8)
+    world.ask(32)
+    world.answer(stretched=(32, 47))
+
+
+def test_ranges_beside_one_are_planned_where_many_lengths_are_met(world: World) -> None:
+    of_a_range(world)
+    world.ask(40)
+    assert not world.waiting
+    world.ask(41, beside=True)  # nearer to the end
+    message = job(world)
+    assert not message.search
+    assert message.stretch is not None
+    assert (message.stretch.least, message.stretch.most) == (48, 63)
+    assert message.stages[0][0].shape == [1, 8, 48, 8]
+    world.ask(42, beside=True)
+    assert len(world.waiting) == 1
+    world.answer(stretched=(48, 63))
+    answered = len(world.answers)
+    world.ask(34, beside=True)
+    message = job(world)
+    assert message.stretch is not None
+    assert (message.stretch.least, message.stretch.most) == (24, 31)
+    world.answer(stretched=(24, 31))
+    world.ask(44, beside=True)
+    assert not world.waiting
+    world.ask(48, beside=True)
+    assert len(world.answers) == answered + 3
+    assert job(world).stages[0][0].shape == [1, 8, 64, 8]
+    assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [24, 31], [32, 47], [48, 63]]
+
+
+def test_who_comes_to_the_next_range_waits_for_the_plan_that_is_being_made(world: World) -> None:
+    of_a_range(world)
+    world.ask(47, beside=True)
+    answered = len(world.answers)
+    world.ask(50)
+    assert len(world.waiting) == 1
+    assert len(world.answers) == answered
+    world.answer(stretched=(48, 63))
+    found = world.answers[-1]
+    assert isinstance(found, protocol.Planned)
+    assert found.extent == 50
+
+
+def test_requests_do_not_wait_for_what_is_planned_beside(world: World) -> None:
+    of_a_range(world)
+    world.ask(40, beside=True)
+    world.ask(9)
+    assert job(world).stages[0][0].shape == [1, 8, 9, 8]
+    world.answer()
+    world.ask(41, beside=True)  # it is begun again
+    assert job(world).stages[0][0].shape == [1, 8, 48, 8]
+
+
+def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) -> None:
+    of_a_range(world)
+    world.prepared = False
+    for _ in range(2 * models.TRIES_AHEAD):
+        world.ask(40, beside=True)
+    assert not world.waiting
+    world.prepared = True
+    world.ask(47, beside=True)
+    assert job(world).stages[0][0].shape == [1, 8, 48, 8]
+
+
+def test_ranges_that_cannot_be_planned_beside_are_not_tried_for_ever(world: World) -> None:
+    of_a_range(world)
+    world.ask(40, beside=True)
+    (found,) = world.waiting
+    for child in world.children:
+        child.jobs.clear()
+    found.on_error(PlanError("48 rows"))
+    world.ask(41, beside=True)
+    world.answer(stretched=(24, 31))
+    world.ask(42, beside=True)
+    assert not world.waiting
+    assert not world.errors
+    world.ask(48)  # who needs it is told why
+    (found,) = world.waiting
+    found.on_error(PlanError("48 rows"))
+    assert len(world.errors) == 1
+
+
 def test_long_requests_are_often_sooner() -> None:
     assert models._often(0.0) == models._often(1e6) == models.SERVED_OFTEN
     assert models._often(1e8) == 20

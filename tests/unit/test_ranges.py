@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.control import ranges
-from aspen_mp.control.protocol import Bind, Slot
-from aspen_mp.control.ranges import Ranges, Steps
+from aspen_mp.control.protocol import Bind, Slot, Steps
+from aspen_mp.control.ranges import Ranges
 
 
 def text(tokens: int, batch: int = 1) -> list[Bind]:
@@ -138,7 +138,7 @@ def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
     known.learn(text(40))
     stretch = known.wanted(text(40))
     assert stretch is not None
-    assert stretch.wide == (16, 127)
+    assert stretch.wide == (2, 127)
     known.add(text(40), stretch, 32, 47, b"plan")
     other = known.wanted(text(100))
     assert other is not None

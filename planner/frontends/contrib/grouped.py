@@ -1,0 +1,214 @@
+"""GroupQueryAttention: causal attention with a cache of keys and values, turned by their places on the way, of heads that share keys.
+
+`total_sequence_length` is a number that shapes depend on, so it has to be known (`needs`); published models compute it from the shape of
+their mask. `seqlens_k` says how many keys each text has, less one. One text has as many as the longest, so that its new keys stand behind
+the old ones: its lengths are known, and nothing is masked but what is_causal hides. Of several texts, each one's new key stands behind its
+own old ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from aspen_mp.planner.frontends.contrib.attention import flat, heads, scaled
+from aspen_mp.planner.frontends.contrib.body import Body, Rule
+
+QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COS, SIN, PLACES, BIAS, SINK = range(12)
+REFUSED: Final = {"GroupQueryAttention": {12: "a quantised cache", 13: "a quantised cache", 16: "padded queries"}}
+NEEDS: Final = {"GroupQueryAttention": (TOTAL,)}
+"""Inputs whose values have to be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """`batch` texts of `rows` new tokens each, behind `old` ones of `room` that the cache has place for; `window`: how many keys a token
+    sees, 0: all. `ragged`: each text has its own number of old ones."""
+
+    batch: int
+    rows: int
+    old: int
+    room: int
+    window: int
+    ragged: bool
+
+    @property
+    def total(self) -> int:
+        return self.old + self.rows
+
+    @property
+    def first(self) -> int:
+        """How many of the oldest keys nobody sees any more."""
+        return max(self.total - self.window - self.rows + 1, 0) if self.window and not self.ragged else 0
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a window hides keys that another token sees."""
+        return 0 < self.window < self.total and (self.rows > 1 or self.ragged)
+
+
+def _group_query(b: Body) -> list[str]:
+    for name in ("k_quant_type", "v_quant_type"):
+        if b.get(name, b"NONE") != b"NONE":
+            raise b.unknown("has a quantised cache, which is not known here")
+    n = _lengths(b)
+    causal = b.get("causal", 1)
+    count, own = b.get("num_heads", 1), b.get("kv_num_heads", 1)
+    q, k, v = _parts(b, count, own)
+    q, k = (_turned(b, _normed(b, x, gain, heads_of), heads_of, n) for x, gain, heads_of in ((q, 14, count), (k, 15, own)))
+    options: dict[str, Any] = {**scaled(b), **b.kept(("softcap",))}
+    sinks = bool(b.name(SINK) or b.get("smooth_softmax", 0))
+    if not sinks and not n.ragged and not n.first and n.room == n.old:
+        olds = [b.name(PAST_KEY), b.name(PAST_VALUE)] if n.room else []
+        outs = [f"{b.node.output[0]}\0{what}" for what in ("seen", "keys", "values")]
+        options |= {"q_num_heads": count, "kv_num_heads": own, "is_causal": causal, **_window(n)}
+        return b.several("Attention", q, k, v, b.name(BIAS), *olds, outs=outs, **options)
+    if sinks and n.windowed:
+        raise b.unknown("has sinks and a window for several tokens at once, which is not known here")
+    q, news = heads(b, q, count), [heads(b, x, own) for x in (k, v)]
+    wholes = [_whole(b, n, past, new) for past, new in zip((PAST_KEY, PAST_VALUE), news, strict=True)]
+    mask = _mask(b, n, sinks)
+    if n.ragged or n.rows == 1:  # what hides keys is a text's length, or nothing
+        keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in wholes]
+        lengths = _own(b, 1 + sinks) if n.ragged else ""
+        inputs = [*keys, mask, "", "", lengths]
+        options |= _window(n)
+    else:
+        olds = [_behind_sink(b, _cut(b, b.name(p), n.first, n.old, n.room), sinks) for p in (PAST_KEY, PAST_VALUE) if n.old]
+        if sinks and not olds:
+            olds = [_behind_sink(b, b.cut(x, 2, 0, 0), sinks) for x in news]
+        inputs = [*news, mask, *olds]
+        options |= {"is_causal": causal, **_window(n)}
+    return [flat(b, b.emit("Attention", q, *inputs, **options)), *(_longer(b, x, n.room - n.total) for x in wholes)]
+
+
+def _lengths(b: Body) -> _Lengths:
+    batch, rows, _ = b.shape(QUERY, 3)
+    if b.name(KEY) and b.shape(KEY, 3)[1] != rows:
+        raise b.unknown(f"has {b.tensor(KEY).shape[1]} keys for {rows} queries")
+    total = b.tensor(TOTAL).value().reshape(-1)
+    room = b.shape(PAST_KEY, 4)[2] if b.name(PAST_KEY) else 0
+    if total.size != 1 or not rows <= int(total[0]) <= rows + room:
+        raise b.invalid(f"has {rows} new tokens and {room} in its cache, but a total_sequence_length of {total.tolist()}")
+    old = int(total[0]) - rows
+    ragged = batch > 1 and (old > 0 or not b.get("causal", 1))
+    if ragged and old and rows > 1:
+        raise b.unknown("has several new tokens for each of several texts that go on", "give it one text, or one token of each")
+    return _Lengths(batch, rows, old, room, max(b.get("local_window_size", -1), 0), ragged)
+
+
+def _parts(b: Body, count: int, own: int) -> list[str]:
+    """Queries, keys and values, which may lie side by side."""
+    if b.name(KEY):
+        return [b.name(QUERY), b.name(KEY), b.name(VALUE)]
+    size = b.tensor(QUERY).shape[2] // (count + 2 * own)
+    return b.split(b.name(QUERY), 2, [count * size, own * size, own * size])
+
+
+def _normed(b: Body, x: str, gain: int, count: int) -> str:
+    if not b.name(gain):
+        return x
+    name = "q_norm_epsilon" if gain == 14 else "k_norm_epsilon"
+    eps = b.get(name, b.get("qk_norm_epsilon", 1e-6))
+    apart = b.emit("Reshape", x, b.ints(0, 0, count, -1))
+    return b.emit("Reshape", b.emit("RMSNormalization", apart, b.name(gain), axis=-1, epsilon=eps), b.ints(0, 0, -1))
+
+
+# ------------------------------------------------------------------------------------------------------------------ places
+
+
+def _turned(b: Body, x: str, count: int, n: _Lengths) -> str:
+    if not b.get("do_rotary", 0):
+        return x
+    places = _places(b, n)
+    angles = [b.once("Gather", b.name(k), places, axis=0) for k in (COS, SIN)]
+    options = {"num_heads": count, "rotary_embedding_dim": 2 * b.shape(COS, 2)[1], "interleaved": b.get("rotary_interleaved", 0)}
+    return b.emit("RotaryEmbedding", x, *angles, **options)
+
+
+def _places(b: Body, n: _Lengths) -> str:
+    """Of the new tokens, [batch, tokens]. They count on from a length that the model computes: one plan may serve many."""
+    if b.name(PLACES) and n.old:
+        return b.name(PLACES)
+    if n.ragged:
+        return b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
+    row = b.counted(_start(b, n) if n.old else b.constant(np.int64(0)), _end(b))
+    if b.name(PLACES):  # of the first token that there is
+        first = b.once("Slice", b.once("Reshape", b.name(PLACES), b.ints(-1)), b.ints(0), b.ints(1))
+        row = b.once("Add", row, first)
+    return b.once("Expand", b.once("Unsqueeze", row, b.ints(0)), b.ints(n.batch, 1))
+
+
+def _end(b: Body) -> str:
+    """`total_sequence_length` as the model computes it."""
+    return b.once("Reshape", b.once("Cast", b.name(TOTAL), to=7), b.constant(np.zeros(0, np.int64)))  # int64
+
+
+def _start(b: Body, n: _Lengths) -> str:
+    """Of the new tokens."""
+    return b.once("Sub", _end(b), b.constant(np.int64(n.rows)))
+
+
+def _own(b: Body, more: int) -> str:
+    """Of each text, what its entry of `seqlens_k` and `more` make, [batch]."""
+    lengths = b.once("Reshape", b.once("Cast", b.name(LENGTHS), to=7), b.ints(-1))  # int64
+    return b.once("Add", lengths, b.ints(more))
+
+
+# ------------------------------------------------------------------------------------------------------------------- cache
+
+
+def _whole(b: Body, n: _Lengths, past: int, new: str) -> str:
+    """The old keys (or values), and the new ones where they belong. Of several texts, each has its new one in all places behind its old
+    ones: only the first of them counts, and the others are not what a cache happens to hold."""
+    if not n.old:
+        return new
+    old = _cut(b, b.name(past), 0, n.old, n.room)
+    if n.ragged:
+        columns = b.once("Unsqueeze", b.counted(b.constant(np.int64(0)), _start(b, n)), b.ints(1))
+        mine = b.once("Less", columns, b.once("Unsqueeze", _own(b, 0), b.ints(1, 2, 3)))
+        old = b.emit("Where", mine, old, new)
+    return b.emit("Concat", old, new, axis=2)
+
+
+def _longer(b: Body, x: str, more: int) -> str:
+    return b.emit("Pad", x, b.ints(0, 0, 0, 0, 0, 0, more, 0)) if more > 0 else x
+
+
+def _cut(b: Body, x: str, start: int, stop: int, length: int) -> str:
+    return x if (start, stop) == (0, length) else b.cut(x, 2, start, stop)
+
+
+def _behind_sink(b: Body, x: str, sinks: bool) -> str:
+    """A key of zeros in front, whose score is 0 whatever the query is, and whose value adds nothing: what a sink takes, nobody gets."""
+    return b.emit("Pad", x, b.ints(0, 0, 1, 0, 0, 0, 0, 0)) if sinks else x
+
+
+# -------------------------------------------------------------------------------------------------------------------- masks
+
+
+def _window(n: _Lengths) -> dict[str, int]:
+    """For keys in which nothing is left out but the oldest."""
+    return {"left_window_size": n.window - 1} if n.windowed else {}
+
+
+def _mask(b: Body, n: _Lengths, sinks: bool) -> str:
+    """What is added to scores: the model's own bias, and what each head's sink scores, in a column in front."""
+    bias = b.name(BIAS)
+    if bias and n.first:
+        bias = b.cut(bias, 3, n.first, n.total)
+    if not sinks:
+        return bias
+    if bias:
+        bias = b.emit("Pad", bias, b.ints(0, 0, 0, 1, 0, 0, 0, 0))
+    if not b.name(SINK):
+        return bias
+    column = b.emit("Reshape", b.name(SINK), b.ints(1, -1, 1, 1))
+    column = b.emit("Pad", column, b.ints(0, 0, 0, 0, 0, 0, 0, n.total - n.first))
+    return b.emit("Add", bias, column) if bias else column
+
+
+RULES: Final[dict[str, Rule]] = {"GroupQueryAttention": _group_query}
+UNKNOWN: Final = {"GroupQueryAttention": {"sliding_window_cache", "qk_output", "kv_cache_bit_width"}}

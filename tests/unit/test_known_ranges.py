@@ -1,0 +1,72 @@
+"""What a plan for a range of a length is at other lengths, as a client works it out."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aspen_mp.control import ranges
+from aspen_mp.control.protocol import Planned, Range, Slot, Steps
+from aspen_mp.lengths import Key
+from aspen_mp.lengths import Range as Known
+
+LEAST, MOST = 16, 127
+
+
+def step(past: int, new: int = 1, name: str = "keys") -> Key:
+    return ("ids", (1, new)), ("mask", (1, past + new)), (name, (1, 3, past, 64))
+
+
+def answer(extent: int) -> Planned:
+    """What the planner process says of a decoder's step: its cache grows, the logits do not."""
+    inputs = [Slot("ids", "int64", [1, 1], 0, 8), Slot("mask", "int64", [1, MOST + 1], 64, 8 * (MOST + 1))]
+    inputs.append(Slot("keys", "float32", [1, 3, MOST, 64], 4096, 4 * 3 * MOST * 64))
+    outputs = [
+        Slot("logits", "float32", [1, 1, 50], 1 << 20, 200),
+        Slot("present", "float32", [1, 3, MOST + 1, 64], 2 << 20, 768 * (MOST + 1)),
+    ]
+    one = Steps(1, 1, 1, 0), Steps(2, 1, 1, 0)
+    mask = [[False, False], [False, True], [False, False, True, False]]
+    found = Range(LEAST, MOST, mask, [[], [one[0]], [one[1]]], [[], [one[1]]])
+    return Planned(7, 1, 2, 4 << 20, inputs, outputs, [], True, False, 1, extent, 64, found)
+
+
+@given(st.integers(LEAST, MOST), st.integers(LEAST, MOST))
+def test_shapes_at_every_extent_of_it(asked: int, extent: int) -> None:
+    planned = Known(answer(asked), step(asked)).at(step(extent))
+    assert planned is not None
+    assert planned.extent == extent
+    assert [tuple(slot.shape) for slot in planned.inputs] == [shape for _, shape in step(extent)]
+    assert [slot.shape for slot in planned.outputs] == [[1, 1, 50], [1, 3, extent + 1, 64]]
+    assert planned.outputs[1].nbytes == 768 * (extent + 1)
+    assert (planned.plan, planned.generation, planned.region, planned.often) == (1, 2, 4 << 20, 64)
+    assert [slot.offset for slot in (*planned.inputs, *planned.outputs)] == [0, 64, 4096, 1 << 20, 2 << 20]
+
+
+def test_other_requests_are_not_its() -> None:
+    known = Known(answer(20), step(20))
+    (ids, mask, keys), longer = step(30), step(31)
+    assert known.at(step(30)) is not None
+    for other in (
+        step(LEAST - 1),
+        step(MOST + 1),
+        step(30, new=2),
+        step(30, name="values"),
+        (ids, mask),
+        (ids, mask, keys, keys),
+        (ids, longer[1], keys),
+        (ids, mask, longer[2]),
+        (mask, ids, keys),
+        (ids, ("mask", (31,)), keys),
+        (ids, ("mask", ()), keys),
+        (ids, mask, ("keys", (2, 3, 30, 64))),
+        (("ids", (1, 1, 1)), mask, keys),
+    ):
+        assert known.at(other) is None
+
+
+def test_it_is_told_whole() -> None:
+    planned = answer(20)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(planned), type=Planned) == planned
+    assert ranges.slots(planned.inputs, [[], [], []], 5) == planned.inputs
