@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
+from contrib_tools import array, both
 from kernel_graphs import bind, run_model
 from net_tools import Net, check, lowered, ops
+from test_contrib_blocks import NAMES, weights
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api, nbits, stages
@@ -133,6 +135,20 @@ def test_refused() -> None:
         {"x": np.zeros((3, 60), np.float32), "s": np.ones((2, 40), np.float32)},
     )
     assert "NGEMM" not in ops(graph.nodes)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["", "packed"])
+def test_products_of_onnxruntime(bits: int, zero: str) -> None:
+    """MatMulNBits is the same; weights of 2 bits take bytes."""
+    feeds, attrs = {"x": array(2, 3, 70)}, {"bits": bits, "block_size": 32, "K": 70, "N": 24}
+    proto = both("MatMulNBits", NAMES, feeds, weights(bits, 70, 24, 32, zero), ["y"], alone=True, **attrs)
+    opened = api.load(proto)
+    stage = stages.derive(opened, [bind(feeds)])
+    nodes = [n for n in api.lowered(stage.graph, opened, ["y"], api.Options()).nodes if not n.op.startswith("view.")]
+    assert [n.op for n in nodes] == ["NGEMM"]
+    assert nodes[0].attrs["bits"] == (4 if bits == 4 else 8)
+    assert nodes[0].attrs["zeros"] == (zero == "packed")
 
 
 def tensor(value: Any, dtype: Any) -> Tensor:
