@@ -40,6 +40,8 @@ SCORE_NS = 0.5
 """A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
 PACK_NS = 0.7
 """An element of K or V that ATTENTION moves to scratch memory."""
+FEW_QUERIES, PACK_FEW_NS = 24, 0.1
+"""Of fewer rows V is read in place, and there is hardly more to packing than moving elements of K."""
 KEYS = 512
 """Keys that ATTENTION takes at a time."""
 PROLOGUE_NS = 0.2

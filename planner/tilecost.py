@@ -229,16 +229,19 @@ class Stack(ImageCost):
 
 @dataclass(frozen=True, slots=True)
 class Attention(TileCost):
-    """Axes: heads (all leading ones), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average."""
+    """Axes: heads (all leading ones), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average.
+    `few`: there are few rows, as in decoding."""
 
     keys: int
     seen: float
     depth: int
+    few: bool = False
 
     def modelled(self, sides: list[Ints]) -> Floats:
         heads, m, n = sides
         full = _rows(m)
-        ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * (self.depth + n) * cost.PACK_NS
+        packed = self.depth * cost.PACK_FEW_NS if self.few else (self.depth + n) * cost.PACK_NS
+        ns = full * self.seen * (2.0 * (self.depth + n) / cost.rates().matrix + cost.SCORE_NS) + self.keys * packed
         spills = 4.0 * m * n / cost.rates().warm * (-(-self.keys // cost.KEYS) - 1)
         return np.asarray(heads * (ns + spills))
 
@@ -321,7 +324,8 @@ def of(node: Node, workers: int = 1) -> TileCost:
         return Recurrence(cost.recurrent_steps(node), shape[3], cost.recurrent_gates(node), cost.RECURRENT[node.op], workers, factor=factor)
     k = node.inputs[1]
     assert k is not None
-    return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], factor=factor)
+    few = shape[-2] < cost.FEW_QUERIES
+    return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], few, factor=factor)
 
 
 _MODELS = frozenset({"GEMM", "NGEMM", "IGEMM", "CONV", "ICONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from net_tools import Net, check, lowered, ops
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner import tilecost
+from aspen_mp.planner.ir import Node, Tensor
 
 B, H, S, D = 2, 4, 9, 8
 LOWEST = float(np.finfo(np.float32).min)
@@ -46,6 +47,18 @@ def masked(mask: Callable[[Net, str], str], *, scale: str = "Div") -> Callable[[
         return net("MatMul", net("Softmax", mask(net, scores), axis=-1), v)
 
     return spell
+
+
+def test_what_few_rows_take() -> None:
+    """A step of decoding reads values where they are: a row to many keys takes no more than what follows from packing keys alone."""
+    times = []
+    for rows in (1, 23, 24):
+        q, k = (Tensor(n, (1, 2, m, 64), np.dtype(np.float32)) for n, m in (("q", rows), ("k", 512)))
+        out = Tensor("y", q.shape, q.dtype)
+        node = Node("ATTENTION", "y", [q, k, k], [out], {"causal": False})
+        times.append(float(tilecost.of(node)([np.array([2]), np.array([rows]), np.array([64])])[0]))
+    assert times[0] < times[1] / 4
+    assert times[1] < times[2]
 
 
 @pytest.mark.parametrize("scale", ["Div", "Mul"])

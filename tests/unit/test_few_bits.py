@@ -11,10 +11,11 @@ import pytest
 from contrib_tools import array, both
 from kernel_graphs import bind, run_model
 from net_tools import Net, check, lowered, ops
+from plan_tools import GraphBuilder
 from test_contrib_blocks import NAMES, weights
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, nbits, stages
+from aspen_mp.planner import api, cost, nbits, stages, tilecost
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir import Node, Stored, Tensor
 from aspen_mp.planner.validate import validate
@@ -149,6 +150,20 @@ def test_products_of_onnxruntime(bits: int, zero: str) -> None:
     assert [n.op for n in nodes] == ["NGEMM"]
     assert nodes[0].attrs["bits"] == (4 if bits == 4 else 8)
     assert nodes[0].attrs["zeros"] == (zero == "packed")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 33, 200])
+def test_what_tiles_take(rows: int) -> None:
+    """More than the same weights as floats that are at hand, less where they come from memory; scratch memory is that of a panel."""
+    b = GraphBuilder()
+    x = b.input(rows, 256)
+    few, many = (out.producer for out in (b.by_bits(x, 320, bias=False), b.linear(x, 320)))
+    assert few is not None
+    assert many is not None
+    of_few, of_many = (tilecost.of(node)([np.array([1]), np.array([rows]), np.array([320])])[0] for node in (few, many))
+    assert 0 < of_few < 3 * of_many
+    assert cost.weight_bytes(few) < cost.weight_bytes(many) / 3
+    assert cost.scratch_bytes(few) == 128 * 256
 
 
 def tensor(value: Any, dtype: Any) -> Tensor:
