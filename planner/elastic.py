@@ -32,12 +32,11 @@ Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
 MOST_TABLE = 1 << 20
 """Bytes of integers that are written down for every extent."""
-MOVED = 0.25
+MOVED = 0.5
 """Where the length is shortest, no larger part of the time may be taken by what takes longer where it is longest, for a large class: its
 tiles are those of the longest."""
-MORE_BYTES = 64 << 20
-MORE_WEIGHTS = 0.25
-"""It may take so many bytes more at the longest, or so many times the bytes of the weights."""
+MORE_BYTES = 128 << 20
+"""It may take so many bytes more at the longest."""
 
 
 class Rigid(Exception):
@@ -299,8 +298,7 @@ def _mostly_the_same(most: Storage, least: Storage) -> None:
     if moved > MOVED * whole:
         raise Rigid(f"of {whole * 1e-6:.2f} ms at one length {moved * 1e-6:.2f} are more at another")
     large, small = (sum(buffer.nbytes for buffer in _buffers(storage)) for storage in (most, least))
-    weights = sum(buffer.nbytes for buffer in most.constants if buffer.space == WEIGHTS)
-    if large - small > max(MORE_BYTES, MORE_WEIGHTS * weights):
+    if large - small > MORE_BYTES:
         raise Rigid(f"takes {large} bytes at one length, {small} at another")
 
 

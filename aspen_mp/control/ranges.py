@@ -8,14 +8,18 @@ fits the others. Light: see `recall`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Final
 
 import msgspec
 
 from aspen_mp.control.protocol import Bind, Slot, Steps
+from aspen_mp.shm import _tables
+
+_BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_ROWS}
 
 Mask = tuple[tuple[bool, ...], ...]
 """Of each axis of each input, whether the length is in it."""
@@ -24,6 +28,10 @@ LEAST_EXTENT: Final = 2
 MOST_EXTENT: Final = 1 << 24
 FEW: Final = 16
 """Below, classes are wider: little is computed there."""
+FACTORS: Final = (64, 8, 4, 2)
+"""How many times as large as the one before a large class is."""
+WIDE_BYTES: Final = 48 << 20
+"""So much longer may a request's inputs be where the length is longest: memory for that is kept for a shorter one, too."""
 SHAPES: Final = 16
 """So many shapes of a model are remembered to compare others with."""
 PARTS: Final = 3
@@ -86,12 +94,15 @@ def classes(extent: int) -> tuple[int, int] | None:
     return (power, middle - 1) if extent < middle else (middle, 2 * power - 1)
 
 
-def wide_class(extent: int) -> tuple[int, int]:
-    """As `classes`, each eight times as large as the one before."""
-    least, most = LEAST_EXTENT, 8 * FEW - 1
-    while extent > most:
-        least, most = most + 1, 8 * (most + 1) - 1
-    return least, most
+def wide_class(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int] | None:
+    """As `classes`, each so many times as large as the one before: the most for which `grows(least, most)` bytes are few."""
+    for factor in FACTORS:
+        least, most = LEAST_EXTENT, factor * FEW - 1
+        while extent > most:
+            least, most = most + 1, factor * (most + 1) - 1
+        if grows(least, most) <= WIDE_BYTES:
+            return least, most
+    return None
 
 
 def around(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
@@ -186,8 +197,9 @@ class Ranges:
             extent = extent_of(binds, mask)
             found = classes(extent)
             if found is not None and (frame(binds, mask, extent), found[0]) not in self.rigid:
-                wide = None if mask in self.narrow else wide_class(extent)
-                return Stretch(*found, extent, [list(row) for row in mask], None if wide == found else wide)
+                stretch = Stretch(*found, extent, [list(row) for row in mask])
+                wide = None if mask in self.narrow else wide_class(extent, partial(_grows, binds, stretch))
+                return stretch if wide == found else msgspec.structs.replace(stretch, wide=wide)
         return None
 
     def add(self, binds: Sequence[Bind], stretch: Stretch, least: int, most: int, key: bytes) -> None:
@@ -211,3 +223,9 @@ class Ranges:
 
 def _fits(binds: Sequence[Bind], mask: Mask) -> bool:
     return len(binds) == len(mask) and all(len(bind.shape) == len(row) for bind, row in zip(binds, mask, strict=True))
+
+
+def _grows(binds: Sequence[Bind], stretch: Stretch, least: int, most: int) -> int:
+    """Bytes by which inputs are larger at `most`."""
+    long, short = (stretch.at(binds, extent) for extent in (most, least))
+    return sum(_BYTES.get(a.dtype, 0) * (prod(a.shape) - prod(b.shape)) for a, b in zip(long, short, strict=True))

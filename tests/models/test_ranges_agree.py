@@ -223,12 +223,19 @@ def test_images_are_not_computed_by_pixels_that_are_not_there() -> None:
         )
 
 
-@pytest.mark.parametrize(("width", "cached", "one_for_all"), [(2048, 4, True), (8, 4, False), (2048, 1 << 15, False)])
-def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: int, one_for_all: bool) -> None:
-    """A product of one row and its weights, and a sum over a cache: the latter may take little of the time at the shortest, and it may not
-    hold too much more at the longest."""
+@pytest.mark.parametrize(
+    ("width", "cached", "whole", "one_for_all"), [(2048, 4, True, True), (8, 4, True, False), (2048, 1 << 16, False, False)]
+)
+def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: int, whole: bool, one_for_all: bool) -> None:
+    """A product of one row and its weights, and a sum over a cache (`whole`) or its last column: what has the length may take little of the
+    time at the shortest, and not hold too much more at the longest."""
     weights = np.random.default_rng(0).standard_normal((width, width)).astype(np.float32)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("ReduceSum", ["cache"], ["sums"], keepdims=1)]
+    ends = [numpy_helper.from_array(np.array([n]), name) for name, n in (("minus", -1), ("far", 1 << 40), ("one", 1))]
+    last = helper.make_node("Slice", ["cache", "minus", "far", "one"], ["found"])  # axis 1
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("ReduceSum", ["cache"], ["found"], keepdims=1) if whole else last,
+    ]
     graph = helper.make_graph(
         nodes,
         "step",
@@ -236,11 +243,8 @@ def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: in
             helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, width]),
             helper.make_tensor_value_info("cache", TensorProto.FLOAT, [cached, "past"]),
         ],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, width]),
-            helper.make_tensor_value_info("sums", TensorProto.FLOAT, [1, 1]),
-        ],
-        [numpy_helper.from_array(weights, "w")],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in ("y", "found")],
+        [numpy_helper.from_array(weights, "w"), *ends],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     bound = {"x": api.Binding(np.dtype(np.float32), (1, width), None), "cache": api.Binding(np.dtype(np.float32), (cached, 1023), None)}

@@ -124,12 +124,15 @@ def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
     assert (other.least, other.most) == (2, 7)
 
 
-@given(st.integers(2, 1 << 20))
-def test_large_classes_hold_the_others(extent: int) -> None:
-    found, wide = ranges.classes(extent), ranges.wide_class(extent)
+@given(st.integers(2, 1 << 20), st.integers(0, 1 << 20))
+def test_large_classes_hold_the_others(extent: int, nbytes: int) -> None:
+    found, wide = ranges.classes(extent), ranges.wide_class(extent, lambda least, most: (most - least) * nbytes)
     assert found is not None
+    if wide is None:
+        assert (found[1] - found[0]) * nbytes > ranges.WIDE_BYTES / 4
+        return
     assert wide[0] <= found[0] <= extent <= found[1] <= wide[1]
-    assert ranges.wide_class(wide[0]) == ranges.wide_class(wide[1]) == wide
+    assert (wide[1] - wide[0]) * nbytes <= ranges.WIDE_BYTES
 
 
 def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
@@ -138,11 +141,27 @@ def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
     known.learn(text(40))
     stretch = known.wanted(text(40))
     assert stretch is not None
-    assert stretch.wide == (2, 127)
+    assert stretch.wide == (2, 1023)
     known.add(text(40), stretch, 32, 47, b"plan")
     other = known.wanted(text(100))
     assert other is not None
     assert other.wide is None
+
+
+def test_how_large_a_class_is_depends_on_the_cache() -> None:
+    known = Ranges()
+    known.learn(decoder(20))
+    known.learn(decoder(21))
+    cache = 3 * 64 * 4 + 8
+    for past in (2, 40, 1000, 5000, 40000):
+        stretch = known.wanted(decoder(past))
+        assert stretch is not None
+        assert stretch.wide is not None
+        least, most = stretch.wide
+        assert (most - least) * cache <= ranges.WIDE_BYTES
+    stretch = known.wanted(decoder(500000))
+    assert stretch is not None
+    assert stretch.wide is None
 
 
 @given(st.integers(0, 60))
