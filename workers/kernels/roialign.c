@@ -45,10 +45,11 @@ size_t aspen_scratch_roialign(const aspen_call *c) {
 }
 #endif
 
-/* Adds to the weight of a pixel that one of the last two entries has, or appends it. */
+/* Adds to the weight of a pixel that one of the last entries has, or appends it. Points go one way: forwards, one of the last two may have it,
+ * backwards, one of the last three. */
 INLINE void put(pixel *list, int32_t *count, int64_t room, int64_t offset, float weight) {
   const int32_t n = *count;
-  for (int32_t k = n - 1; k >= 0 && (k >= n - 2 || n == room); k--)
+  for (int32_t k = n - 1; k >= 0 && (k >= n - 3 || n == room); k--)
     if (list[k].offset == offset) {
       list[k].weight += weight;
       return;
