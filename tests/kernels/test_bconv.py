@@ -3,36 +3,23 @@ against drawn ones, bit by bit."""
 
 from __future__ import annotations
 
-import os
-
-import ml_dtypes
 import numpy as np
 import pytest
 from byte_tools import check_without
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, run, same_bits
+from pair_tools import HALVES, SWITCH, both_ways, pack_pairs, rounded
 from test_conv import Geometry, cases, channels_last, convolve
 
-from aspen_mp.workers import _isa, _kernels
+from aspen_mp.workers import _kernels
 
-SWITCH = "ASPEN_MP_BF16"
-WITHOUT = os.environ.get(SWITCH) == "off"
 BAD_ARGUMENT, SCRATCH = 2, 3
 
 
-def rounded(values: np.ndarray) -> np.ndarray:
-    """The nearest bf16, as f32."""
-    return values.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
 def pack(w: np.ndarray) -> np.ndarray:
-    """[OC, C, KH, KW] → words [ceil(OC / 32), KH * KW * ceil(C / 2), 32]."""
-    oc, c, kh, kw = w.shape
-    halves = np.zeros((-(-oc // 32) * 32, kh * kw, -(-c // 2) * 2), np.uint16)
-    halves[:oc, :, :c] = w.astype(ml_dtypes.bfloat16).view(np.uint16).transpose(0, 2, 3, 1).reshape(oc, kh * kw, c)
-    words = np.ascontiguousarray(halves).view(np.uint32)  # column, tap, pair
-    return np.ascontiguousarray(words.reshape(-1, 32, words.shape[1] * words.shape[2]).transpose(0, 2, 1))
+    """[OC, C, KH, KW] → words of BCONV."""
+    return pack_pairs(w.transpose(2, 3, 1, 0).reshape(-1, w.shape[1], w.shape[0]))
 
 
 def params(g: Geometry, activation: str = "IDENTITY", residual_last: bool = False) -> list[int | float]:
@@ -111,7 +98,7 @@ def test_shapes_of_networks(isa, plain, inputs, outputs, image, geometry):
 @pytest.mark.parametrize("isa", ISAS)
 def test_rounding(isa):
     """To nearest even, of factors of any size; NaN and infinities stay what they are."""
-    values = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, -(1 + 2.0**-8), 3.4e38, 1e30, np.inf, -np.inf, np.nan], np.float32)
+    values = HALVES
     x = np.zeros((1, 2, 1, len(values)), np.float32)
     x[0, 0, 0] = values
     w = np.zeros((1, 2, 1, 1), np.float32)
@@ -156,7 +143,6 @@ def test_what_a_call_may_be(isa):
     assert call([out, x, w, None, None, np.zeros(7, np.float32), np.zeros(7, np.float32)], good) == BAD_ARGUMENT
 
 
-@pytest.mark.skipif(WITHOUT, reason="without the instruction already")
-@pytest.mark.skipif(not any(_isa.sums_pairs(isa) for isa in ISAS), reason="this processor has no instruction for pairs")
+@both_ways
 def test_without_the_instruction(tmp_path):
     check_without(tmp_path, __file__, SWITCH)

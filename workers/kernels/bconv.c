@@ -10,7 +10,6 @@
 #include "window.h"
 
 #define COPY_BYTES (256 << 10) /* of a block, about */
-#define SET_WORDS 512          /* pixels a multiple of so many words apart compete for the same sets of L1 */
 
 /* Of which pixels of output, of which image, the input is in scratch. */
 typedef struct made {
@@ -61,8 +60,7 @@ static int setup(bconv *v, const aspen_call *c) {
     v->axes[i] = (window){v->x->dims[2 + i], p[i], p[2 + i], p[4 + i], p[6 + i]};
     if (p[i] < 1 || p[2 + i] < 1 || p[4 + i] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   }
-  v->pixel = pairs_of(v->x->dims[1]);
-  if (v->pixel % SET_WORDS == 0) v->pixel += 16;
+  v->pixel = pairs_step(v->x->dims[1]);
   return 0;
 }
 

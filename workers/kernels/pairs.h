@@ -25,6 +25,13 @@ typedef struct pairs_job {
 
 INLINE int64_t pairs_of(int64_t terms) { return (terms + 1) / 2; }
 
+/* Words between rows of a copy: not so many that rows compete for the same sets of L1. */
+#define PAIRS_SET 256
+INLINE int64_t pairs_step(int64_t terms) {
+  const int64_t words = pairs_of(terms);
+  return words % PAIRS_SET ? words : words + 16;
+}
+
 /* Fills in `with` and `most`. */
 void FN(pairs_open)(pairs_job *job);
 
