@@ -32,8 +32,9 @@ class NoKernel(Exception):
 class Builder:
     """Emits nodes into `nodes` under the name of the ONNX node being lowered."""
 
-    def __init__(self, winograd: bool = True) -> None:
+    def __init__(self, winograd: bool = True, pairs: bool = False) -> None:
         self.winograd = winograd
+        self.pairs = pairs
         self.nodes: list[Node] = []
         self.name = ""
         self.onnx_op = ""
