@@ -166,11 +166,11 @@ class Runtime:
         with constant weights (MatMul, Gemm, Conv) may round both factors to bf16, 8 bits of mantissa, and sum in f32; all else (attention,
         normalisations, softmax, residuals, what passes between layers) stays f32, and so does everything on other processors. Such products
         take half the time and their weights half the memory; results differ by about 1e-2 of the largest output, and have the same bits for
-        any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for convolutions and Strassen's for
-        products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest output). None takes the profile's
-        value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError,
-        ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the
-        model, TypeError and ValueError for arguments that no model could take.
+        any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
+        convolutions and Strassen's for products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest
+        output). None takes the profile's value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises
+        FileNotFoundError, ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError
+        where `input_shapes` does not fit the model, TypeError and ValueError for arguments that no model could take.
         """
         from aspen_mp.model import Model
         from aspen_mp.source import Source

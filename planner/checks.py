@@ -291,9 +291,11 @@ def _iconv(call: Call) -> None:
     _need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
 
 
-def _pairs(call: Call) -> None:
+def _pairs(call: Call, depth: int, columns: int, taps: int = 1) -> None:
+    """The operands of products of pairs, as far as they are alike for matrices and images."""
     w = call.input(1)
     _need(w.dtype == U32, "dtype of input 1", w.dtype, U32)
+    _shape(w, packed_pairs(depth, columns, taps), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _f32(call.out, "the output")
     for i in (0, 2, 3, 4, 5):
@@ -301,21 +303,19 @@ def _pairs(call: Call) -> None:
 
 
 def _bgemm(call: Call) -> None:
-    _pairs(call)
     out, a = call.out.shape, call.input(0)
     _act(call, 1)
     _range(call, 4, "residual_last", 0, 3)
     _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     _rank(a, len(out), "input 0")
     _shape(a, (*out[:-1], a.shape[-1]), "shape of input 0")
-    _shape(call.input(1), packed_pairs(a.shape[-1], out[-1]), "shape of input 1")
+    _pairs(call, a.shape[-1], out[-1])
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
     _scale(call, 4, out[-1])
 
 
 def _bconv(call: Call) -> None:
-    _pairs(call)
     out, x = call.out, call.input(0)
     _rank(out, 4, "the output")
     _rank(x, 4, "input 0")
@@ -323,7 +323,7 @@ def _bconv(call: Call) -> None:
     _act(call, 8)
     _range(call, 11, "residual_last", 0, 2)
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
-    _shape(call.input(1), packed_pairs(x.shape[1], out.shape[1], kh * kw), "shape of input 1")
+    _pairs(call, x.shape[1], out.shape[1], kh * kw)
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
     _scale(call, 4, out.shape[1])

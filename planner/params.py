@@ -22,7 +22,8 @@ op                   attrs
                      `pairs.packed_shape`), bias? [OC], residual?, scale? [OC], shift? [OC]; X and W rounded to bf16
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
-                     ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth`` (kernel, stride, dilation, pad in front).
+                     ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth``
+                     (kernel, stride, dilation, pad in front).
                      Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift).
                      DWCONV: groups are the channels of X, OC a multiple of them

@@ -28,7 +28,7 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="f32|bf16",
-        help="bf16: products with constant weights may round both factors to bf16, where the processor is fast at that; default: the profile's.",
+        help="bf16: products with weights may round both factors to bf16, where the processor is fast at that; default: the profile's.",
     ),
 ]
 SearchOption = Annotated[

@@ -9,10 +9,10 @@ from aspen_mp.planner.options import AUTOMATIC, Planning, Precision, Vectors
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`precision`: what factors of products may be rounded to. `winograd`: whether convolutions may be computed by Winograd's algorithm. `strassen`: for which vectors
-    products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether products of bytes are fast
-    (`workers._isa.sums_bytes`). `pairs`: whether factors are rounded to bf16 and multiplied in pairs: asked for by `precision`, and fast
-    (`workers._isa.sums_pairs`)."""
+    """`precision`: what factors of products may be rounded to. `winograd`: whether convolutions may be computed by Winograd's algorithm.
+    `strassen`: for which vectors products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
+    products of bytes are fast (`workers._isa.sums_bytes`). `pairs`: whether factors are rounded to bf16 and multiplied in pairs: asked for
+    by `precision`, and fast (`workers._isa.sums_pairs`)."""
 
     precision: Precision
     winograd: bool
