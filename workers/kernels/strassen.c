@@ -25,6 +25,14 @@
 #define KEPT 5        /* right factors that are sums */
 #define WIDE 2        /* vectors of columns in the micro-kernel, … */
 #define ROWS MM_EVEN_ROWS /* … and pairs of rows */
+#if VL == 8
+#define RUN 4 /* terms between two fetches: beside narrow vectors every other instruction counts */
+/* The loads of a term stay behind those of the one before: there is no register for them. */
+#define IN_ORDER __asm__ volatile("" ::: "memory")
+#else
+#define RUN 2
+#define IN_ORDER ((void)0)
+#endif
 #define UNLIKE 8.0f   /* a pair's rows differ in their largest magnitude by no more than this … */
 #define LARGEST 1e15f /* … which is less than this: sums and products of it are finite */
 
@@ -159,18 +167,21 @@ INLINE void multiply(const int R, const int how, const float *rows, int64_t row,
   const int64_t step = w->step;
   const int mask = w->mask, write = w->write;
   int64_t k = 0;
-  for (; k + 2 <= terms; k += 2, b1 += 2 * ASPEN_NR, b2 += 2 * ASPEN_NR, keep += 2 * ASPEN_NR) {
-    __builtin_prefetch(next, 0, 2);
+  for (; k + RUN <= terms; k += RUN, b1 += RUN * ASPEN_NR, b2 += RUN * ASPEN_NR, keep += RUN * ASPEN_NR, next += RUN / 2 * step) {
+#pragma GCC unroll 2
+    for (int i = 0; i < RUN / 2; i++) __builtin_prefetch(next + i * step, 0, 2);
     if (write)
-      __builtin_prefetch(lines[k / 2 & mask], 1);
+      __builtin_prefetch(lines[k / RUN & mask], 1);
     else
-      __builtin_prefetch(lines[k / 2 & mask]);
-    __builtin_prefetch(sums + k / 2 % 16 * 16); /* a store that waits for its line holds up those behind it */
-    next += step;
-    term(R, how, base, row, k, b1, b2, keep, sum);
-    term(R, how, base, row, k + 1, b1 + ASPEN_NR, b2 + ASPEN_NR, keep + ASPEN_NR, sum);
+      __builtin_prefetch(lines[k / RUN & mask]);
+    __builtin_prefetch(sums + k / RUN % 16 * 16); /* a store that waits for its line holds up those behind it */
+#pragma GCC unroll 4
+    for (int i = 0; i < RUN; i++) {
+      term(R, how, base, row, k + i, b1 + i * ASPEN_NR, b2 + i * ASPEN_NR, keep + i * ASPEN_NR, sum);
+      IN_ORDER;
+    }
   }
-  if (k < terms) term(R, how, base, row, k, b1, b2, keep, sum);
+  for (; k < terms; k++, b1 += ASPEN_NR, b2 += ASPEN_NR, keep += ASPEN_NR) term(R, how, base, row, k, b1, b2, keep, sum);
   if (w->more)
 #pragma GCC unroll 32
     for (int i = 0; i < R * WIDE; i++) sum[i] += vload(sums + i / WIDE * ASPEN_NR + i % WIDE * VL);
