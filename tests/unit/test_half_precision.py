@@ -64,9 +64,9 @@ def test_results_are_those_of_wide_steps() -> None:
 
 
 def test_large_weights_are_widened_once_under_a_key_of_their_own() -> None:
-    net = Net(x=(4, 300), dtype=np.float16)
-    nodes = check(net, net("MatMul", "x", net.weight(300, 200)), tolerance=2e-3)
-    assert ops(nodes) == ["CAST", "GEMM", "CAST"]
+    net = Net(x=(1, 64, 9, 9), dtype=np.float16)
+    nodes = check(net, net("Conv", "x", net.weight(300, 64, 5, 5), strides=[2, 2]), tolerance=2e-3)
+    assert ops(nodes) == ["CAST", "CONV", "CAST"]
     weights = nodes[1].inputs[1]
     assert weights is not None
     assert weights.weight_key is not None
