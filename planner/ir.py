@@ -53,8 +53,8 @@ class Tensor:
     ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
     for every input shape; such constants go to the model's weight segment, all others into the plan.
 
-    ``stored``: of a constant that DequantizeLinear makes of others, or that has been widened. ``placed``: of integers that count on from a length that the model
-    leaves open: nothing else is made of them once and for all.
+    ``stored``: of a constant that DequantizeLinear makes of others, or that has been widened. ``placed``: of integers that count on from a
+    length that the model leaves open: nothing else is made of them once and for all.
 
     A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
     weights are converted and packed once, straight into shared memory.

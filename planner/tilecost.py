@@ -94,8 +94,8 @@ class TileCost:
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
     the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
-    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first, which takes
-    as long as so many rows (`unpacked`)."""
+    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first,
+    which takes as long as so many rows (`unpacked`)."""
 
     depth: int
     batched: bool

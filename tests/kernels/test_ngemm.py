@@ -51,10 +51,6 @@ def halves(rng: np.random.Generator, kind: str, k: int, n: int) -> tuple[Stored,
     return Stored(tensor(values), None, None), values.astype(np.float32)
 
 
-def any_weight(rng: np.random.Generator, kind: str, k: int, n: int, block: int | str, points: str, scales: type) -> tuple[Stored, np.ndarray]:
-    return halves(rng, kind, k, n) if kind in HALVES else stored(rng, kind, k, n, block, points, scales)
-
-
 def packed(weight: Stored) -> tuple[np.ndarray, list[int]]:
     """By the planner's own functions: what it writes to a plan's weights, and the parameters that go with it."""
     form = nbits.form_of(weight)
@@ -126,7 +122,7 @@ def test_against_float64_and_gemm(
         dims = {None: None, "n": (*ones, 1, n), "m": (*ones, m, 1), "one": (*ones, 1, 1), "all": shape}[which]
         return None if dims is None else broadcast(rng, values(*dims), shape, plain)
 
-    weight, floats = any_weight(rng, kind, k, n, block, points, scales)
+    weight, floats = halves(rng, kind, k, n) if kind in HALVES else stored(rng, kind, k, n, block, points, scales)
     b, form = packed(weight)
     a = broadcast(rng, values(*[int(d if rng.random() < 0.6 else 1) for d in batch], m, k), (*batch, m, k), plain)
     bias_values, residual_values = addend(bias), addend(residual)

@@ -202,5 +202,7 @@ def test_networks_are_those_of_f32_between_their_inputs_and_outputs(name: str) -
     for got, want in zip(run(narrow, feeds), run(wide, feeds), strict=True):
         assert got.dtype == want.dtype
         assert np.abs(got - want).max() <= 5e-3 * np.abs(want).max()
-    kernels = [sorted(op for op, _ in made(lowered(proto, feeds).nodes) if op not in {"CAST", "COPY"}) for proto in (narrow, wide)]
-    assert kernels[0] == kernels[1]
+    of_narrow, of_wide = ([op for op, _ in made(lowered(proto, feeds).nodes) if op not in {"CAST", "COPY"}] for proto in (narrow, wide))
+    products = of_narrow.count("NGEMM")  # of weights as they are stored
+    assert sorted("GEMM" if op == "NGEMM" else op for op in of_narrow) == sorted(of_wide)
+    assert products > 0 or name == "unet"
