@@ -25,7 +25,7 @@ ROW_BLOCK = 12
 SEEN = 0.5
 """What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
 UNPACKED, UNPACKED_HALVES = 0.6, 0.4
-"""What it takes to make a float of a weight of a few bits, and of one of 16, in rows."""
+"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
@@ -304,8 +304,8 @@ def of(node: Node, workers: int = 1) -> TileCost:
         b = node.inputs[1]
         assert b is not None
         stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
-        last = cost.output_ns(node), cost.by_sevens(node)
-        return Product(a.shape[-1], False, *last, stored=stored, unpacked=unpacked, factor=factor)
+        seven = cost.by_sevens(node)
+        return Product(a.shape[-1], False, cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
     if node.op == "IGEMM":
         return Product(a.shape[-1], False, cost.output_ns(node), item=1, factor=factor)
     if node.op == "CONV":
