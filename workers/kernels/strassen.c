@@ -294,7 +294,7 @@ typedef struct right_part {
   const float *b;         /* its first quadrant's first term … */
   int64_t half, panel;    /* … and how far behind those of the other half and of the other panel are */
   float *kept;            /* [KEPT][part][ASPEN_NR] */
-  const float *coming;    /* what is multiplied with after it, its first quadrant; NULL: nothing */
+  const char *coming[QUADRANTS]; /* what is multiplied with after it, as it is kept; NULL: nothing */
   int64_t share;          /* of which so many bytes are brought nearer with every two terms */
   int last;               /* of the parts */
 } right_part;
@@ -311,12 +311,12 @@ static void seven(const mm_job *job, const right_part *w, const pair *pairs, con
     const int lists = w->last && product + 2 >= PRODUCTS && job->direct && (!residuals || pairs[0].residual[TOP]);
     if (lists) lines_to_come(pairs, rows, residuals, w->column, (const char *)w->b, lines);
     else lines[0] = (const char *)w->b;
-    const int brings = w->coming && product < 4; /* a quadrant */
+    const int brings = product < QUADRANTS && w->coming[product];
     for (int pass = 0; pass < passes; pass++) {
       const int j = pass * WIDE * VL;
       const float *b = w->b + j, *b1 = b + quadrant[right[product].first], *b2 = b + quadrant[right[product].second];
       float *keep = w->kept + right[product].kept * longest * ASPEN_NR + j;
-      const char *next = brings ? (const char *)(w->coming + quadrant[product]) + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
+      const char *next = brings ? w->coming[product] + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
       const aside besides = {
           .next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .write = lists && !residuals, .more = w->lo > 0};
       int how = right[product].how;
@@ -379,13 +379,14 @@ static void direct_columns(const mm_job *job, const pair *pairs, int n, const ri
  * there are several parts, the products so far, [PAIRS][PRODUCTS][ASPEN_NR]. */
 static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const right_weights *weights, int64_t first, int64_t last, int64_t columns,
                   float *scratch) {
-  const int64_t half = job->k / 2, panel = job->b_panel, parts = parts_of(half);
+  const int64_t half = job->k / 2, parts = parts_of(half), item = weights->halves ? 2 : (int64_t)sizeof(float);
+  const int64_t panel = weights->halves ? weights->halves->panel : item * job->b_panel;
   float *const so_far = scratch + KEPT * part_end(half, parts, 0) * ASPEN_NR;
   const int passes = ASPEN_NR / (WIDE * VL);
   int start[PAIRS + 1]; /* of blocks, whose pairs lie evenly */
   const int blocks = cut_blocks(pairs, alike, start);
   /* While the blocks pass over a part, the next one comes from memory. */
-  const int64_t share = blocks ? (2 * ASPEN_NR * (int64_t)sizeof(float) + blocks * passes - 1) / (blocks * passes) : 0;
+  const int64_t share = blocks ? (2 * ASPEN_NR * item + blocks * passes - 1) / (blocks * passes) : 0;
   for (int64_t column = first / (2 * ASPEN_NR) * 2 * ASPEN_NR; column < last; column += 2 * ASPEN_NR) {
     const int64_t from = column > first ? column : first, end = column + 2 * ASPEN_NR;
     if (column + ASPEN_NR >= columns) { /* a last panel that has no partner */
@@ -397,7 +398,8 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
       right_part w = {.column = column, .lo = lo, .hi = hi, .kept = scratch, .share = share, .last = part + 1 == parts};
       /* Also behind the tile's last column, where another tile begins. */
       if (blocks) open_part(job, weights, &w);
-      if (!weights->halves) w.coming = !w.last ? w.b + (hi - lo) * ASPEN_NR : end + ASPEN_NR < columns ? w.b - lo * ASPEN_NR + 2 * panel : NULL;
+      for (int i = 0; i < QUADRANTS && (!w.last || end + ASPEN_NR < columns); i++)
+        w.coming[i] = weights->panels + (column / ASPEN_NR + i / 2 + (w.last ? 2 : 0)) * panel + (i % 2 * half + (w.last ? 0 : hi)) * ASPEN_NR * item;
       for (int i = 0; i < blocks; i++) {
         const pair *const of = pairs + start[i];
         const int rows = start[i + 1] - start[i];
