@@ -209,10 +209,15 @@ def _gemm(call: Call) -> None:
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
     _scale(call, 4, out[-1])
+    _left(call, a.shape, packed > 0)
+
+
+def _left(call: Call, shape: Shape, may: bool) -> None:
+    """Strassen's left factors of input 0, of the given shape: packed weights of 32 or 16 bits `may` go with them."""
     left = call.optional(6)
     if left is not None:
-        _need(packed > 0 and depth % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
-        _shape(left, left_factors(a.shape), "shape of input 6")
+        _need(may and shape[-1] % 2 == 0, "input 6", left.shape, "absent without packed weights and an even number of terms")
+        _shape(left, left_factors(shape), "shape of input 6")
         _need(left.dense, "strides of input 6", "not contiguous", "contiguous")
 
 
@@ -220,13 +225,14 @@ def _ngemm(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
     _need(b.dtype == U8, "dtype of input 1", b.dtype, U8)
     _f32(call.out, "the output")
-    for i in (0, 2, 3, 4, 5):
+    for i in (0, 2, 3, 4, 5, 6):
         _f32(call.optional(i), f"input {i}")
     _act(call, 1)
     _range(call, 4, "residual_last", 0, 3)
-    bits, block, zeros = _range(call, 5, "bits", 4, 9), _range(call, 6, "block", 1, LIMIT), _range(call, 7, "zeros", 0, 2)
-    _need(bits in (4, 8), "bits", bits, (4, 8))
-    _range(call, 8, "zero", 0, 1 << bits)
+    bits, block, zeros = _range(call, 5, "bits", 4, 17), _range(call, 6, "block", 1, LIMIT), _range(call, 7, "zeros", 0, 2)
+    _need(bits in (4, 8, 16), "bits", bits, (4, 8, 16))
+    _need(bits != 16 or not zeros, "zeros", zeros, 0)
+    _range(call, 8, "zero", 0, 2 if bits == 16 else 1 << bits)
     _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     _rank(a, len(out), "input 0")
     depth = a.shape[-1]
@@ -237,6 +243,7 @@ def _ngemm(call: Call) -> None:
     _shape(call.optional(2), out, "shape of input 2")
     _shape(call.optional(3), out, "shape of input 3")
     _scale(call, 4, out[-1])
+    _left(call, a.shape, bits == 16)
 
 
 def _bytes(call: Call, last: int) -> None:

@@ -222,8 +222,8 @@ def is_narrow(node: Node) -> bool:
 
 
 def by_sevens(node: Node) -> bool:
-    """Whether GEMM takes left factors of Strassen's."""
-    return node.op == "GEMM" and len(node.inputs) > 6
+    """Whether a product takes left factors of Strassen's."""
+    return node.op in ("GEMM", "NGEMM") and len(node.inputs) > 6
 
 
 def planes(node: Node) -> float:
@@ -484,7 +484,7 @@ def scratch_bytes(node: Node) -> int:
     if node.op == "NGEMM" or (node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"])):
         a = node.inputs[0]
         assert a is not None
-        return seven_scratch(a.shape[-1]) if by_sevens(node) else 128 * a.shape[-1]
+        return seven_scratch(a.shape[-1], node.op == "NGEMM") if by_sevens(node) else 128 * a.shape[-1]
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
     if node.op in ("MOMENTS", "STANDARDIZE"):

@@ -35,12 +35,13 @@ VIEW_OPS = frozenset({"view.reshape", "view.transpose", "view.slice", "view.expa
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How a constant is stored where it is quantised: (``values`` - ``zero``) * ``scale``, constants too; one scale and zero point, or one
-    for each index of ``axis``, or (``block``) one for each other index and each block of so many along ``axis``."""
+    for each index of ``axis``, or (``block``) one for each other index and each block of so many along ``axis``. Without ``scale``: the
+    constant has been widened from ``values``, which are of half precision."""
 
     values: Tensor
-    scale: Tensor
+    scale: Tensor | None
     zero: Tensor | None
-    axis: int
+    axis: int = 0
     block: int = 0
 
 
@@ -52,8 +53,8 @@ class Tensor:
     ``weight_key`` names a constant that comes from the model's weights (an initializer, or one folded or repacked from such), the same
     for every input shape; such constants go to the model's weight segment, all others into the plan.
 
-    ``stored``: of a constant that DequantizeLinear makes of others. ``placed``: of integers that count on from a length that the model
-    leaves open: nothing else is made of them once and for all.
+    ``stored``: of a constant that DequantizeLinear makes of others, or that has been widened. ``placed``: of integers that count on from a
+    length that the model leaves open: nothing else is made of them once and for all.
 
     A constant has ``data``, or ``pack``: a function that writes the value into an array of this shape and dtype (C-contiguous), so that
     weights are converted and packed once, straight into shared memory.

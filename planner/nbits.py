@@ -1,5 +1,8 @@
-"""Weights of 4 or 8 bits, as models store them and as NGEMM reads them (``workers/kernels/nbits.h``): (q - z) * s, with a scale and perhaps
-a zero point for each column and block of terms."""
+"""Weights of 4, 8 or 16 bits, as models store them and as NGEMM reads them (``workers/kernels/nbits.h``). Of 4 or 8: (q - z) * s, with a
+scale and perhaps a zero point for each column and block of terms. Of 16: f16 or bf16.
+
+A product takes its weights as they are stored whatever the number of its rows: plans of a model for all lengths share one copy, and memory
+is halved. Few rows read half the bytes; for many a panel becomes floats once a tile, in Strassen's products, too."""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ _KINDS: Final = {
     np.dtype(np.uint8): (8, 0),
 }
 """Bits of a weight, and what is added to make it a level from 0 on."""
+_HALVES: Final = {np.dtype(np.float16): 0, np.dtype(ml_dtypes.bfloat16): 1}
+"""Types of 16 bits, as the kernel numbers them."""
 _SCALES: Final = frozenset({np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
 PANEL: Final = 32
 
@@ -26,7 +31,7 @@ PANEL: Final = 32
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a weight [K, N] is packed: ``bits`` a weight, ``block`` terms of a column that share a scale; whether there are zero points
-    (``zeros``), else that of all (``zero``)."""
+    (``zeros``), else that of all (``zero``). Of 16 bits there are neither scales nor zero points, and ``zero`` is 1 of bf16, else 0."""
 
     bits: int
     block: int
@@ -36,7 +41,7 @@ class Form:
 
 def packed_shape(depth: int, columns: int, bits: int, block: int, zeros: bool) -> tuple[int, int]:
     """Panels and bytes of each."""
-    per, header = 32 // bits, PANEL * (5 if zeros else 4)
+    per, header = 32 // bits, 0 if bits == 16 else PANEL * (5 if zeros else 4)
     return -(-columns // PANEL), -(-depth // block) * header + -(-depth // per) * 4 * PANEL
 
 
@@ -48,6 +53,9 @@ def whole_groups(depth: int, bits: int, block: int) -> bool:
 def form_of(stored: Stored) -> Form | None:
     """How NGEMM takes a weight, if it does."""
     values, scale, zero = stored.values, stored.scale, stored.zero
+    if scale is None:
+        fits = values.dtype in _HALVES and len(values.shape) == 2 and 0 not in values.shape and values.is_const
+        return Form(16, values.shape[0], False, _HALVES[values.dtype]) if fits else None
     if values.dtype not in _KINDS or scale.dtype not in _SCALES or len(values.shape) != 2 or 0 in values.shape or not scale.is_const:
         return None
     if not values.is_const or (zero is not None and (not zero.is_const or zero.dtype != values.dtype or zero.shape != scale.shape)):
@@ -79,7 +87,6 @@ def transposed(stored: Stored, perm: tuple[int, ...]) -> Stored | None:
     parts = [None if t is None else _transposed(t) for t in (stored.values, stored.scale, stored.zero)]
     values, scale, zero = parts
     assert values is not None
-    assert scale is not None
     return Stored(values, scale, zero, 1 - stored.axis, stored.block)
 
 
@@ -97,6 +104,9 @@ def _transposed(tensor: Tensor) -> Tensor:
 
 def pack(stored: Stored, form: Form, out: npt.NDArray[Any]) -> None:
     """Writes panels (`packed_shape`, u8)."""
+    if stored.scale is None:
+        _pack_halves(stored.values.value(), out)
+        return
     offset = _KINDS[stored.values.dtype][1]
     levels = stored.values.value()
     depth, columns = levels.shape
@@ -112,7 +122,13 @@ def pack(stored: Stored, form: Form, out: npt.NDArray[Any]) -> None:
         _write_panel(row, form, depth, words, scales[:, span], None if points is None else points[:, span])
 
 
-def _words(levels: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint32]:
+def _pack_halves(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    halves = values.view(np.uint16)
+    for panel, row in enumerate(out):
+        row[...] = _words(halves[:, PANEL * panel : PANEL * panel + PANEL], 16).reshape(-1).view(np.uint8)
+
+
+def _words(levels: npt.NDArray[np.uint8] | npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint32]:
     """[K, n] → [ceil(K / terms of a word), 32]."""
     per, (depth, n) = 32 // bits, levels.shape
     wide = np.zeros((-(-depth // per), per, PANEL), np.uint32)

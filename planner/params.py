@@ -155,13 +155,14 @@ SEVEN_PART = 192
 """Terms of a half, at most, that Strassen's products take at a time."""
 
 
-def seven_scratch(terms: int) -> int:
+def seven_scratch(terms: int, halves: bool = False) -> int:
     """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what 128
-    pairs of rows have so far."""
+    pairs of rows have so far. With weights of 16 bits (`halves`) NGEMM takes those of a part as floats, too, and those of a panel."""
     half = terms // 2
     parts = max(-(-half // SEVEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
-    return 4 * 32 * (5 * longest + (7 * 128 if parts > 1 else 0))
+    floats = 4 * longest + terms if halves else 0
+    return 4 * 32 * (5 * longest + (7 * 128 if parts > 1 else 0) + floats)
 
 
 def _conv(a: dict[str, Any]) -> list[int]:

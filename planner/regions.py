@@ -193,7 +193,7 @@ def _concat(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    if i == 1 and node.attrs["packed_b"]:
+    if i == 1 and (node.op == "NGEMM" or node.attrs["packed_b"]):
         out_lo, out_hi = _whole(shape, len(lo))
         first, last = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
         if len(node.inputs) > 6:  # of a pair of panels both are read
@@ -693,7 +693,7 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "view.expand": _elementwise,
     "concat": _concat,
     "GEMM": _gemm,
-    "NGEMM": _igemm,
+    "NGEMM": _gemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
     "STRASSEN": _strassen,

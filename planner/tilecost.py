@@ -24,8 +24,8 @@ ROWS_LOST = 0.6
 ROW_BLOCK = 12
 SEEN = 0.5
 """What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
-UNPACKED = 0.6
-"""What it takes to make a weight of a few bits, in rows."""
+UNPACKED, UNPACKED_HALVES = 0.6, 0.4
+"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
@@ -94,7 +94,8 @@ class TileCost:
 class Product(TileCost):
     """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
     the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
-    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first."""
+    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first,
+    which takes as long as so many rows (`unpacked`)."""
 
     depth: int
     batched: bool
@@ -102,6 +103,7 @@ class Product(TileCost):
     seven: bool = False
     item: int = 4
     stored: float = 0.0
+    unpacked: float = 0.0
 
     @property
     def weight_bytes(self) -> float:
@@ -111,9 +113,9 @@ class Product(TileCost):
         lead, m, n = sides
         batches = lead if self.batched else np.ones_like(n)
         m = m if self.batched else lead * m
-        full = batches * (_rows(m) + UNPACKED * (self.stored > 0)) * (-(-n // PANEL) * PANEL)
+        full = batches * (_rows(m) + self.unpacked) * (-(-n // PANEL) * PANEL)
         if self.seven:
-            full = SEVEN * batches * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) * (-(-n // (2 * PANEL)) * 2 * PANEL)
+            full = batches * (SEVEN * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) + self.unpacked) * (-(-n // (2 * PANEL)) * 2 * PANEL)
         weights = batches * self.weight_bytes * n * self.depth
         others = batches * m * (float(self.item) * self.depth + 4.0 * n)
         ns = 2.0 * full * self.depth * self.item / (4 * cost.rates().matrix) + SEEN * (weights + others) / cost.rates().warm
@@ -301,7 +303,9 @@ def of(node: Node, workers: int = 1) -> TileCost:
     if node.op == "NGEMM":
         b = node.inputs[1]
         assert b is not None
-        return Product(a.shape[-1], False, cost.output_ns(node), stored=b.size / max(shape[-1] * a.shape[-1], 1), factor=factor)
+        stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
+        seven = cost.by_sevens(node)
+        return Product(a.shape[-1], False, cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
     if node.op == "IGEMM":
         return Product(a.shape[-1], False, cost.output_ns(node), item=1, factor=factor)
     if node.op == "CONV":

@@ -27,7 +27,7 @@ def fold_affine(graph: Graph) -> None:
         if uses[product.output] != 1 or product.output.dtype != _F32 or not _foldable(product):
             continue
         if factor is not None and product.op == "Gemm" and product.inputs[1] is not None and product.inputs[1].stored is not None:
-            continue  # weights of few bits stay as they are: the factor is part of the kernel's epilogue
+            continue  # weights of up to 16 bits stay as they are: the factor is part of the kernel's epilogue
         _fold(product, node, factor, offset, key)
         dead.add(id(product))
     graph.nodes = [n for n in graph.nodes if id(n) not in dead]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir import Graph, Node, Stored, Tensor
 
 _F32: Final = np.dtype(np.float32)
 _ROUNDING: Final = {np.dtype(np.float16): 2.0**-11, np.dtype(ml_dtypes.bfloat16): 2.0**-8}
@@ -119,15 +119,15 @@ class _Halves:
 
 
 def _constant(tensor: Tensor) -> Tensor:
-    """A constant in f32; a large one is made when it is written."""
+    """A constant in f32; a large one is made when it is written. Products may take it as it is stored."""
 
     def pack(out: npt.NDArray[Any]) -> None:
         out[...] = tensor.value()
 
-    name = f"{tensor.name}|{_F32}"
+    name, stored = f"{tensor.name}|{_F32}", tensor.stored or Stored(tensor, None, None)
     if tensor.weight_key is None or tensor.nbytes <= _SMALL:
-        return Tensor(name, tensor.shape, _F32, data=tensor.value().astype(_F32), weight_key=_key(tensor), stored=tensor.stored)
-    return Tensor(name, tensor.shape, _F32, pack=pack, weight_key=_key(tensor), stored=tensor.stored)
+        return Tensor(name, tensor.shape, _F32, data=tensor.value().astype(_F32), weight_key=_key(tensor), stored=stored)
+    return Tensor(name, tensor.shape, _F32, pack=pack, weight_key=_key(tensor), stored=stored)
 
 
 def _key(tensor: Tensor) -> str | None:

@@ -44,6 +44,7 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
         left is None
         or left.op != "DequantizeLinear"
         or weight is None
+        or weight.scale is None
         or weight.block
         or left.inputs[0] is None
         or (bias is not None and not bias.is_const)

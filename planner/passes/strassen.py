@@ -4,7 +4,7 @@ their own, made once for all products that read the same rows."""
 from __future__ import annotations
 
 from aspen_mp.planner.algorithms import seven_products
-from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.options import Vectors
 from aspen_mp.planner.params import left_factors
 from aspen_mp.planner.passes.rewrite import Rewriter
@@ -14,7 +14,7 @@ def use_seven_products(graph: Graph, vectors: Vectors) -> None:
     """After all rewrites of GEMM: none of them knows of left factors."""
     rewriter, made = Rewriter(graph), dict[Tensor, Tensor]()
     for node in rewriter.live():
-        if node.op != "GEMM" or not node.attrs["packed_b"] or node.attrs.get("exact", False):
+        if not _takes_factors(node):
             continue
         a, shape = node.inputs[0], node.output.shape
         assert a is not None
@@ -23,5 +23,12 @@ def use_seven_products(graph: Graph, vectors: Vectors) -> None:
         if a not in made:
             made[a] = rewriter.insert(node, "STRASSEN", [a], left_factors(a.shape), {})
         inputs = [*node.inputs, *[None] * (6 - len(node.inputs)), made[a]]
-        rewriter.replace(node, "GEMM", inputs, node.attrs)
+        rewriter.replace(node, node.op, inputs, node.attrs)
     rewriter.finish()
+
+
+def _takes_factors(node: Node) -> bool:
+    """Constant weights of 32 or 16 bits, whose sums may be taken."""
+    if node.op == "NGEMM":
+        return bool(node.attrs["bits"] == 16)
+    return node.op == "GEMM" and bool(node.attrs["packed_b"]) and not node.attrs.get("exact", False)

@@ -18,6 +18,7 @@ BAD_ARGUMENT, SCRATCH = 2, 3
 KINDS = {"int4": (ml_dtypes.int4, -8, 8), "uint4": (ml_dtypes.uint4, 0, 16), "int8": (np.int8, -128, 128), "uint8": (np.uint8, 0, 256)}
 ROWS = st.one_of(st.integers(1, 12), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 9, 14, 16, 17, 31, 32, 33, 34, 47, 64, 65]))
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 7, 8, 9, 31, 32, 33, 63, 64, 65, 96, 100, 128, 129, 160, 200]))
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 BLOCKS = [8, 16, 24, 32, 64, 128, "all", "longer", "columns"]
 
 
@@ -42,6 +43,12 @@ def stored(
         scale, zero, length = scale[0], None if zero is None else zero[0], 0
     given = Stored(tensor(values), tensor(scale), None if zero is None else tensor(zero), 0 if length else 1, length)
     return given, floats
+
+
+def halves(rng: np.random.Generator, kind: str, k: int, n: int) -> tuple[Stored, np.ndarray]:
+    """A weight of half precision, subnormal numbers among them, and its value."""
+    values = (rng.standard_normal((k, n)) * 10.0 ** rng.integers(-8, 2, (k, n))).astype(HALVES[kind])
+    return Stored(tensor(values), None, None), values.astype(np.float32)
 
 
 def packed(weight: Stored) -> tuple[np.ndarray, list[int]]:
@@ -83,14 +90,14 @@ def by_hand(weight: Stored, form: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     batch=st.lists(st.integers(1, 3), max_size=2),
     m=ROWS,
     k=SIZES,
     n=SIZES,
-    kind=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(sorted([*KINDS, *HALVES])),
     block=st.sampled_from(BLOCKS),
     points=st.sampled_from(["none", "one", "many"]),
     scales=st.sampled_from([np.float32, np.float32, np.float16]),
@@ -115,7 +122,7 @@ def test_against_float64_and_gemm(
         dims = {None: None, "n": (*ones, 1, n), "m": (*ones, m, 1), "one": (*ones, 1, 1), "all": shape}[which]
         return None if dims is None else broadcast(rng, values(*dims), shape, plain)
 
-    weight, floats = stored(rng, kind, k, n, block, points, scales)
+    weight, floats = halves(rng, kind, k, n) if kind in HALVES else stored(rng, kind, k, n, block, points, scales)
     b, form = packed(weight)
     a = broadcast(rng, values(*[int(d if rng.random() < 0.6 else 1) for d in batch], m, k), (*batch, m, k), plain)
     bias_values, residual_values = addend(bias), addend(residual)
@@ -148,6 +155,38 @@ def test_packed_as_the_kernel_says(kind: str, points: str, block: int | str) -> 
         weight, _ = stored(rng, kind, k, n, block, points)
         found, form = packed(weight)
         np.testing.assert_array_equal(found, by_hand(weight, form))
+
+
+@pytest.mark.parametrize("kind", sorted(HALVES))
+def test_halves_packed_as_the_kernel_says(kind: str) -> None:
+    """Pairs of terms of a column, the even one in the lower half of a word; zeros behind the last term and column."""
+    rng = np.random.default_rng(7)
+    for k, n in ((1, 1), (40, 33), (77, 70), (8, 64)):
+        weight, _ = halves(rng, kind, k, n)
+        found, form = packed(weight)
+        assert form == [16, k, 0, int(kind == "bfloat16")]
+        wide = np.zeros((-(-k // 2) * 2, -(-n // 32) * 32), np.uint16)
+        wide[:k, :n] = weight.values.value().view(np.uint16)
+        for panel, row in enumerate(found.view(np.uint16).reshape(len(found), -1, 32, 2)):
+            for odd in range(2):
+                np.testing.assert_array_equal(row[:, :, odd], wide[odd::2, 32 * panel : 32 * panel + 32])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", sorted(HALVES))
+def test_every_half(isa: str, kind: str) -> None:
+    """All 65536 patterns of bits become the floats that they are, for few rows and for many."""
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(2, -1).view(HALVES[kind])
+    b, form = packed(Stored(tensor(values), None, None))
+    wanted = values.astype(np.float32)
+    for rows in (1, 2, 3, 4, 8, 70):
+        for term in range(2):
+            a = np.zeros((rows, 2), np.float32)
+            a[:, term] = 1
+            with np.errstate(all="ignore"):
+                others = (wanted[1 - term] * np.float32(0) + wanted[term]).astype(np.float32)
+            out = run("NGEMM", np.empty((rows, 1 << 15), np.float32), [a, b], params(form), isa=isa)
+            np.testing.assert_array_equal(out, np.broadcast_to(others, out.shape))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -201,6 +240,12 @@ def test_bad_arguments(isa: str) -> None:
     assert ngemm(out, a, b) == ngemm(out, a, b, extra, extra) == 0
     for bad in ([2, 32, 1, 0], [8, 32, 1, 0], [16, 32, 1, 0], [4, 0, 1, 0], [4, -32, 1, 0], [4, 16, 1, 0], [4, 64, 1, 0]):
         assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
+    for bad in ([16, 64, 0, 0], [16, 64, 0, 1]):
+        assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, "bytes of a panel"
+    words = np.zeros((2, 32 * 128), np.uint8)
+    assert ngemm(out, a, words, p=params([16, 64, 0, 0])) == ngemm(out, a, words, p=params([16, 64, 0, 1])) == 0
+    for bad in ([16, 64, 0, 2], [16, 64, 1, 0], [16, 64, 0, -1], [12, 64, 0, 0]):
+        assert ngemm(out, a, words, p=params(bad)) == BAD_ARGUMENT, bad
     for bad in ([4, 36, 1, 0], [4, 1 << 62, 1, 0], [4, 32, 0, 0], [4, 32, 2, 0], [4, 32, -1, 0], [4, 32, 1, 16], [4, 32, 1, -1]):
         assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
     assert ngemm(out, a, b, p=[1.0, len(UNARY), 0.0, 0.0, 0, *form]) == BAD_ARGUMENT

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
+from aspen_mp.planner import nbits
+from aspen_mp.planner.ir import Stored, Tensor
 from aspen_mp.planner.params import SEVEN_PART, left_factors, seven_scratch
 from aspen_mp.workers import _kernels
 
@@ -126,6 +129,42 @@ def test_against_float64(isa, seed, batch, m, half, n, plain, alpha, activation,
     extras = [None if e is None else filled(rng, e) for e in (bias_values, residual_values)]
     relaid = [filled(rng, a), b, *extras, scale, shift, left]
     assert same_bits(whole, run("GEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on the layout"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    m=st.one_of(SIZES, st.integers(120, 300)),
+    half=HALVES,
+    n=st.one_of(SIZES, st.sampled_from([128, 160, 192, 200])),
+    unlike=st.booleans(),
+    extras=st.booleans(),
+)
+def test_weights_of_half_precision(isa, kind, seed, m, half, n, unlike, extras):
+    """NGEMM has the bits of GEMM over the same weights as floats, whatever the tile."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((m, 2 * half), dtype=np.float32)
+    if unlike:
+        rows *= (10.0 ** rng.integers(-1, 2, (m, 1))).astype(np.float32)
+    values = rng.standard_normal((2 * half, n)).astype(kind)
+    weight = Stored(Tensor("w", values.shape, values.dtype, data=values), None, None)
+    form = nbits.form_of(weight)
+    assert form is not None
+    b = np.empty(nbits.packed_shape(2 * half, n, form.bits, form.block, form.zeros), np.uint8)
+    nbits.pack(weight, form, b)
+    more = [rng.standard_normal((m, n), dtype=np.float32) if extras else None for _ in range(2)]
+    rest, out = [*more, None, None, left_of(rows, isa)], np.empty((m, n), np.float32)
+    p = [1.0, *ACTIVATIONS["RELU"], 0, form.bits, form.block, int(form.zeros), form.zero]
+    wanted = run("GEMM", out.copy(), [rows, pack_panels(values.astype(np.float32)), *rest], params(1.0, "RELU"), isa=isa)
+    assert same_bits(wanted, run("NGEMM", out.copy(), [rows, b, *rest], p, isa=isa))
+    assert same_bits(wanted, run("NGEMM", out.copy(), [rows, b, *rest], p, boxes(rng, out.shape, int(rng.integers(2, 9))), isa))
+    asked = _kernels.scratch("NGEMM", [out, rows, b, *rest], p, [0, 0], out.shape)
+    assert asked == seven_scratch(2 * half, halves=True)
+    assert _kernels.call("NGEMM", [out, rows, b, *rest], p, [0, 0], out.shape, isa, asked - 1) == 3
+    four = [*p[:5], 4, 2 * half, 0, 8]
+    assert _kernels.call("NGEMM", [out, rows, b, *rest], four, [0, 0], out.shape, isa) == 2
 
 
 @pytest.mark.parametrize("isa", ISAS)

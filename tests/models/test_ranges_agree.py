@@ -99,7 +99,10 @@ def tokens(batch: int = 1) -> Callable[[onnx.ModelProto], Shapes]:
     return lambda model: lambda extent: {value.name: (batch, extent) for value in model.graph.input}
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bert_base", "f32"), ("gpt2", "f32"), ("smollm2_135m", "f32"), ("smollm2_135m", "int4")])
+TEXTS = [("bert_base", "f32"), ("gpt2", "f32"), ("smollm2_135m", "f32"), ("smollm2_135m", "f16"), ("smollm2_135m", "int4")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TEXTS)
 @pytest.mark.parametrize(("least", "most"), [(24, 31), (48, 63), (2, 7)])
 def test_text(name: str, dtype: str, least: int, most: int) -> None:
     model = models.build(name, symbolic=True, dtype=dtype, **models.miniature(name))

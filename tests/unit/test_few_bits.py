@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits: which products take them as they are stored, what becomes part of these, and what plans keep of them."""
+"""Weights of 4, 8 and 16 bits: which products take them as they are stored, what becomes part of these, and what plans keep of them."""
 
 from __future__ import annotations
 
@@ -207,6 +207,39 @@ def test_table_that_is_looked_up_too() -> None:
     assert ops(nodes).count("NGEMM") >= 1
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 80), (2, 3, 77), (77,)], ids=str)
+def test_half_precision_stays_as_it_is(dtype: Any, shape: tuple[int, ...]) -> None:
+    """As it is, transposed by a node and by Gemm."""
+    net = Net(opset=21, dtype=dtype, x=shape)
+    k = shape[-1]
+    outputs = [net("MatMul", "x", net.weight(k, 40)), net("MatMul", "x", net("Transpose", net.weight(70, k), perm=[1, 0]))]
+    if len(shape) == 2:
+        outputs.append(net("Gemm", "x", net.weight(33, k), net.weight(33), transB=1))
+    nodes = check(net, *outputs, tolerance=2e-3 if dtype == np.float16 else 2e-2)
+    products = [n for n in nodes if n.op in ("GEMM", "NGEMM")]
+    assert {n.op for n in products} == {"NGEMM"}
+    for node in products:
+        packed = node.inputs[1]
+        assert packed is not None
+        assert (node.attrs["bits"], node.attrs["zeros"], node.attrs["zero"]) == (16, False, int(dtype != np.float16))
+        assert packed.shape == nbits.packed_shape(k, node.output.shape[-1], 16, k, False)
+        assert packed.shape[1] == 128 * -(-k // 2)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_half_precision_is_stored_once(rows: int) -> None:
+    """However many rows there are: Strassen's products read the weights that few rows read."""
+    net = Net(opset=21, dtype=np.float16, x=(rows, 512))
+    w = net.weight(512, 512)
+    nodes = lowered(net.model(net("MatMul", "x", w)), {"x": np.ones((rows, 512), np.float16)}).nodes
+    (node,) = (n for n in nodes if n.op in ("GEMM", "NGEMM"))
+    packed = node.inputs[1]
+    assert packed is not None
+    assert packed.weight_key == f"{w}|float32|16 bits"
+    assert (len(node.inputs) > 6) == (rows == 64)
+
+
 def sizes(model: Any, feeds: dict[str, Any]) -> tuple[int, dict[str, int]]:
     """Bytes of packed weights in a plan, and how many nodes of each kernel there are."""
     opened = api.load(model)
@@ -234,3 +267,18 @@ def test_decoder() -> None:
     assert counts["NGEMM"] == others["GEMM"]
     assert "GEMM" not in counts
     assert few < many * 5 / 32 + (1 << 16)
+
+
+@pytest.mark.parametrize("seq", [1, 5, 70])
+def test_decoder_in_half_precision(seq: int) -> None:
+    """Results are onnxruntime's of the same model; weights take 16 bits, in every constant product."""
+    options = {**models.miniature("smollm2_135m"), "hidden": 128, "inner": 256, "vocab": 512}
+    small, large = (models.build("smollm2_135m", seq=seq, dtype=dtype, opset=21, **options) for dtype in ("f16", "f32"))
+    feeds = models.inputs(small)
+    want = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
+    for got, wanted in zip(run_model(api.load(small), feeds), want.run(None, feeds), strict=True):
+        assert np.abs(got - wanted).max() <= 2e-2 * np.abs(wanted).max()
+    (half, counts), (whole, others) = sizes(small, feeds), sizes(large, models.inputs(large))
+    assert counts["NGEMM"] == others["GEMM"]
+    assert "GEMM" not in counts
+    assert half < whole / 2 + (1 << 16)

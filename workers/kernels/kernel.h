@@ -66,10 +66,10 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
  *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
  *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
- * NGEMM  as GEMM, bit by bit, with B of 4 or 8 bits: a weight is (q - z) * s, rounded once; s and z belong to a column and a block of terms.
- *        in: A, B (u8 [ceil(N/32), bytes of a panel], contiguous, at a multiple of 4 bytes: nbits.h), bias?, residual?, scale?, shift? as GEMM.
+ * NGEMM  as GEMM, bit by bit, with B of 4, 8 or 16 bits. Of 4 or 8 a weight is (q - z) * s, rounded once; s and z belong to a column and a block of terms.
+ *        in: A, B (u8 [ceil(N/32), bytes of a panel], contiguous, at a multiple of 4 bytes: nbits.h), bias?, residual?, scale?, shift?, left? (16 bits alone) as GEMM.
  *        params: f64 alpha, ACT(3), residual_last, bits, terms of a block (whole words of 32 bits, or all K), zeros (1: each column of a block
- *        has a zero point), zero (else that of all)
+ *        has a zero point), zero (else that of all). Of 16 bits, f16 (zero: 0) or bf16 (zero: 1), there are no scales and zeros is 0
  * IGEMM  out[…, M, N] = act(factor S + bias + residual), f32; as bytes, i8 or u8, that / scale, rounded, + zero, within the type; or S itself, i32:
  *        S[i, j] = sum over k of (A[i, k] - zero[i]) (B[k, j] - y[j]), + c[j], modulo 2^32. in: A[…, M, K], i8 or u8; B packed [ceil(N/32), 3 + ceil(K/4), 32, 4], i8: of
  *        each panel first the columns' sums over k, their y and c (i32 each), then (k / 4, column, k % 4), zeros behind the last term and column; bias?, residual?,

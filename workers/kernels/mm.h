@@ -71,8 +71,9 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
 void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last);
 
 /* GEMM by the left factors that STRASSEN has made (strassen.c). Returns an enum aspen_kernel_error. */
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm);
-size_t aspen_scratch_seven(int64_t terms);
+struct nbits;
+int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
+size_t aspen_scratch_seven(int64_t terms, int halves);
 
 /* Products of few terms (pointwise.c): pixels `x_step` apart, each `taps` runs of `depth` terms `tap_step` apart, their outputs `to_step` and what
  * is added to them `residual_step` apart. In elements, channels contiguous. */

@@ -1,4 +1,4 @@
-/* Weights of 4 or 8 bits become floats: a panel of them for many rows, or term by term for few. See nbits.h. */
+/* Weights of 4 or 8 bits become floats: a panel of them for many rows, or term by term for few; of 16 see halves.c. See nbits.h. */
 #include "nbits.h"
 
 #define PANEL_VECTORS (ASPEN_NR / VL)
@@ -7,10 +7,11 @@
 
 int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *b, int64_t columns) {
   const int64_t bits = params[0], block = params[1], zeros = params[2], zero = params[3];
-  if ((bits != 4 && bits != 8) || block < 1 || (block % (32 / bits) && block < k) || zeros < 0 || zeros > 1 || zero < 0 || zero >= 1 << bits)
+  if ((bits != 4 && bits != 8 && bits != 16) || block < 1 || (block % (32 / bits) && block < k) || zeros < 0 || zeros > 1 || zero < 0 || zero >= (bits == 16 ? 2 : 1 << bits) ||
+      (bits == 16 && zeros))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  const int64_t per = 32 / bits, blocks = k > 0 ? (k - 1) / block + 1 : 0, header = NBITS_SCALES + (zeros ? NBITS_ZEROS : 0);
-  *w = (nbits){.bits = (int)bits, .zeros = (int)zeros, .zero = (float)zero, .k = k, .block = block};
+  const int64_t per = 32 / bits, blocks = k > 0 ? (k - 1) / block + 1 : 0, header = bits == 16 ? 0 : NBITS_SCALES + (zeros ? NBITS_ZEROS : 0);
+  *w = (nbits){.bits = (int)bits, .zeros = (int)zeros, .zero = (float)zero, .bf16 = bits == 16 && zero, .k = k, .block = block};
   w->panel = blocks * header + (k + per - 1) / per * NBITS_WORDS;
   if (b->dtype != ASPEN_DT_U8 || b->rank != 2 || b->dims[0] < (columns + ASPEN_NR - 1) / ASPEN_NR || b->dims[1] != w->panel ||
       (b->dims[0] > 1 && b->strides[0] != w->panel) || (w->panel > 1 && b->strides[1] != 1) || (uintptr_t)b->ptr % 4)
@@ -88,7 +89,9 @@ INLINE void unpack(const int BITS, const int ZEROS, const nbits *w, const char *
 }
 
 void FN(nbits_unpack)(const nbits *w, const char *panel, float *to) {
-  if (w->bits == 4) {
+  if (w->bits == 16) {
+    FN(halves_unpack)(w, panel, 0, w->k, to);
+  } else if (w->bits == 4) {
     if (w->zeros) unpack(4, 1, w, panel, to);
     else unpack(4, 0, w, panel, to);
   } else {
@@ -189,5 +192,6 @@ static few_fn *const fews[NBITS_ROWS][4][4] = {
 };
 
 void FN(nbits_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums) {
-  fews[rows - 1][panels - 1][(w->bits == 8 ? 2 : 0) + w->zeros](w, a, b, sums);
+  if (w->bits == 16) FN(halves_few)(w, rows, a, b, panels, sums);
+  else fews[rows - 1][panels - 1][(w->bits == 8 ? 2 : 0) + w->zeros](w, a, b, sums);
 }

@@ -6,7 +6,7 @@
  *   P5 = (A11 + A12) B22          P6 = (A21 - A11)(B11 + B12)                   P7 = (A12 - A22)(B21 + B22)
  *   C11 = P1 + P4 - P5 + P7       C12 = P3 + P5       C21 = P2 + P4             C22 = P1 - P2 + P3 + P6
  * STRASSEN makes the left factors, once for all that read A (a last row without a partner is its own). The right ones GEMM makes of a pair of panels while it multiplies the first
- * rows with them, and keeps them for the other rows of the tile: weights are kept once.
+ * rows with them, and keeps them for the other rows of the tile: weights are kept once. Those of 16 bits become floats before, a part at a time.
  *
  * A value is rounded beside the largest of its pair's rows, not of its own alone. So pairs whose rows are of very unlike size, or not
  * finite, are computed directly: it depends on the pair alone which way is taken, never on the tile.
@@ -14,7 +14,7 @@
  * An eighth fewer multiplications are paid for by more loads and stores, most of them of L2, which the part that is multiplied at a time must
  * not overflow; and a store that has to wait for its line holds up all behind it, so lines that are stored to are fetched before.
  */
-#include "mm.h"
+#include "nbits.h"
 
 #define PAIRS 128     /* at a time, for which right factors are made */
 #define PART 192      /* terms of a half, at most, that are multiplied at a time: so many of all factors stay in L2 */
@@ -23,6 +23,7 @@
 #define AHEAD 16      /* terms that right factors are fetched ahead where they are made */
 #define PRODUCTS 7
 #define KEPT 5        /* right factors that are sums */
+#define QUADRANTS 4   /* of a pair of panels: halves of their terms */
 #define WIDE 2        /* vectors of columns in the micro-kernel, … */
 #define ROWS MM_EVEN_ROWS /* … and pairs of rows */
 #if VL == 8
@@ -51,10 +52,11 @@ static int64_t part_end(int64_t half, int64_t parts, int64_t part) {
 static int64_t padded(int64_t terms) { return (terms + LINE - 1) / LINE * LINE; }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_seven(int64_t terms) {
+size_t aspen_scratch_seven(int64_t terms, int halves) {
   const int64_t half = terms / 2, parts = parts_of(half);
   const int64_t products = parts > 1 ? PAIRS * PRODUCTS : 0;
-  return (size_t)((KEPT * part_end(half, parts, 0) + products) * ASPEN_NR) * sizeof(float);
+  const int64_t floats = halves ? QUADRANTS * part_end(half, parts, 0) + terms : 0;
+  return (size_t)((KEPT * part_end(half, parts, 0) + products + floats) * ASPEN_NR) * sizeof(float);
 }
 #endif
 
@@ -289,17 +291,18 @@ static void direct_rows(const mm_job *job, const pair *pairs, int n, const float
 /* A part of the terms of a pair of panels. */
 typedef struct right_part {
   int64_t column, lo, hi; /* its first column; terms of the halves */
-  const float *b;         /* its first panel */
+  const float *b;         /* its first quadrant's first term … */
+  int64_t half, panel;    /* … and how far behind those of the other half and of the other panel are */
   float *kept;            /* [KEPT][part][ASPEN_NR] */
-  const float *coming;    /* what is multiplied with after it, its first quadrant; NULL: nothing */
+  const char *coming[QUADRANTS]; /* what is multiplied with after it, as it is kept; NULL: nothing */
   int64_t share;          /* of which so many bytes are brought nearer with every two terms */
   int last;               /* of the parts */
 } right_part;
 
 /* The seven products of a block of pairs, added to products[PRODUCTS][rows][ASPEN_NR] but for the first part. Block 0 makes the right factors. */
 static void seven(const mm_job *job, const right_part *w, const pair *pairs, const float *left, int64_t row, int rows, int block, float *products) {
-  const int64_t half = job->k / 2, panel = job->b_panel, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
-  const int64_t quadrant[4] = {0, half * ASPEN_NR, panel, panel + half * ASPEN_NR};
+  const int64_t half = job->k / 2, terms = w->hi - w->lo, longest = part_end(half, parts_of(half), 0);
+  const int64_t quadrant[QUADRANTS] = {0, w->half, w->panel, w->panel + w->half};
   const int passes = ASPEN_NR / (WIDE * VL);
   const char *lines[LINES];
   for (int product = 0; product < PRODUCTS; product++) {
@@ -308,12 +311,12 @@ static void seven(const mm_job *job, const right_part *w, const pair *pairs, con
     const int lists = w->last && product + 2 >= PRODUCTS && job->direct && (!residuals || pairs[0].residual[TOP]);
     if (lists) lines_to_come(pairs, rows, residuals, w->column, (const char *)w->b, lines);
     else lines[0] = (const char *)w->b;
-    const int brings = w->coming && product < 4; /* a quadrant */
+    const int brings = product < QUADRANTS && w->coming[product];
     for (int pass = 0; pass < passes; pass++) {
       const int j = pass * WIDE * VL;
-      const float *b = w->b + w->lo * ASPEN_NR + j, *b1 = b + quadrant[right[product].first], *b2 = b + quadrant[right[product].second];
+      const float *b = w->b + j, *b1 = b + quadrant[right[product].first], *b2 = b + quadrant[right[product].second];
       float *keep = w->kept + right[product].kept * longest * ASPEN_NR + j;
-      const char *next = brings ? (const char *)(w->coming + quadrant[product]) + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
+      const char *next = brings ? w->coming[product] + (block * passes + pass) * (terms / 2 * w->share) : (const char *)b1;
       const aside besides = {
           .next = next, .step = brings ? w->share : 0, .lines = lines, .mask = lists ? LINES - 1 : 0, .write = lists && !residuals, .more = w->lo > 0};
       int how = right[product].how;
@@ -336,29 +339,67 @@ static int cut_blocks(const pair *pairs, int n, int *start) {
   return blocks;
 }
 
+/* Weights as they are kept: floats, or 16 bits (`halves`), which become floats in scratch memory: a part of a pair of panels in
+ * `part`[QUADRANTS][longest][ASPEN_NR], for rows that are computed directly a whole panel in `whole`[terms][ASPEN_NR]. */
+typedef struct right_weights {
+  const nbits *halves; /* NULL: floats */
+  const char *panels;
+  float *part, *whole;
+} right_weights;
+
+/* Terms [lo, hi) of the halves of the pair of panels that begins at `column`. */
+static void open_part(const mm_job *job, const right_weights *b, right_part *w) {
+  const int64_t half = job->k / 2, at = w->column / ASPEN_NR;
+  if (!b->halves) {
+    w->b = (const float *)b->panels + at * job->b_panel + w->lo * ASPEN_NR;
+    w->half = half * ASPEN_NR, w->panel = job->b_panel;
+    return;
+  }
+  const int64_t each = (w->hi - w->lo) * ASPEN_NR;
+  for (int i = 0; i < QUADRANTS; i++)
+    FN(halves_unpack)(b->halves, b->panels + (at + i / 2) * b->halves->panel, i % 2 * half + w->lo, i % 2 * half + w->hi, b->part + i * each);
+  w->b = b->part, w->half = each, w->panel = 2 * each;
+}
+
+/* The rows of some pairs, directly. */
+static void direct_columns(const mm_job *job, const pair *pairs, int n, const right_weights *b, int64_t column, int64_t first, int64_t last) {
+  if (!b->halves) {
+    direct_rows(job, pairs, n, (const float *)b->panels + column / ASPEN_NR * job->b_panel, column, first, last);
+    return;
+  }
+  for (; n && column < last; column += ASPEN_NR) {
+    const int64_t from = column > first ? column : first, to = column + ASPEN_NR < last ? column + ASPEN_NR : last;
+    if (from >= to) continue;
+    FN(halves_unpack)(b->halves, b->panels + column / ASPEN_NR * b->halves->panel, 0, job->k, b->whole);
+    direct_rows(job, pairs, n, b->whole, column, from, to);
+  }
+}
+
 /* Columns [first, last) of up to PAIRS pairs, of which those that are `alike` come first; `columns`: of B. scratch: the right factors, then, where
  * there are several parts, the products so far, [PAIRS][PRODUCTS][ASPEN_NR]. */
-static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const float *weights, int64_t first, int64_t last, int64_t columns,
+static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const right_weights *weights, int64_t first, int64_t last, int64_t columns,
                   float *scratch) {
-  const int64_t half = job->k / 2, panel = job->b_panel, parts = parts_of(half);
+  const int64_t half = job->k / 2, parts = parts_of(half), item = weights->halves ? 2 : (int64_t)sizeof(float);
+  const int64_t panel = weights->halves ? weights->halves->panel : item * job->b_panel;
   float *const so_far = scratch + KEPT * part_end(half, parts, 0) * ASPEN_NR;
   const int passes = ASPEN_NR / (WIDE * VL);
   int start[PAIRS + 1]; /* of blocks, whose pairs lie evenly */
   const int blocks = cut_blocks(pairs, alike, start);
   /* While the blocks pass over a part, the next one comes from memory. */
-  const int64_t share = blocks ? (2 * ASPEN_NR * (int64_t)sizeof(float) + blocks * passes - 1) / (blocks * passes) : 0;
+  const int64_t share = blocks ? (2 * ASPEN_NR * item + blocks * passes - 1) / (blocks * passes) : 0;
   for (int64_t column = first / (2 * ASPEN_NR) * 2 * ASPEN_NR; column < last; column += 2 * ASPEN_NR) {
-    const float *b = weights + column / ASPEN_NR * panel;
     const int64_t from = column > first ? column : first, end = column + 2 * ASPEN_NR;
     if (column + ASPEN_NR >= columns) { /* a last panel that has no partner */
-      direct_rows(job, pairs, n, b, column, from, last);
+      direct_columns(job, pairs, n, weights, column, from, last);
       return;
     }
     for (int64_t part = 0, lo = 0, hi; part < parts; part++, lo = hi) {
       hi = part_end(half, parts, part);
-      right_part w = {.column = column, .lo = lo, .hi = hi, .b = b, .kept = scratch, .share = share, .last = part + 1 == parts};
+      right_part w = {.column = column, .lo = lo, .hi = hi, .kept = scratch, .share = share, .last = part + 1 == parts};
       /* Also behind the tile's last column, where another tile begins. */
-      w.coming = !w.last ? b + hi * ASPEN_NR : end + ASPEN_NR < columns ? b + 2 * panel : NULL;
+      if (blocks) open_part(job, weights, &w);
+      for (int i = 0; i < QUADRANTS && (!w.last || end + ASPEN_NR < columns); i++)
+        w.coming[i] = weights->panels + (column / ASPEN_NR + i / 2 + (w.last ? 2 : 0)) * panel + (i % 2 * half + (w.last ? 0 : hi)) * ASPEN_NR * item;
       for (int i = 0; i < blocks; i++) {
         const pair *const of = pairs + start[i];
         const int rows = start[i + 1] - start[i];
@@ -371,24 +412,28 @@ static void chunk(const mm_job *job, const pair *pairs, int alike, int n, const 
         }
       }
     }
-    direct_rows(job, pairs + alike, n - alike, b, column, from, end < last ? end : last);
+    direct_columns(job, pairs + alike, n - alike, weights, column, from, end < last ? end : last);
   }
 }
 
-int FN(mm_seven)(const aspen_call *c, const mm_job *gemm) {
+int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const nbits *halves) {
   const aspen_arg *out = &c->args[0], *left = &c->args[7];
   const aspen_arg *operands[4] = {&c->args[1], out, &c->args[3], &c->args[4]};
   const int rank = out->rank, m_axis = rank - 2;
   const int64_t rows = out->dims[m_axis], half = gemm->k / 2;
-  if (!c->params[0] || gemm->k % 2 || left->rank != rank || left->dtype != ASPEN_DT_F32 || left->strides[rank - 1] != 1 ||
+  if (gemm->k % 2 || left->rank != rank || left->dtype != ASPEN_DT_F32 || left->strides[rank - 1] != 1 ||
       left->dims[m_axis] != (rows + 1) / 2 || left->dims[rank - 1] != left_floats(half))
     return ASPEN_KERNEL_BAD_ARGUMENT;
-  if (c->scratch_bytes < aspen_scratch_seven(gemm->k)) return ASPEN_KERNEL_SCRATCH;
+  if (c->scratch_bytes < aspen_scratch_seven(gemm->k, halves != NULL)) return ASPEN_KERNEL_SCRATCH;
   mm_job job = *gemm;
   for (int i = 0; i <= m_axis; i++) {
     if (i < m_axis && left->dims[i] != out->dims[i]) return ASPEN_KERNEL_BAD_ARGUMENT;
     job.one_bias &= !operands[2]->dtype || out->dims[i] == 1 || operands[2]->strides[i] == 0;
   }
+  const int64_t parts = parts_of(half), longest = part_end(half, parts, 0);
+  right_weights weights = {.halves = halves, .panels = c->args[2].ptr};
+  weights.part = (float *)c->scratch + (KEPT * longest + (parts > 1 ? PAIRS * PRODUCTS : 0)) * ASPEN_NR;
+  weights.whole = weights.part + QUADRANTS * longest * ASPEN_NR;
   pair pairs[PAIRS];
   int64_t at[ASPEN_MAX_RANK]; /* leading axes, and the next pair */
   memcpy(at, c->lo, (size_t)m_axis * sizeof *at);
@@ -424,7 +469,7 @@ int FN(mm_seven)(const aspen_call *c, const mm_job *gemm) {
       more = axis >= 0;
     }
     memmove(pairs + alike, pairs + n, (size_t)(PAIRS - n) * sizeof *pairs);
-    chunk(&job, pairs, alike, alike + PAIRS - n, (const float *)c->args[2].ptr, c->lo[rank - 1], c->hi[rank - 1], out->dims[rank - 1],
+    chunk(&job, pairs, alike, alike + PAIRS - n, &weights, c->lo[rank - 1], c->hi[rank - 1], out->dims[rank - 1],
           c->scratch);
   }
   return 0;
