@@ -29,6 +29,20 @@ def packed(panels: Tensor, taps: int = 1) -> Tensor:
     return Tensor(f"{panels.name}|pairs", shape, U32, weight_key=key, pack=partial(_pack, panels, taps))
 
 
+def of_halves(panels: Tensor, depth: int, bf16: bool) -> Tensor:
+    """Constant panels of NGEMM of 16 bits (`nbits.packed_shape`), which are pairs already, of bf16 or else of f16 → words."""
+    key = None if panels.weight_key is None else f"{panels.weight_key}|pairs"
+    shape = packed_shape(depth, panels.shape[0] * PANEL)
+    return Tensor(f"{panels.name}|pairs", shape, U32, weight_key=key, pack=partial(_pack_halves, panels, bf16))
+
+
+def _pack_halves(source: Tensor, bf16: bool, out: npt.NDArray[Any]) -> None:
+    for panel, words in zip(source.value(), out, strict=True):
+        halves = panel.view(np.uint16)
+        rounded = halves if bf16 else halves.view(np.float16).astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+        words[...] = rounded.view(np.uint32).reshape(words.shape)
+
+
 def _pack(source: Tensor, taps: int, out: npt.NDArray[Any]) -> None:
     values = source.value()
     panels = values.reshape(out.shape[0], taps, -1, PANEL)

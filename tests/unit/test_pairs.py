@@ -11,8 +11,9 @@ from kernel_graphs import bind, run_model
 from net_tools import Net
 from onnx import TensorProto
 
-from aspen_mp.planner import algorithms, api, pairs, stages
-from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner import algorithms, api, nbits, pairs, stages
+from aspen_mp.planner.ir import Graph, Stored, Tensor
+from aspen_mp.planner.lower.builder import Builder
 
 F32 = np.dtype(np.float32)
 NEAR = 3e-2
@@ -62,6 +63,31 @@ def test_products_and_what_is_fused_with_them() -> None:
     y = net("Add", net("MatMul", "x", net.weight(64, 96)), net.weight(96))
     z = net("Relu", net("Gemm", y, net.weight(40, 96), net.weight(40), transB=1))
     assert kernels(net, net("Add", z, net("MatMul", "x", net.weight(64, 40)))) == ["BGEMM", "BGEMM", "BGEMM"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("depth", "columns"), [(7, 40), (64, 33)])
+def test_weights_that_are_stored_in_half_precision(dtype: Any, depth: int, columns: int) -> None:
+    """They are pairs already; bf16 stays what it is."""
+    values = np.random.default_rng(1).standard_normal((depth, columns)).astype(dtype)
+    wide = np.zeros((-(-columns // 32), depth, 32), np.float32)
+    for k in range(columns):
+        wide[k // 32, :, k % 32] = values[:, k]
+    b = Builder()
+    weight = Tensor("w", values.shape, F32, weight_key="w", stored=Stored(Tensor("v", values.shape, values.dtype, data=values), None, None))
+    form = nbits.form_of(weight.stored) if weight.stored is not None else None
+    assert form is not None
+    words = pairs.of_halves(b.packed_nbits(weight, form), depth, dtype is ml_dtypes.bfloat16)
+    want = pairs.packed(Tensor("p", wide.shape, F32, data=wide))
+    assert words.shape == want.shape
+    np.testing.assert_array_equal(words.value(), want.value())
+
+
+@pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_networks_in_half_precision(to: int) -> None:
+    net = Net(opset=21, x=(5, 64))
+    y = net("MatMul", net("Cast", "x", to=to), net("Cast", net.weight(64, 96), to=to))
+    assert kernels(net, net("Cast", net("Relu", y), to=TensorProto.FLOAT)) == ["BGEMM"]
 
 
 def test_convolutions_and_what_is_fused_with_them() -> None:
