@@ -87,6 +87,11 @@ LEAST_PAIRED = 16
 """Channels below which rounding an image takes longer than products of pairs gain."""
 
 
+MOST_STACKED = 16
+"""Channels up to which a convolution of single pixels and the depthwise one behind it are one kernel (`passes.stacks`), although it would
+multiply pairs apart from it."""
+
+
 def by_pairs(channels: int) -> bool:
     """Whether a convolution whose factors may be rounded to bf16 multiplies pairs of them, where it is computed the direct way."""
     return channels >= LEAST_PAIRED

@@ -178,7 +178,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     cleanup.remove_dead(kernels)
     verify.check(kernels, "clean-up", kernel_level=True)
     if options.fuse:
-        pipeline.kernel_level(kernels)
+        pipeline.kernel_level(kernels, options.pairs)
     if options.pairs:
         pairs.use_pairs(kernels)
         verify.check(kernels, "products of pairs", kernel_level=True)

@@ -305,7 +305,7 @@ def _pairs(call: Call, depth: int, columns: int, taps: int = 1) -> None:
     _shape(w, packed_pairs(depth, columns, taps), "shape of input 1")
     _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
     _f32(call.out, "the output")
-    for i in (0, 2, 3, 4, 5):
+    for i in (0, *range(2, 8)):
         _f32(call.optional(i), f"input {i}")
 
 
@@ -329,11 +329,13 @@ def _bconv(call: Call) -> None:
     kh, kw = _window(call, 0, 2)
     _act(call, 8)
     _range(call, 11, "residual_last", 0, 2)
+    _act(call, 12)
     _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
     _pairs(call, x.shape[1], out.shape[1], kh * kw)
     _shape(call.optional(2), out.shape[1:2], "shape of input 2")
     _shape(call.optional(3), out.shape, "shape of input 3")
     _scale(call, 4, out.shape[1])
+    _scale(call, 6, x.shape[1])
     copied = image_scratch(2 * x.shape[1], (1, MOST_ROWS), (kh, kw), call.params[2:4], call.params[4:6])
     _need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
 

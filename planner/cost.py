@@ -152,8 +152,8 @@ def after_ns(node: Node) -> float:
 
 
 def input_ns(node: Node) -> float:
-    """What an element of the input costs a CONV that computes a prologue on it, each time it is read."""
-    return PROLOGUE_NS if node.op == "CONV" and len(node.inputs) > 6 else 0.0
+    """What an element of the input costs a CONV or BCONV that computes a prologue on it, each time it is read."""
+    return PROLOGUE_NS if node.op in ("CONV", "BCONV") and len(node.inputs) > 6 else 0.0
 
 
 def element_ns(node: Node) -> float:

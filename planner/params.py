@@ -18,8 +18,8 @@ op                   attrs
                      ``gated``?. Inputs A, B (packed, see `nbits.packed_shape`), bias?, residual?, scale? [N], shift? [N]
 ``BGEMM``            of ``GEMM`` ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B (packed, see `pairs.packed_shape`), bias?,
                      residual?, scale? [N], shift? [N]; A and B rounded to bf16
-``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?. Inputs X, W (packed, see
-                     `pairs.packed_shape`), bias? [OC], residual?, scale? [OC], shift? [OC]; X and W rounded to bf16
+``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?, ``in_act``?. Inputs of
+                     ``CONV``, W packed (see `pairs.packed_shape`); X, behind what stands in front of it, and W rounded to bf16
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth``
@@ -175,7 +175,11 @@ def _window(a: dict[str, Any]) -> list[int]:
 
 
 def _conv(a: dict[str, Any]) -> list[int]:
-    return [a["groups"], *_window(a), *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
+    return [a["groups"], *_convolution(a)]
+
+
+def _convolution(a: dict[str, Any]) -> list[int]:
+    return [*_window(a), *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
 
 
 def depth(a: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -221,7 +225,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
     "NGEMM": _ngemm,
     "BGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"]), _last(a)],
-    "BCONV": lambda a: [*_window(a), *_act(a["act"]), int(a.get("residual_last", False))],
+    "BCONV": _convolution,
     "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
     "ICONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
     "STRASSEN": lambda a: [],

@@ -299,7 +299,7 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _bconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    return _iconv(node, 2 if i in (4, 5) else i, shape, lo, hi)
+    return _whole(shape, len(lo)) if i in (6, 7) else _iconv(node, 2 if i in (4, 5) else i, shape, lo, hi)
 
 
 def _conv_weights(node: Node, shape: Shape, lo: Boxes, hi: Boxes, first: Boxes, last: Boxes) -> Region:

@@ -314,7 +314,7 @@ def of(node: Node, workers: int = 1) -> TileCost:
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
     if node.op in ("ICONV", "BCONV"):
         kernel, item = (attrs["kernel"][0], attrs["kernel"][1]), _ITEMS[node.op]
-        ns = cost.output_ns(node), cost.COPIED_NS if node.op == "ICONV" else cost.ROUNDED_NS
+        ns = cost.output_ns(node), cost.COPIED_NS if node.op == "ICONV" else cost.ROUNDED_NS + cost.input_ns(node)
         channels = -(-a.shape[1] * item // 4) * 4 // item  # whole words
         return Convolution(channels, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=item, factor=factor)
     if node.op == "WINO":

@@ -29,13 +29,13 @@ def use_pairs(graph: Graph) -> None:
 def _convolves(node: Node) -> bool:
     x = node.inputs[0]
     assert x is not None
-    return node.attrs["groups"] == 1 and len(node.inputs) <= 6 and len(x.shape) == 4 and by_pairs(x.shape[1])
+    return node.attrs["groups"] == 1 and len(x.shape) == 4 and by_pairs(x.shape[1])
 
 
 def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: Node, w: Tensor, op: str, taps: int) -> None:
     if (w, taps) not in made:
         made[w, taps] = _words(node, w, taps)
-    kept = ("alpha", "act", "residual_last", "gated") if op == "BGEMM" else (*_WINDOW, "act", "residual_last")
+    kept = ("alpha", "act", "residual_last", "gated") if op == "BGEMM" else (*_WINDOW, "act", "residual_last", "in_act")
     attrs = {name: node.attrs[name] for name in kept if name in node.attrs}
     rewriter.replace(node, op, [node.inputs[0], made[w, taps], *node.inputs[2:]], attrs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aspen_mp.planner import verify
+from aspen_mp.planner.algorithms import MOST_STACKED
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.passes import (
     activations,
@@ -58,8 +59,12 @@ def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
         verify.check(graph, step.__name__, kernel_level=False)
 
 
-def kernel_level(graph: Graph) -> None:
-    """Rewrites among kernels: spelled-out functions, epilogues, views."""
+def kernel_level(graph: Graph, pairs: bool = False) -> None:
+    """Rewrites among kernels: spelled-out functions, epilogues, views. `pairs`: convolutions may become those of pairs (`passes.pairs`),
+    which are faster apart from what follows them where they have many channels."""
     for step in KERNEL_LEVEL:
-        step(graph)
+        if pairs and step is stacks.fuse_depthwise:
+            stacks.fuse_depthwise(graph, MOST_STACKED)
+        else:
+            step(graph)
         verify.check(graph, step.__name__, kernel_level=True)

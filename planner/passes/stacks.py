@@ -6,6 +6,8 @@ EfficientNet, ShuffleNet) do little arithmetic for each byte of the wide tensor;
 
 from __future__ import annotations
 
+from math import inf
+
 from aspen_mp.planner.checks import WIDEST_WINDOW
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import NO_ACT
@@ -14,12 +16,12 @@ from aspen_mp.planner.passes.rewrite import Rewriter
 _KEPT = ("kernel", "strides", "dilations", "pads", "act")
 
 
-def fuse_depthwise(graph: Graph) -> None:
-    """A pointwise CONV that only a DWCONV reads."""
+def fuse_depthwise(graph: Graph, most: float = inf) -> None:
+    """A pointwise CONV, of up to so many channels, that only a DWCONV reads."""
     rewriter = Rewriter(graph)
     for node in rewriter.live():
         if rewriter.alive(node) and node.op == "DWCONV" and _plain(node):
-            _fuse(rewriter, node)
+            _fuse(rewriter, node, most)
     rewriter.finish()
 
 
@@ -28,7 +30,7 @@ def _plain(node: Node) -> bool:
     return all(t is None for t in node.inputs[3:]) and node.attrs.get("in_act", NO_ACT) == NO_ACT
 
 
-def _fuse(rewriter: Rewriter, node: Node) -> None:
+def _fuse(rewriter: Rewriter, node: Node, most: float) -> None:
     x = node.inputs[0]
     before = rewriter.made_by(x, "CONV")
     if x is None or before is None or not rewriter.only_use(x) or not _plain(before):
@@ -36,7 +38,14 @@ def _fuse(rewriter: Rewriter, node: Node) -> None:
     a, b = before.attrs, node.attrs
     pointwise = a["groups"] == 1 and tuple(a["kernel"]) == tuple(a["strides"]) == (1, 1) and tuple(a["pads"]) == (0, 0)
     source = before.inputs[0]
-    if source is None or not pointwise or source.shape[2:] != x.shape[2:] or len(x.shape) != 4 or x.shape[1] != node.output.shape[1]:
+    if (
+        source is None
+        or source.shape[1] > most
+        or not pointwise
+        or source.shape[2:] != x.shape[2:]
+        or len(x.shape) != 4
+        or x.shape[1] != node.output.shape[1]
+    ):
         return
     spans = [max((k - 1) * d + 1, s) for k, d, s in zip(b["kernel"], b["dilations"], b["strides"], strict=True)]
     if max(spans) > WIDEST_WINDOW:

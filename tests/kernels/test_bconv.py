@@ -12,6 +12,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 from pair_tools import HALVES, SWITCH, both_ways, pack_pairs, rounded
 from test_conv import Geometry, cases, channels_last, convolve
 
+from aspen_mp.shm.tables import TERNARY
 from aspen_mp.workers import _kernels
 
 BAD_ARGUMENT, SCRATCH = 2, 3
@@ -22,8 +23,8 @@ def pack(w: np.ndarray) -> np.ndarray:
     return pack_pairs(w.transpose(2, 3, 1, 0).reshape(-1, w.shape[1], w.shape[0]))
 
 
-def params(g: Geometry, activation: str = "IDENTITY", residual_last: bool = False) -> list[int | float]:
-    return [*g.kernel, *g.stride, *g.dilation, *g.before, *ACTIVATIONS[activation], int(residual_last)]
+def params(g: Geometry, activation: str = "IDENTITY", residual_last: bool = False, before: str = "IDENTITY") -> list[int | float]:
+    return [*g.kernel, *g.stride, *g.dilation, *g.before, *ACTIVATIONS[activation], int(residual_last), *ACTIVATIONS[before]]
 
 
 def compare(isa, rng, case, *, plain, activation="IDENTITY", with_bias=False, with_residual=False, residual_last=False, scaled=False):
@@ -96,6 +97,34 @@ def test_shapes_of_networks(isa, plain, inputs, outputs, image, geometry):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", ["IDENTITY", "RELU", "SWISH"])
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "geometry"),
+    [
+        (160, Geometry((1, 1))),
+        (33, Geometry((1, 1), (2, 2))),
+        (1100, Geometry((1, 1), before=(0, 1))),
+        (19, Geometry((3, 3), before=(1, 1))),
+    ],
+)
+def test_normalisation_before_the_convolution(isa, activation, plain, channels, geometry):
+    """The bits are those of its parts; padding stays zero."""
+    rng = np.random.default_rng(channels)
+    values = rng.standard_normal((2, channels, 6, 7), dtype=np.float32)
+    x, w = channels_last(rng, values, plain), pack(rng.standard_normal((40, channels, *geometry.kernel), dtype=np.float32))
+    scale, shift = (rng.standard_normal(channels, dtype=np.float32) for _ in range(2))
+    wide = [np.broadcast_to(t[:, None, None], values.shape) for t in (scale, shift)]
+    before = run("TERNARY", np.empty_like(values), [values, *wide], [TERNARY["FMA"], *ACTIVATIONS[activation]], isa=isa)
+    out = np.empty((2, 40, *geometry.out(values.shape[2:])), np.float32)
+    apart = run("BCONV", out, [before, w], params(geometry), isa=isa)
+    inputs, p = [x, w, None, None, None, None, scale, shift], params(geometry, before=activation)
+    whole = run("BCONV", out, inputs, p, isa=isa)
+    assert same_bits(whole, apart)
+    assert same_bits(whole, run("BCONV", layout(rng, out.shape), inputs, p, boxes(rng, out.shape, 5), isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_rounding(isa):
     """To nearest even, of factors of any size; NaN and infinities stay what they are."""
     values = HALVES
@@ -141,6 +170,8 @@ def test_what_a_call_may_be(isa):
     assert call([out, x, w, np.zeros((1, 8), np.float32)], good) == BAD_ARGUMENT
     assert call([out, x, w, None, None, np.zeros(8, np.float32)], good) == BAD_ARGUMENT
     assert call([out, x, w, None, None, np.zeros(7, np.float32), np.zeros(7, np.float32)], good) == BAD_ARGUMENT
+    assert call([out, x, w, *[None] * 4, np.zeros(3, np.float32), np.zeros(3, np.float32)], good) == BAD_ARGUMENT
+    assert call([out, x, w, *[None] * 4, np.zeros(4, np.float32), np.zeros(4, np.float32)], [*good[:12], 4000, 0.0, 0.0]) == BAD_ARGUMENT
 
 
 @both_ways

@@ -97,6 +97,23 @@ def test_convolutions_and_what_is_fused_with_them() -> None:
     assert kernels(net, net("Add", z, net("Conv", "x", net.weight(40, 20, 1, 1), strides=[2, 2])), winograd=False) == ["BCONV"] * 3
 
 
+def test_normalisation_before_a_convolution() -> None:
+    net = Net(x=(1, 40, 7, 6))
+    statistics = [net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True)]
+    y = net("Relu", net("BatchNormalization", "x", *statistics))
+    z = net("Conv", y, net.weight(33, 40, 1, 1))
+    assert kernels(net, z) == ["BCONV"]
+    (node,) = (n for n in lowered(net, z).nodes if n.op == "BCONV")
+    assert len(node.inputs) == 8
+
+
+def test_few_channels_stay_with_the_depthwise_convolution_behind_them() -> None:
+    for channels, wanted in ((16, ["PWDW"]), (24, ["BCONV", "DWCONV"])):
+        net = Net(x=(1, channels, 12, 12))
+        wide = net("Relu", net("Conv", "x", net.weight(96, channels, 1, 1)))
+        assert kernels(net, net("Conv", wide, net.weight(96, 1, 3, 3), group=96, pads=[1, 1, 1, 1])) == wanted
+
+
 def test_lines_are_images() -> None:
     net = Net(x=(2, 20, 50))
     assert kernels(net, net("Conv", "x", net.weight(33, 20, 4), pads=[3, 0])) == ["BCONV"]

@@ -404,6 +404,7 @@ def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None
         ("pad", param("BCONV", 7, -1)),
         ("activation", param("BCONV", 8, 1000)),
         ("residual_last", param("BCONV", 11, 2)),
+        ("activation", param("BCONV", 12, 1000)),
         ("dtype of the output", operand("BCONV", 0, "dtype", DTYPES["U32"])),
         ("rank of the output", operand("BCONV", 0, "rank", 3)),
         ("dtype of input 0", operand("BCONV", 1, "dtype", DTYPES["BOOL"])),

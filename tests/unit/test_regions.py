@@ -245,6 +245,7 @@ def test_convolutions_of_pairs(kernel: tuple[int, int], stride: tuple[int, int],
     shape, taps = (2, 40, *size), kernel[0] * kernel[1]
     w = pairs.packed(Tensor("w", (1, 2, 3 * taps, 32), F32, data=values(1, 2, 3 * taps, 32)), taps).value()
     inputs = [values(2, 3, *image), w, values(40), values(2, 40, *size), np.abs(values(40)) + 1, values(40)]
+    inputs += [np.abs(values(3)) + 1, values(3)]
     attrs = {"act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}
 
     def function(*given: np.ndarray) -> np.ndarray:
@@ -256,7 +257,7 @@ def test_convolutions_of_pairs(kernel: tuple[int, int], stride: tuple[int, int],
     exact = dilation == (1, 1) and stride != (3, 2) and kernel != (1, 1)
     check("BCONV", function, inputs, attrs, exact, (0,), by=3)
     check("BCONV", function, inputs, attrs, True, (2, 3), by=3)
-    check("BCONV", function, inputs, attrs, False, (4, 5), by=3)
+    check("BCONV", function, inputs, attrs, False, (4, 5, 6, 7), by=3)
     node = kernel_node("BCONV", inputs, shape, attrs)
     lo, hi = np.array([[0, 31, 0, 0], [1, 32, 0, 0]]), np.array([[2, 33, 1, 1], [2, 40, *size]])
     rows = w.shape[1]

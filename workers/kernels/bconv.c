@@ -2,7 +2,8 @@
  *
  * What a block of pixels reads is rounded into scratch memory, pixel by pixel in pairs of channels, with its margin of zeros: then each tap of a
  * window is a run of pairs, and runs lie evenly. Where strides leave gaps the copy keeps only rows and columns that are read. A tile that has the
- * pixels of the one before, and other channels of output, finds them rounded.
+ * pixels of the one before, and other channels of output, finds them rounded. A prologue (scale, shift and activation of the input) is computed on
+ * the way into the copy.
  *
  * Loops: image, block of pixels (bounded so that the copy stays in L2), panels of ASPEN_NR channels, lines of pixels, rows of the micro-kernel.
  */
@@ -21,6 +22,8 @@ _Static_assert(sizeof(made) <= MADE_BYTES, "");
 
 typedef struct bconv {
   const aspen_arg *out, *x, *w, *bias, *residual;
+  const float *in_scale, *in_shift; /* the prologue: of all input channels, or NULL */
+  epilogue in_act;
   window axes[2];  /* rows and columns */
   int64_t pixel;   /* words of one, in the copy */
 } bconv;
@@ -60,6 +63,7 @@ static int setup(bconv *v, const aspen_call *c) {
     v->axes[i] = (window){v->x->dims[2 + i], p[i], p[2 + i], p[4 + i], p[6 + i]};
     if (p[i] < 1 || p[2 + i] < 1 || p[4 + i] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   }
+  if (epilogue_scale(c, 6, v->x->dims[1], &v->in_scale, &v->in_shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   v->pixel = pairs_step(v->x->dims[1]);
   return 0;
 }
@@ -75,10 +79,35 @@ size_t aspen_scratch_bconv(const aspen_call *c) {
 }
 #endif
 
+/* A pixel through the prologue, rounded. */
+static void prologue(const bconv *v, const pairs_job *job, uint32_t *to, const float *from) {
+  enum { TOGETHER = 4, PART = 8 * TOGETHER * VL };
+  const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
+  float t[PART] __attribute__((aligned(64)));
+  for (int64_t first = 0; first < channels; first += PART) {
+    const int64_t n = min64(PART, channels - first);
+    for (int64_t c = 0; c < n; c += TOGETHER * VL) {
+      vf y[TOGETHER];
+#pragma GCC unroll 4
+      for (int i = 0; i < TOGETHER; i++) {
+        const int64_t at = first + c + i * VL, left = max64(channels - at, 0);
+        const vf x = stride == 1 ? vload_part(from + at, left) : vload_strided(from + at * stride, stride, left);
+        y[i] = vfma(x, vload_part(v->in_scale + at, left), vload_part(v->in_shift + at, left));
+      }
+      epilogue_act(&v->in_act, y, TOGETHER);
+#pragma GCC unroll 4
+      for (int i = 0; i < TOGETHER; i++) vstore(t + c + i * VL, y[i]);
+    }
+    FN(pairs_round)(job, to + first / 2, t, n);
+  }
+}
+
 /* n pixels of input, `step` elements apart, rounded into a row of the copy. */
 static void round_pixels(const bconv *v, const pairs_job *job, uint32_t *to, const float *from, int64_t step, int64_t n) {
   const int64_t channels = v->x->dims[1], stride = v->x->strides[1];
-  if (stride == 1 && step == channels && 2 * v->pixel == channels) {
+  if (v->in_scale) {
+    for (int64_t i = 0; i < n; i++) prologue(v, job, to + i * v->pixel, from + i * step);
+  } else if (stride == 1 && step == channels && 2 * v->pixel == channels) {
     FN(pairs_round)(job, to, from, n * channels);
   } else if (stride == 1) {
     for (int64_t i = 0; i < n; i++) FN(pairs_round)(job, to + i * v->pixel, from + i * step, channels);
@@ -171,6 +200,7 @@ int FN(bconv)(const aspen_call *c) {
   FN(pairs_open)(&job);
   if (FN(mm_prepare)(&job.finish, c->params + 8) || epilogue_scale(c, 4, v.out->dims[1], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[12], aspen_param_f(c, 13), aspen_param_f(c, 14), 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < scratch_of(&v)) return ASPEN_KERNEL_SCRATCH;
   made *const m = c->scratch;
   uint32_t *const copy = (uint32_t *)((char *)c->scratch + MADE_BYTES);
