@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from reprlib import repr as short
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T", bound=str)
 
 MOST_WORKERS: Final = 256
 MOST_CPU: Final = 65535
@@ -42,6 +44,14 @@ def flag(what: str, value: Any) -> bool:
     if not isinstance(plain, bool):
         raise TypeError(f"{what} must be True or False, not {short(value)} ({type(value).__name__})")
     return plain
+
+
+def one_of(what: str, value: Any, allowed: Sequence[T]) -> T:
+    """One of these strings."""
+    for known in allowed:
+        if isinstance(value, str) and value == known:
+            return known
+    raise ValueError(f"{what} must be {' or '.join(map(repr, allowed))}, not {short(value)}")
 
 
 def text(what: str, value: Any, most: int = MOST_NAME) -> str:

@@ -140,8 +140,10 @@ def _isa() -> dict[str, Any]:
     try:
         selected = _kernels.select()
     except (ValueError, NotImplementedError) as error:
-        return {"supported": _kernels.isas(), "selected": "", "forced": forced, "sums_bytes": False, "error": str(error)}
-    return {"supported": _kernels.isas(), "selected": selected, "forced": forced, "sums_bytes": _isa.sums_bytes(), "error": ""}
+        neither = {"sums_bytes": False, "sums_pairs": False}
+        return {"supported": _kernels.isas(), "selected": "", "forced": forced, **neither, "error": str(error)}
+    more = {"sums_bytes": _isa.sums_bytes(), "sums_pairs": _isa.sums_pairs()}
+    return {"supported": _kernels.isas(), "selected": selected, "forced": forced, **more, "error": ""}
 
 
 def _memory() -> dict[str, Any]:

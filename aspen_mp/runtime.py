@@ -21,7 +21,7 @@ from aspen_mp import arguments, config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
-from aspen_mp.planner.options import Planning
+from aspen_mp.planner.options import PRECISIONS, Planning, Precision
 from aspen_mp.revival import MOST_LOSSES, OwnServer, Reviver
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
@@ -153,7 +153,7 @@ class Runtime:
         name: str | None = None,
         instances: int | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
-        precision: str | None = None,
+        precision: Precision | None = None,
         winograd: bool | None = None,
         planning: Planning | None = None,
         progress: Progress | None = None,
@@ -162,11 +162,15 @@ class Runtime:
 
         `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for; without it a model
         whose shapes are all fixed is planned too, any other at its first request. `progress(step, done, total)` is called while it works.
-        `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for convolutions and Strassen's for
-        products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest output). None takes the profile's
-        value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError,
-        ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the
-        model, TypeError and ValueError for arguments that no model could take.
+        `precision`: "f32", as the model says, or "bf16": where the processor has an instruction for pairs of bf16 (AVX512_BF16), products
+        with constant weights (MatMul, Gemm, Conv) may round both factors to bf16, 8 bits of mantissa, and sum in f32; all else (attention,
+        normalisations, softmax, residuals, what passes between layers) stays f32, and so does everything on other processors. Such products
+        take half the time and their weights half the memory; results differ by about 1e-2 of the largest output, and have the same bits for
+        any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
+        convolutions and Strassen's for products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest
+        output). None takes the profile's value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises
+        FileNotFoundError, ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError
+        where `input_shapes` does not fit the model, TypeError and ValueError for arguments that no model could take.
         """
         from aspen_mp.model import Model
         from aspen_mp.source import Source
@@ -175,12 +179,10 @@ class Runtime:
         defaults = self._profile.models
         name = None if name is None else arguments.text("name", name)
         instances = arguments.whole("instances", defaults.instances if instances is None else instances, 1, arguments.MOST_INSTANCES)
-        precision = defaults.precision if precision is None else precision
+        precision = arguments.one_of("precision", defaults.precision if precision is None else precision, PRECISIONS)
         winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
         shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
         planning = Planning() if planning is None else planning
-        if precision != "f32":
-            raise ValueError(f"precision {precision!r} is not known; there is 'f32'")
         if not isinstance(planning, Planning):
             raise TypeError(f"planning must be an aspen_mp.planner.options.Planning, not {planning!r} ({type(planning).__name__})")
         if progress is not None and not callable(progress):

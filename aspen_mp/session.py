@@ -17,7 +17,7 @@ from aspen_mp.borrow import Loans
 from aspen_mp.control import protocol
 from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
-from aspen_mp.planner.options import Planning
+from aspen_mp.planner.options import Planning, Precision
 from aspen_mp.shm import _channel
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
 from aspen_mp.shm.segments import Segment
@@ -114,7 +114,7 @@ class Session:
         fd: int,
         name: str,
         instances: int,
-        precision: str,
+        precision: Precision,
         winograd: bool,
         planning: Planning,
         progress: ProgressCallback | None,

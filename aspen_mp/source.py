@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aspen_mp.control import protocol
-from aspen_mp.planner.options import AUTOMATIC, Planning
+from aspen_mp.planner.options import AUTOMATIC, Planning, Precision
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import RuntimeLost
 
@@ -24,7 +24,7 @@ class Source:
         data: bytes | None,
         name: str,
         instances: int,
-        precision: str,
+        precision: Precision,
         winograd: bool,
         planning: Planning = AUTOMATIC,
         *,

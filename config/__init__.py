@@ -42,7 +42,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section ``[models]``: defaults of `Runtime.load`."""
 
     instances: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
-    precision: Literal["f32"] = "f32"
+    precision: Literal["f32", "bf16"] = "f32"
     winograd: bool = True
     replan: bool = True
     patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120

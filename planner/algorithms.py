@@ -32,8 +32,9 @@ IMAGE_OUT_NS = 0.05
 """An element of its output besides."""
 
 
-def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1)) -> int:
-    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is.
+def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1), pairs: bool = False) -> int:
+    """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `pairs`: that way
+    may multiply pairs of bf16.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is thought to have its share of the memory's bandwidth, so the choice is good for any number of workers, as it must be
@@ -42,7 +43,7 @@ def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: t
     channels, outputs = x[1], out[1]
     if strides[0] != strides[1] or channels < LEAST_CHANNELS or outputs < LEAST_OUTPUTS:
         return 0
-    best, least = 0, _direct_ns(channels, out, prod(kernel))
+    best, least = 0, _direct_ns(channels, out, prod(kernel), pairs and by_pairs(channels))
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
         ns = _block_ns(channels, out, kernel, strides, block)
         if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least:
@@ -80,6 +81,17 @@ def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int
     return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
 
 
+PAIRS_FLOPS_PER_NS = 190.0
+"""Multiply-adds of rounded factors, the direct way."""
+LEAST_PAIRED = 16
+"""Channels below which rounding an image takes longer than products of pairs gain."""
+
+
+def by_pairs(channels: int) -> bool:
+    """Whether a convolution whose factors may be rounded to bf16 multiplies pairs of them, where it is computed the direct way."""
+    return channels >= LEAST_PAIRED
+
+
 class Least(NamedTuple):
     """What a product has at least for which Strassen's seven products of halves are faster than eight: rows, which share the making of
     right factors, from weights that come from memory; terms, too few of which do not pay for what comes before and after them; columns,
@@ -106,9 +118,9 @@ def _products(channels: int, out: Shape, taps: int) -> float:
     return 2.0 * taps * prod(out) / out[1] * channels * -(-out[1] // PANEL) * PANEL
 
 
-def _direct_ns(channels: int, out: Shape, taps: int) -> float:
-    arithmetic = _products(channels, out, taps) / cost.FLOPS_PER_NS + 0.4 * prod(out)
-    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL))
+def _direct_ns(channels: int, out: Shape, taps: int, pairs: bool = False) -> float:
+    arithmetic = _products(channels, out, taps) / (PAIRS_FLOPS_PER_NS if pairs else cost.FLOPS_PER_NS) + 0.4 * prod(out)
+    return max(arithmetic, _weights_ns(taps, channels, -(-out[1] // PANEL) * PANEL) / (2 if pairs else 1))
 
 
 def _image_ns(channels: int, out: Shape, taps: int) -> float:

@@ -17,7 +17,7 @@ from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
-from aspen_mp.planner.passes import cleanup, half_precision, pipeline, strassen, streams
+from aspen_mp.planner.passes import cleanup, half_precision, pairs, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.planner.storage import assign_storage
@@ -32,7 +32,7 @@ class Options:
     """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
     `strassen`: for which vectors products are computed by Strassen's algorithm; "": none is.
     `sums_bytes`: whether processors sum products of bytes in one instruction; where they do not, convolutions of what is stored in bytes
-    are computed in f32.
+    are computed in f32. `pairs`: constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
     see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
 
@@ -40,6 +40,7 @@ class Options:
     winograd: bool = True
     strassen: Vectors = "halved"
     sums_bytes: bool = True
+    pairs: bool = False
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
     planning: Planning = UNSEARCHED
@@ -171,13 +172,16 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
         pipeline.onnx_level(graph, options.sums_bytes)
-    kernels = lower(graph, model, report, winograd=options.winograd)
+    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs)
     verify.check(kernels, "lowering", kernel_level=True)
     cleanup.own_outputs(kernels, names)
     cleanup.remove_dead(kernels)
     verify.check(kernels, "clean-up", kernel_level=True)
     if options.fuse:
         pipeline.kernel_level(kernels)
+    if options.pairs:
+        pairs.use_pairs(kernels)
+        verify.check(kernels, "products of pairs", kernel_level=True)
     if options.fuse and options.winograd and options.strassen:
         strassen.use_seven_products(kernels, options.strassen)
         verify.check(kernels, "Strassen's products", kernel_level=True)

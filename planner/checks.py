@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from math import isfinite, prod
 
 from aspen_mp.planner.nbits import packed_shape, whole_groups
+from aspen_mp.planner.pairs import packed_shape as packed_pairs
 from aspen_mp.planner.params import GRU_FORMS, GUARDS, image_scratch, left_factors, packed_bytes, roi_scratch
 from aspen_mp.planner.winograd import BLOCKS, blocks_of
 from aspen_mp.shm.tables import BINARY, DTYPES, PAD_MODES, REDUCE, TERNARY, UNARY
 
 Shape = tuple[int, ...]
 F32, F64, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["I8"], DTYPES["U8"]
-I32, I64, BOOL = DTYPES["I32"], DTYPES["I64"], DTYPES["BOOL"]
+I32, U32, I64, BOOL = DTYPES["I32"], DTYPES["U32"], DTYPES["I64"], DTYPES["BOOL"]
 _NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
 _LEVELS = {DTYPES[name] for name in ("I8", "U8", "I16", "U16")}
 UNITS = 16
@@ -35,7 +36,9 @@ LONGEST_IMAGE = 1 << 30
 MOST_POINTS, MOST_LISTS = 1 << 10, 1 << 24
 """Of a cell of ROIALIGN along an axis; bytes of its lists of pixels."""
 MOST_COPIED = 1 << 34
-"""Bytes of scratch memory that ICONV takes for an image, by far: numbers of bytes stay numbers."""
+"""Bytes of scratch memory that ICONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
+MOST_ROWS = 14
+"""Pixels of a line that BCONV takes together, and copies at least."""
 
 
 class Misfit(Exception):
@@ -292,6 +295,46 @@ def _iconv(call: Call) -> None:
     zero = call.optional(5)
     _need(zero is None or prod(zero.shape) == 1, "shape of input 5", zero and zero.shape, "one element")
     copied = image_scratch(x.shape[1], (out.shape[2], out.shape[3]), (kh, kw), call.params[3:5], call.params[5:7])
+    _need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
+
+
+def _pairs(call: Call, depth: int, columns: int, taps: int = 1) -> None:
+    """The operands of products of pairs, as far as they are alike for matrices and images."""
+    w = call.input(1)
+    _need(w.dtype == U32, "dtype of input 1", w.dtype, U32)
+    _shape(w, packed_pairs(depth, columns, taps), "shape of input 1")
+    _need(w.dense, "strides of input 1", "not contiguous", "a packed weight")
+    _f32(call.out, "the output")
+    for i in (0, 2, 3, 4, 5):
+        _f32(call.optional(i), f"input {i}")
+
+
+def _bgemm(call: Call) -> None:
+    out, a = call.out.shape, call.input(0)
+    _act(call, 1)
+    _range(call, 4, "residual_last", 0, 3)
+    _need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    _rank(a, len(out), "input 0")
+    _shape(a, (*out[:-1], a.shape[-1]), "shape of input 0")
+    _pairs(call, a.shape[-1], out[-1])
+    _shape(call.optional(2), out, "shape of input 2")
+    _shape(call.optional(3), out, "shape of input 3")
+    _scale(call, 4, out[-1])
+
+
+def _bconv(call: Call) -> None:
+    out, x = call.out, call.input(0)
+    _rank(out, 4, "the output")
+    _rank(x, 4, "input 0")
+    kh, kw = _window(call, 0, 2)
+    _act(call, 8)
+    _range(call, 11, "residual_last", 0, 2)
+    _need(x.shape[0] == out.shape[0], "batch of input 0", x.shape[0], out.shape[0])
+    _pairs(call, x.shape[1], out.shape[1], kh * kw)
+    _shape(call.optional(2), out.shape[1:2], "shape of input 2")
+    _shape(call.optional(3), out.shape, "shape of input 3")
+    _scale(call, 4, out.shape[1])
+    copied = image_scratch(2 * x.shape[1], (1, MOST_ROWS), (kh, kw), call.params[2:4], call.params[4:6])
     _need(copied < MOST_COPIED, "window", copied, f"less than {MOST_COPIED}: a tile copies what it looks at")
 
 
@@ -682,6 +725,8 @@ _RULES: dict[str, Callable[[Call], None]] = {
     "NGEMM": _ngemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
+    "BGEMM": _bgemm,
+    "BCONV": _bconv,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _dwconv,

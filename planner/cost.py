@@ -33,6 +33,7 @@ OPAQUE_NS = 200_000.0
 OUTPUT_NS = 0.04
 """An element of the output of a matrix kernel besides its multiply-adds."""
 RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "NGEMM": 0.18, "IGEMM": 0.18, "ICONV": 0.18, "WINO": 0.06}
+RESIDUAL_NS |= {"BGEMM": 0.18, "BCONV": 0.18}
 """The same, where something is added to it."""
 EPILOGUE = 0.7
 """What a function takes in an epilogue, of what it takes in a kernel of its own: nothing is read and written."""
@@ -48,6 +49,8 @@ PROLOGUE_NS = 0.2
 """Scale, shift and activation of an element of input, and its copy in the cache."""
 COPIED_NS = 0.02
 """An element of input that ICONV copies, each time it is read."""
+ROUNDED_NS = 0.03
+"""An element of input that BCONV rounds, each time it is read."""
 DEPTHWISE_FLOPS_PER_NS = 90.0
 """DWCONV and the depthwise half of PWDW."""
 SPREAD_NS = 0.2
@@ -396,6 +399,8 @@ FAMILIES = {
     "IGEMM": Family(_gemm_flops, hides=True),
     "CONV": Family(_conv_flops, hides=True),
     "ICONV": Family(_iconv_flops, hides=True),
+    "BGEMM": Family(_gemm_flops, hides=True),
+    "BCONV": Family(_iconv_flops, hides=True),
     "WINO": Family(_winograd_flops, hides=True),
     "ATTENTION": Family(_attention_flops, hides=True),
     "LSTM": Family(_recurrent_flops),

@@ -11,6 +11,9 @@ MOST_TILES = 4096
 Effort = Literal["none", "quick", "thorough"]
 Vectors = Literal["", "short", "halved", "whole"]
 """What vectors a core multiplies: "short" ones of 256 bits, ones of 512 in two halves or whole; "": none of these (`_isa.vectors`)."""
+Precision = Literal["f32", "bf16"]
+"""What products with constant weights may round their factors to."""
+PRECISIONS: Final[tuple[Precision, ...]] = ("f32", "bf16")
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 

@@ -16,9 +16,14 @@ op                   attrs
                      W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
 ``NGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`nbits.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
                      ``gated``?. Inputs A, B (packed, see `nbits.packed_shape`), bias?, residual?, scale? [N], shift? [N]
+``BGEMM``            of ``GEMM`` ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B (packed, see `pairs.packed_shape`), bias?,
+                     residual?, scale? [N], shift? [N]; A and B rounded to bf16
+``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?. Inputs X, W (packed, see
+                     `pairs.packed_shape`), bias? [OC], residual?, scale? [OC], shift? [OC]; X and W rounded to bf16
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
-                     ``residual_last``?, ``in_act``?; over three axes ``depth`` (kernel, stride, dilation, pad in front).
+                     ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth``
+                     (kernel, stride, dilation, pad in front).
                      Inputs X, W (packed), bias? [OC], residual?, scale? [OC], shift? [OC];
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift).
                      DWCONV: groups are the channels of X, OC a multiple of them
@@ -66,7 +71,7 @@ op                   attrs
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
 act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead,
-and with ``gated`` (GEMM, NGEMM and IGEMM alone) the end is a product with it.
+and with ``gated`` (GEMM, NGEMM, BGEMM and IGEMM alone) the end is a product with it.
 """
 
 from __future__ import annotations
@@ -165,9 +170,12 @@ def seven_scratch(terms: int, halves: bool = False) -> int:
     return 4 * 32 * (5 * longest + (7 * 128 if parts > 1 else 0) + floats)
 
 
+def _window(a: dict[str, Any]) -> list[int]:
+    return [*a["kernel"], *a["strides"], *a["dilations"], *a["pads"]]
+
+
 def _conv(a: dict[str, Any]) -> list[int]:
-    window = [*a["kernel"], *a["strides"], *a["dilations"], *a["pads"]]
-    return [a["groups"], *window, *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
+    return [a["groups"], *_window(a), *_act(a["act"]), int(a.get("residual_last", False)), *_act(a.get("in_act", NO_ACT))]
 
 
 def depth(a: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -212,8 +220,10 @@ def _attention(a: dict[str, Any]) -> list[int]:
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
     "NGEMM": _ngemm,
+    "BGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"]), _last(a)],
+    "BCONV": lambda a: [*_window(a), *_act(a["act"]), int(a.get("residual_last", False))],
     "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
-    "ICONV": lambda a: [int(a["zeros"]), *a["kernel"], *a["strides"], *a["dilations"], *a["pads"], *_to_bytes(a)],
+    "ICONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
     "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],

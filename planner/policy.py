@@ -30,7 +30,7 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
-PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "CONV", "ICONV", "WINO"})
+PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "CONV", "ICONV", "BCONV", "WINO"})
 """Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
 
 
@@ -65,9 +65,9 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     if 0 in shape:
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
-    if node.op in ("GEMM", "NGEMM", "IGEMM"):
+    if node.op in ("GEMM", "NGEMM", "IGEMM", "BGEMM"):
         return _gemm(node, aim)
-    if node.op in ("CONV", "ICONV"):
+    if node.op in ("CONV", "ICONV", "BCONV"):
         return _conv(node, aim)
     if node.op == "WINO":
         return _winograd(node, aim)

@@ -298,6 +298,10 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return _broadcast(shape, lo, hi)
 
 
+def _bconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    return _iconv(node, 2 if i in (4, 5) else i, shape, lo, hi)
+
+
 def _conv_weights(node: Node, shape: Shape, lo: Boxes, hi: Boxes, first: Boxes, last: Boxes) -> Region:
     out_lo, out_hi = _whole(shape, len(lo))
     if node.op == "DWCONV":
@@ -696,6 +700,8 @@ _RULES: dict[str, Callable[[Node, int, Shape, Boxes, Boxes], Region]] = {
     "NGEMM": _gemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
+    "BGEMM": _igemm,
+    "BCONV": _bconv,
     "STRASSEN": _strassen,
     "CONV": _conv,
     "DWCONV": _conv,

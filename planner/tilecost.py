@@ -306,16 +306,17 @@ def of(node: Node, workers: int = 1) -> TileCost:
         stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
         seven = cost.by_sevens(node)
         return Product(a.shape[-1], False, cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
-    if node.op == "IGEMM":
-        return Product(a.shape[-1], False, cost.output_ns(node), item=1, factor=factor)
+    if node.op in ("IGEMM", "BGEMM"):
+        return Product(a.shape[-1], False, cost.output_ns(node), item=_ITEMS[node.op], factor=factor)
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = cost.output_ns(node), cost.input_ns(node), cost.is_narrow(node), cost.planes(node)
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
-    if node.op == "ICONV":
-        kernel = (attrs["kernel"][0], attrs["kernel"][1])
-        ns = cost.output_ns(node), cost.COPIED_NS
-        return Convolution(-(-a.shape[1] // 4) * 4, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=1, factor=factor)
+    if node.op in ("ICONV", "BCONV"):
+        kernel, item = (attrs["kernel"][0], attrs["kernel"][1]), _ITEMS[node.op]
+        ns = cost.output_ns(node), cost.COPIED_NS if node.op == "ICONV" else cost.ROUNDED_NS
+        channels = -(-a.shape[1] * item // 4) * 4 // item  # whole words
+        return Convolution(channels, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=item, factor=factor)
     if node.op == "WINO":
         images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
         channels = round(a.shape[1] * cost.planes(node))
@@ -332,7 +333,8 @@ def of(node: Node, workers: int = 1) -> TileCost:
     return Attention(k.shape[-2], cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], few, factor=factor)
 
 
-_MODELS = frozenset({"GEMM", "NGEMM", "IGEMM", "CONV", "ICONV", "WINO", "PWDW", "ATTENTION", *cost.RECURRENT})
+_ITEMS = {"IGEMM": 1, "ICONV": 1, "BGEMM": 2, "BCONV": 2}
+_MODELS = frozenset({"GEMM", "NGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITEMS, *cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

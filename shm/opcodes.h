@@ -80,7 +80,9 @@
   X(EXTREMES, 40, 1, 1, 1, 1)                                                                                                      \
   X(LEVELS, 41, 1, 1, 0, 2)                                                                                                        \
   X(ICONV, 42, 2, 6, 15, 1)                                                                                                        \
-  X(NGEMM, 43, 2, 7, 9, 1)
+  X(NGEMM, 43, 2, 7, 9, 1)                                                                                                         \
+  X(BCONV, 44, 2, 6, 12, 1)                                                                                                        \
+  X(BGEMM, 45, 2, 6, 5, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -20,3 +20,7 @@ def vectors() -> Literal["", "short", "halved", "whole"]:
 def sums_bytes(name: str | None = None) -> bool:
     """Whether this CPU sums products of bytes in one instruction, in vectors of an instruction set (as in `find`), and
     ASPEN_MP_VNNI=off does not forbid it. False where none can be chosen."""
+
+def sums_pairs(name: str | None = None) -> bool:
+    """Whether this CPU sums products of pairs of bf16 in one instruction, in vectors of an instruction set (as in `find`), and
+    ASPEN_MP_BF16=off does not forbid it. False where none can be chosen."""

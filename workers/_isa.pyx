@@ -10,6 +10,7 @@ cdef extern from "isa.h" nogil:
     int aspen_isa_supported(aspen_isa)
     int aspen_isa_halves()
     int aspen_isa_vnni(aspen_isa)
+    int aspen_isa_bf16(aspen_isa)
     int aspen_isa_select(const char *)
     const char *aspen_isa_from_env()
 
@@ -49,5 +50,12 @@ def vectors():
 def sums_bytes(name=None):
     try:
         return bool(aspen_isa_vnni(<aspen_isa><int>find(name)))
+    except (ValueError, NotImplementedError):
+        return False
+
+
+def sums_pairs(name=None):
+    try:
+        return bool(aspen_isa_bf16(<aspen_isa><int>find(name)))
     except (ValueError, NotImplementedError):
         return False

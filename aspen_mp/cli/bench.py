@@ -27,7 +27,8 @@ PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", h
 @output.command
 def peers(
     networks: Annotated[
-        list[str], typer.Argument(metavar="NETWORK…", help="Of the zoo, with sizes and options: resnet50@batch=8, bert_base@seq=480.")
+        list[str],
+        typer.Argument(metavar="NETWORK…", help="Of the zoo, with sizes and options: resnet50@batch=8, gpt2@precision=bf16."),
     ],
     threads: Annotated[
         str | None, typer.Option("--threads", "-t", metavar="1,2", help="Cores for each engine, one run for each number; default: all.")
@@ -41,7 +42,8 @@ def peers(
     file: OutputOption = None,
     as_json: output.Json = False,
 ) -> None:
-    """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all computing in float32.
+    """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all computing in float32, or, with
+    precision=bf16, in bfloat16 where they can.
 
     Exit status 1 if an engine failed. Peers that are not installed are named and left out.
     """

@@ -45,7 +45,7 @@ def _show(report: dict[str, Any]) -> None:
             ("CPUs", f"{machine['online_cpus']} online; this process may use {machine['usable_cpus']}"),
             ("cores", f"{machine['physical_cores']} physical, {machine['packages']} package(s), {machine['numa_nodes']} NUMA node(s)"),
             ("CPU quota", "no limit" if quota is None else f"{quota:g} CPUs"),
-            ("instruction sets", f"{', '.join(isa['supported'])}; in use: {isa['selected'] or 'none'}{' and VNNI' * isa['sums_bytes']}"),
+            ("instruction sets", f"{', '.join(isa['supported'])}; in use: {_in_use(isa)}"),
             (
                 "memory",
                 f"{mebibytes(memory['available'])} of {mebibytes(memory['total'])} available; cgroup: {mebibytes(memory['cgroup_limit'])}",
@@ -81,6 +81,11 @@ def _show(report: dict[str, Any]) -> None:
         output.out.print(f"{mark}: {escape(finding['text'])}{remedy}")
     if not report["findings"]:
         output.out.print("No problems found.")
+
+
+def _in_use(isa: dict[str, Any]) -> str:
+    more = [name for name, there in (("VNNI", isa["sums_bytes"]), ("BF16", isa["sums_pairs"])) if there]
+    return " and ".join([isa["selected"] or "none", *more])
 
 
 def _cache(cache: dict[str, Any]) -> str:

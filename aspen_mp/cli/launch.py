@@ -38,6 +38,7 @@ def launch(
     ] = None,
     name: options.Name = "default",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
+    precision: sources.PrecisionOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
     log: Annotated[
         LogLevel, typer.Option("--log", help="Events to write to standard error: all, those that nobody asked for, or none.")
@@ -51,14 +52,14 @@ def launch(
     """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
     from aspen_mp.cli import metrics as endpoint
 
-    cpus = options.cpus(cores)
+    cpus, rounded = options.cpus(cores), sources.precision(precision)
     if metrics is not None:
         endpoint.address(metrics)
         endpoint.need_client()
     if detach:
         for text in models or ():
             sources.exists(text)  # said here, as wrong use, not by the process in the background
-        _detached(models or [], workers, cores, max_workers, name, profile, log.value, metrics, as_json=as_json)
+        _detached(models or [], workers, cores, max_workers, name, profile, log.value, metrics, precision, as_json=as_json)
         return
     import aspen_mp
 
@@ -69,7 +70,7 @@ def launch(
         held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
-                held.append(runtime.load(source.model, name=source.label, progress=update))
+                held.append(runtime.load(source.model, name=source.label, precision=rounded, progress=update))
         stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
             report = {
@@ -133,6 +134,7 @@ def _detached(
     profile: str | None,
     log: str,
     metrics: str | None,
+    precision: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -140,6 +142,7 @@ def _detached(
     read, write = os.pipe()
     arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--log", log, "--ready-fd", str(write), *models]
     options = {"--workers": workers, "--cores": cores, "--max-workers": max_workers, "--profile": profile, "--metrics": metrics}
+    options["--precision"] = precision
     for option, value in options.items():
         if value is not None:
             arguments += [option, str(value)]

@@ -50,6 +50,7 @@ def plan(
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
     winograd: sources.WinogradOption = None,
+    precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
@@ -62,6 +63,7 @@ def plan(
     chosen = config.load(profile)
     cost.use(local_rates.known(config.cache_folder(chosen))[0])  # as a runtime would
     machine, planned = _machines(cores, chosen)
+    rounded = sources.precision(precision) or chosen.models.precision
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
     with output.progress(f"planning {source.label}", quiet=as_json):
@@ -73,7 +75,11 @@ def plan(
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
         options = api.Options(
-            winograd=winograd is not False, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes(), planning=sources.planning(search)
+            winograd=winograd is not False,
+            strassen=_isa.vectors(),
+            sums_bytes=_isa.sums_bytes(),
+            pairs=rounded == "bf16" and _isa.sums_pairs(),
+            planning=sources.planning(search),
         )
         began = time.perf_counter()
         result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)

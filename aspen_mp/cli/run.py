@@ -39,6 +39,7 @@ def run(
     output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare every output with onnxruntime's.")] = False,
     winograd: sources.WinogradOption = None,
+    precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="--check fails above this error, relative to the output's largest magnitude.")
@@ -51,12 +52,14 @@ def run(
     if name is not None and (workers is not None or profile is not None):
         raise typer.BadParameter("a running runtime has its own workers and profile", param_hint="--name")
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
+    rounded = sources.precision(precision)
     source = sources.resolve(model, batch, seq)
     runtime = aspen_mp.connect(name) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
     with runtime:
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
-            loaded = runtime.load(source.model, name=source.label, winograd=winograd, planning=sources.planning(search), progress=update)
+            how: dict[str, Any] = {"winograd": winograd, "precision": rounded, "planning": sources.planning(search)}
+            loaded = runtime.load(source.model, name=source.label, progress=update, **how)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
             results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     import onnx
 
-    from aspen_mp.planner.options import Planning
+    from aspen_mp.planner.options import Planning, Precision
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
@@ -22,6 +22,14 @@ SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of sym
 WinogradOption = Annotated[
     bool | None,
     typer.Option("--winograd/--no-winograd", help="Winograd's and Strassen's algorithms, or none; default: the profile's."),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="f32|bf16",
+        help="bf16: products with weights may round both factors to bf16, where the processor is fast at that; default: the profile's.",
+    ),
 ]
 SearchOption = Annotated[
     str,
@@ -38,6 +46,18 @@ def planning(search: str) -> Planning:
         if effort == search:
             return Planning(search=effort)
     raise typer.BadParameter(f"{search!r} is none of {', '.join(EFFORTS)}", param_hint="--search")
+
+
+def precision(text: str | None) -> Precision | None:
+    """What --precision says."""
+    from aspen_mp.planner.options import PRECISIONS
+
+    for known in PRECISIONS:
+        if text == known:
+            return known
+    if text is not None:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(PRECISIONS)}", param_hint="--precision")
+    return None
 
 
 _BATCH = ("batch", "n", "b", "bs")

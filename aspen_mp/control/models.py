@@ -34,7 +34,7 @@ from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment
-from aspen_mp.workers._isa import sums_bytes, vectors
+from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
 
 MAX_PLANS = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
@@ -194,7 +194,9 @@ class ModelStore:
                 model.waiting.append(asker)
             return
         number, self._next = self._next, self._next + 1
-        options = Options(message.precision, message.winograd, message.planning, vectors() if message.winograd else "", sums_bytes())
+        pairs = message.precision == "bf16" and sums_pairs()
+        strassen = vectors() if message.winograd else ""
+        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs)
         name = message.name or source.name
         model = Model(number, key, source, message.instances, options, None, None, name)  # type: ignore[arg-type]
         serve = partial(planning.serve, model, self._cache, self._rates)

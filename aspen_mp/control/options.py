@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aspen_mp.planner.options import AUTOMATIC, Planning, Vectors
+from aspen_mp.planner.options import AUTOMATIC, Planning, Precision, Vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`precision`: of the weights. `winograd`: whether convolutions may be computed by Winograd's algorithm. `strassen`: for which vectors
-    products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether products of bytes are fast
-    (`workers._isa.sums_bytes`)."""
+    """`precision`: what factors of products may be rounded to. `winograd`: whether convolutions may be computed by Winograd's algorithm.
+    `strassen`: for which vectors products are computed by Strassen's algorithm (`workers._isa.vectors`); "": none. `sums_bytes`: whether
+    products of bytes are fast (`workers._isa.sums_bytes`). `pairs`: whether factors are rounded to bf16 and multiplied in pairs: asked for
+    by `precision`, and fast (`workers._isa.sums_pairs`)."""
 
-    precision: str
+    precision: Precision
     winograd: bool
     planning: Planning = AUTOMATIC
     strassen: Vectors = ""
     sums_bytes: bool = True
+    pairs: bool = False
 
     @property
-    def key(self) -> tuple[str, bool, Planning, Vectors, bool]:
+    def key(self) -> tuple[str, bool, Planning, Vectors, bool, bool]:
         """What plans depend on."""
-        return self.precision, self.winograd, self.planning, self.strassen, self.sums_bytes
+        return self.precision, self.winograd, self.planning, self.strassen, self.sums_bytes, self.pairs
 
     @property
-    def weights_key(self) -> tuple[str, bool, bool]:
+    def weights_key(self) -> tuple[str, bool, bool, bool]:
         """What packed weights depend on."""
-        return self.precision, self.winograd, self.sums_bytes
+        return self.precision, self.winograd, self.sums_bytes, self.pairs

@@ -201,7 +201,12 @@ class Planner:
         mine = self._options
         how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
         options = api.Options(
-            winograd=mine.winograd, strassen=mine.strassen, sums_bytes=mine.sums_bytes, capacities=capacities, planning=how
+            winograd=mine.winograd,
+            strassen=mine.strassen,
+            sums_bytes=mine.sums_bytes,
+            pairs=mine.pairs,
+            capacities=capacities,
+            planning=how,
         )
         machine = Machine.of_speeds(message.speeds, cost.rates())
         self._derived = self._derived or stages.Derived()

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.options import Planning
+from aspen_mp.planner.options import Planning, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
@@ -62,7 +62,7 @@ class Load(Message):
     path: Name
     name: Name
     instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
-    precision: Name
+    precision: Precision
     winograd: bool
     planning: Planning = Planning()
 

@@ -1,4 +1,5 @@
-"""What is measured: a network of the zoo with its sizes, written `resnet50`, `resnet50@batch=8`, `bert_base@seq=480,norm=decomposed`."""
+"""What is measured: a network of the zoo with its sizes, written `resnet50`, `resnet50@batch=8`, `bert_base@seq=480,norm=decomposed`, and
+in which precision, `resnet50@precision=bf16`."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from typing import Any
 from aspen_mp.bench import models
 from aspen_mp.bench.models.text import TextOptions
 from aspen_mp.bench.models.zoo import entry_of
+from aspen_mp.planner.options import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A network of the zoo with its sizes; `options` are those of `models.build`."""
+    """A network of the zoo with its sizes; `options` are those of `models.build`. `precision`: what engines that can may compute in."""
 
     network: str
     batch: int = 1
     seq: int = 128
     options: dict[str, Any] = field(default_factory=dict)
+    precision: Precision = "f32"
 
     @property
     def label(self) -> str:
@@ -27,6 +30,7 @@ class Case:
         if entry_of(self.network).options is TextOptions:
             sizes.append(f"seq={self.seq}")
         sizes += [f"{key}={_text(value)}" for key, value in self.options.items()]
+        sizes += [f"precision={self.precision}"] if self.precision != "f32" else []
         return f"{self.network}@{','.join(sizes)}" if sizes else self.network
 
 
@@ -36,16 +40,27 @@ def parse(text: str, batch: int = 1, seq: int = 128) -> Case:
     if network not in models.names(extra=True):
         raise ValueError(f"the zoo has no {network!r}; it has {', '.join(models.names(extra=True))}")
     options: dict[str, Any] = {"batch": batch, "seq": seq}
-    known = _options(network)
+    precision: Precision = "f32"
+    known = [*_options(network), "precision"]
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             raise ValueError(f"{text!r}: {part!r} is none of {', '.join(f'{name}=…' for name in known)}")
-        options[key] = _value(value)
+        if key == "precision":
+            precision = _precision(text, value)
+        else:
+            options[key] = _value(value)
     for key in ("batch", "seq"):
         if type(options[key]) is not int or options[key] < 1:
             raise ValueError(f"{text!r}: {key} is a number from 1 on, not {options[key]!r}")
-    return Case(network, options.pop("batch"), options.pop("seq"), options)
+    return Case(network, options.pop("batch"), options.pop("seq"), options, precision)
+
+
+def _precision(text: str, value: str) -> Precision:
+    for known in PRECISIONS:
+        if value == known:
+            return known
+    raise ValueError(f"{text!r}: precision is one of {', '.join(PRECISIONS)}, not {value!r}")
 
 
 def _options(network: str) -> list[str]:

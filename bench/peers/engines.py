@@ -13,10 +13,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from aspen_mp.planner.options import Precision
 
 Array = NDArray[Any]
 
@@ -45,10 +48,12 @@ def load_aspen(
     replan: bool = False,
     apart: bool = False,
     cache: str | None = None,
+    precision: Precision = "f32",
 ) -> Loaded:
     """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
     made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core, and
-    a run is one request on each of them at the same time; `cache`: a folder for plans, instead of the user's."""
+    a run is one request on each of them at the same time; `cache`: a folder for plans, instead of the user's; `precision`: as of
+    `Runtime.load`."""
     if cache is not None:
         os.environ["ASPEN_MP_CACHE"] = cache
     if apart:
@@ -59,7 +64,7 @@ def load_aspen(
     profile = config.Profile(workers=config.Workers(order=order), models=config.Models(replan=replan))  # type: ignore[arg-type]
     runtime = aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile)
     try:
-        model = runtime.load(path, planning=aspen_mp.Planning(**planning or {}))
+        model = runtime.load(path, precision=precision, planning=aspen_mp.Planning(**planning or {}))
         names = [output.name for output in model.outputs]
 
         def serve(inputs: Mapping[str, Array]) -> list[Array]:
@@ -71,7 +76,8 @@ def load_aspen(
             return {name: sum(worker[name] for worker in workers) for name in ("tiles", "steals", "kernel_ns", "schedule_ns", "search_ns")}
 
         plan = "the plan follows the cores' speeds" if replan else "one plan, for cores of nominal speed"
-        return Loaded(lambda: serve(feeds), f"one worker a core, pinned, {plan}", serve, runtime.close, counters)
+        rounded = "" if precision == "f32" else f", factors of products in {precision}"
+        return Loaded(lambda: serve(feeds), f"one worker a core, pinned, {plan}{rounded}", serve, runtime.close, counters)
     except BaseException:
         runtime.close()
         raise
@@ -117,13 +123,16 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], sp
     return Loaded(lambda: serve(feeds), f"all optimisations, sequential, spinning {'on' if spinning else 'off'}, threads pinned", serve)
 
 
-def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
-    """Latency hint and float32 arithmetic (its default is bfloat16 where the processor has it)."""
+_LONG_NAMES = {"f32": "float32", "bf16": "bfloat16"}
+
+
+def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int], precision: Precision = "f32") -> Loaded:
+    """Latency hint and float32 arithmetic, or bfloat16, its default where the processor has it."""
     import openvino
 
     config = {
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": len(cores),
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": True,
@@ -137,7 +146,9 @@ def load_openvino(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Lo
         request.infer(dict(inputs), share_inputs=True)
         return [np.asarray(request.get_output_tensor(i).data) for i in range(count)]
 
-    return Loaded(lambda: infer(request, feeds), "latency hint, float32, threads pinned", lambda inputs: infer(next(both), inputs))
+    return Loaded(
+        lambda: infer(request, feeds), f"latency hint, {_LONG_NAMES[precision]}, threads pinned", lambda inputs: infer(next(both), inputs)
+    )
 
 
 def load_torch(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
@@ -187,12 +198,14 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`module`: what must be importable; `package`: whose version is reported."""
+    """`module`: what must be importable; `package`: whose version is reported; `rounds`: it takes a precision, where others compute in
+    float32."""
 
     name: str
     module: str
     package: str
     load: Load
+    rounds: bool = False
 
     @property
     def installed(self) -> bool:
@@ -206,9 +219,9 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen),
+        Engine("aspen-mp", "aspen_mp", "aspen-mp", load_aspen, rounds=True),
         Engine("onnxruntime", "onnxruntime", "onnxruntime", load_onnxruntime),
-        Engine("openvino", "openvino", "openvino", load_openvino),
+        Engine("openvino", "openvino", "openvino", load_openvino, rounds=True),
         Engine("torch", "torch", "torch", load_torch),
         Engine("torch.compile", "torch", "torch", load_torch_compile),
     )

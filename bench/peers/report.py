@@ -36,14 +36,16 @@ def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console)
     table = Table(title="milliseconds", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("network", "engine"):
         table.add_column(column, no_wrap=True)
-    for column in ("threads", "median", "min", "GMAC/s", "ratio", "by min", "differs"):
+    rounded = any(engine.error is not None for case in results for engine in case.engines)
+    for column in ("threads", "median", "min", "GMAC/s", "ratio", "by min", "differs", *["error"] * rounded):
         table.add_column(column, justify="right", no_wrap=True)
     for case in results:
         for index, engine in enumerate(case.engines):
-            table.add_row(*_row(case, engine, first=index == 0), end_section=index == len(case.engines) - 1)
+            table.add_row(*_row(case, engine, rounded, first=index == 0), end_section=index == len(case.engines) - 1)
     console.print(table)
     console.print(
-        f"ratio: {OURS}'s time by the other's, median over rounds; bold: of the fastest. differs: outputs, by the largest value",
+        f"ratio: {OURS}'s time by the other's, median over rounds; bold: of the fastest. differs: outputs, by the largest value"
+        + ("; error: the same beside float32" if rounded else ""),
         style="dim",
         soft_wrap=True,
     )
@@ -66,7 +68,7 @@ def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console)
             console.print(f"{label}: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _row(case: CaseResult, engine: EngineResult, *, first: bool) -> list[str]:
+def _row(case: CaseResult, engine: EngineResult, rounded: bool, *, first: bool) -> list[str]:
     ratio = "" if engine.ratio_median is None else f"{engine.ratio_median:.3f}"
     return [
         case.case if first else "",
@@ -78,6 +80,7 @@ def _row(case: CaseResult, engine: EngineResult, *, first: bool) -> list[str]:
         f"[bold]{ratio}[/bold]" if engine is case.best_peer else ratio,
         "" if engine.ratio_min is None else f"{engine.ratio_min:.3f}",
         "" if engine.difference is None else f"{engine.difference:.1e}",
+        *["" if engine.error is None else f"{engine.error:.1e}"] * rounded,
     ]
 
 

@@ -16,6 +16,7 @@ import onnx
 from aspen_mp.bench import models
 
 from .cases import Case
+from .engines import ENGINES
 from .seat import Seat, SeatError, Turn
 
 FOREIGN_LIMIT = 0.1  # of a core: a round in which other processes used more is not counted
@@ -35,8 +36,8 @@ class Plan:
 @dataclass(slots=True)
 class EngineResult:
     """Milliseconds: `median` over rounds of the turn's median, `min` over all runs. Ratios are aspen-mp's time divided by this engine's,
-    from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude.
-    `counters`: see `shares`."""
+    from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude;
+    error: the same from aspen-mp's in float32, where the case is in another precision. `counters`: see `shares`."""
 
     engine: str
     version: str
@@ -50,6 +51,7 @@ class EngineResult:
     ratio_median: float | None = None
     ratio_min: float | None = None
     difference: float | None = None
+    error: float | None = None
 
 
 @dataclass(slots=True)
@@ -80,8 +82,9 @@ def measure(
         try:
             for engine in engines:
                 advance(f"{case.label}: loading {engine}")
+                how = {"precision": case.precision} if engine in ENGINES and ENGINES[engine].rounds else {}
                 try:
-                    seats.append(Seat.start(engine, here / "model.onnx", here / "feeds.npz", here / f"{engine}.npz", cores))
+                    seats.append(Seat.start(engine, here / "model.onnx", here / "feeds.npz", here / f"{engine}.npz", cores, how))
                 except SeatError as error:
                     failed[engine] = str(error)
             os.sync()  # what loading wrote would go to disk during the first rounds, by threads of the kernel's
@@ -91,6 +94,11 @@ def measure(
         finally:
             for seat in seats:
                 seat.close()
+        if case.precision != "f32" and results:
+            advance(f"{case.label}: in float32")
+            Seat.start(OURS, here / "model.onnx", here / "feeds.npz", here / "f32.npz", cores).close()
+            for found in results:
+                found.error = difference(here / f"{found.engine}.npz", here / "f32.npz")
     return CaseResult(case.label, macs, len(cores), cores, len(turns), rejected, disturbed, results, failed)
 
 

@@ -46,10 +46,12 @@ def has_rule(domain: str, op: str) -> bool:
     return domain == "" and op in RULES
 
 
-def lower(graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None, *, winograd: bool = True) -> Graph:
+def lower(
+    graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None, *, winograd: bool = True, pairs: bool = False
+) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
-    algorithm."""
-    builder = Builder(winograd)
+    algorithm; `pairs`: where that is not faster than products of pairs (`passes.pairs`)."""
+    builder = Builder(winograd, pairs)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in graph.nodes:

@@ -132,9 +132,9 @@ def convolve(
     if len(x.shape) == 5:
         return _convolve_volume(b, x, w, bias, shape, groups, strides, dilations, pads, exact)
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
-    attrs = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
+    attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
-    block = block_for(x.shape, shape, kernel, step) if b.winograd and plain and w.is_const else 0
+    block = block_for(x.shape, shape, kernel, step, b.pairs) if b.winograd and plain and w.is_const else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)
     phases = phases_for(x.shape, shape, kernel, step, (pads[0], pads[1])) if b.winograd and plain and w.is_const else None
@@ -144,6 +144,7 @@ def convolve(
         inputs = [phases_of_image(b, x), b.packed_winograd(w, phases.block, (1, 1)), bias]
         return b.emit("WINO", inputs, shape, F32, **attrs, act=NO_ACT, block=phases.block)
     depthwise = _is_depthwise(x, w, groups)
+    attrs |= {"exact": True} if exact else {}
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
 
 

@@ -19,6 +19,7 @@ from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.rounds import Plan
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 from aspen_mp.cli.app import app
+from aspen_mp.workers import _isa
 
 
 def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -146,6 +147,7 @@ def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["resnet51"], "no 'resnet51'"),
         (["resnet50@depth=3"], "'depth=3' is none of batch=…"),
         (["resnet50@batch=0"], "batch is a number"),
+        (["resnet50@precision=f8"], "precision is one of f32, bf16"),
         (["tcn", "--engines", "tvm"], "no engine 'tvm'"),
         (["tcn", "--cores", "x"], "no list of CPUs"),
         (["tcn", "--threads", "4096"], "threads can have a core each"),
@@ -156,6 +158,19 @@ def test_wrong_use(arguments: list[str], message: str) -> None:
     done = cli("bench", "peers", *arguments)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_precision_is_that_of_all_who_have_one() -> None:
+    core = min(os.sched_getaffinity(0))
+    case = cases.parse("tcn@seq=64,precision=bf16")
+    assert (case.label, case.precision) == ("tcn@seq=64,precision=bf16", "bf16")
+    result = rounds.measure(case, ["aspen-mp", "onnxruntime"], [core], Plan(rounds=1, spare=1, seconds=0.01))
+    ours, theirs = result.engines
+    assert "bf16" in ours.settings
+    assert theirs.error is not None
+    assert theirs.error < 1e-4
+    assert ours.error is not None
+    assert (ours.error > 1e-4) == _isa.sums_pairs()
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def quantised(values: Array, scale: float, zero: int, dtype: type, isa: str) -> 
     return out
 
 
-def elsewhere(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """In a process that asks for the instruction anew, and is told that there is none."""
+def elsewhere(folder: Path, *command: str, switch: str = SWITCH) -> subprocess.CompletedProcess[str]:
+    """In a process that asks for the instruction anew, and is told that there is none. `switch`: the variable that says so."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = [str(Path(__file__).parent), *filter(None, [env.get("PYTHONPATH")])]
-    env |= {SWITCH: "off", "PYTHONPATH": os.pathsep.join(path)}
+    env |= {switch: "off", "PYTHONPATH": os.pathsep.join(path)}
     like_us = ["-S", "-P"] if sys.flags.no_site else []  # as `make sanitize` starts it
     return subprocess.run([sys.executable, *like_us, *command], env=env, capture_output=True, text=True, check=False, cwd=folder)
 
@@ -71,8 +71,8 @@ def check_digests(folder: Path, module: str, ours: str) -> None:
     assert all(instruction == "False" for _, instruction, _ in without)
 
 
-def check_without(folder: Path, file: str) -> None:
+def check_without(folder: Path, file: str, switch: str = SWITCH) -> None:
     """The other tests of a file."""
-    done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not without", file)
+    done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not without", file, switch=switch)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

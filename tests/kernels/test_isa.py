@@ -63,3 +63,15 @@ def test_select_changes_what_runs():
 
 def test_every_isa_has_every_kernel():
     assert len({tuple(_kernels.kernels(isa)) for isa in _kernels.isas()}) == 1
+
+
+def test_pairs_are_summed_in_vectors_of_512_bits_alone():
+    assert not _isa.sums_pairs("portable")
+    assert not _isa.sums_pairs("avx2")
+    assert not _isa.sums_pairs("sse9")
+
+
+def test_environment_forbids_sums_of_pairs():
+    command = "from aspen_mp.workers import _isa; print(any(_isa.sums_pairs(name) for name in _isa.names()))"
+    env = {**os.environ, "ASPEN_MP_BF16": "off"}
+    assert subprocess.run([sys.executable, "-c", command], env=env, capture_output=True, text=True, check=True).stdout.strip() == "False"

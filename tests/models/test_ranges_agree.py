@@ -71,7 +71,15 @@ def feeds_of(shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, Any], s
     return feeds
 
 
-def check(model: onnx.ModelProto, shapes: Shapes, least: int, most: int, extents: Sequence[int], workers: int = 2) -> None:
+def check(
+    model: onnx.ModelProto,
+    shapes: Shapes,
+    least: int,
+    most: int,
+    extents: Sequence[int],
+    workers: int = 2,
+    options: api.Options | None = None,
+) -> None:
     opened = api.load(model.SerializeToString())
     dtypes = {v.name: v.dtype for v in opened.signature.inputs}
     longest, shorter = shapes(most), shapes(most - 1)
@@ -80,12 +88,12 @@ def check(model: onnx.ModelProto, shapes: Shapes, least: int, most: int, extents
     def bound(extent: int) -> dict[str, api.Binding]:
         return {name: api.Binding(dtypes[name], shape, None) for name, shape in shapes(extent).items()}
 
-    found = api.plan_range(opened, bound(most), Stretch(least, most, per), workers=workers)
+    found = api.plan_range(opened, bound(most), Stretch(least, most, per), workers=workers, options=options)
     assert found.plan is not None
     store = WeightStore()
     elastic = Runs(found.plan, store)
     for k, extent in enumerate(extents):
-        alone = api.plan_stage(opened, [bound(extent)], workers=workers).plan
+        alone = api.plan_stage(opened, [bound(extent)], workers=workers, options=options).plan
         assert alone is not None
         feeds = feeds_of(shapes(extent), dtypes, extent)
         sizes = [info.shape for info in alone.outputs]
@@ -107,6 +115,12 @@ TEXTS = [("bert_base", "f32"), ("gpt2", "f32"), ("smollm2_135m", "f32"), ("smoll
 def test_text(name: str, dtype: str, least: int, most: int) -> None:
     model = models.build(name, symbolic=True, dtype=dtype, **models.miniature(name))
     check(model, tokens()(model), least, most, [most, least, (least + most) // 2, most - 1, most])
+
+
+@pytest.mark.parametrize("name", ["bert_base", "smollm2_135m"])
+def test_text_of_rounded_factors(name: str) -> None:
+    model = models.build(name, symbolic=True, **models.miniature(name))
+    check(model, tokens()(model), 24, 31, [31, 24, 27], options=api.Options(pairs=True))
 
 
 def test_text_in_batches() -> None:

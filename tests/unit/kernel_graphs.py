@@ -60,6 +60,8 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         "NGEMM",
         "IGEMM",
         "ICONV",
+        "BGEMM",
+        "BCONV",
     }:  # the plan's storage puts a copy before packed weights that are no run of memory
         args[1] = np.ascontiguousarray(args[1])
     error = _kernels.call(node.op, [*outs, *args], params(node), [0] * len(shape), shape)
@@ -72,13 +74,17 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
 def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The dimensions that the operand has in a plan: axes of 1 that are broadcast have the output's."""
     out = node.output.shape
-    if node.op in ELEMENTWISE or (node.op in {"CONV", "WINO", "DWCONV"} and i == 3) or (node.op == "NORM" and i > 0):
+    if node.op in ELEMENTWISE or (node.op in {"CONV", "BCONV", "WINO", "DWCONV"} and i == 3) or (node.op == "NORM" and i > 0):
         return out
     if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
         return (*out[:-2], *shape[-2:])
-    if (node.op in {"GEMM", "NGEMM"} and i in {2, 3}) or (node.op == "IGEMM" and i in {2, 3, 4, 5}) or (node.op == "ICONV" and i in {3, 4}):
+    if (
+        (node.op in {"GEMM", "NGEMM", "BGEMM"} and i in {2, 3})
+        or (node.op == "IGEMM" and i in {2, 3, 4, 5})
+        or (node.op == "ICONV" and i in {3, 4})
+    ):
         return out
-    if node.op in {"NGEMM", "IGEMM"} and i == 0:
+    if node.op in {"NGEMM", "IGEMM", "BGEMM"} and i == 0:
         return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":
         k = node.inputs[1]

@@ -378,6 +378,35 @@ def _ngemm(
     return y * late if p[4] == 2 and residual is not None else y + late
 
 
+def _unpack_pairs(w: Array, columns: int, taps: int = 1) -> Array:
+    """Words → [taps, terms, columns]; an odd number of terms has one more, of zeros."""
+    halves = np.stack([w << 16, w & 0xFFFF0000], axis=2).astype(np.uint32).view(np.float32)  # panel, pair, half, column
+    terms = halves.reshape(len(w), taps, -1, 32).transpose(1, 2, 0, 3)
+    return terms.reshape(taps, terms.shape[1], -1)[..., :columns].astype(np.float64)
+
+
+def _rounded(x: Array) -> Array:
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def _bgemm(
+    out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None, *more: Array | None
+) -> Array:
+    """p: alpha, ACT(3), residual_last."""
+    y = _rounded(a) @ _unpack_pairs(b, out[-1])[0, : a.shape[-1]] * _double(p[0]) + (0 if bias is None else bias)
+    early, late = (residual, 0) if p[4] == 0 and residual is not None else (0, 0 if residual is None else residual)
+    y = _act(p[1:4], y + early)
+    return y * late if p[4] == 2 and residual is not None else y + late
+
+
+def _bconv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    y, weights = np.zeros(out), _unpack_pairs(w, out[1], p[0] * p[1])
+    for k, tap in enumerate(_windows(_rounded(x), out, p[:8], 0.0)):
+        y += np.einsum("nchw,co->nohw", tap, weights[k, : x.shape[1]])
+    y = y + (0 if bias is None else bias[:, None, None])
+    return _act(p[8:11], y if residual is None or p[11] else y + residual) + (residual if residual is not None and p[11] else 0)
+
+
 def _igemm(
     out: Sequence[int],
     p: Sequence[int],
@@ -594,6 +623,8 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "NGEMM": _ngemm,
     "IGEMM": _igemm,
     "ICONV": _iconv,
+    "BGEMM": _bgemm,
+    "BCONV": _bconv,
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,

@@ -16,7 +16,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "stress"))
 from elastic_plans import GRAPHS, Make, elastic
 from guard_pages import guarded
 from plan_tools import GraphBuilder
-from test_plan_graphs import attention, concat_shapes, depthwise, products_of_bits, random_grids, residual_block, sequence_ops
+from test_plan_graphs import (
+    attention,
+    concat_shapes,
+    depthwise,
+    products_of_bits,
+    products_of_pairs,
+    random_grids,
+    residual_block,
+    sequence_ops,
+)
 
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.plan import Plan
@@ -133,7 +142,7 @@ def harmless(plan: Plan) -> None:
     assert accepted > 0
 
 
-@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops, products_of_bits])
+@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops, products_of_bits, products_of_pairs])
 def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
     harmless(build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1))))
 

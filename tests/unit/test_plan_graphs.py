@@ -10,6 +10,7 @@ from aspen_mp.planner import policy
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.passes.pairs import use_pairs
 from aspen_mp.planner.storage import Storage
 
 
@@ -245,6 +246,26 @@ def images_of_bytes(b: GraphBuilder) -> Graph:
     return b.graph(late, sums, b.node("CAST", [small], small.shape, saturate=True))
 
 
+def products_of_pairs(b: GraphBuilder) -> Graph:
+    """Rounded factors: odd numbers of terms and channels, windows with strides and padding, rows that are columns elsewhere, a gate."""
+    x = b.input(2, 17, 9, 8)
+    y = b.conv(x, 40)
+    z = b.conv(b.conv(y, 33, stride=2), 17, kernel=1, residual=b.conv(x, 17, kernel=1, stride=2))
+    late = b.conv(z, 40, kernel=5, residual=b.conv(y, 40, kernel=1, stride=2))
+    assert late.producer is not None
+    late.producer.attrs.update(residual_last=True)
+    rows = b.transpose(b.reshape(late, 2, 40, 20), 0, 2, 1)
+    gated = b.linear(b.linear(rows, 33), 33, residual=b.linear(b.unary(rows), 33))
+    assert gated.producer is not None
+    gated.producer.attrs.update(residual_last=True, gated=True)
+    graph = b.graph(late, gated, b.linear(b.reduce(gated, (0, 1)), 70), b.linear(b.transpose(gated, 1, 0, 2), 5))
+    use_pairs(graph)
+    ops = {node.op for node in graph.nodes}
+    assert ops >= {"BGEMM", "BCONV"}
+    assert not ops & {"GEMM", "CONV"}
+    return graph
+
+
 def scalars(b: GraphBuilder) -> Graph:
     x = b.input()
     return b.graph(b.binary(b.unary(x), b.const()), b.reshape(x, 1, 1))
@@ -268,7 +289,7 @@ GRAPHS = [
     sevens,
 ]
 GRAPHS += [sequence_ops, scalars, empty, blocks, norms, images, sampled, image_as_tokens, fitting_levels]
-GRAPHS += [products_of_bytes, images_of_bytes, products_of_bits]
+GRAPHS += [products_of_bytes, images_of_bytes, products_of_bits, products_of_pairs]
 
 
 @pytest.mark.parametrize("make", GRAPHS, ids=lambda f: f.__name__)

@@ -22,6 +22,7 @@ from test_plan_graphs import (
     odd_outputs,
     products_of_bits,
     products_of_bytes,
+    products_of_pairs,
     random_grids,
     residual_block,
     sevens,
@@ -375,6 +376,57 @@ def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None
 
 
 @pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("activation", param("BGEMM", 1, 1000)),
+        ("residual_last", param("BGEMM", 4, 3)),
+        ("dtype of the output", operand("BGEMM", 0, "dtype", DTYPES["I32"])),
+        ("dtype of input 0", operand("BGEMM", 1, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("BGEMM", 1, "dims", [[2, 19, 40, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BGEMM", 1, "dims", [[2, 20, 38, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("BGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("BGEMM", 2, "dtype", DTYPES["F32"])),
+        ("shape of input 1", operand("BGEMM", 2, "dims", [[2, 19, 32, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BGEMM", 2, "dims", [[1, 20, 32, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("BGEMM", 2, "strides", [[640, 1, 20, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("BGEMM", 3, "dims", [[2, 20, 32, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("BGEMM", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("BGEMM", 2, "dtype", 0)),
+        ("kernel", param("BCONV", 0, 0)),
+        ("shape of input 1", param("BCONV", 1, 2)),
+        ("stride", param("BCONV", 2, 0)),
+        ("stride", param("BCONV", 3, -1)),
+        ("dilation", param("BCONV", 4, 0)),
+        ("dilation", param("BCONV", 5, 1 << 40)),
+        ("window", param("BCONV", 3, 1 << 30)),
+        ("window", param("BCONV", 4, 1 << 30)),
+        ("pad", param("BCONV", 6, -1)),
+        ("pad", param("BCONV", 7, -1)),
+        ("activation", param("BCONV", 8, 1000)),
+        ("residual_last", param("BCONV", 11, 2)),
+        ("dtype of the output", operand("BCONV", 0, "dtype", DTYPES["U32"])),
+        ("rank of the output", operand("BCONV", 0, "rank", 3)),
+        ("dtype of input 0", operand("BCONV", 1, "dtype", DTYPES["BOOL"])),
+        ("rank of input 0", operand("BCONV", 1, "rank", 3)),
+        ("batch of input 0", operand("BCONV", 1, "dims", [[1, 17, 9, 8, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BCONV", 1, "dims", [[2, 19, 9, 8, 0, 0, 0, 0]])),
+        ("dtype of input 1", operand("BCONV", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("BCONV", 2, "dims", [[1, 81, 32, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("BCONV", 2, "strides", [[81 * 32, 1, 81, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("BCONV", 3, "dims", [[39, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("BCONV", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("BCONV", 2, "dtype", 0)),
+    ],
+)
+def test_damaged_products_of_pairs(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_pairs).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
     ("name", "place", "value"),
     [
         ("block", 16, 5),
@@ -484,7 +536,18 @@ def test_cut_short() -> None:
 
 @pytest.mark.parametrize(
     "graph",
-    [residual_block, attention, dense_block, odd_outputs, blocks, inverted_residuals, products_of_bytes, images_of_bytes, products_of_bits],
+    [
+        residual_block,
+        attention,
+        dense_block,
+        odd_outputs,
+        blocks,
+        inverted_residuals,
+        products_of_bytes,
+        images_of_bytes,
+        products_of_bits,
+        products_of_pairs,
+    ],
 )
 def test_random_bytes(graph: Callable[[GraphBuilder], Any]) -> None:
     """Whatever is written anywhere, validate() returns or raises PlanError."""

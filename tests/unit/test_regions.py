@@ -14,7 +14,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from plan_tools import NUMPY_KERNELS, GraphBuilder
 
-from aspen_mp.planner import winograd
+from aspen_mp.planner import pairs, winograd
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
@@ -214,6 +214,53 @@ def test_products_of_bits() -> None:
 
     check("NGEMM", function, inputs, node.attrs, True, (2, 3), by=3)
     check("NGEMM", function, inputs, node.attrs, False, (0, 1), by=1)
+
+
+def test_products_of_pairs() -> None:
+    """The kernel itself. Of a panel all terms are read, and no zeros behind the last column."""
+    shape, w = (2, 3, 40), Tensor("w", (2, 5, 32), F32, data=values(2, 5, 32))
+    inputs = [values(2, 3, 5), pairs.packed(w).value(), values(1, 1, 40), values(2, 3, 40), np.abs(values(40)) + 1, values(40)]
+    attrs = {"alpha": 1.0, "act": NO_ACT}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("BGEMM", given, shape, attrs), np.zeros(shape, F32)
+        seen = [np.broadcast_to(x, shape) if i in (2, 3) else x for i, x in enumerate(given)]
+        assert _kernels.call("BGEMM", [out, *seen], params(node), [0] * 3, shape) == 0
+        return out
+
+    check("BGEMM", function, inputs, attrs, True, (0, 2, 3), by=3)
+    node = kernel_node("BGEMM", inputs, shape, attrs)
+    lo, hi = np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
+    assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0], [1, 0, 0]], [[1, 3, 32], [2, 3, 32]]]
+
+
+@pytest.mark.parametrize("kernel", [(3, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "pads"), [((1, 1), (1, 1), (1, 1)), ((2, 1), (1, 2), (0, 2)), ((3, 2), (1, 1), (2, 0)), ((1, 1), (2, 1), (4, 3))]
+)
+def test_convolutions_of_pairs(kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], pads: tuple[int, int]) -> None:
+    """The kernel itself, as above. Padding is no input."""
+    image = (7, 6)
+    size = tuple((d + 2 * p - (k - 1) * e - 1) // s + 1 for d, p, k, e, s in zip(image, pads, kernel, dilation, stride, strict=True))
+    shape, taps = (2, 40, *size), kernel[0] * kernel[1]
+    w = pairs.packed(Tensor("w", (1, 2, 3 * taps, 32), F32, data=values(1, 2, 3 * taps, 32)), taps).value()
+    inputs = [values(2, 3, *image), w, values(40), values(2, 40, *size), np.abs(values(40)) + 1, values(40)]
+    attrs = {"act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}
+
+    def function(*given: np.ndarray) -> np.ndarray:
+        node, out = kernel_node("BCONV", given, shape, attrs), np.zeros(shape, F32)
+        seen = [np.broadcast_to(x, shape) if i == 3 else x for i, x in enumerate(given)]
+        assert _kernels.call("BCONV", [out, *seen], params(node), [0] * 4, shape) == 0
+        return out
+
+    exact = dilation == (1, 1) and stride != (3, 2) and kernel != (1, 1)
+    check("BCONV", function, inputs, attrs, exact, (0,), by=3)
+    check("BCONV", function, inputs, attrs, True, (2, 3), by=3)
+    check("BCONV", function, inputs, attrs, False, (4, 5), by=3)
+    node = kernel_node("BCONV", inputs, shape, attrs)
+    lo, hi = np.array([[0, 31, 0, 0], [1, 32, 0, 0]]), np.array([[2, 33, 1, 1], [2, 40, *size]])
+    rows = w.shape[1]
+    assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0], [1, 0, 0]], [[2, rows, 32], [2, rows, 32]]]
 
 
 def test_products_of_bytes() -> None:

@@ -41,9 +41,13 @@ int aspen_isa_halves(void) {
 #endif
 }
 
+static int is_off(const char *variable) {
+  const char *setting = getenv(variable);
+  return setting && !strcmp(setting, "off");
+}
+
 static int has_vnni(enum aspen_isa isa) {
-  const char *setting = getenv("ASPEN_MP_VNNI");
-  if (setting && !strcmp(setting, "off")) return 0;
+  if (is_off("ASPEN_MP_VNNI")) return 0;
 #if defined(__x86_64__)
   unsigned a, b, c, d;
   if (!aspen_isa_supported(isa)) return 0;
@@ -60,6 +64,23 @@ static int has_vnni(enum aspen_isa isa) {
 int aspen_isa_vnni(enum aspen_isa isa) {
   static signed char known[ASPEN_N_ISA]; /* to ask takes long in virtual machines; whoever asks first finds the same as all others */
   if (!known[isa]) known[isa] = has_vnni(isa) ? 1 : -1;
+  return known[isa] > 0;
+}
+
+static int has_bf16(enum aspen_isa isa) {
+  if (is_off("ASPEN_MP_BF16")) return 0;
+#if defined(__x86_64__) && defined(ASPEN_AVX512_BF16)
+  unsigned a, b, c, d;
+  return isa == ASPEN_ISA_AVX512 && aspen_isa_supported(isa) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+         __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+#else
+  return 0;
+#endif
+}
+
+int aspen_isa_bf16(enum aspen_isa isa) {
+  static signed char known[ASPEN_N_ISA]; /* as above */
+  if (!known[isa]) known[isa] = has_bf16(isa) ? 1 : -1;
   return known[isa] > 0;
 }
 

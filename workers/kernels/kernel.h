@@ -78,6 +78,13 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * ICONV  out[N, OC, OH, OW], 2-D, as IGEMM. in: X[N, C, H, W], i8 or u8; W packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as B, with (kh, kw, c / 4, column, c % 4);
  *        bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X; the padding is zero). params: y, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top,
  *        pad_left, ACT(3), residual_last, f64 scale, zero of the output
+ * BGEMM  as GEMM with packed B, with A and B rounded to bf16 (to nearest even): products of pairs of terms 2 i, 2 i + 1, f32 sums over ascending i. in: A, B packed
+ *        [ceil(N/32), ceil(K/2), 32], u32, the lower half of a word term 2 i, zeros behind the last; bias?, residual?, scale?, shift? as GEMM. A processor that has an
+ *        instruction for pairs takes denormal numbers for zeros. params: f64 alpha, ACT(3), residual_last
+ * BCONV  as CONV over two axes with one group, with X and W rounded to bf16 (to nearest even): products of pairs of channels 2 i, 2 i + 1, f32 sums over (kh, kw, i).
+ *        in: X[N, C, H, W], W packed [ceil(OC/32), KH*KW*ceil(C/2), 32], u32, with k = (kh, kw, i), the lower half of a word that of channel 2 i, zeros behind the last;
+ *        bias? [OC], residual?, scale? and shift? as CONV. Denormal numbers as BGEMM's.
+ *        params: KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner) or out[N, OC, OD, OH, OW], f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
