@@ -149,7 +149,8 @@ class InferenceSession:
     `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: `SessionOptions`, onnxruntime's too. `providers`: names, or pairs
     of a name and options; everything runs on the CPU, and each other name is warned of. `disabled_optimizers` and `enable_fallback` do
     nothing. `runtime`: a `Runtime`, or the name of a running one; without it all sessions of the process share one private runtime, which
-    the first session starts. Raises what `Runtime.load` raises, and TypeError or ValueError for what onnxruntime does not take either.
+    the first session starts. `load_options`: others of `Runtime.load`, such as `precision`. Raises what that raises, and TypeError or
+    ValueError for what onnxruntime does not take either.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ class Builder:
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
         form = nbits.form_of(b.stored) if packed and b.stored is not None and not attrs else None
-        if form is not None:
+        if form is not None and not (form.bits == 16 and self.pairs):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
             return self.emit("NGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))

@@ -160,3 +160,11 @@ def test_rows_that_are_many_are_not_strassens() -> None:
     net = Net(x=(128, 768))
     y = net("MatMul", "x", net.weight(768, 1024))
     assert [n.op for n in lowered(net, y).nodes] == ["BGEMM"]
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_weights_that_the_model_stores_in_half_precision(dtype: int) -> None:
+    """They could stay as they are, too; in pairs they are multiplied twice as fast."""
+    net = Net(x=(5, 64))
+    y = net("MatMul", net("Cast", "x", to=dtype), net("Cast", net.weight(64, 96), to=dtype))
+    assert kernels(net, net("Cast", y, to=TensorProto.FLOAT)) == ["BGEMM"]
