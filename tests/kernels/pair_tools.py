@@ -13,7 +13,8 @@ from aspen_mp.workers import _isa, _kernels
 SWITCH = "ASPEN_MP_BF16"
 WITHOUT = os.environ.get(SWITCH) == "off"
 both_ways = pytest.mark.skipif(
-    WITHOUT or not any(_isa.sums_pairs(isa) for isa in _kernels.isas()), reason="without the instruction for pairs already"
+    WITHOUT or not any(_isa.sums_pairs(isa) for isa in _kernels.isas()),
+    reason="the processor has no AVX512_BF16 (or is told so): all tests here are those without it already",
 )
 HALVES = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, -(1 + 2.0**-8), 3.4e38, 1e30, np.inf, -np.inf, np.nan], np.float32)
 """Values between two bf16, and such as stay what they are."""

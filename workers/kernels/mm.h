@@ -70,8 +70,9 @@ void FN(mm_block)(const mm_job *job, const mm_rows *rows, const float *b, int64_
  * [first, last) of the box are written. */
 void FN(mm_finish)(const mm_job *job, const mm_rows *rows, float *sums, int64_t column, int64_t first, int64_t last);
 
-/* GEMM by the left factors that STRASSEN has made (strassen.c). Returns an enum aspen_kernel_error. */
 struct nbits;
+/* GEMM by the left factors that STRASSEN has made (strassen.c). w: weights are of 16 bits, or NULL. Returns an enum aspen_kernel_error. The scratch
+ * memory of products of so many terms; halves: of such weights. */
 int FN(mm_seven)(const aspen_call *c, const mm_job *gemm, const struct nbits *w);
 size_t aspen_scratch_seven(int64_t terms, int halves);
 

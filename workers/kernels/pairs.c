@@ -9,15 +9,12 @@
 
 /* Most rows of a block, with the instruction and without it: their sums stay in registers. */
 #if VL == 16
-#define OWN_ISA ASPEN_ISA_AVX512
 #define ROWS_WITH MM_EVEN_ROWS
 #define ROWS_WITHOUT 10
 #elif VL == 8
-#define OWN_ISA ASPEN_ISA_AVX2
 #define ROWS_WITH 0
 #define ROWS_WITHOUT 4
 #else
-#define OWN_ISA ASPEN_ISA_PORTABLE
 #define ROWS_WITH 0
 #define ROWS_WITHOUT 4
 #endif

@@ -26,12 +26,15 @@
 
 #if defined(__AVX512F__)
 #define VL 16
+#define OWN_ISA ASPEN_ISA_AVX512 /* isa.h */
 #define ISA_AVX512 1
 #elif defined(__AVX2__)
 #define VL 8
+#define OWN_ISA ASPEN_ISA_AVX2
 #define ISA_AVX2 1
 #else
 #define VL 4
+#define OWN_ISA ASPEN_ISA_PORTABLE
 #define ISA_PORTABLE 1
 #endif
 
