@@ -6,6 +6,8 @@ that a slow serial run flatters nobody. p_e is the parallel fraction by Karp and
 What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core runs a request of
 its own (`APART`): n of those at the same time, on n runtimes that share nothing, take longer than one. Their time by n is about what a
 request would take on n cores if dividing it cost nothing.
+Memory may be shared, too: n cores may read it hardly faster than one does, and how much faster may change with what else a host runs. So it
+is read in turns with the rest (`Memory`), and simulations say what parallel fraction that leaves, and what it would be without the limit.
 Machines that are not at hand are simulated (`aspen_mp.planner.simulate`), and say so.
 """
 
@@ -20,6 +22,7 @@ from aspen_mp.bench.figures.compare import Comparison, Entry, compare
 from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.planner.simulate import parallel_fraction
 
@@ -44,8 +47,20 @@ class Point:
 
 
 @dataclass(slots=True)
+class Memory:
+    """What cores read of memory behind the caches at the same time, GB/s, by the median of rounds and by the fastest run. `p_e`: by
+    simulation with that median, `p_e_unlimited` as if each core had all that one has alone; None on one core."""
+
+    cores: int
+    gb_s: float
+    best_gb_s: float
+    p_e: float | None = None
+    p_e_unlimited: float | None = None
+
+
+@dataclass(slots=True)
 class Result:
-    """`serial`: the engine with the best serial run, by medians."""
+    """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first."""
 
     case: str
     serial: str
@@ -56,6 +71,7 @@ class Result:
     absent: list[str] = field(default_factory=list)
     rejected: int = 0
     disturbed: int = 0
+    memory: list[Memory] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -71,7 +87,12 @@ class Result:
         parts = [f"{p.engine} {_p_e(p.p_e)} (minima {_p_e(p.p_e_min)})" for p in measured if p.cores == most]
         text = f"{self.case}: p_e on {most} cores {', '.join(parts)}; best serial run {self.serial}, {self.serial_ms:.2f} ms"
         far = [f"{p.speedup:.1f} on {p.cores}" for p in self.points if p.simulated]
-        return text + (f"; simulated speedup {', '.join(far)}" if far else "")
+        text += f"; simulated speedup {', '.join(far)}" if far else ""
+        shared = next((m for m in self.memory if m.cores == most), None)
+        if shared is None or shared.p_e is None:
+            return text
+        read = " and ".join(f"{m.gb_s:.0f} on {m.cores}" for m in self.memory if m.cores in {1, most})
+        return text + f"; memory: {read}, GB/s, leave p_e {_p_e(shared.p_e)} by simulation, {_p_e(shared.p_e_unlimited)} without that limit"
 
 
 def _p_e(value: float | None) -> str:
@@ -98,14 +119,25 @@ def measure(
     runtimes, too."""
     counts = sorted({1, *numbers})
     variants = [Variant(_label(engine, n), engine, cores[:n]) for engine in engines for n in counts]
+    ours = OURS in engines
+    if ours:  # in turns with ours, which come first
+        variants[len(counts) : len(counts)] = [Variant(_label(MEMORY.name, n), MEMORY.name, cores[:n]) for n in counts]
     if apart:
         variants += [Variant(_label(APART, n), OURS, cores[:n], {"apart": True}) for n in counts if n > 1]
     found = compare(case, variants, plan, say)
     result = of_comparison(found)
-    if simulated and result.points:
-        say(f"{case.label}: simulating")
-        for n, ms in Network(case).cores(simulated).items():
+    if not result.points or not (simulated or ours):
+        return result
+    say(f"{case.label}: simulating")
+    network = Network(case)
+    if simulated:
+        for n, ms in network.cores(simulated).items():
             result.points.append(_point(OURS, n, ms, ms, result.serial_ms, result.serial_ms, simulated=True))
+    shared = [m for m in result.memory if m.cores > 1]
+    if shared and result.memory[0].cores == 1:
+        times = {m.cores: m.gb_s / result.memory[0].gb_s for m in shared}
+        for m, (limited, unlimited) in zip(shared, network.fractions(times), strict=True):
+            m.p_e, m.p_e_unlimited = limited, unlimited
     return result
 
 
@@ -119,6 +151,8 @@ def of_comparison(found: Comparison) -> Result:
     if not found.entries:
         return result
     first = found.entries[0]
+    result.memory = [_memory(entry) for entry in sorted(found.entries, key=lambda entry: entry.cores) if entry.engine == MEMORY.name]
+    entries = [entry for entry in found.entries if entry.engine != MEMORY.name]
 
     def apart(entry: Entry) -> bool:
         return entry.label == _label(APART, entry.cores)
@@ -127,13 +161,18 @@ def of_comparison(found: Comparison) -> Result:
         requests = entry.cores if apart(entry) else 1
         return first.median_ms * entry.ratio / requests, first.min_ms * entry.ratio_min / requests
 
-    serial = min((entry for entry in found.entries if entry.cores == 1), key=lambda entry: times(entry)[0])
-    least = min(times(entry)[1] for entry in found.entries if entry.cores == 1)
+    serial = min((entry for entry in entries if entry.cores == 1), key=lambda entry: times(entry)[0])
+    least = min(times(entry)[1] for entry in entries if entry.cores == 1)
     result.serial, result.serial_ms = serial.engine, times(serial)[0]
-    result.points = [
-        _point(APART if apart(entry) else entry.engine, entry.cores, *times(entry), result.serial_ms, least) for entry in found.entries
-    ]
+    for entry in entries:
+        engine = APART if apart(entry) else entry.engine
+        result.points.append(_point(engine, entry.cores, *times(entry), result.serial_ms, least))
     return result
+
+
+def _memory(entry: Entry) -> Memory:
+    read = entry.cores * MEMORY_BYTES / 1e6  # MB, so by milliseconds it is GB/s
+    return Memory(entry.cores, read / entry.median_ms, read / entry.min_ms)
 
 
 def _point(engine: str, cores: int, ms: float, min_ms: float, serial_ms: float, serial_min_ms: float, *, simulated: bool = False) -> Point:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,27 @@ class Network:
             for n in counts:
                 machine = Machine.uniform(n, cost.rates())
                 found[n] = simulate(of_plan(self.plan(machine)), machine).latency_ns / 1e6
+        return found
+
+    def fractions(self, memory: Mapping[int, float]) -> list[tuple[float, float]]:
+        """Parallel fractions of a request on so many cores like this machine's. `memory`: by numbers of cores, how many times as fast as
+        one they read memory together. Pairs: with that limit, and as if there were none."""
+        from aspen_mp.bench.plans import calibrated
+        from aspen_mp.planner import cost
+        from aspen_mp.planner.machine import Machine
+        from aspen_mp.planner.simulate import of_plan, parallel_fraction, simulate
+
+        found = []
+        with calibrated():
+            rates = cost.rates()
+            alone = Machine.uniform(1, rates)
+            serial = simulate(of_plan(self.plan(alone)), alone).latency_ns
+            for n, times in memory.items():
+                machine = Machine.uniform(n, rates)
+                tiles = of_plan(self.plan(machine))
+                limits = (rates.cold * max(times, 1.0), math.inf)
+                latencies = [simulate(tiles, replace(machine, bytes_per_ns=limit)).latency_ns for limit in limits]
+                found.append((parallel_fraction(serial, latencies[0], n), parallel_fraction(serial, latencies[1], n)))
         return found
 
     def orders(self, cpus: Sequence[int]) -> dict[str, float]:

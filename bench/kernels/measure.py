@@ -72,7 +72,6 @@ def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
     arrived, rates = threading.Barrier(len(cpus)), []
 
     def read(cpu: int) -> None:
-        os.sched_setaffinity(0, {cpu})  # of this thread
         data = _aligned(np.dtype(np.float32), SIZES[-1] // 4)
         data[:] = 1
         arrived.wait()
@@ -82,12 +81,22 @@ def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
             done += data.nbytes
         rates.append(done / (now - begin) * 1e-9)
 
-    threads = [threading.Thread(target=read, args=(cpu,)) for cpu in cpus]
+    on_each(cpus, read)
+    return sum(rates)
+
+
+def on_each(cpus: Iterable[int], work: Callable[[int], object]) -> None:
+    """`work(cpu)` on each of these CPUs at the same time, in threads of their own, until all are done."""
+
+    def run(cpu: int) -> None:
+        os.sched_setaffinity(0, {cpu})  # of this thread
+        work(cpu)
+
+    threads = [threading.Thread(target=run, args=(cpu,)) for cpu in cpus]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(rates)
 
 
 def far(isa: str, cpus: Sequence[int], rounds: int = 100) -> float:

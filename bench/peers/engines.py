@@ -123,6 +123,9 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], sp
     return Loaded(lambda: serve(feeds), f"all optimisations, sequential, spinning {'on' if spinning else 'off'}, threads pinned", serve)
 
 
+MEMORY_BYTES = 512 << 20
+"""What a core reads in a run of `MEMORY`."""
+
 _LONG_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 
 
@@ -196,6 +199,28 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
     return run, "threads pinned"
 
 
+def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+    """No runtime and no network: a run reads `MEMORY_BYTES` on each core at the same time, from a buffer of its own that no cache holds."""
+    from aspen_mp.bench.kernels import measure
+    from aspen_mp.workers import _kernels
+
+    isa = _kernels.selected()
+    buffers: dict[int, Array] = {}
+
+    def make(core: int) -> None:  # written where it is read, so that it lies in that core's memory
+        buffers[core] = np.ones(measure.SIZES[-1] // 4, np.float32)
+
+    def read(core: int) -> None:
+        _kernels.read_rate(buffers[core], MEMORY_BYTES // buffers[core].nbytes, isa)
+
+    def run() -> list[Array]:
+        measure.on_each(cores, read)
+        return []
+
+    measure.on_each(cores, make)
+    return Loaded(run, f"reads {MEMORY_BYTES >> 20} MiB a core")
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`module`: what must be importable; `package`: whose version is reported; `rounds`: it takes a precision, where others compute in
@@ -226,3 +251,7 @@ ENGINES = {
         Engine("torch.compile", "torch", "torch", load_torch_compile),
     )
 }
+
+MEMORY = Engine("memory", "aspen_mp", "aspen-mp", load_memory)
+"""What figures measure beside the runtimes where memory may be what limits them."""
+LOADERS = {**ENGINES, MEMORY.name: MEMORY}

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import psutil
 
-from .engines import ENGINES, Array, Loaded
+from .engines import LOADERS, Array, Loaded
 
 QUIET_S = 0.005  # an engine rests when it used no CPU time for so long
 REST_LIMIT_S = 2.0
@@ -225,7 +225,7 @@ def child(
         os.sched_setaffinity(0, cores)
         arrays = read(feeds) if feeds else {}
         begin = time.perf_counter()
-        loaded = ENGINES[engine].load(model, arrays, cores, **options)
+        loaded = LOADERS[engine].load(model, arrays, cores, **options)
         load = time.perf_counter() - begin
     except Exception as error:
         reply(error=f"{type(error).__name__}: {error}")
@@ -237,7 +237,7 @@ def child(
             results = loaded.run()
             first = time.perf_counter() - begin
             np.savez(outputs, *results)
-        reply(settings=loaded.settings, load_s=load, first_s=first, version=ENGINES[engine].version)
+        reply(settings=loaded.settings, load_s=load, first_s=first, version=LOADERS[engine].version)
         stream = Stream(loaded)
         for line in requests:
             order = json.loads(line)

@@ -16,6 +16,7 @@ from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, syn
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.engines import MEMORY_BYTES
 from aspen_mp.bench.peers.seat import Turn
 
 TINY = "aspen32@layers=3,image=16x16,channels=32"
@@ -70,6 +71,10 @@ def test_scaling(tmp_path: Path) -> None:
     apart = {(scaling.APART, CORES)} if CORES > 1 else set()
     assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} | apart == set(measured)
     assert [p["cores"] for p in found["points"] if p["simulated"]] == [64]
+    assert [m["cores"] for m in found["memory"]] == sorted({1, CORES})
+    assert all(m["best_gb_s"] >= m["gb_s"] > 0 for m in found["memory"])
+    if CORES > 1:
+        assert found["memory"][-1]["p_e"] <= found["memory"][-1]["p_e_unlimited"] + 1e-9
 
 
 def test_hetero(tmp_path: Path) -> None:
@@ -175,6 +180,18 @@ def test_requests_apart_count_each() -> None:
     assert found.points[2].ms == pytest.approx(100 * 1.25 / 4)
     assert found.points[2].speedup == pytest.approx(3.2)
     assert found.points[2].p_e_min == pytest.approx(1.0)
+
+
+def test_memory_is_no_serial_run() -> None:
+    reads = {1: 0.02, 2: 0.032}  # seconds, of which the second reads twice as much
+    entries = [entry("a on 1", OURS, 1, 1.0, 1.0), entry("a on 2", OURS, 2, 0.6, 0.6)]
+    entries += [entry(f"memory on {n}", "memory", n, s, s / 2) for n, s in reads.items()]
+    found = scaling.of_comparison(Comparison("x", None, entries))
+    assert (found.serial, [p.engine for p in found.points]) == (OURS, [OURS, OURS])
+    gb_s = [n * MEMORY_BYTES / (100 * s) / 1e6 for n, s in reads.items()]
+    assert [m.gb_s for m in found.memory] == pytest.approx(gb_s)
+    found.memory[1].p_e, found.memory[1].p_e_unlimited = 0.7, 0.95
+    assert f"memory: {gb_s[0]:.0f} on 1 and {gb_s[1]:.0f} on 2, GB/s, leave p_e 0.700 by simulation, 0.950 without" in found.verdict
 
 
 def test_requests_that_waited_for_a_plan() -> None:
