@@ -31,8 +31,9 @@ from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import Limits
 from aspen_mp.control.journal import Journal, Level
 from aspen_mp.control.leases import Leases
+from aspen_mp.control.loaded import Asker
 from aspen_mp.control.loop import PRIORITY_WORKER, Loop
-from aspen_mp.control.models import Asker, ModelStore
+from aspen_mp.control.models import ModelStore
 from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery

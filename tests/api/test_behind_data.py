@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import aspen_mp
 from aspen_mp import tree
-from aspen_mp.control import models
+from aspen_mp.control import dropping
 
 N = helper.make_node
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -70,7 +70,7 @@ def test_a_stream_of_numbers_that_are_new(shared_runtime: aspen_mp.Runtime) -> N
     for count in counts:
         agrees(model.run({"x": of(count)}), of(count))
     (about,) = [m for m in shared_runtime.status()["models"] if m["id"] == model._loaded.model]
-    assert len(about["plans"]) <= models.MAX_BEHIND + 1
+    assert len(about["plans"]) <= dropping.MAX_BEHIND + 1
     assert len(model._tree._behind) <= tree.MAX_BEHIND
     model.unload()
 

@@ -18,8 +18,9 @@ from aspen_mp.control import models as stores
 from aspen_mp.control import protocol
 from aspen_mp.control.jobs import Inspected, Job, Limits, PlanStage, StagePlanned
 from aspen_mp.control.journal import Journal
+from aspen_mp.control.loaded import Asker
 from aspen_mp.control.loop import Loop
-from aspen_mp.control.models import Asker, ModelStore
+from aspen_mp.control.models import ModelStore
 from aspen_mp.control.ranges import Stretched
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.server import Server

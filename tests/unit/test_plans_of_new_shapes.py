@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control import models, protocol
+from aspen_mp.control import answering, dropping, protocol, replanning
 from aspen_mp.control.jobs import PlanStage
 from aspen_mp.planner.options import Planning
 from aspen_mp.shm.errors import PlanError
@@ -218,7 +218,7 @@ def test_requests_do_not_wait_for_what_is_planned_beside(world: World) -> None:
 def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) -> None:
     of_a_range(world)
     world.prepared = False
-    for _ in range(2 * models.TRIES_AHEAD):
+    for _ in range(2 * answering.TRIES_AHEAD):
         world.ask(40, beside=True)
     assert not world.waiting
     world.prepared = True
@@ -245,13 +245,13 @@ def test_ranges_that_cannot_be_planned_beside_are_not_tried_for_ever(world: Worl
 
 
 def test_long_requests_are_often_sooner() -> None:
-    assert models._often(0.0) == models._often(1e6) == models.SERVED_OFTEN
-    assert models._often(1e8) == 20
-    assert models._often(1e10) == models.SERVED_LEAST
+    assert replanning.often(0.0) == replanning.often(1e6) == replanning.SERVED_OFTEN
+    assert replanning.often(1e8) == 20
+    assert replanning.often(1e10) == replanning.SERVED_LEAST
 
 
 def test_a_range_whose_plan_is_dropped_is_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "MAX_PLANS", 1)
+    monkeypatch.setattr(dropping, "MAX_PLANS", 1)
     planned(world, 8)
     world.ask(20)
     world.answer(stretched=(16, 23))
@@ -265,7 +265,7 @@ def test_a_range_is_searched_again_as_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(20)
     world.answer(stretched=(16, 23))
-    world.table.served = models.SERVED_OFTEN
+    world.table.served = replanning.SERVED_OFTEN
     world.store.refresh()
     message = job(world)
     assert message.search
@@ -301,7 +301,7 @@ def test_what_was_asked_for_is_done_for_all_shapes(world: World, how: Planning) 
 def test_shapes_that_come_often_are_searched(world: World) -> None:
     planned(world, 8)
     planned(world, 9)
-    world.table.served = models.SERVED_OFTEN - 1
+    world.table.served = replanning.SERVED_OFTEN - 1
     world.store.refresh()
     assert not world.waiting
     world.table.served += 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control import jobs, models
+from aspen_mp.control import jobs, replanning
 from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
 from aspen_mp.control.loop import Loop
@@ -87,7 +87,7 @@ def test_a_client_does_not_wait_for_it(world: World, monkeypatch: pytest.MonkeyP
     assert not world.events("replanned")
     world.store.refresh()
     assert not world.waiting
-    monkeypatch.setattr(models, "REPLAN_S", 0.0)
+    monkeypatch.setattr(replanning, "REPLAN_S", 0.0)
     world.table.served += 1
     world.store.refresh()
     assert len(behind.jobs) == 1
@@ -119,7 +119,7 @@ def test_what_one_has_packed_the_other_learns(world: World) -> None:
 
 def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e6
-    monkeypatch.setattr(models.time, "monotonic", lambda: now)
+    monkeypatch.setattr(replanning.time, "monotonic", lambda: now)
     world.ask()
     world.answer()
     tries, why = [], "the model file has gone"
@@ -136,9 +136,9 @@ def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyP
             job.on_error(PlanError(why if len(tries) < 6 else "something else"))
         now += 10.0
     assert tries[:5] == [0.0, 40.0, 120.0, 280.0, 600.0]
-    assert max(b - a for a, b in pairwise(tries)) == models.MOST_REPLAN_S
+    assert max(b - a for a, b in pairwise(tries)) == replanning.MOST_REPLAN_S
     assert [event["why"] for event in world.events("not-replanned")] == [why, "something else"]
-    now += models.MOST_REPLAN_S
+    now += replanning.MOST_REPLAN_S
     world.table.served += 1
     world.store.refresh()
     world.answer()

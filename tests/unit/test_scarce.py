@@ -22,8 +22,9 @@ from aspen_mp.control.connection import Connection
 from aspen_mp.control.jobs import StagePlanned
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loop import Loop
-from aspen_mp.control.models import ModelStore
+from aspen_mp.control.making import Maker
 from aspen_mp.control.pool import WorkerPool
+from aspen_mp.control.publishing import Made
 from aspen_mp.control.reaping import status_of
 from aspen_mp.control.reserving import PROCESSES, Reserver
 from aspen_mp.control.segments import SegmentStore
@@ -203,9 +204,9 @@ def test_a_plan_that_cannot_be_published() -> None:
     def publish(*_: object) -> None:
         raise FULL
 
-    store = SimpleNamespace(_publish=publish, _not_planned=lambda model, key, error: told.append(error))
+    maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _failed=lambda model, key, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    ModelStore._planned(store, SimpleNamespace(weight_segments=[]), b"", None, result, [])  # type: ignore[arg-type]
+    Maker._publish(maker, SimpleNamespace(weight_segments=[]), b"", None, Made(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 
