@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
-# Tests of single processes, which may run beside each other; all others look at what the whole machine has left over.
-BESIDE := tests/stress/test_interleavings.py tests/unit tests/kernels tests/conformance
+# Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
+BESIDE := tests/stress/test_interleavings.py tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,backend bench_plans cache calibration cli examples figures handles \
   inference_session metrics peers requests runtime trace)) tests/unit/test_imports.py
