@@ -200,18 +200,20 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
 
 
 def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
-    """No runtime and no network: a run reads `MEMORY_BYTES` on each core at the same time, from a buffer of its own that no cache holds."""
+    """No runtime and no network: a run reads `MEMORY_BYTES` on each core at the same time, from a buffer of its own. All buffers together
+    are at least as large, which no cache holds; few cores have larger ones and read them less often."""
     from aspen_mp.bench.kernels import measure
     from aspen_mp.workers import _kernels
 
     isa = _kernels.selected()
+    times = min(1 << (len(cores).bit_length() - 1), MEMORY_BYTES // measure.SIZES[-1])  # a power of two, so that it divides
     buffers: dict[int, Array] = {}
 
     def make(core: int) -> None:  # written where it is read, so that it lies in that core's memory
-        buffers[core] = np.ones(measure.SIZES[-1] // 4, np.float32)
+        buffers[core] = np.ones(MEMORY_BYTES // times // 4, np.float32)
 
     def read(core: int) -> None:
-        _kernels.read_rate(buffers[core], MEMORY_BYTES // buffers[core].nbytes, isa)
+        _kernels.read_rate(buffers[core], times, isa)
 
     def run() -> list[Array]:
         measure.on_each(cores, read)
