@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import Plan, Say, Seats, Variant
+from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 
@@ -15,7 +17,8 @@ from aspen_mp.bench.peers.report import machine
 @dataclass(slots=True)
 class Entry:
     """A variant. Milliseconds: `median_ms` over rounds of each round's middle run, `min_ms` of all. `ratio`: its time by the reference's in
-    the same rounds, the middle of them; `ratio_min`: the same of the fastest runs; `rounds_ms`, `reference_ms`: the middle runs of each."""
+    the same rounds, the middle of them; `ratio_min`: the same of the fastest runs; `rounds_ms`, `reference_ms`: the middle runs of each;
+    `probes`: what `states.probe` measured before and after this variant's turn in each."""
 
     label: str
     engine: str
@@ -26,6 +29,11 @@ class Entry:
     ratio_min: float
     rounds_ms: list[float] = field(default_factory=list)
     reference_ms: list[float] = field(default_factory=list)
+    probes: list[tuple[float, ...]] = field(default_factory=list)
+
+    def ms_in(self, state: State) -> list[float]:
+        """Those of `rounds_ms` that were measured in one state of the machine."""
+        return [ms for ms, probes in zip(self.rounds_ms, self.probes, strict=True) if state.holds(probes)]
 
 
 @dataclass(slots=True)
@@ -54,9 +62,19 @@ class Comparison:
         """All but the reference."""
         return self.entries[1:]
 
+    @property
+    def states(self) -> list[State]:
+        """Of the machine meanwhile."""
+        return states.states(probes for entry in self.entries for probes in entry.probes)
+
     def document(self, verdict: str) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self), "verdict": verdict}
+        """Everything as plain values; `states`: each with the medians of the turns that were measured in it."""
+        by_state = [{"far": state.far, "median_ms": self.medians_in(state)} for state in self.states]
+        return {"machine": machine(), **asdict(self), "states": by_state, "verdict": verdict}
+
+    def medians_in(self, state: State) -> dict[str, float]:
+        """By label: `median_ms` by the turns in one state."""
+        return {entry.label: statistics.median(ms) for entry in self.entries if (ms := entry.ms_in(state))}
 
 
 def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_once: int = 6) -> Comparison:
@@ -67,11 +85,13 @@ def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_on
     size = max(at_once - 1, 1)
     groups = [others[k : k + size] for k in range(0, len(others), size)] or [[]]
     own: list[float] = []
+    probes: list[tuple[float, ...]] = []
     least = float("inf")
+    cores = sorted({core for variant in variants for core in variant.cores})
     for number, group in enumerate(groups):
         with Seats(case, [reference, *group], say) as seats:
             what = f"group {number + 1} of {len(groups)}" if len(groups) > 1 else ""
-            rounds = seats.rounds(plan, what)
+            rounds = seats.rounds(plan, what, probe=lambda: states.probe(cores))
             result.macs = seats.macs
             result.settings.update(seats.settings)
         result.failed.update(rounds.failed)
@@ -81,6 +101,7 @@ def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_on
             continue
         there = rounds.medians(reference.label)
         own += there
+        probes += rounds.probes(reference.label)
         least = min(least, rounds.least(reference.label))
         for variant in group:
             if variant.label in rounds:
@@ -91,10 +112,11 @@ def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_on
                         rounds.ratio(variant.label, reference.label),
                         rounds.least(variant.label) / rounds.least(reference.label),
                         *(rounds.medians(variant.label), there),
+                        rounds.probes(variant.label),
                     )
                 )
     if own:
         result.entries.insert(
-            0, Entry(reference.label, reference.engine, len(reference.cores), statistics.median(own), least, 1.0, 1.0, own, own)
+            0, Entry(reference.label, reference.engine, len(reference.cores), statistics.median(own), least, 1.0, 1.0, own, own, probes)
         )
     return result

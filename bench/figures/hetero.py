@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Say, Seats, Variant
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
@@ -20,11 +21,21 @@ from aspen_mp.bench.slow import Method, SlowCore, slow_core
 FAST, SLOW, BOTH = "fast core", "slow core", "both"
 
 
+@dataclass(frozen=True, slots=True)
+class InState:
+    """`fraction` by the turns in one state of the machine (`states.State`), in medians. `turns`: of all cores."""
+
+    far: float
+    turns: int
+    fraction: float
+
+
 @dataclass(slots=True)
 class Point:
     """An engine with the slow cores at one speed. `fast`, `slow`, `both`: requests a second on the fast cores alone, on the slow cores
     alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
-    rounds); `fraction_min`: the same of the fastest runs. Milliseconds: medians and the fastest runs, in this order."""
+    rounds); `fraction_min`: the same of the fastest runs. Milliseconds: medians and the fastest runs, in this order. `states`: where the
+    machine was in several."""
 
     engine: str
     wanted: float
@@ -41,6 +52,7 @@ class Point:
     rounds: int
     rejected: int
     disturbed: int
+    states: list[InState] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -68,9 +80,14 @@ class Result:
         for engine in engines:
             own = [p for p in self.points if p.engine == engine]
             worse = [f"{p.wanted:g}" for p in own if p.of_fast < 1]
-            text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}" for p in own)
+            text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}{_by_state(p)}" for p in own)
             parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
         return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
+
+
+def _by_state(point: Point) -> str:
+    found = [f"{state.fraction:.2f} in {state.turns} turns with {state.far:.3f} ns for another core's byte" for state in point.states]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def measure(
@@ -103,7 +120,12 @@ def measure(
                         seats.settle(f"{engine}, {BOTH}", settle, f"slow cores at {speed:g}")
                     before = speed
                     took = _Taken(loads)
-                    rounds = seats.rounds(plan, f"slow cores at {speed:g}", lambda: sum(load.load_seconds() for load in loads))  # noqa: B023
+                    rounds = seats.rounds(
+                        plan,
+                        f"slow cores at {speed:g}",
+                        beside=lambda: sum(load.load_seconds() for load in loads),  # noqa: B023
+                        probe=lambda: states.probe(cores[BOTH]),  # noqa: B023
+                    )
                     result.failed.update(rounds.failed)
                     if all(f"{engine}, {label}" in rounds for label in cores):
                         result.points.append(_point(engine, speed, loads, took.shares(), rounds))
@@ -146,7 +168,20 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
         rounds=len(rounds.turns),
         rejected=rounds.rejected,
         disturbed=rounds.disturbed,
+        states=_states(rounds, labels),
     )
+
+
+def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
+    """Of the fast cores alone, the slow ones and all; none where there was but one."""
+    found = []
+    seen = states.states(probes for label in labels for probes in rounds.probes(label))
+    for state in seen if len(seen) > 1 else []:
+        rates = [[rate for rate, probes in zip(rounds.rates(x), rounds.probes(x), strict=True) if state.holds(probes)] for x in labels]
+        if all(rates):
+            fast, slow, both = map(statistics.median, rates)
+            found.append(InState(state.far, len(rates[2]), both / (fast + slow)))
+    return found
 
 
 def plot(results: Sequence[Result], file: Path) -> None:

@@ -13,6 +13,7 @@ Machines that are not at hand are simulated (`aspen_mp.planner.simulate`), and s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
 from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
 from aspen_mp.bench.figures.simulated import Network
+from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.peers.report import machine
@@ -58,9 +60,21 @@ class Memory:
     p_e_unlimited: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InState:
+    """On the largest number of cores, by the turns in one state of the machine (`states.State`), in medians. `p_e`, `turns`: by engine, of
+    those that had turns in it; `gb_s`: what the cores read of memory, None where that was not measured."""
+
+    far: float
+    p_e: dict[str, float]
+    turns: dict[str, int]
+    gb_s: float | None = None
+
+
 @dataclass(slots=True)
 class Result:
-    """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first."""
+    """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first. `states`: where the
+    machine was in several."""
 
     case: str
     serial: str
@@ -72,6 +86,7 @@ class Result:
     rejected: int = 0
     disturbed: int = 0
     memory: list[Memory] = field(default_factory=list)
+    states: list[InState] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -88,6 +103,10 @@ class Result:
         text = f"{self.case}: p_e on {most} cores {', '.join(parts)}; best serial run {self.serial}, {self.serial_ms:.2f} ms"
         far = [f"{p.speedup:.1f} on {p.cores}" for p in self.points if p.simulated]
         text += f"; simulated speedup {', '.join(far)}" if far else ""
+        for state in self.states:
+            fractions = ", ".join(f"{engine} {_p_e(p_e)} in {state.turns[engine]} turns" for engine, p_e in state.p_e.items())
+            read = "" if state.gb_s is None else f" and {state.gb_s:.0f} GB/s of memory"
+            text += f"; with {state.far:.3f} ns for another core's byte{read}: {fractions}" if fractions else ""
         shared = next((m for m in self.memory if m.cores == most), None)
         if shared is None or shared.p_e is None:
             return text
@@ -154,20 +173,45 @@ def of_comparison(found: Comparison) -> Result:
     result.memory = [_memory(entry) for entry in sorted(found.entries, key=lambda entry: entry.cores) if entry.engine == MEMORY.name]
     entries = [entry for entry in found.entries if entry.engine != MEMORY.name]
 
-    def apart(entry: Entry) -> bool:
-        return entry.label == _label(APART, entry.cores)
-
     def times(entry: Entry) -> tuple[float, float]:
-        requests = entry.cores if apart(entry) else 1
-        return first.median_ms * entry.ratio / requests, first.min_ms * entry.ratio_min / requests
+        return first.median_ms * entry.ratio / _requests(entry), first.min_ms * entry.ratio_min / _requests(entry)
 
     serial = min((entry for entry in entries if entry.cores == 1), key=lambda entry: times(entry)[0])
     least = min(times(entry)[1] for entry in entries if entry.cores == 1)
     result.serial, result.serial_ms = serial.engine, times(serial)[0]
     for entry in entries:
-        engine = APART if apart(entry) else entry.engine
-        result.points.append(_point(engine, entry.cores, *times(entry), result.serial_ms, least))
+        result.points.append(_point(_engine(entry), entry.cores, *times(entry), result.serial_ms, least))
+    if len(found.states) > 1:
+        result.states = [_in_state(found, state) for state in found.states]
     return result
+
+
+def _apart(entry: Entry) -> bool:
+    return entry.label == _label(APART, entry.cores)
+
+
+def _engine(entry: Entry) -> str:
+    return APART if _apart(entry) else entry.engine
+
+
+def _requests(entry: Entry) -> int:
+    """In a run."""
+    return entry.cores if _apart(entry) else 1
+
+
+def _in_state(found: Comparison, state: State) -> InState:
+    """What turns in one state say of the largest number of cores."""
+    most = max(entry.cores for entry in found.entries)
+    medians = found.medians_in(state)
+    runs = [entry for entry in found.entries if entry.engine != MEMORY.name and entry.label in medians]
+    serial = min((medians[entry.label] for entry in runs if entry.cores == 1), default=math.nan)
+    many = [entry for entry in runs if entry.cores == most > 1] if serial > 0 else []
+    return InState(
+        state.far,
+        {_engine(entry): parallel_fraction(serial, medians[entry.label] / _requests(entry), most) for entry in many},
+        {_engine(entry): len(entry.ms_in(state)) for entry in many},
+        next((most * MEMORY_BYTES / 1e6 / ms for label, ms in medians.items() if label == _label(MEMORY.name, most)), None),
+    )
 
 
 def _memory(entry: Entry) -> Memory:

@@ -70,6 +70,10 @@ class Rounds:
         """Time of one by that of another: the middle of the rounds' ratios."""
         return statistics.median(a / b for a, b in zip(self.medians(label), self.medians(reference), strict=True))
 
+    def probes(self, label: str) -> list[tuple[float, ...]]:
+        """What was measured of the machine before and after each turn."""
+        return [turn[label].probes for turn in self.turns]
+
     def document(self, label: str) -> dict[str, Any]:
         """Of one variant, as plain values."""
         rates = self.rates(label)
@@ -132,14 +136,15 @@ class Seats:
                 except SeatError as error:
                     self.failed[label] = str(error)
 
-    def rounds(self, plan: Plan, what: str = "", beside: Callable[[], float] = float) -> Rounds:
-        """Measures all; `what` says so to people. `beside`: CPU time so far of what loads the cores on purpose."""
+    def rounds(self, plan: Plan, what: str = "", beside: Callable[[], float] = float, probe: Callable[[], float] | None = None) -> Rounds:
+        """Measures all; `what` says so to people. `beside`: CPU time so far of what loads the cores on purpose; `probe`: as of
+        `take_turns`."""
 
         def say(text: str) -> None:
             self._say(f"{text}{', ' * bool(what)}{what}")
 
         failed = dict(self.failed)
-        turns, rejected, disturbed = take_turns(self.case, self._seats, failed, plan, say, beside)
+        turns, rejected, disturbed = take_turns(self.case, self._seats, failed, plan, say, beside, probe)
         return Rounds(turns, rejected, disturbed, failed)
 
 

@@ -122,20 +122,27 @@ def take_turns(
     plan: Plan,
     advance: Callable[[str], None],
     beside: Callable[[], float] = float,
+    probe: Callable[[], float] | None = None,
 ) -> tuple[list[dict[str, Turn]], int, int]:
     """Turns by label of each round that counts; how many rounds do not; how many count although they were disturbed. `beside`: see
-    `Seat.turn`."""
+    `Seat.turn`; `probe`: measures the machine between turns."""
     counted: list[dict[str, Turn]] = []
     noisy: list[tuple[float, dict[str, Turn]]] = []
     alive = list(seats)
     while alive and len(counted) < plan.rounds and len(noisy) < plan.spare:
         shift = (len(counted) + len(noisy)) % len(alive)
         turns: dict[str, Turn] = {}
+        before = probe() if probe else None
         for seat in alive[shift:] + alive[:shift]:
             try:
                 turns[seat.label] = seat.turn(plan.seconds, plan.runs, beside)
             except SeatError as error:
                 failed[seat.label] = str(error)
+                continue
+            if probe and before is not None:
+                after = probe()
+                turns[seat.label].probes = before, after
+                before = after
         if len(turns) < len(alive):  # rounds are compared engine by engine: all must have the same
             alive = [seat for seat in alive if seat.label in turns]
             counted, noisy = [], []

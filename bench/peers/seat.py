@@ -33,11 +33,12 @@ class SeatError(Exception):
 @dataclass(slots=True)
 class Turn:
     """Seconds of each run of one turn, how busy the cores were with anything else meanwhile (in cores), and by how much the engine's own
-    counters rose in these runs."""
+    counters rose in these runs. `probes`: what was measured of the machine before it and after."""
 
     seconds: list[float]
     foreign: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
+    probes: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

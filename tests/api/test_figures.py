@@ -15,6 +15,7 @@ import pytest
 from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
+from aspen_mp.bench.figures.states import states
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY_BYTES
 from aspen_mp.bench.peers.seat import Turn
@@ -154,7 +155,7 @@ def test_parallel_fractions_are_those_of_the_planner() -> None:
 
 def test_the_middle_of_an_even_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     class Drifting(Played):
-        def rounds(self, plan: Plan, what: str = "", beside: object = None) -> Rounds:
+        def rounds(self, plan: Plan, what: str = "", beside: object = None, probe: object = None) -> Rounds:
             return Rounds([{v.label: Turn([seconds]) for v in self.variants} for seconds in (0.01, 0.02)], 0, 0, {})
 
     monkeypatch.setattr(compare, "Seats", Drifting)
@@ -192,6 +193,54 @@ def test_memory_is_no_serial_run() -> None:
     assert [m.gb_s for m in found.memory] == pytest.approx(gb_s)
     found.memory[1].p_e, found.memory[1].p_e_unlimited = 0.7, 0.95
     assert f"memory: {gb_s[0]:.0f} on 1 and {gb_s[1]:.0f} on 2, GB/s, leave p_e 0.700 by simulation, 0.950 without" in found.verdict
+
+
+def test_one_state_of_the_machine() -> None:
+    (only,) = states([[0.006, 0.007], [0.009, 0.006], [0.008, 0.007]] * 7 + [[0.007, 0.05]])
+    assert only.far == pytest.approx(0.007)
+    assert only.holds([0.05, 0.0])
+    assert not only.holds([]), "nothing was measured"
+    assert states([[0.0, 0.0]])[0].far == 0
+    assert states([]) == states([[], []]) == []
+
+
+def test_two_states_of_the_machine() -> None:
+    near, far = states([[0.006, 0.007], [0.037, 0.036], [0.007, 0.036], [0.015, 0.007]] * 3)
+    assert (near.far, far.far) == (pytest.approx(0.007), pytest.approx(0.036))
+    assert [near.holds(row) for row in ([0.006, 0.008], [0.006, 0.037], [0.0, 0.015])] == [True, False, False]
+    assert [far.holds(row) for row in ([0.04, 0.036], [0.006, 0.037], [0.037, 0.02])] == [True, False, False]
+
+
+def test_fractions_by_state() -> None:
+    near, far, changing = (0.007, 0.007), (0.037, 0.037), (0.007, 0.037)
+    rounds = {
+        ("a on 1", OURS, 1): ([10.0, 12.0, 11.0, 10.0], [near, far, changing, near]),
+        ("a on 2", OURS, 2): ([5.0, 9.0, 7.0, 9.0], [near, far, near, far]),
+        ("b on 1", "b", 1): ([20.0, 6.0, 99.0, 6.0], [near, far, changing, far]),
+        ("memory on 2", "memory", 2): ([40.0, 20.0, 20.0, 30.0], [near, far, far, changing]),
+    }
+    entries = [Entry(*who, 1.0, 1.0, 1.0, 1.0, ms, ms, probes) for who, (ms, probes) in rounds.items()]
+    comparison = Comparison("x", None, entries)
+    first, second = scaling.of_comparison(comparison).states
+    assert (first.far, first.turns, first.p_e) == (0.007, {OURS: 2}, {OURS: pytest.approx(1 - (6 / 10 - 0.5) / 0.5)})
+    assert (second.far, second.turns, second.p_e) == (0.037, {OURS: 2}, {OURS: pytest.approx(1 - (9 / 6 - 0.5) / 0.5)})
+    assert second.gb_s == pytest.approx(2 * MEMORY_BYTES / 20e6)
+    verdict = scaling.of_comparison(comparison).verdict
+    assert "with 0.007 ns for another core's byte and 27 GB/s of memory: aspen-mp 0.800 in 2 turns; with 0.037 ns" in verdict
+    assert [state["median_ms"]["b on 1"] for state in comparison.document("")["states"]] == [20.0, 6.0]
+
+
+def test_unlike_cores_by_state() -> None:
+    def turns(both: float, *probes: float) -> dict[str, Turn]:
+        seconds = {hetero.FAST: 0.1, hetero.SLOW: 0.2, hetero.BOTH: both}
+        return {f"a, {label}": Turn([s], probes=probes) for label, s in seconds.items()}
+
+    near, far = turns(1 / 15, 0.006, 0.006), turns(1 / 12, 0.037, 0.037)
+    point = hetero._point("a", 0.5, [], [], Rounds([near, far, near, turns(1 / 9, 0.006, 0.037)], 0, 0, {}))
+    assert [(state.turns, state.fraction) for state in point.states] == [(2, pytest.approx(1.0)), (1, pytest.approx(0.8))]
+    verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    assert "a 0.90 at 0.5 (1.00 in 2 turns with 0.006 ns for another core's byte, 0.80 in 1 turns" in verdict
+    assert not hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {})).states
 
 
 def test_requests_that_waited_for_a_plan() -> None:
@@ -243,7 +292,7 @@ class Played:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def rounds(self, plan: Plan, what: str = "", beside: object = None) -> Rounds:
+    def rounds(self, plan: Plan, what: str = "", beside: object = None, probe: object = None) -> Rounds:
         turns = {v.label: Turn([0.01 * int(v.label)] * 2) for v in self.variants if v.label != "5"}
         return Rounds([turns] * plan.rounds, 1, 0, {"5": "no"} if any(v.label == "5" for v in self.variants) else {})
 
