@@ -15,6 +15,7 @@
  * not overflow; and a store that has to wait for its line holds up all behind it, so lines that are stored to are fetched before.
  */
 #include "nbits.h"
+#include "stores.h"
 
 #define PAIRS 128     /* at a time, for which right factors are made */
 #define PART 192      /* terms of a half, at most, that are multiplied at a time: so many of all factors stay in L2 */
@@ -63,8 +64,8 @@ size_t aspen_scratch_seven(int64_t terms, int halves) {
 /* ---- left factors ---- */
 
 /* Terms [lo, hi) of a pair of rows: factors [PRODUCTS][each], zeros behind them. unit: terms are contiguous and whole lines; then those of the next
- * pair, `step` elements on, are brought nearer. */
-INLINE void part_of(const int unit, const float *const *row, int64_t stride, int64_t step, int64_t half, int64_t lo, int64_t hi, float *to, vf *largest,
+ * pair, `step` elements on, are brought nearer. past: they are stored past the caches. */
+INLINE void part_of(const int unit, const int past, const float *const *row, int64_t stride, int64_t step, int64_t half, int64_t lo, int64_t hi, float *to, vf *largest,
                     vf *nothing) {
   const int64_t each = padded(hi - lo);
   const float *const top = row[TOP], *const bottom = row[BOTTOM];
@@ -82,24 +83,36 @@ INLINE void part_of(const int unit, const float *const *row, int64_t stride, int
     }
     const vf left[PRODUCTS] = {a[0][0] + a[1][1], a[1][0] + a[1][1], a[0][0], a[1][1], a[0][0] + a[0][1], a[1][0] - a[0][0], a[0][1] - a[1][1]};
 #pragma GCC unroll 7
-    for (int i = 0; i < PRODUCTS; i++) vstore(to + i * each + k - lo, left[i]);
+    for (int i = 0; i < PRODUCTS; i++) {
+      if (past) vstore_past(to + i * each + k - lo, left[i]);
+      else vstore(to + i * each + k - lo, left[i]);
+    }
   }
 }
 
 /* Those of a pair of rows. */
-static void factors_of(const float *const *row, int64_t stride, int64_t step, int64_t half, float *to) {
+static void factors_of(const float *const *row, int64_t stride, int64_t step, int64_t half, float *to, int past) {
   vf largest[2] = {vzero(), vzero()}, nothing = vzero(); /* unless a value is not finite */
   const int64_t parts = parts_of(half);
   float *const end_of_all = to + left_floats(half);
   for (int64_t part = 0, lo = 0, hi; part < parts; part++, to += PRODUCTS * padded(hi - lo), lo = hi) {
     hi = part_end(half, parts, part);
-    if (stride == 1 && padded(hi - lo) == hi - lo) part_of(1, row, 1, step, half, lo, hi, to, largest, &nothing);
-    else part_of(0, row, stride, step, half, lo, hi, to, largest, &nothing);
+    const int unit = stride == 1 && padded(hi - lo) == hi - lo;
+    if (unit && past) part_of(1, 1, row, 1, step, half, lo, hi, to, largest, &nothing);
+    else if (unit) part_of(1, 0, row, 1, step, half, lo, hi, to, largest, &nothing);
+    else part_of(0, 0, row, stride, step, half, lo, hi, to, largest, &nothing);
   }
   for (; to < end_of_all; to += VL) vstore(to, vzero());
   const float top = vhmax(largest[TOP]), bottom = vhmax(largest[BOTTOM]);
   const int finite = vhmax(nothing) == 0.0f && top < LARGEST && bottom < LARGEST;
   end_of_all[-1] = (float)(finite && top <= UNLIKE * bottom && bottom <= UNLIKE * top);
+}
+
+/* In the box, all leading axes together. */
+static int64_t pairs_of(const aspen_call *c, int rank) {
+  int64_t pairs = 1;
+  for (int i = 0; i < rank - 1; i++) pairs *= c->hi[i] - c->lo[i];
+  return pairs;
 }
 
 int FN(strassen)(const aspen_call *c) {
@@ -112,6 +125,8 @@ int FN(strassen)(const aspen_call *c) {
   for (int i = 0; i < rank; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   if (c->lo[rank - 1] || c->hi[rank - 1] != out->dims[rank - 1]) return ASPEN_KERNEL_BAD_ARGUMENT; /* whole pairs */
+  static _Thread_local stores known;
+  const stores_tile tile = stores_begin(&known, pairs_of(c, rank) * floats / LINE);
   int64_t at[ASPEN_MAX_RANK];
   memcpy(at, c->lo, (size_t)rank * sizeof *at);
   for (;;) {
@@ -119,11 +134,13 @@ int FN(strassen)(const aspen_call *c) {
     float *to = (float *)out->ptr + at[pair_axis] * out->strides[pair_axis];
     for (int i = 0; i < pair_axis; i++) even += at[i] * a->strides[i], to += at[i] * out->strides[i];
     const float *const row[2] = {even, even + (2 * at[pair_axis] + 1 < rows ? a->strides[pair_axis] : 0)};
-    factors_of(row, a->strides[rank - 1], 2 * a->strides[pair_axis], terms / 2, to);
+    factors_of(row, a->strides[rank - 1], 2 * a->strides[pair_axis], terms / 2, to, tile.past && (uintptr_t)to % (LINE * sizeof *to) == 0);
     int axis = pair_axis;
     for (; axis >= 0 && ++at[axis] >= c->hi[axis]; axis--) at[axis] = c->lo[axis];
-    if (axis < 0) return 0;
+    if (axis < 0) break;
   }
+  stores_end(&known, tile);
+  return 0;
 }
 
 /* ---- products ---- */
