@@ -23,6 +23,7 @@ import psutil
 import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench import models
+from aspen_mp.bench.figures import states
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.peers.seat import busy_seconds
@@ -48,8 +49,9 @@ REQUESTS = 6
 @dataclass(frozen=True, slots=True)
 class Row:
     """A network on so many workers. Milliseconds a request: `predicted_ms` and the median and least measured latency; time in kernels and
-    in scheduling, summed over workers. `foreign`: what other processes used meanwhile, in cores, at most in a turn that counts. `error`:
-    how far the prediction is off the median, as a share of it."""
+    in scheduling, summed over workers. `foreign`: what other processes used meanwhile, in cores, at most in a turn that counts; `far`:
+    nanoseconds that a byte took longer that another of the cores had written (`states.probe`), the middle of what was measured around these
+    turns. `error`: how far the prediction is off the median, as a share of it."""
 
     case: str
     workers: int
@@ -59,6 +61,7 @@ class Row:
     least_ms: float
     requests: int
     foreign: float
+    far: float
     predicted_kernel_ms: float
     kernel_ms: float
     predicted_schedule_ms: float
@@ -71,10 +74,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Requests one after the other: latencies in ms, what other processes used in cores, what the workers counted meanwhile."""
+    """Requests one after the other: latencies in ms, what other processes used in cores, what the workers counted meanwhile; `probes`:
+    before and after them."""
 
     latencies: list[float]
     foreign: float
+    probes: tuple[float, float]
     kernel_ms: float
     schedule_ms: float
 
@@ -85,6 +90,8 @@ def _turns(runtime: aspen_mp.Runtime, request: Callable[[], Any], turns: int, re
     workers = runtime.workers
     own = [psutil.Process(), *(psutil.Process(worker["pid"]) for worker in workers)]
     cores = sorted(os.sched_getaffinity(0))
+    cpus = [worker["cpu"] for worker in workers]
+    probed = states.probe(cpus)
 
     def used() -> float:
         return float(sum(times.user + times.system for times in (process.cpu_times() for process in own)))
@@ -104,7 +111,8 @@ def _turns(runtime: aspen_mp.Runtime, request: Callable[[], Any], turns: int, re
             sum(b[what] - a[what] for a, b in zip(before, after, strict=True)) * 1e-6 / len(latencies)
             for what in ("kernel_ns", "schedule_ns")
         )
-        found.append(_Turn(latencies, foreign, kernels, scheduling))
+        before_it, probed = probed, states.probe(cpus)
+        found.append(_Turn(latencies, foreign, (before_it, probed), kernels, scheduling))
     return sorted(found, key=lambda turn: turn.foreign)[:turns]
 
 
@@ -134,6 +142,7 @@ def measure(case: Case, model: ModelProto, workers: int, rounds: int, seconds: f
         least_ms=min(taken),
         requests=len(taken),
         foreign=max(turn.foreign for turn in turns),
+        far=statistics.median(value for turn in turns for value in turn.probes),
         predicted_kernel_ms=float(out.busy_ns.sum()) * 1e-6 / REQUESTS,
         kernel_ms=statistics.median(turn.kernel_ms for turn in turns),
         predicted_schedule_ms=float(out.schedule_ns.sum()) * 1e-6 / REQUESTS,
@@ -183,6 +192,7 @@ HEADINGS = [
     "scheduling, predicted",
     "scheduling",
     "foreign",
+    "another's byte, ns",
 ]
 
 
@@ -197,6 +207,7 @@ def cells(row: Row) -> list[str]:
         *(f"{x:.2f}" for x in numbers),
         f"{row.error:+.1%}",
         *(f"{x:.2f}" for x in (*parts, row.foreign)),
+        f"{row.far:.3f}",
     ]
 
 
