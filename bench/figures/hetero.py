@@ -19,6 +19,8 @@ from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
 FAST, SLOW, BOTH = "fast core", "slow core", "both"
+LEAST_TURNS = 3
+"""Of one state of the machine, to be told from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +175,15 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
 
 
 def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
-    """Of the fast cores alone, the slow ones and all; none where there was but one."""
+    """Of the fast cores alone, the slow ones and all; none where there was but one. A look at the machine may be wrong beside a load, so
+    that a state needs several turns of each."""
     found = []
-    seen = states.states(probes for label in labels for probes in rounds.probes(label))
-    for state in seen if len(seen) > 1 else []:
+    for state in states.states(probes for label in labels for probes in rounds.probes(label)):
         rates = [[rate for rate, probes in zip(rounds.rates(x), rounds.probes(x), strict=True) if state.holds(probes)] for x in labels]
-        if all(rates):
+        if all(len(turns) >= LEAST_TURNS for turns in rates):
             fast, slow, both = map(statistics.median, rates)
             found.append(InState(state.far, len(rates[2]), both / (fast + slow)))
-    return found
+    return found if len(found) > 1 else []
 
 
 def plot(results: Sequence[Result], file: Path) -> None:

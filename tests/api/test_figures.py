@@ -236,11 +236,12 @@ def test_unlike_cores_by_state() -> None:
         return {f"a, {label}": Turn([s], probes=probes) for label, s in seconds.items()}
 
     near, far = turns(1 / 15, 0.006, 0.006), turns(1 / 12, 0.037, 0.037)
-    point = hetero._point("a", 0.5, [], [], Rounds([near, far, near, turns(1 / 9, 0.006, 0.037)], 0, 0, {}))
-    assert [(state.turns, state.fraction) for state in point.states] == [(2, pytest.approx(1.0)), (1, pytest.approx(0.8))]
+    point = hetero._point("a", 0.5, [], [], Rounds([near, far, near, turns(1 / 9, 0.006, 0.037)] * 3, 0, 0, {}))
+    assert [(state.turns, state.fraction) for state in point.states] == [(6, pytest.approx(1.0)), (3, pytest.approx(0.8))]
     verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
-    assert "a 0.90 at 0.5 (1.00 in 2 turns with 0.006 ns for another core's byte, 0.80 in 1 turns" in verdict
+    assert "a 0.90 at 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
     assert not hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {})).states
+    assert not hetero._point("a", 0.5, [], [], Rounds([near] * 4 + [far] * 2, 0, 0, {})).states, "too few"
 
 
 def test_requests_that_waited_for_a_plan() -> None:

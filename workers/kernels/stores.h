@@ -21,11 +21,11 @@
 #endif
 
 #define STORES_LINES 256 /* that a tile writes at least, to be measured */
-#define STORES_WORTH 3.0 /* the other cores' reading costs more than a line's writing gains where its caches are one */
-#define STORES_KEPT 256  /* one tile of so many goes past the caches where that is not better … */
-#define STORES_PAST_OF 64 /* … and one of so many stays in them where it is: it is the dearer try */
+#define STORES_WORTH 3.0 /* times as long: whoever reads the lines afterwards waits for memory, which is not measured here */
+#define STORES_TRY_PAST 256 /* one tile of so many goes past the caches where that is not better … */
+#define STORES_TRY_KEPT 64  /* … and one of so many stays in them where it is */
 
-/* Of a kernel, on a worker. Ticks a line, as tiles that store so have taken: of the last one, but at most twice what was known before. So
+/* Of a kernel, on a worker. Ticks a line, as tiles have taken that store so: of the last one, but at most twice what was known before, so that
  * one that was interrupted changes nothing. 0: not known. */
 typedef struct stores {
   double kept, past;
@@ -53,7 +53,7 @@ static inline stores_tile stores_begin(stores *s, int64_t lines) {
 #if STORES_PAST
   const int better = s->past > 0 && s->kept > STORES_WORTH * s->past;
   int past = better;
-  if (lines >= STORES_LINES && ++s->tiles % (better ? STORES_PAST_OF : STORES_KEPT) == 0) past = !better;
+  if (lines >= STORES_LINES && ++s->tiles % (better ? STORES_TRY_KEPT : STORES_TRY_PAST) == 0) past = !better;
   if (lines >= STORES_LINES && s->kept > 0 && !(s->past > 0)) past = 1;
   return (stores_tile){__builtin_ia32_rdtsc(), lines, past};
 #else
