@@ -7,6 +7,7 @@
  *    order whatever the tile, head or tail of a vector. So results are bit-identical for every tiling and worker count.
  *  - The whole box is overwritten, nothing outside it is touched, inputs are never written (RECOVERY: executing twice is harmless).
  *  - Inputs may be changed by a hostile client while the kernel runs: every index read from a tensor is checked when it is used.
+ *  - Stores that the processor does not order with others (stores.h) are fenced before the kernel returns.
  *  - No allocation, no I/O, no locks. `scratch` holds at least as many bytes as <family>_scratch() asked for.
  *  - Returns 0, or an enum aspen_kernel_error.
  */

@@ -2,13 +2,13 @@
  *
  * A line must be a core's alone before it is written. Where other cores have read it since, their copies are taken back first. Among cores
  * that share a last-level cache that costs little; from one such cache to another 25 ns a line (Zen 4), however far ahead the line is asked
- * for, and a kernel that only adds writes one in less than two. A store past the caches waits for nobody; but then the line is read from
+ * for, and a kernel that only adds writes one in two. A store past the caches waits for nobody; but then the line is read from
  * memory.
  *
  * Which of them is better depends on which cores run the tiles before and after, and on caches that hosts of virtual machines do not tell
  * the truth about. So each worker measures: its tiles store as has been better, and a few the other way. It changes times, never results.
  *
- * Such stores are not ordered with others: store_end() makes them so, before anybody is told that the tile is done.
+ * Such stores are not ordered with others: stores_end() makes them so, before anybody is told that the tile is done (I1 of shm/README.md).
  */
 #ifndef ASPEN_STORES_H
 #define ASPEN_STORES_H
