@@ -77,7 +77,7 @@ def test_left_factors(isa, seed, batch, m, half, plain):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_left_factors_past_the_caches(isa):
-    """A thread's first large tile stores in the caches, its second one past them."""
+    """A thread's first large tile stores in the caches, its second one past them (tests/unit/stores.c): the same bits."""
     a = np.random.default_rng(3).standard_normal((2, 33, 768), dtype=np.float32)
     shape = left_factors(a.shape)
     room = np.zeros(np.prod(shape) + 16, np.float32)

@@ -2,8 +2,7 @@
  *
  * A line must be a core's alone before it is written. Where other cores have read it since, their copies are taken back first. Among cores
  * that share a last-level cache that costs little; from one such cache to another 25 ns a line (Zen 4), however far ahead the line is asked
- * for, and a kernel that only adds writes one in two. A store past the caches waits for nobody; but then the line is read from
- * memory.
+ * for, and a kernel that only adds writes one in two. A store past the caches waits for nobody; but then the line is read from memory.
  *
  * Which of them is better depends on which cores run the tiles before and after, and on caches that hosts of virtual machines do not tell
  * the truth about. So each worker measures: its tiles store as has been better, and a few the other way. It changes times, never results.
@@ -61,13 +60,16 @@ static inline stores_tile stores_begin(stores *s, int64_t lines) {
 #endif
 }
 
+/* A tile that stored so has taken so many ticks a line. */
+static inline void stores_learn(stores *s, int past, double ticks) {
+  double *known = past ? &s->past : &s->kept;
+  *known = *known > 0 && ticks > 2 * *known ? 2 * *known : ticks;
+}
+
 static inline void stores_end(stores *s, stores_tile tile) {
 #if STORES_PAST
   if (tile.past) _mm_sfence();
-  if (tile.lines < STORES_LINES) return;
-  const double ticks = (double)(__builtin_ia32_rdtsc() - tile.begun) / (double)tile.lines;
-  double *known = tile.past ? &s->past : &s->kept;
-  *known = *known > 0 && ticks > 2 * *known ? 2 * *known : ticks;
+  if (tile.lines >= STORES_LINES) stores_learn(s, tile.past, (double)(__builtin_ia32_rdtsc() - tile.begun) / (double)tile.lines);
 #else
   (void)s, (void)tile;
 #endif
