@@ -29,6 +29,7 @@ def call(
     hi: Sequence[int],
     isa: str | None = None,
     scratch_bytes: int | None = None,
+    apart: bool = False,
 ) -> int:
     """Run a kernel on one tile and return its `enum aspen_kernel_error` (0: success).
 
@@ -37,6 +38,7 @@ def call(
     Arrays may have any strides that are multiples of the item size. A float among the parameters is passed as the bits of a double, an int
     as it is. Shapes and dtypes are the caller's duty, as in a validated plan: kernels do not check them. ValueError: unknown kernel or
     instruction set, or counts that do not fit the kernel. `scratch_bytes`: of scratch memory, instead of what the kernel asks for.
+    `apart`: as on a worker whose core shares no cache with others (`aspen_call.apart`).
     """
 
 def time_tiles(

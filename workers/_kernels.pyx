@@ -29,7 +29,7 @@ cdef extern from "kernel.h" nogil:
         int64_t hi[8]
         void *scratch
         size_t scratch_bytes
-        int again
+        int apart, again
     ctypedef int (*aspen_kernel_fn)(const aspen_call *)
     const aspen_kernel_fn *aspen_kernels_for(aspen_isa)
     size_t aspen_kernel_scratch(uint32_t, const aspen_call *)
@@ -140,7 +140,7 @@ def scratch(kernel, args, params, lo, hi):
     return aspen_kernel_scratch(row.code, &f.call)
 
 
-def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None):
+def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None, apart=False):
     cdef Frame f
     cdef int which = _default() if isa is None else _isa.find(isa)
     row = _fill(&f, kernel, args, params, lo, hi)
@@ -150,6 +150,7 @@ def call(kernel, args, params, lo, hi, isa=None, scratch_bytes=None):
     cdef size_t nbytes = aspen_kernel_scratch(row.code, &f.call) if scratch_bytes is None else scratch_bytes
     cdef char *memory = NULL
     cdef int error
+    f.call.apart = bool(apart)
     if nbytes:
         memory = <char *>malloc(nbytes + 64)
         if memory == NULL:

@@ -42,6 +42,10 @@ struct aspen_dse {
   void *scratch;
   size_t scratch_bytes;
   uint32_t scratch_of, scratch_generation, scratch_op; /* instance, its generation and the op whose tile used `scratch` last; ASPEN_NONE: none did */
+  double far;             /* share of looks at others' lines that took as long as from another cache, the latest counting most */
+  int apart;              /* enough did: as in aspen_call */
+  uint32_t turn, heard_of; /* victims that were looked at; the last one's row … */
+  uint64_t heard;         /* … and the tiles that it had executed then */
   uint16_t victim[ASPEN_MAX_WORKERS]; /* other rows, nearest first */
 };
 
@@ -76,7 +80,7 @@ static inline void aspen_dse_init(struct aspen_dse *d, struct aspen_control *con
                                   struct aspen_instance_view *const *instance, uint64_t *const *next) {
   memset(d, 0, sizeof *d);
   d->told = -1;
-  d->scratch_of = ASPEN_NONE;
+  d->scratch_of = d->heard_of = ASPEN_NONE;
   d->s = (struct aspen_station){.control = control, .bell = bell, .row = row, .segment = segment, .plan = plan, .instance = instance};
   d->s.user = (struct aspen_user){.signals = &control->signals,
                                   .next = next,
@@ -146,12 +150,67 @@ static inline void aspen_dse_share(struct aspen_dse *d, double pace) {
   d->s.user.walk = ASPEN_WALK / open;
 }
 
+/* ---- caches apart ---- */
+
+#define ASPEN_FAR_NS 110 /* a line of a core behind the same last-level cache takes less, of one behind another more: 30 to 80 and 130 to 170 (Zen 4) */
+#define ASPEN_FAR_NEW 0.05 /* share of the latest look in what is believed */
+#define ASPEN_FAR_SHARE 0.2 /* of looks that took so long: where caches are apart 0.4 to 0.8, the others finding that a prefetcher was there before; else 0.004 */
+
+/* Whose line to look at: of each in turn whose row is open. ASPEN_NONE: there is no other. */
+static inline uint32_t aspen_dse_neighbour(struct aspen_dse *d) {
+  for (uint32_t k = 0; k < d->n_victims; k++) {
+    const uint32_t r = d->victim[d->turn++ % d->n_victims];
+    if (aspen_load_relaxed(&d->s.control->row[r].open)) return r;
+  }
+  return ASPEN_NONE;
+}
+
+/* The ticks that it takes to read a word in a line that its worker alone writes. */
+static inline uint64_t aspen_dse_read(const uint64_t *word, uint64_t *found) {
+#if defined(__x86_64__) && !defined(ASPEN_MODEL_CHECK)
+  __builtin_ia32_lfence(); /* what came before is done, */
+  const uint64_t began = aspen_ticks();
+  __builtin_ia32_lfence(); /* and the clock is read, before the line is asked for */
+  *found = aspen_stat_load(word);
+  __builtin_ia32_lfence();
+  return aspen_ticks() - began;
+#else
+  *found = aspen_stat_load(word); /* no kernel of this processor stores past the caches */
+  return 0;
+#endif
+}
+
+/* Worker `r` had executed so many tiles when its line was read, which took so many ticks. A worker that is not at work has read nothing lately: it
+ * is as good as near. Nothing is learned of one that has ended no tile since it was looked at last: then the line was here. */
+static inline void aspen_dse_hear(struct aspen_dse *d, uint32_t r, uint64_t tiles, uint64_t took, int busy) {
+  const int news = r != d->heard_of || tiles != d->heard;
+  d->heard_of = r;
+  d->heard = tiles;
+  if (busy && !news) return;
+  d->far += ASPEN_FAR_NEW * ((busy && aspen_dse_ns(d, took) > ASPEN_FAR_NS) - d->far);
+  d->apart = d->far > ASPEN_FAR_SHARE;
+}
+
+/* Whether others are behind other last-level caches, of which machines do not always tell the truth, virtual ones least. */
+static inline void aspen_dse_apart(struct aspen_dse *d) {
+  const uint32_t r = aspen_dse_neighbour(d);
+  uint64_t tiles = 0, took = 0;
+  if (r == ASPEN_NONE) {
+    d->far = d->apart = 0;
+    return;
+  }
+  const struct aspen_worker *other = &d->s.control->worker[r];
+  took = aspen_dse_read(&other->tiles, &tiles);
+  aspen_dse_hear(d, r, tiles, took, !aspen_stat_load(&other->idle));
+}
+
 /* How long kernels take here beside what plans expect, and beside what they take elsewhere. No class of core has to be known: a core that is
  * shared with others is slow, too, for as long as it is. */
 static inline void aspen_dse_pace(struct aspen_dse *d) {
   struct aspen_control *c = d->s.control;
   struct aspen_worker *me = aspen_me(&d->s);
   uint64_t ticks = aspen_stat_load(&me->kernel_ticks), tiles = aspen_stat_load(&me->tiles);
+  aspen_dse_apart(d); /* first: what is read below may bring more lines along */
   uint64_t spent = aspen_dse_ns(d, ticks - d->paced);
   double found = (double)spent * 1024 / d->expected_ns, old = aspen_stat_load(&me->pace);
   double pace = old > 0 ? old + ASPEN_PACE_NEW * (found - old) : found;
@@ -452,6 +511,7 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
     int error = ASPEN_E_OK;
     if (kernel) {
       call.again = aspen_dse_again(d, id, generation, op);
+      call.apart = d->apart;
       aspen_exec_ahead(e, tile);
       aspen_dse_lap(d, &me->schedule_ticks);
       began = d->lap;

@@ -215,6 +215,7 @@ class ModelStore:
         model.behind.retire()
         model.child.retire()
         model.spares.close()
+        self.plans.unloaded(model)
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)
         self._weights_after(model.weight_segments, waits_for)

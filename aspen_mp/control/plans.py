@@ -7,7 +7,7 @@ ops can be named for some seconds more, because a client asks why its request ha
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from aspen_mp.control.loop import Loop
 from aspen_mp.control.segments import SegmentStore
 
 NAMED_S: Final = 10.0
-"""How long the ops of a plan that has gone can be named. That takes the memory of its segment, and a descriptor."""
+"""How long the ops of a plan that has gone can be named, to who still has its model loaded. That takes the memory of its segment, and a
+descriptor."""
 MOST_NAMED: Final = 64
 """Of so many plans that have gone, the last ones: models with ever new shapes lose many."""
 
@@ -30,7 +31,7 @@ class Owner(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def users(self) -> Container[int]: ...
+    def users(self) -> Collection[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Plans:
         for number, plan in list(self._plans.items()):
             if plan.segment in segments:
                 del self._plans[number]
+                if not plan.owner.users:  # nobody may ask
+                    continue
                 with suppress(OSError):  # no descriptor: no names
                     self._gone[number, plan.generation] = plan.owner, os.dup(self._segments[plan.segment].fd)
                     self._loop.later(NAMED_S, partial(self._forget, number, plan.generation))
@@ -69,6 +72,12 @@ class Plans:
         _, fd = self._gone.pop((plan, generation), (None, -1))
         if fd >= 0:
             os.close(fd)
+
+    def unloaded(self, owner: Owner) -> None:
+        """Nobody has the model loaded any more."""
+        for (plan, generation), (whose, _) in list(self._gone.items()):
+            if whose is owner:
+                self._forget(plan, generation)
 
     def close(self) -> None:
         for plan, generation in list(self._gone):

@@ -83,15 +83,17 @@ def run(
     params: Sequence[int | float],
     tiles: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
     isa: str | None = None,
+    apart: bool = False,
 ) -> Array:
-    """Run a kernel over tiles (default: one whole tile), check that it wrote nothing else, and return a copy of the output."""
+    """Run a kernel over tiles (default: one whole tile), check that it wrote nothing else, and return a copy of the output. apart: as on
+    cores that share no cache."""
     memory = base(out)
     with np.errstate(over="ignore"):  # float16: minus infinity
         sentinel = np.array(SENTINEL[out.dtype.kind]).astype(out.dtype)
     memory[:] = sentinel
     before = [None if a is None else a.tobytes() for a in inputs]
     for lo, hi in tiles or [([0] * out.ndim, out.shape)]:
-        assert _kernels.call(kernel, [out, *inputs], params, lo, hi, isa) == 0
+        assert _kernels.call(kernel, [out, *inputs], params, lo, hi, isa, apart=apart) == 0
     result = out.copy()
     out[...] = sentinel
     assert (memory == sentinel).all(), "the kernel wrote outside its output"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -73,28 +71,6 @@ def test_left_factors(isa, seed, batch, m, half, plain):
     assert result.shape[-1] // 16 % 2 == 1
     pieces = [([*lo, 0], [*hi, out.shape[-1]]) for lo, hi in boxes(rng, out.shape[:-1], int(rng.integers(2, 6)))]
     assert same_bits(result, run("STRASSEN", out, [filled(rng, rows)], [], pieces, isa))
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_left_factors_past_the_caches(isa):
-    """A thread's first large tile stores in the caches, its second one past them (tests/unit/stores.c): the same bits."""
-    a = np.random.default_rng(3).standard_normal((2, 33, 768), dtype=np.float32)
-    shape = left_factors(a.shape)
-    room = np.zeros(np.prod(shape) + 16, np.float32)
-    out = room[-(room.ctypes.data // 4) % 16 :][: np.prod(shape)].reshape(shape)
-    found: list[np.ndarray] = []
-
-    def twice():
-        for _ in range(2):
-            out[:] = 7
-            assert _kernels.call("STRASSEN", [out, a], [], [0, 0, 0], list(shape), isa) == 0
-            found.append(out.copy())
-
-    thread = threading.Thread(target=twice)
-    thread.start()
-    thread.join()
-    assert len(found) == 2
-    assert same_bits(*found)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -98,6 +98,50 @@ static void takes_parts(void) {
   while (takes(0) != ASPEN_NONE) {}
 }
 
+/* Worker 0 reads the line of worker `r`, which has ended another tile, `n` times. */
+static void hears(uint32_t r, int n, uint64_t took, int busy) {
+  static uint64_t tiles;
+  for (int k = 0; k < n; k++) aspen_dse_hear(&dse[0], r, ++tiles, took, busy);
+}
+
+/* Caches apart: by what the lines of others take, if they are at work. */
+static void knows_what_is_apart(void) {
+  struct aspen_dse *d = &dse[0];
+  for (uint32_t r = 0; r < WORKERS; r++) control.row[r].open = r != 2;
+  uint32_t seen = 0;
+  for (int k = 0; k < 6; k++) {
+    const uint32_t r = aspen_dse_neighbour(d);
+    check(r == 1 || r == 3, "only workers whose rows are open are looked at");
+    seen += r;
+  }
+  check(seen == 12, "in turn");
+  hears(1, 20, 60, 1);
+  check(!d->apart, "near");
+  hears(1, 3, 150, 1);
+  check(!d->apart, "interrupted, perhaps");
+  hears(1, 3, 150, 1);
+  check(d->apart, "apart");
+  for (int k = 0; k < 20; k++) aspen_dse_hear(d, 1, d->heard, 10, 1);
+  check(d->apart, "nothing is learned from a line that was here");
+  hears(1, 20, 150, 0);
+  check(!d->apart, "who does nothing is no reason");
+  for (int k = 0; k < 20; k++) {
+    hears(1, 1, 150, 1), hears(3, 1, 40, 1);
+    check(k < 4 || d->apart, "one of two");
+  }
+  for (int k = 0; k < 20; k++) {
+    hears(1, 1, 150, 1), hears(3, 9, 40, 1);
+    check(k < 2 || !d->apart, "one of ten");
+  }
+  hears(1, 20, 150, 1);
+  for (uint32_t r = 1; r < WORKERS; r++) control.row[r].open = 0;
+  aspen_dse_apart(d);
+  check(!d->apart, "alone");
+  for (uint32_t r = 1; r < WORKERS; r++) control.row[r].open = 1;
+  aspen_dse_apart(d);
+  check(!d->apart && d->heard_of != ASPEN_NONE, "one look is not enough");
+}
+
 int main(void) {
   control.signals.n_rows = WORKERS;
   control.signals.tick_ns_q32 = (uint64_t)1 << 32; /* a tick is a nanosecond */
@@ -108,6 +152,8 @@ int main(void) {
     control.worker[w].state = ASPEN_WORKER_RUNNING;
     aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, NULL, NULL, instances, (uint64_t *const *)links);
   }
+
+  knows_what_is_apart();
 
   /* Nobody has a pace yet, then one: that is no comparison. */
   waiting(0, 1);

@@ -95,6 +95,20 @@ def test_ops_of_a_plan_that_has_gone(world: World, monkeypatch: pytest.MonkeyPat
     assert len(os.listdir("/proc/self/fd")) == open_before - 1
 
 
+def test_ops_that_nobody_may_ask_for_are_not_kept(world: World) -> None:
+    """Neither of plans that go after their model has been unloaded by all, nor of one that went before."""
+    world.ask()
+    world.answer()
+    world.replan()
+    world.answer()
+    assert len(world.store.plans._gone) == 1
+    world.store.unload(world.model, CLIENT)
+    assert not world.store.plans._gone
+    world.collect()
+    assert world.roles == []
+    assert not world.store.plans._gone
+
+
 def shapes(world: World) -> list[int]:
     return [stage.answer.plan for stage in world.store._models[world.model].stages.values()]
 

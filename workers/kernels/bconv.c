@@ -200,6 +200,7 @@ int FN(bconv)(const aspen_call *c) {
   FN(pairs_open)(&job);
   if (FN(mm_prepare)(&job.finish, c->params + 8) || epilogue_scale(c, 4, v.out->dims[1], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  job.finish.epilogue.past = (uint8_t)stores_past(c, 1);
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[12], aspen_param_f(c, 13), aspen_param_f(c, 14), 0)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (c->scratch_bytes < scratch_of(&v)) return ASPEN_KERNEL_SCRATCH;
   made *const m = c->scratch;
@@ -217,5 +218,6 @@ int FN(bconv)(const aspen_call *c) {
         *m = (made){image, {oh, ow}, {oh + height, ow + width}};
         multiply_block(&v, &job, copy, c, n, oh, height, ow, width);
       }
+  stores_done(c);
   return 0;
 }

@@ -137,6 +137,7 @@ int FN(bgemm)(const aspen_call *c) {
   FN(pairs_open)(&job);
   if (FN(mm_prepare)(&job.finish, c->params + 1) || epilogue_scale(c, 4, out->dims[n_axis], &job.finish.scale, &job.finish.shift))
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  job.finish.epilogue.past = (uint8_t)stores_past(c, n_axis);
   if (c->scratch_bytes < scratch_of(rows, terms)) return ASPEN_KERNEL_SCRATCH;
 
   const int64_t most = block_rows(rows, job.a_step);
@@ -157,5 +158,6 @@ int FN(bgemm)(const aspen_call *c) {
   }
   if (rows <= most) *m = wanted;
   else *m = (made){0};
+  stores_done(c);
   return 0;
 }

@@ -627,6 +627,7 @@ static int images(const aspen_call *c, const planes *planes) {
                 .bias_stride = v.bias ? v.bias->strides[0] : 1, .residual_stride = v.residual ? v.residual->strides[1] : 1,
                 .alpha = 1, .one_bias = 1};
   if (FN(mm_prepare)(&job, c->params + 9)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job.epilogue.past = (uint8_t)stores_past(c, 1);
   const int few = planes->all == 1 || (planes->n == 1 && v.folded.all == 1) ? FN(pointwise)(c, &job.epilogue) : -1;
   if (few >= 0) return few;
   if (v.in_scale && FN(epilogue_open)(&v.in_act, c->params[13], aspen_param_f(c, 14), aspen_param_f(c, 15), 0))
@@ -645,15 +646,18 @@ static int images(const aspen_call *c, const planes *planes) {
 }
 
 int FN(conv)(const aspen_call *c) {
-  if (!is_volume(c)) return images(c, &one_plane);
+  if (!is_volume(c)) {
+    const int error = images(c, &one_plane);
+    stores_done(c);
+    return error;
+  }
   volume v;
   if (volume_open(&v, c, 16) || c->params[0] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
   const int64_t channels = c->args[1].dims[1] / c->params[0];
   const int folds = c->params[0] == 1 && channels < FEW_CHANNELS && c->params[2] > 1;
   v.plane_weights = folds ? 0 : c->params[1] * c->params[2] * channels * ASPEN_NR;
-  while (volume_next(&v)) {
-    const int error = images(&v.call, &v.planes);
-    if (error) return error;
-  }
-  return 0;
+  int error = 0;
+  while (!error && volume_next(&v)) error = images(&v.call, &v.planes);
+  stores_done(c);
+  return error;
 }

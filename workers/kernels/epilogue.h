@@ -9,6 +9,7 @@
 #ifndef ASPEN_EPILOGUE_H
 #define ASPEN_EPILOGUE_H
 #include "act.h"
+#include "stores.h"
 
 enum epilogue_kind {
   EPILOGUE_NONE,
@@ -27,6 +28,7 @@ typedef struct epilogue {
   uint8_t kind;          /* enum epilogue_kind */
   uint8_t residual_last; /* the residual comes after the activation … */
   uint8_t gated;         /* … and is multiplied with, not added */
+  uint8_t past;          /* whole lines of the output go past the caches (stores.h) */
 } epilogue;
 
 /* From an ACT parameter triple and residual_last: 0, 1 or 2 (gated). Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT for a function without an f32 form. */

@@ -127,6 +127,7 @@ static int open_product(product *p, const aspen_call *c, const int64_t *params, 
   job->scaled = job->alpha != 1.0f;
   if (epilogue_scale(c, 4, out->dims[n_axis], &job->scale, &job->shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   if (FN(mm_prepare)(job, params + 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job->epilogue.past = (uint8_t)stores_past(c, n_axis);
 
   p->operands[ROW_A] = a, p->operands[ROW_OUT] = out, p->operands[ROW_BIAS] = bias, p->operands[ROW_RESIDUAL] = residual;
   p->first_row_axis = first_row_axis;
@@ -160,7 +161,7 @@ static int is_empty(const aspen_call *c) {
   return 0;
 }
 
-int FN(gemm)(const aspen_call *c) {
+static int gemm(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
   const int rank = out->rank, m_axis = rank - 2, n_axis = rank - 1;
   const int packed = c->params[0] != 0;
@@ -219,6 +220,12 @@ int FN(gemm)(const aspen_call *c) {
   }
 }
 
+int FN(gemm)(const aspen_call *c) {
+  const int error = gemm(c);
+  stores_done(c);
+  return error;
+}
+
 /* Few rows times columns [n_lo, n_hi) of weights of a few bits. Rows whose terms are not contiguous are copied to `copy` first. */
 static void few_rows(product *p, const nbits *w, const char *weights, const float *const base[ROW_OPERANDS], int64_t n_lo, int64_t n_hi,
                      float *copy) {
@@ -249,7 +256,7 @@ static void few_rows(product *p, const nbits *w, const char *weights, const floa
 
 _Static_assert(NBITS_FEW <= ASPEN_NR, "copies of rows fit the scratch memory of a panel");
 
-int FN(ngemm)(const aspen_call *c) {
+static int ngemm(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
   const int rank = out->rank, n_axis = rank - 1;
   if (rank < 2 || a->rank != rank || out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -274,4 +281,10 @@ int FN(ngemm)(const aspen_call *c) {
     n = last;
   }
   return 0;
+}
+
+int FN(ngemm)(const aspen_call *c) {
+  const int error = ngemm(c);
+  stores_done(c);
+  return error;
 }

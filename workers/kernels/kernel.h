@@ -38,6 +38,7 @@ typedef struct aspen_call {
   int64_t lo[ASPEN_MAX_RANK], hi[ASPEN_MAX_RANK]; /* box of the first output, rank entries */
   void *scratch;         /* 64-byte aligned, private to the worker */
   size_t scratch_bytes;
+  int apart; /* 1: cores that read the output, and have read what it replaces, share no cache with this one (stores.h); changes times, never results */
   int again; /* 1: `scratch` is as the last call left it, which was for another tile of this node and request: what it made there of inputs holds */
 } aspen_call;
 

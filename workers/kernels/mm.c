@@ -95,7 +95,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
       for (int v = 0; v < V; v += LINE) {
-        __builtin_prefetch(rows->out[r] + column + v * VL, 1);
+        if (!job->epilogue.past) __builtin_prefetch(rows->out[r] + column + v * VL, 1);
         if (rows->residual[0]) __builtin_prefetch(rows->residual[r] + column + v * VL);
       }
   }

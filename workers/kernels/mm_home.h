@@ -107,6 +107,21 @@ INLINE void before_act(const int R, const int V, const int whole, const mm_job *
   if (rows->residual[0] && !job->epilogue.residual_last) add_residual(R, V, whole, rows, sum, column, last);
 }
 
+/* Home, in whole lines or not. */
+INLINE void store_sums(const int R, const int V, const int whole, const int past, const mm_rows *rows, const vf *sum, int64_t column, int64_t last) {
+  float *out[MM_EVEN_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) out[r] = rows->out[r] + column;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++)
+      if (whole)
+        vstore_to(past, out[r] + v * VL, sum[r * V + v]);
+      else if (last - column - v * VL > 0)
+        vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
+}
+
 /* Scale, shift, a late residual, and home. */
 INLINE void after_act(const int R, const int V, const int whole, const mm_job *job, const mm_rows *rows, vf *sum, int64_t column,
                       int64_t last) {
@@ -122,30 +137,22 @@ INLINE void after_act(const int R, const int V, const int whole, const mm_job *j
     if (job->epilogue.gated) multiply_residual(R, V, whole, rows, sum, column, last);
     else add_residual(R, V, whole, rows, sum, column, last);
   }
-  float *out[MM_EVEN_ROWS]; /* read before the first store: a store might change anything, for all the compiler knows */
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) out[r] = rows->out[r] + column;
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++)
-      if (whole)
-        vstore(out[r] + v * VL, sum[r * V + v]);
-      else if (last - column - v * VL > 0)
-        vstore_part(out[r] + v * VL, sum[r * V + v], last - column - v * VL);
+  if (STORES_LINES(V) && whole && stores_begin(job->epilogue.past, rows->out[0] + column)) store_sums(R, V, 1, 1, rows, sum, column, last);
+  else store_sums(R, V, whole, 0, rows, sum, column, last);
 }
 
-/* Lists the `n` lines that R rows of V vectors go to, over and over, and those of their residual; without one, the first list from its middle on. */
+/* Lists the `n` lines that R rows of V vectors go to, over and over, and those of their residual; without one, the first list from its middle on.
+ * Lines that are stored past the caches are not fetched: where there is nothing to fetch, `none` is listed, and for writing these very lists. */
 INLINE void lines_to_come(const int R, const int V, const int n, const mm_job *job, const mm_rows *rows, int64_t column, const char *none,
                           const char **out, const char **beside) {
-  const int across = (V + LINE - 1) / LINE, all = R * across;
+  const int across = (V + LINE - 1) / LINE, all = R * across, fetched = job->direct && !job->epilogue.past;
 #pragma GCC unroll 32
   for (int i = 0; i < n; i++) {
     const int r = i / across % R, v = i % across * LINE, later = (i + all / 2) % all;
-    out[i] = job->direct ? (const char *)(rows->out[r] + column + v * VL) : none;
-    beside[i] = !job->direct         ? none
-                : rows->residual[0] ? (const char *)(rows->residual[r] + column + v * VL)
-                                    : (const char *)(rows->out[later / across] + column + later % across * LINE * VL);
+    out[i] = fetched ? (const char *)(rows->out[r] + column + v * VL) : (const char *)out;
+    beside[i] = job->direct && rows->residual[0] ? (const char *)(rows->residual[r] + column + v * VL)
+                : fetched                        ? (const char *)(rows->out[later / across] + column + later % across * LINE * VL)
+                                                 : none;
   }
 }
 

@@ -25,7 +25,7 @@ INLINE void chunk(const int R, const int V, CHUNK_ARGUMENTS) {
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int v = 0; v < V * VL; v += 16) {
-        __builtin_prefetch(out + (R + r) * w->to_step + v, 1);
+        if (!e.past) __builtin_prefetch(out + (R + r) * w->to_step + v, 1);
         if (residual) __builtin_prefetch(added + (R + r) * w->residual_step + v);
       }
     if (columns >= V * VL)

@@ -25,6 +25,17 @@ INLINE void pointwise_add(const int R, const int V, const int whole, const float
       sum[r * V + v] += whole ? vload(residual + r * step + v * VL) : vload_part(residual + r * step + v * VL, columns - v * VL);
 }
 
+INLINE void pointwise_home(const int R, const int V, const int whole, const int past, const mm_pixels *w, float *to, int64_t columns, const vf *sum) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      if (whole)
+        vstore_to(past, to + r * w->to_step + v * VL, sum[r * V + v]);
+      else
+        vstore_part(to + r * w->to_step + v * VL, sum[r * V + v], columns - v * VL);
+}
+
 /* R pixels times V vectors of columns, 1, 2 or (POINTWISE_WIDER pixels) 4, `columns` of them (whole: all). x, bias, residual (or NULL) and to: of
  * the first pixel and column. next: what comes nearer meanwhile, `next_step` bytes a term. */
 INLINE void pointwise_block(const int R, const int V, const int whole, const mm_pixels *w, const epilogue *e, const float *x, const float *panel,
@@ -77,14 +88,8 @@ INLINE void pointwise_block(const int R, const int V, const int whole, const mm_
   if (residual && !e->residual_last) pointwise_add(R, V, whole, residual, w->residual_step, columns, sum);
   epilogue_act(e, sum, R * V);
   if (residual && e->residual_last) pointwise_add(R, V, whole, residual, w->residual_step, columns, sum);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++)
-      if (whole)
-        vstore(to + r * w->to_step + v * VL, sum[r * V + v]);
-      else
-        vstore_part(to + r * w->to_step + v * VL, sum[r * V + v], columns - v * VL);
+  if (STORES_LINES(V) && whole && stores_begin(e->past, to)) pointwise_home(R, V, 1, 1, w, to, columns, sum);
+  else pointwise_home(R, V, whole, 0, w, to, columns, sum);
 }
 
 /* Pixels of a micro-kernel for n in a row: the least work, where each call costs as much as half a pixel more. 0: n is too few. */

@@ -84,7 +84,7 @@ INLINE void part_of(const int unit, const int past, const float *const *row, int
     const vf left[PRODUCTS] = {a[0][0] + a[1][1], a[1][0] + a[1][1], a[0][0], a[1][1], a[0][0] + a[0][1], a[1][0] - a[0][0], a[0][1] - a[1][1]};
 #pragma GCC unroll 7
     for (int i = 0; i < PRODUCTS; i++) {
-      if (past) vstore_past(to + i * each + k - lo, left[i]);
+      if (past) vstore_to(1, to + i * each + k - lo, left[i]);
       else vstore(to + i * each + k - lo, left[i]);
     }
   }
@@ -108,13 +108,6 @@ static void factors_of(const float *const *row, int64_t stride, int64_t step, in
   end_of_all[-1] = (float)(finite && top <= UNLIKE * bottom && bottom <= UNLIKE * top);
 }
 
-/* In the box, all leading axes together. */
-static int64_t pairs_of(const aspen_call *c, int rank) {
-  int64_t pairs = 1;
-  for (int i = 0; i < rank - 1; i++) pairs *= c->hi[i] - c->lo[i];
-  return pairs;
-}
-
 int FN(strassen)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1];
   const int rank = out->rank, pair_axis = rank - 2;
@@ -125,8 +118,7 @@ int FN(strassen)(const aspen_call *c) {
   for (int i = 0; i < rank; i++)
     if (c->lo[i] >= c->hi[i]) return 0;
   if (c->lo[rank - 1] || c->hi[rank - 1] != out->dims[rank - 1]) return ASPEN_KERNEL_BAD_ARGUMENT; /* whole pairs */
-  static _Thread_local stores known;
-  const stores_tile tile = stores_begin(&known, pairs_of(c, rank) * floats / LINE);
+  const int past = stores_past(c, rank - 1);
   int64_t at[ASPEN_MAX_RANK];
   memcpy(at, c->lo, (size_t)rank * sizeof *at);
   for (;;) {
@@ -134,12 +126,12 @@ int FN(strassen)(const aspen_call *c) {
     float *to = (float *)out->ptr + at[pair_axis] * out->strides[pair_axis];
     for (int i = 0; i < pair_axis; i++) even += at[i] * a->strides[i], to += at[i] * out->strides[i];
     const float *const row[2] = {even, even + (2 * at[pair_axis] + 1 < rows ? a->strides[pair_axis] : 0)};
-    factors_of(row, a->strides[rank - 1], 2 * a->strides[pair_axis], terms / 2, to, tile.past && (uintptr_t)to % (LINE * sizeof *to) == 0);
+    factors_of(row, a->strides[rank - 1], 2 * a->strides[pair_axis], terms / 2, to, stores_begin(past, to));
     int axis = pair_axis;
     for (; axis >= 0 && ++at[axis] >= c->hi[axis]; axis--) at[axis] = c->lo[axis];
     if (axis < 0) break;
   }
-  stores_end(&known, tile);
+  stores_done(c);
   return 0;
 }
 
@@ -325,7 +317,8 @@ static void seven(const mm_job *job, const right_part *w, const pair *pairs, con
   for (int product = 0; product < PRODUCTS; product++) {
     /* With the last products comes first what is added to the results, then where they go to. */
     const int residuals = product + 1 < PRODUCTS;
-    const int lists = w->last && product + 2 >= PRODUCTS && job->direct && (!residuals || pairs[0].residual[TOP]);
+    const int lists = w->last && product + 2 >= PRODUCTS && job->direct &&
+                      (residuals ? pairs[0].residual[TOP] != NULL : !job->epilogue.past);
     if (lists) lines_to_come(pairs, rows, residuals, w->column, (const char *)w->b, lines);
     else lines[0] = (const char *)w->b;
     const int brings = product < QUADRANTS && w->coming[product];

@@ -90,7 +90,7 @@ static int64_t list_lines(const wino *v, const aspen_call *c, const workspace *s
   for (int64_t block = 0; v->direct && block < blocks; block++) {
     const place at = s->places[block];
     const int64_t bottom = min64(c->hi[2] - at.row * height, height), right = min64(c->hi[3] - at.column * width, width);
-    for (int t = 0; t < 2; t++) {
+    for (int t = v->epilogue.past; t < 2; t++) {
       const aspen_arg *a = targets[t];
       if (!a || end - line < 2 * height * width) continue;
       const float *p = pixel_of(v, a, at) + column;
@@ -139,6 +139,7 @@ static int images(const aspen_call *c, const struct planes *planes) {
   if (blocks <= 0 || c->lo[1] >= c->hi[1]) return 0;
   if (FN(epilogue_open)(&v.epilogue, c->params[9], aspen_param_f(c, 10), aspen_param_f(c, 11), c->params[12]))
     return ASPEN_KERNEL_BAD_ARGUMENT;
+  v.epilogue.past = STORES_LINES(1) && stores_past(c, 1);
   if (epilogue_scale(c, 4, v.out->dims[1], &v.scale, &v.shift)) return ASPEN_KERNEL_BAD_ARGUMENT;
   v.direct = v.out->strides[1] == 1 && (!v.bias || v.bias->strides[0] == 1) && (!v.residual || v.residual->strides[1] == 1);
   const int64_t grains = (blocks + GRAIN - 1) / GRAIN, most = (v.chunk + GRAIN - 1) / GRAIN, chunks = (grains + most - 1) / most;
@@ -172,13 +173,16 @@ static int images(const aspen_call *c, const struct planes *planes) {
 
 int FN(winograd)(const aspen_call *c) {
   if (!c->again && c->scratch_bytes >= MADE_BYTES) *(made *)c->scratch = (made){0};
-  if (!is_volume(c)) return images(c, &one_plane);
+  if (!is_volume(c)) {
+    const int error = images(c, &one_plane);
+    stores_done(c);
+    return error;
+  }
   volume v;
   if (volume_open(&v, c, 17)) return ASPEN_KERNEL_BAD_ARGUMENT;
   v.plane_weights = c->args[1].dims[1] * ASPEN_NR;
-  while (volume_next(&v)) {
-    const int error = images(&v.call, &v.planes);
-    if (error) return error;
-  }
-  return 0;
+  int error = 0;
+  while (!error && volume_next(&v)) error = images(&v.call, &v.planes);
+  stores_done(c);
+  return error;
 }

@@ -66,6 +66,7 @@ INLINE void residual_out(const int R, const int MW, const int all, const target 
 INLINE void rows_out(const int R, const int MW, const int all, const wino *v, const target *t, const pixels *out, const pixels *late,
                      int row, int64_t j, vf *y) {
   const int64_t lanes = t->last - j;
+  const int past = stores_begin(v->epilogue.past, out->at);
   if (v->scale) {
     const vf scale = channels_of(v->scale + j, all, lanes), shift = channels_of(v->shift + j, all, lanes);
 #pragma GCC unroll 32
@@ -80,7 +81,7 @@ INLINE void rows_out(const int R, const int MW, const int all, const wino *v, co
     for (int i = 0; i < MW; i++) {
       if (!all && (i < t->left || i >= t->right)) continue;
       if (all)
-        vstore(to + i * out->column, y[r * MW + i]);
+        vstore_to(past, to + i * out->column, y[r * MW + i]);
       else
         vstore_part(to + i * out->column, y[r * MW + i], lanes);
     }
