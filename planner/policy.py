@@ -18,7 +18,7 @@ import numpy.typing as npt
 from aspen_mp.planner import cost, tilecost
 from aspen_mp.planner import strides as st
 from aspen_mp.planner.cost import PANEL
-from aspen_mp.planner.grids import TILE_AXES, Grid, split
+from aspen_mp.planner.grids import TILE_AXES, Grid, split, tapered
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.params import depth
 from aspen_mp.planner.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
@@ -50,6 +50,35 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> li
     """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
     aims = [Aim(workers, cost.tail(workers, products), workers > 1 and tiles is None, tiles) for products in (False, True)]
     return [grid_for(node, storage, aims[node.op in PRODUCTS]) for node in storage.steps]
+
+
+def taper(node: Node, grid: Grid, shares: Sequence[float], by: float) -> Grid:
+    """A product's grid with smaller tiles at the end of each worker's share (`grids.tapered`); other nodes' grids as they are."""
+    return tapered(grid, _granules(node), shares, by) if node.op in PRODUCTS else grid
+
+
+def _granules(node: Node) -> tuple[int, ...]:
+    """At multiples of which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
+    shape = node.output.shape
+    rank, evaluate = len(shape), tilecost.of(node)
+    lead = [1] * (rank - 2)
+    if isinstance(evaluate, tilecost.Product):
+        pairs = 2 if evaluate.seven else 1  # of rows, of panels
+        return (*lead, pairs * ROWS, pairs * PANEL)
+    if isinstance(evaluate, tilecost.Winograd):
+        lead[1] = PANEL
+        return (*lead, evaluate.blocks.sides[0], _blocks_across(_images(shape), evaluate.blocks))
+    lead[1] = _channels(node)
+    return (*lead, 1, _width_granule(_images(shape)))
+
+
+def _channels(node: Node) -> int:
+    """Of a convolution's outputs, those that are computed together: whole groups, or panels."""
+    groups = node.attrs.get("groups", 1)
+    outputs: int = node.output.shape[1] // groups
+    if groups == 1 or outputs % PANEL == 0:
+        return PANEL
+    return outputs if outputs > PANEL else outputs * max(1, PANEL // outputs)
 
 
 def _whole(shape: Sequence[int]) -> Grid:
@@ -212,11 +241,10 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     for d in lead[:TILE_AXES]:
         cuts.append(split(d, left))
         left = -(-left // (len(cuts[-1]) - 1))
-    granule = 2 if evaluate.seven else 1
-    tail = [split(shape[-2], parts[1], granule * ROWS), split(shape[-1], parts[2], granule * PANEL)]
-    for axis, cut in zip((rank - 2, rank - 1), tail, strict=True):
+    granules = _granules(node)
+    for axis, n in ((rank - 2, parts[1]), (rank - 1, parts[2])):
         if axis < TILE_AXES:
-            cuts.append(cut)
+            cuts.append(split(shape[axis], n, granules[axis]))
     m_parts, n_parts = prod(len(c) - 1 for c in cuts[: rank - 1]), len(cuts[-1]) - 1
     axes = list(range(len(cuts)))
     if len(cuts) == rank and halved is None and not evaluate.batched and weights + activations * n_parts < activations + weights * m_parts:
@@ -257,12 +285,7 @@ def _conv(node: Node, aim: Aim) -> Grid:
     shape = node.output.shape
     x = node.inputs[0]
     assert x is not None
-    groups = node.attrs.get("groups", 1)
-    group_outputs = shape[1] // groups
-    if groups == 1 or group_outputs % PANEL == 0:
-        granule = PANEL
-    else:
-        granule = group_outputs if group_outputs > PANEL else group_outputs * max(1, PANEL // group_outputs)
+    granule = _channels(node)
     evaluate = tilecost.of(node)
     assert isinstance(evaluate, tilecost.Convolution)
     images = _images(shape)

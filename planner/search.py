@@ -2,12 +2,14 @@
 
 Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
 coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
-those of which every core gets a whole share. The search starts with what `policy` says of each node alone and climbs: nodes that are alike
-move up or down their ladders together, then each by itself, as long as the simulated latency of the whole network falls. Then it climbs
-again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on many, "thorough" from both, and so
-"quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end is left out). What comes out best
-counts. Where the network has branches, the search goes on from there with the critical path first (`priority.py`), if that gains anything.
-What a step changes in the tile graph is worked out for the node and its readers alone, so a step takes about as long as its simulation.
+those of which every core gets a whole share. Each rung of a product has tiles of one size, or, on few cores, tiles that get smaller towards
+the end of every worker's share (`TAPERS`). The search starts with what `policy` says of each node alone and climbs: nodes that are alike
+move up or down their ladders, and from tiles of one size to others, together, then each by itself, as long as the simulated latency of the
+whole network falls. Then it climbs again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on
+many, "thorough" from both, and so "quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end
+is left out). What comes out best counts. Where the network has branches, the search goes on from there with the critical path first
+(`priority.py`), if that gains anything. What a step changes in the tile graph is worked out for the node and its readers alone, so a step
+takes about as long as its simulation.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
 """
@@ -51,6 +53,11 @@ TOO_SMALL_NS: Final = 100_000.0
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
+TAPERS: Final = (1.0, 2.0, 3.0)
+"""How fast the tiles of a product get smaller towards the end of each worker's share, on few cores: not at all, and two ways
+(`grids.tapered`). On many, shares have too few tiles for that to gain anything."""
+MOVES: Final = ((-1, 0), (1, 0), (-2, 0), (2, 0), (0, 1), (0, -1))
+"""Rungs up, and further among `TAPERS`, in the order in which they are tried."""
 PARTS: Final = (1, 2, 3, 4)
 """Where cores are unlike, also so many tiles for the slowest core, and for the others as many more as they are faster."""
 WORTH: Final = 0.0002
@@ -131,12 +138,16 @@ def _fair(machine: Machine) -> list[tuple[float, int | None]]:
     return [(1.0, max(2, round(parts * shares))) for parts in PARTS] if unlike(machine) else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Rung:
+    """`ns`, `bytes`: of each tile. `even`: the rung of the ladder that this is by number `taper` of `TAPERS`; None: itself."""
+
     grid: Grid
     ns: Floats
     bytes: Floats
     total: float
+    even: _Rung | None = None
+    taper: int = 0
 
 
 class _Search:
@@ -144,6 +155,8 @@ class _Search:
         self.storage, self.machine, self.budget = storage, machine, budget
         self.edges = EdgeBuilder(storage)
         self.workers = max(1, round(machine.power))
+        self.shares = [core.speed / machine.power for core in machine.cores]
+        self.tapers = TAPERS if machine.power < FEW else TAPERS[:1]
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
@@ -205,7 +218,7 @@ class _Search:
         return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
-        """Distinct grids of a node, coarse to fine."""
+        """Distinct grids of a node, evenly cut, coarse to fine."""
         out: dict[int, _Rung] = {}
         tails = [(tail / self.workers, None) for tail in RUNGS if tail <= FINEST * self.workers]
         for tail, tiles in tails + self.fair:
@@ -215,11 +228,21 @@ class _Search:
                 out.setdefault(id(rung), rung)
         return sorted(out.values(), key=lambda rung: rung.grid.n)
 
-    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
+    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid, even: _Rung | None = None, taper: int = 0) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
         if key not in self.made:
             ns, moved = tilecost.tile_costs(node, *grid.boxes(), len(self.machine))
-            self.made[key] = _Rung(grid, ns, moved, float(ns.sum()))
+            self.made[key] = _Rung(grid, ns, moved, float(ns.sum()), even, taper)
+        return self.made[key]
+
+    def _smaller(self, k: int, even: _Rung, taper: int) -> _Rung:
+        """A rung of a step's ladder with tiles that get smaller, by one of `TAPERS`."""
+        kind, node = self.kinds[k], self.storage.steps[k]
+        key = (kind, id(even), taper)
+        if key not in self.made:
+            self.made[key] = (
+                self._rung(kind, node, policy.taper(node, even.grid, self.shares, TAPERS[taper]), even, taper) if taper else even
+            )
         return self.made[key]
 
     def _alike(self) -> list[list[int]]:
@@ -241,11 +264,11 @@ class _Search:
     def _move(self, group: Sequence[int], best: float, limit: int) -> tuple[float, int]:
         """Moves a group along its ladder while that helps; the latency then, and how many steps it took."""
         taken = 0
-        for by in (-1, 1, -2, 2):
+        for by, smaller in MOVES:
             while self.spent < limit:
                 trial = list(self.rungs)
                 for k in group:
-                    trial[k] = self._next(k, by)
+                    trial[k] = self._next(k, by, smaller)
                 if all(a is b for a, b in zip(trial, self.rungs, strict=True)):
                     break
                 found = self._latency(trial)
@@ -255,13 +278,16 @@ class _Search:
                 taken += 1
         return best, taken
 
-    def _next(self, k: int, by: int) -> _Rung:
+    def _next(self, k: int, by: int, smaller: int) -> _Rung:
+        """So many rungs up from that of a step, of tiles that get smaller by so many steps more."""
         ladder, now = self.ladders[k], self.rungs[k]
-        at = next((i for i, rung in enumerate(ladder) if rung is now), None)
+        even = now.even or now
+        at = next((i for i, rung in enumerate(ladder) if rung is even), None)
         if at is None:  # the policy's own, which is on no rung
             finer = [i for i, rung in enumerate(ladder) if rung.grid.n > now.grid.n]
             at = (finer[0] if finer else len(ladder)) - (1 if by > 0 else 0)
-        return ladder[min(max(at + by, 0), len(ladder) - 1)]
+        even = ladder[min(max(at + by, 0), len(ladder) - 1)]
+        return self._smaller(k, even, min(max(now.taper + smaller, 0), len(self.tapers) - 1))
 
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""

@@ -158,6 +158,24 @@ def test_unlike_cores_have_grids_of_fair_shares(storage: Storage, monkeypatch: p
     assert found != others
 
 
+def test_tiles_get_smaller_on_few_cores(storage: Storage) -> None:
+    """Those of products, towards the end of each worker's share; and a grid that was found once is the same rung again."""
+    for cores, few in (("2", True), ("1+1@0.5", True), ("4", False)):
+        search_of = _Search(storage, Machine.parse(cores), 0)
+        smaller = 0
+        for k, (node, ladder) in enumerate(zip(storage.steps, search_of.ladders, strict=True)):
+            search_of.rungs = [rungs[-1] for rungs in search_of.ladders]
+            rung = search_of._next(k, 0, 1)
+            if rung is not ladder[-1]:
+                assert node.op in policy.PRODUCTS
+                assert (rung.even, rung.taper) == (ladder[-1], 1)
+                assert rung is search_of._rung(search_of.kinds[k], node, rung.grid)
+                search_of.rungs[k] = rung
+                assert search_of._next(k, 0, -1) is ladder[-1]
+                smaller += 1
+        assert (smaller > 0) == few
+
+
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_wiring_is_the_graph(storage: Storage, workers: int) -> None:
     """The same edges in the same order, whatever grids there were before."""
@@ -225,7 +243,7 @@ def test_less_is_exchanged_where_that_takes_long(storage: Storage) -> None:
             cost.use(before)
         return float(simulate(replace(tiles, far=1.0), machine).busy_ns.sum() - tiles.ns.sum())
 
-    assert exchanged(1.0) < 0.9 * exchanged(0.0)
+    assert exchanged(0.2) < 0.9 * exchanged(0.0)
 
 
 def test_thorough_finds_no_less(storage: Storage) -> None:
