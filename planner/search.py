@@ -2,14 +2,13 @@
 
 Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
 coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
-those of which every core gets a whole share. Each rung of a product has tiles of one size, or, on few cores, tiles that get smaller towards
-the end of every worker's share (`TAPERS`). The search starts with what `policy` says of each node alone and climbs: nodes that are alike
-move up or down their ladders, and from tiles of one size to others, together, then each by itself, as long as the simulated latency of the
-whole network falls. Then it climbs again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on
-many, "thorough" from both, and so "quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end
-is left out). What comes out best counts. Where the network has branches, the search goes on from there with the critical path first
-(`priority.py`), if that gains anything. What a step changes in the tile graph is worked out for the node and its readers alone, so a step
-takes about as long as its simulation.
+those of which every core gets a whole share. The search starts with what `policy` says of each node alone and climbs: nodes that are alike
+move up or down their ladders together, then each by itself, as long as the simulated latency of the whole network falls. Then it climbs
+again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on many, "thorough" from both, and so
+"quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end is left out). What comes out best
+counts. On few cores the search goes on from there with tiles of products that get smaller towards the end of every worker's share
+(`TAPERS`), and where the network has branches with the critical path first (`priority.py`), if that gains anything. What a step changes in
+the tile graph is worked out for the node and its readers alone, so a step takes about as long as its simulation.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
 """
@@ -53,7 +52,7 @@ TOO_SMALL_NS: Final = 100_000.0
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
-TAPERS: Final = (1.0, 2.0, 3.0)
+TAPERS: Final[Sequence[float]] = (1.0, 2.0, 3.0)
 """How fast the tiles of a product get smaller towards the end of each worker's share, on few cores: not at all, and two ways
 (`grids.tapered`). On many, shares have too few tiles for that to gain anything."""
 MOVES: Final = ((-1, 0), (1, 0), (-2, 0), (2, 0), (0, 1), (0, -1))
@@ -108,6 +107,9 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
         other = found.climb([ladder[end].grid for ladder in found.ladders])
         if other.best_ns < best.best_ns:
             best = replace(other, start_ns=best.start_ns)
+    if machine.power < FEW:
+        found.tapers = TAPERS
+        best = replace(found.climb(best.grids), start_ns=best.start_ns)
     if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
         best = replace(found.climb(best.grids, critical=True), start_ns=best.start_ns)
     return replace(best, simulated=found.spent)
@@ -156,7 +158,7 @@ class _Search:
         self.edges = EdgeBuilder(storage)
         self.workers = max(1, round(machine.power))
         self.shares = [core.speed / machine.power for core in machine.cores]
-        self.tapers = TAPERS if machine.power < FEW else TAPERS[:1]
+        self.tapers = TAPERS[:1]
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
