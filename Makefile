@@ -48,7 +48,7 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt wo
 	@touch $@
 
 # Sources of extensions newer than the installation: build again (seconds).
-SOURCES := $(wildcard shm/*.h shm/*.pyx shm/*.pxd shm/*.c workers/*.h workers/*.pyx workers/*.pxd workers/*.c workers/kernels/*.h workers/kernels/*.c workers/kernels/*.def)
+SOURCES := $(wildcard planner/*.h planner/*.pyx shm/*.h shm/*.pyx shm/*.pxd shm/*.c workers/*.h workers/*.pyx workers/*.pxd workers/*.c workers/kernels/*.h workers/kernels/*.c workers/kernels/*.def)
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) -e .
 	@touch $@

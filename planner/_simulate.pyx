@@ -23,6 +23,9 @@ cdef extern from "simulate.h" nogil:
         const uint32_t *flow_begin
         const uint32_t *flow_source
         const float *flow_bytes
+        const uint32_t *made
+        const double *made_first
+        const double *made_again
     cdef struct sim_engine:
         double tile, join, push, pushed, steal, look, wake, spin, claim, claimed, submit, end
     cdef struct sim_machine:
@@ -52,8 +55,8 @@ cdef extern from "simulate.h" nogil:
 
 def run(const uint32_t[::1] child_begin, const uint32_t[::1] children, const uint32_t[::1] parent_counts, const uint32_t[::1] initial,
         const uint32_t[::1] rank, const uint8_t[::1] depth, const double[::1] ns, const double[::1] nbytes, double far,
-        uint32_t flow_tiles, const uint32_t[::1] flow_begin, const uint32_t[::1] flow_source, const float[::1] flow_bytes, const double[::1] speed,
-        const uint16_t[:, ::1] victims, double bytes_per_ns, tuple engine, tuple rules, bint timeline):
+        uint32_t flow_tiles, const uint32_t[::1] flow_begin, const uint32_t[::1] flow_source, const float[::1] flow_bytes,
+        const uint32_t[::1] made, const double[::1] made_first, const double[::1] made_again, const double[::1] speed, const uint16_t[:, ::1] victims, double bytes_per_ns, tuple engine, tuple rules, bint timeline):
     cdef sim_graph g
     cdef sim_machine m
     cdef sim_rules r
@@ -67,6 +70,9 @@ def run(const uint32_t[::1] child_begin, const uint32_t[::1] children, const uin
     g.flow_tiles, g.flow_rows, g.flow_begin = flow_tiles, <uint32_t>(flow_begin.shape[0] - 1), &flow_begin[0]
     g.flow_source = &flow_source[0] if flow_source.shape[0] else NULL
     g.flow_bytes = &flow_bytes[0] if flow_bytes.shape[0] else NULL
+    g.made, g.made_first, g.made_again = NULL, NULL, NULL
+    if made.shape[0]:
+        g.made, g.made_first, g.made_again = &made[0], &made_first[0], &made_again[0]
     g.children = &children[0] if children.shape[0] else NULL
     g.initial = &initial[0] if initial.shape[0] else NULL
     m.cores, m.bytes_per_ns = <uint32_t>cores, bytes_per_ns

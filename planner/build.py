@@ -21,6 +21,7 @@ from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.made import joined
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.operands import seen
 from aspen_mp.planner.options import UNSEARCHED, Planning
@@ -336,7 +337,8 @@ class _Writer:
         found = [tilecost.tile_costs(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
         ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
-        return Costs(ns, moved, cost.rates().far, self.flow)
+        made = [tilecost.made(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
+        return Costs(ns, moved, cost.rates().far, self.flow, joined(made, len(more)))
 
 
 def _write_constant(t: Tensor, out: memoryview) -> None:

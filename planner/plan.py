@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.flow import Flow
+from aspen_mp.planner.made import Made
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import KERNEL_BY_CODE, LAYOUT_HASH, LIMITS, OP, OPERAND, PLAN_HEADER, ROLES, SLOPE, SPACES, TILE
 
@@ -64,12 +65,13 @@ class OpInfo:
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """Of the tiles [n], f64: `ns` alone on one core, `bytes` that go to memory behind the caches, `flow`: what they read of each other,
-    `far`: ns more for each byte of it that another core has written."""
+    `far`: ns more for each byte of it that another core has written, `made`: what they find in scratch."""
 
     ns: Array
     bytes: Array
     far: float
     flow: Flow
+    made: Made
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ class Plan:
         if self.costs is not None:
             return self.costs
         none = np.zeros(self.n_tiles)
-        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none())
+        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none(), Made.none())
 
     @property
     def n_tiles(self) -> int:

@@ -28,6 +28,7 @@ from aspen_mp.planner.edges import EdgeBuilder, Wiring
 from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import Node
 from aspen_mp.planner.machine import CLASS_GAP, Machine, speed_classes
+from aspen_mp.planner.made import Made, joined
 from aspen_mp.planner.options import Effort
 from aspen_mp.planner.policy import Aim
 from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
@@ -68,9 +69,6 @@ SAMPLES: Final = 3
 """A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
 real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
 longer than the waiting that they save."""
-UNEVEN: Final = 0.85
-"""Where all cores are alike: what those of even numbers give of their speed in the second sample, those of odd numbers in the third. At any
-moment some have less, for what else runs, and memory and caches that are shared. With few coarse tiles, all wait for one of those."""
 AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
 """Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
 beside a core that keeps the memory busy a slow one is slower than alone: a plan for one speed, with as many tiles as give every core its
@@ -128,8 +126,7 @@ def unlike(machine: Machine) -> bool:
 def _speeds(machine: Machine) -> list[list[float]]:
     """Of the cores, one list for each sample."""
     if not unlike(machine):
-        cores = list(enumerate(machine.cores))
-        return [[core.speed * (UNEVEN if k and i % 2 == k - 1 else 1.0) for i, core in cores] for k in range(SAMPLES)]
+        return [[core.speed for core in machine.cores]] * SAMPLES
     slow = CLASS_GAP * max(core.speed for core in machine.cores)
     return [[core.speed * (by if core.speed < slow else 1.0) for core in machine.cores] for by in AS_KNOWN]
 
@@ -142,11 +139,12 @@ def _fair(machine: Machine) -> list[tuple[float, int | None]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rung:
-    """`ns`, `bytes`: of each tile. `even`: the rung of the ladder that this is by number `taper` of `TAPERS`; None: itself."""
+    """`ns`, `bytes`, `made`: of each tile. `even`: the rung of the ladder that this is by number `taper` of `TAPERS`; None: itself."""
 
     grid: Grid
     ns: Floats
     bytes: Floats
+    made: Made
     total: float
     even: _Rung | None = None
     taper: int = 0
@@ -234,7 +232,8 @@ class _Search:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
         if key not in self.made:
             ns, moved = tilecost.tile_costs(node, *grid.boxes(), len(self.machine))
-            self.made[key] = _Rung(grid, ns, moved, float(ns.sum()), even, taper)
+            found = tilecost.made(node, *grid.boxes(), len(self.machine))
+            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()), even, taper)
         return self.made[key]
 
     def _smaller(self, k: int, even: _Rung, taper: int) -> _Rung:
@@ -329,4 +328,4 @@ def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64])
     rank[:op_tiles] = ranks
     rank[-1] = 0xFFFFFFFF
     graph = (wiring.child_begin, wiring.children, wiring.parent_counts, wiring.initial, rank, depth, ns, moved)
-    return Tiles(*graph, flow=wiring.flow, far=cost.rates().far)
+    return Tiles(*graph, flow=wiring.flow, far=cost.rates().far, made=joined([rung.made for rung in rungs], n - op_tiles))

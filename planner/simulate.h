@@ -4,7 +4,8 @@
  * the others into its own row; claim what clients have submitted; take the tile that follows, else the best of its own row, else one of
  * another row, nearest first. Only time is made up: a tile takes `ns` alone on a core of speed 1, scheduling takes what `sim_engine`
  * says, and tiles that run at the same time share the memory's bandwidth: each gets what it wants, up to a fair share of what there is. What
- * a tile reads that another core has written, and its own core has not fetched before, takes it longer (`far`).
+ * a tile reads that another core has written, and its own core has not fetched before, takes it longer (`far`). One that finds in scratch
+ * what it would have to make there takes less time (`made`).
  *
  * Deterministic: what happens at the same time happens in the order of cores. No state outlives a run.
  */
@@ -41,6 +42,9 @@ struct sim_graph {
   uint32_t flow_tiles, flow_rows;
   const uint32_t *flow_begin, *flow_source;
   const float *flow_bytes;
+  /* As `Made` of made.py; NULL: tiles find nothing. */
+  const uint32_t *made;
+  const double *made_first, *made_again;
 };
 
 /* Nanoseconds on a core of speed 1, as `Engine` of machine.py. */
@@ -84,6 +88,7 @@ struct sim_core {
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
   double patience;  /* how long it leaves tiles to them: as long as SIM_PATIENCE take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
+  uint32_t made, made_request; /* what its last tile left in scratch, 0: nothing, and for which request */
   uint32_t part;    /* where its part of a layer begins, of SIM_PARTS (aspen_dse_share). A DSE knows it after its first millisecond */
 };
 
@@ -343,6 +348,20 @@ static inline double sim_fetch(struct sim *s, uint32_t c, uint32_t instance, uin
   return bytes;
 }
 
+/* ------------------------------------------------------------------------------------------------ scratch */
+
+/* How much longer, or shorter, a tile takes core `c` for what its last tile left in scratch. */
+static inline double sim_making(struct sim *s, uint32_t c, uint32_t instance, uint32_t tile) {
+  const struct sim_graph *g = s->g;
+  struct sim_core *k = &s->core[c];
+  if (!g->made || !(g->ns[tile] > 0)) return 1;
+  uint32_t made = g->made[tile], request = s->request[instance];
+  int again = k->made == made && k->made_request == request;
+  k->made = made;
+  k->made_request = request;
+  return !made ? 1 : again ? g->made_again[tile] : g->made_first[tile];
+}
+
 /* ------------------------------------------------------------------------------------------------ a core's steps */
 
 /* aspen_dse_own_part. */
@@ -451,7 +470,7 @@ static inline void sim_step(struct sim *s, uint32_t c, double cost) {
   uint32_t tile = sim_tile(s, item);
   double speed = s->m->speed[c], ns = s->g->ns[tile];
   cost += ns > 0 ? e->tile : e->join;
-  ns += s->g->far * sim_fetch(s, c, item / s->g->n, tile);
+  ns = ns * sim_making(s, c, item / s->g->n, tile) + s->g->far * sim_fetch(s, c, item / s->g->n, tile);
   k->item = item;
   k->begun = k->since = s->now;
   k->start = s->now + cost / speed;

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from aspen_mp.planner import _simulate
 from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.machine import Machine
+from aspen_mp.planner.made import Made
 
 if TYPE_CHECKING:
     from aspen_mp.planner.plan import Plan
@@ -35,7 +36,7 @@ class Tiles:
     often a tile is named as a child; `initial`: those that nobody names. `rank`: of the children that become ready together the lowest is
     followed. `depth`: the pool's column. `ns`: alone on a core of speed 1, 0 where there is no kernel (joins, END); `bytes`: that go to
     memory behind the caches. `input_bytes`, `output_bytes`: what a client copies to where workers read it, and back. `flow`: what tiles
-    read of each other, `far`: ns more for each byte of it that another core has written.
+    read of each other, `far`: ns more for each byte of it that another core has written. `made`: what they find in scratch.
 
     ValueError where the arrays' lengths or numbers do not fit each other; counts and edges are believed.
     """
@@ -52,6 +53,7 @@ class Tiles:
     output_bytes: float = 0.0
     far: float = 0.0
     flow: Flow = field(default_factory=Flow.none)
+    made: Made = field(default_factory=Made.none)
 
     def __post_init__(self) -> None:
         for name, dtype in _TYPES.items():
@@ -69,6 +71,8 @@ class Tiles:
             raise ValueError("times and bytes are finite and not negative")
         if self.flow.tiles > n:
             raise ValueError(f"{self.flow.tiles} tiles that read something, of {n}")
+        if len(self.made) not in (0, n):
+            raise ValueError(f"what {len(self.made)} tiles find in scratch, of {n}")
 
     @property
     def n(self) -> int:
@@ -77,7 +81,8 @@ class Tiles:
     def arrays(self, ns: Floats) -> _Arrays:
         """What `_simulate.run` takes of a graph, whose tiles take `ns` [n]."""
         graph = (self.child_begin, self.children, self.parent_counts, self.initial, self.rank, self.depth, ns, self.bytes)
-        return (*graph, self.far, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
+        flow = (self.far, self.flow.tiles, self.flow.begin, self.flow.sources, self.flow.nbytes)
+        return (*graph, *flow, self.made.group, self.made.first, self.made.again)
 
     def levels(self) -> list[npt.NDArray[np.int64]]:
         """The tiles in groups: each comes after all that lead to it, which are in groups before. ValueError: the graph has a cycle."""
@@ -110,7 +115,7 @@ class Tiles:
 
 
 _Flow = tuple[float, int, Ints, Ints, npt.NDArray[np.float32]]
-_Arrays = tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.uint8], Floats, Floats, *_Flow]
+_Arrays = tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.uint8], Floats, Floats, *_Flow, Ints, Floats, Floats]
 _TYPES: dict[str, Any] = dict.fromkeys(("child_begin", "children", "parent_counts", "initial", "rank"), np.uint32)
 _TYPES |= {"depth": np.uint8, "ns": np.float64, "bytes": np.float64}
 
@@ -142,6 +147,7 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
         float(sum(info.nbytes for info in plan.outputs if info.nbytes < NOT_COPIED)),
         costs.far if ns is None else 0.0,  # measured times have it in them
         costs.flow,
+        costs.made if ns is None else Made.none(),
     )
 
 

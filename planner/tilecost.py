@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from aspen_mp.planner import cost
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.ir import Node
+from aspen_mp.planner.made import Made
 from aspen_mp.planner.winograd import Blocks
 
 ROWS = 8
@@ -338,6 +340,10 @@ _MODELS = frozenset({"GEMM", "NGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITE
 """Those with a model of their own. All other nodes count by elements."""
 
 
+NOTHING_FOUND: Final = 1 << 30
+"""Of so many workers none executes two tiles of a node."""
+
+
 def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:
     """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`, which so many workers share: nanoseconds alone on one core, and bytes that
     go to memory behind the caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply
@@ -353,6 +359,16 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     cold = cost.rates().cold
     ns = np.maximum(ns, weights / cold) if cost.family(node).hides else ns + weights / cold
     return ns + passing / cold, weights + passing
+
+
+def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
+    """What the tiles of `tile_costs` find in scratch: those of the same pixels, as the average has it."""
+    if node.op != "WINO" or not len(lo):
+        return Made.none(len(lo))
+    mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, 0))
+    pixels = np.ravel_multi_index(tuple(np.delete(lo, 1, axis=1).T), (*node.output.shape[:1], *node.output.shape[2:]))
+    group = np.unique(pixels, return_inverse=True)[1].astype(np.uint32) + np.uint32(1)
+    return Made(group, first / mean, again / mean)
 
 
 def whole_ns(node: Node) -> float:

@@ -17,7 +17,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, TAPERS, UNEVEN, Found, _fair, _Search, _speeds, _tiles, search
+from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, TAPERS, Found, _fair, _Search, _speeds, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -96,6 +96,29 @@ def test_alike_is_what_costs_the_same() -> None:
     assert [kinds.index(kind) for kind in kinds] == [0, 1, 0, 3, 4]
 
 
+def test_tiles_of_the_same_pixels_share_what_is_transformed() -> None:
+    """On average over the tiles of each worker, they take what the search takes them to take."""
+    b = GraphBuilder()
+    storage = assign_storage(b.graph(b.wino(b.input(1, 256, 14, 14), 256, 2)))
+    found = _Search(storage, Machine.uniform(2), 0)
+    (k,) = (k for k, step in enumerate(storage.steps) if step.op == "WINO")
+    node, ladder = storage.steps[k], found.ladders[k]
+    shared = [rung for rung in ladder if rung.made.group.max() < rung.grid.n]
+    assert shared
+    for rung in shared:
+        lo, _ = rung.grid.boxes()
+        pixels = {tuple(each) for each in np.delete(lo, 1, axis=1).tolist()}
+        assert rung.made.group.tolist() == [1 + sorted(pixels).index(tuple(each)) for each in np.delete(lo, 1, axis=1).tolist()]
+        assert (rung.made.again < rung.made.first).all()
+        for group in range(1, len(pixels) + 1):
+            ns, first, again = (x[rung.made.group == group] for x in (rung.ns, rung.made.first, rung.made.again))
+            if len(ns) > 2:
+                assert (ns * first)[:2].sum() + (ns * again)[2:].sum() == pytest.approx(ns.sum()), "one of either worker's makes it"
+    alone = tilecost.made(node, *ladder[0].grid.boxes(), 1)
+    assert (alone.again <= 1).all()
+    assert (alone.first >= 1).all()
+
+
 def test_tiles_on_large_machines_count_more(storage: Storage) -> None:
     spent = []
     for cores in (63, 64, 192):
@@ -119,10 +142,6 @@ def test_latency_is_of_the_simulator(storage: Storage) -> None:
     samples = [replace(tiles, ns=tiles.ns * factors) for factors in np.hstack([jitter, rest])]
     machines = [Machine.of_speeds([1.0, 0.5 * by]) for by in AS_KNOWN]
     assert found._latency(rungs) == pytest.approx(np.mean([simulate(*each).latency_ns for each in zip(samples, machines, strict=True)]))
-
-
-def test_cores_that_are_alike_are_so_on_average_only() -> None:
-    assert _speeds(Machine.uniform(3)) == [[1.0, 1.0, 1.0], [UNEVEN, 1.0, UNEVEN], [1.0, UNEVEN, 1.0]]
 
 
 def test_only_slow_cores_are_not_as_known() -> None:

@@ -19,6 +19,7 @@ from test_plan_graphs import attention, dense_block, residual_block
 from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.machine import Core, Engine, Machine
+from aspen_mp.planner.made import Made, joined
 from aspen_mp.planner.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
 from aspen_mp.shm.tables import LIMITS
 
@@ -58,6 +59,12 @@ def random_flow(seed: int, tiles: Tiles) -> Flow:
     return Flow(n, np.cumsum([0, *map(len, rows)]), np.array(sources), rng.integers(0, 100, len(sources)))
 
 
+def random_made(seed: int, tiles: Tiles) -> Made:
+    rng = np.random.default_rng(seed)
+    n = tiles.n
+    return Made(rng.integers(0, 3, n), 1 + rng.integers(0, 5, n) / 4, 1 - rng.integers(0, 4, n) / 4)
+
+
 def random_graph(seed: int, n: int, *, most_ns: int = 50, joins: float = 0.1) -> Tiles:
     rng = np.random.default_rng(seed)
     parents = [sorted(set(rng.integers(max(0, k - 12), k, rng.integers(0, 4)).tolist())) if k else [] for k in range(n)]
@@ -87,6 +94,7 @@ class Slow:
         self.submitted: list[float] = []
         self.latency: dict[int, float] = {}
         self.steals = [0] * self.n_cores
+        self.made: dict[int, tuple[int, int]] = {}
         self.caches: list[set[tuple[int, int]]] = [set() for _ in machine.cores]
         fastest = max(core.speed for core in machine.cores)
         parts = [core.speed / fastest if fastest > 1.25 * core.speed else 1.0 for core in machine.cores]
@@ -238,6 +246,14 @@ class Slow:
                 self.caches[c].add((request, source))
         return total
 
+    def making(self, c: int, request: int, tile: int) -> float:
+        """A kernel finds what the last one on this core has made, if that was for a tile of the same group and request."""
+        if not self.t.ns[tile] or not len(self.t.made):
+            return 1.0
+        wanted = (request, int(self.t.made.group[tile]))
+        found, self.made[c] = self.made.get(c) == wanted, wanted
+        return float((self.t.made.again if found else self.t.made.first)[tile]) if wanted[1] else 1.0
+
     def entries(self, row: int) -> list[tuple[int, float]]:
         flow = self.t.flow
         some = slice(flow.begin[row], flow.begin[row + 1])
@@ -269,9 +285,9 @@ class Slow:
                 self.left.setdefault(c, self.now)
             return
         self.left.pop(c, None)
-        ns = float(self.t.ns[item[1]])
+        ns = float(self.t.ns[item[1]]) * self.making(c, *item)
         ns_of_fetching = self.t.far * self.fetched(c, *item)
-        cost += e.tile if ns else e.join
+        cost += e.tile if self.t.ns[item[1]] else e.join
         whole = (cost + ns + ns_of_fetching) / self.m.cores[c].speed
         self.running[c] = {"item": item, "left": whole, "demand": self.t.bytes[item[1]] / whole if whole else 0.0}
 
@@ -395,6 +411,59 @@ def test_as_the_slow_model_with_caches(seed: int, n: int, machine: Machine, requ
             parents[k] += flow.sources[before == g].tolist() if g >= n else []
     tiles = graph([sorted(set(ps)) for ps in parents], plain.ns[:-1].tolist(), nbytes=plain.bytes[:-1].tolist())
     check_against_slow(dataclasses.replace(tiles, far=0.25, flow=flow), machine, requests, in_flight, Rules())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 20), st.integers(0, 60), machines, st.integers(1, 4), st.integers(1, 4))
+def test_as_the_slow_model_with_scratch(seed: int, n: int, machine: Machine, requests: int, in_flight: int) -> None:
+    plain = random_graph(seed, n)
+    tiles = dataclasses.replace(plain, made=random_made(seed, plain))
+    slow = Slow(tiles, machine, requests, min(in_flight, requests), Rules())
+    slow.run()
+    fast = simulate(tiles, machine, requests=requests, in_flight=in_flight, timeline=True)
+    assert fast.timeline is not None
+    line = list(zip(fast.timeline.tile.tolist(), fast.timeline.request.tolist(), fast.timeline.core.tolist(), strict=True))
+    assert line == slow.line
+    assert fast.latencies == pytest.approx([slow.latency[k] for k in range(requests)], rel=1e-9)
+
+
+def test_what_the_last_tile_made_is_found() -> None:
+    """Of four tiles one after the other the second needs what the first has made, the third nothing; so the fourth has to make it anew."""
+    chain = graph([[], [0], [1], [2]], [10.0, 10.0, 10.0, 10.0])
+    made = Made(np.array([7, 7, 0, 7, 0]), np.full(5, 1.5), np.full(5, 0.5))
+    one = Machine((Core(),), engine=FREE)
+    assert simulate(chain, one).latency_ns == 40
+    assert simulate(dataclasses.replace(chain, made=made), one).latency_ns == 15 + 5 + 10 + 15
+    joined_in_between = graph([[], [0], [1]], [10.0, 0.0, 10.0])
+    same = Made(np.array([7, 0, 7, 0]), np.full(4, 1.5), np.full(4, 0.5))
+    assert simulate(dataclasses.replace(joined_in_between, made=same), one).latency_ns == 15 + 5, "a join makes nothing"
+    assert simulate(dataclasses.replace(joined_in_between, made=same), one, requests=2).latencies.tolist() == [20, 20], "for itself only"
+
+
+@pytest.mark.parametrize(
+    ("group", "first", "again", "what"),
+    [
+        ([1], [1.0], [], "1 groups, 1 and 0 factors"),
+        ([1], [-1.0], [1.0], "not negative"),
+        ([1], [1.0], [np.inf], "finite"),
+    ],
+)
+def test_what_tiles_find_fits(group: list[int], first: list[float], again: list[float], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        Made(np.array(group), np.array(first), np.array(again))
+
+
+def test_what_tiles_find_is_of_all_or_none() -> None:
+    with pytest.raises(ValueError, match="1 tiles find in scratch, of 3"):
+        dataclasses.replace(graph([[], []], [1.0, 1.0]), made=Made.none(1))
+
+
+def test_nodes_share_nothing_in_scratch() -> None:
+    found = joined([Made.none(2), Made(np.array([1, 2, 0]), np.full(3, 2.0), np.zeros(3)), Made(np.array([1]), np.ones(1), np.ones(1))], 2)
+    assert found.group.tolist() == [0, 0, 1, 2, 0, 3, 0, 0]
+    assert found.first.tolist() == [1, 1, 2, 2, 2, 1, 1, 1]
+    assert found.again.tolist() == [1, 1, 0, 0, 0, 1, 1, 1]
+    assert len(joined([Made.none(2)], 2)) == 0, "nothing to look up"
 
 
 def test_what_another_core_wrote_is_fetched_once() -> None:

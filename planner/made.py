@@ -1,0 +1,57 @@
+"""What tiles find in their worker's scratch: tiles of WINO that differ in their channels alone need the same transformed input, and who has
+just executed one has it for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float64]
+_TYPES: dict[str, Any] = {"group": np.uint32, "first": np.float64, "again": np.float64}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """Of tiles, n of them or none where it is not known. `group`: those of a number need the same, 0: none. `first`, `again`: what a tile
+    takes where it has to make it and where it finds it, beside what it takes on average.
+
+    ValueError where the arrays do not fit each other.
+    """
+
+    group: Ints
+    first: Floats
+    again: Floats
+
+    def __post_init__(self) -> None:
+        for name, dtype in _TYPES.items():
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype))
+        if not len(self.group) == len(self.first) == len(self.again):
+            raise ValueError(f"{len(self.group)} groups, {len(self.first)} and {len(self.again)} factors")
+        if not all(np.isfinite(x).all() and (x >= 0).all() for x in (self.first, self.again)):
+            raise ValueError("factors are finite and not negative")
+
+    @classmethod
+    def none(cls, n: int = 0) -> Made:
+        """Of n tiles that find nothing."""
+        return cls(np.zeros(n, np.uint32), np.ones(n), np.ones(n))
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+def joined(nodes: Sequence[Made], more: int) -> Made:
+    """Of the tiles of one node after the other, no two of which share anything, and so many more that find nothing."""
+    if not any(made.group.any() for made in nodes):
+        return Made.none()
+    groups, before = [], 0
+    for made in nodes:
+        groups.append(np.where(made.group > 0, made.group + np.uint32(before), 0))
+        before += int(made.group.max(initial=0))
+    rest = np.ones(more)
+    group = np.concatenate([*groups, np.zeros(more, np.uint32)])
+    return Made(group, np.concatenate([*(made.first for made in nodes), rest]), np.concatenate([*(made.again for made in nodes), rest]))
