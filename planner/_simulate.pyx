@@ -56,7 +56,8 @@ cdef extern from "simulate.h" nogil:
 def run(const uint32_t[::1] child_begin, const uint32_t[::1] children, const uint32_t[::1] parent_counts, const uint32_t[::1] initial,
         const uint32_t[::1] rank, const uint8_t[::1] depth, const double[::1] ns, const double[::1] nbytes, double far,
         uint32_t flow_tiles, const uint32_t[::1] flow_begin, const uint32_t[::1] flow_source, const float[::1] flow_bytes,
-        const uint32_t[::1] made, const double[::1] made_first, const double[::1] made_again, const double[::1] speed, const uint16_t[:, ::1] victims, double bytes_per_ns, tuple engine, tuple rules, bint timeline):
+        const uint32_t[::1] made, const double[::1] made_first, const double[::1] made_again, const double[::1] speed,
+        const uint16_t[:, ::1] victims, double bytes_per_ns, tuple engine, tuple rules, bint timeline):
     cdef sim_graph g
     cdef sim_machine m
     cdef sim_rules r
