@@ -95,10 +95,10 @@ lint: setup
 	@$(BIN)/mypy
 
 # The wheel as users get it: installed into an environment of its own, and what users call tested from a folder outside the repository.
+# Its C parts are those that `setup` has compiled; the wheel has them from the same build folder.
 wheel-test: setup
 	@set -eu; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) \
-	  -C build-dir="$$tmp/build" -w "$$tmp/dist" .; \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) -w "$$tmp/dist" .; \
 	$(BIN)/python tests/wheel_contents.py "$$tmp"/dist/*.whl; \
 	$(PYTHON) -m venv "$$tmp/venv"; \
 	wheel=$$(ls "$$tmp"/dist/*.whl); \
