@@ -177,6 +177,8 @@ class EdgeBuilder:
             for s in sources:
                 self.readers[s].append(k)
         self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
+        self.followed = 0
+        """Steps that those in `known` read from, each as often as it has been looked at."""
         self.grids: list[Grid] = []
         self.reads: list[Reads | None] = []
 
@@ -245,6 +247,7 @@ class EdgeBuilder:
             if key not in self.known:
                 found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
                 self.known[key] = _connect(found, grids) if found else None
+                self.followed += len(found)
             self.reads[k] = self.known[key]
         self.grids = list(grids)
 

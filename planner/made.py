@@ -17,8 +17,8 @@ _TYPES: dict[str, Any] = {"group": np.uint32, "first": np.float64, "again": np.f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """Of tiles, n of them or none where it is not known. `group`: those of a number need the same, 0: none. `first`, `again`: what a tile
-    takes where it has to make it and where it finds it, beside what it takes on average.
+    """Of tiles, n of them or none where it is not known. `group`: those of a number, at most n, need the same, 0: none. `first`, `again`:
+    what a tile takes where it has to make it and where it finds it, beside what it takes on average.
 
     ValueError where the arrays do not fit each other.
     """
@@ -46,12 +46,11 @@ class Made:
 
 def joined(nodes: Sequence[Made], more: int) -> Made:
     """Of the tiles of one node after the other, no two of which share anything, and so many more that find nothing."""
-    if not any(made.group.any() for made in nodes):
+    group = np.concatenate([*(made.group for made in nodes), np.zeros(more, np.uint32)])
+    if not group.any():
         return Made.none()
-    groups, before = [], 0
-    for made in nodes:
-        groups.append(np.where(made.group > 0, made.group + np.uint32(before), 0))
-        before += int(made.group.max(initial=0))
+    counts = [len(made) for made in nodes]
+    before = np.repeat(np.cumsum([0, *counts]), [*counts, more])  # tiles: a node has no more groups
+    group = np.where(group > 0, group + before, 0)
     rest = np.ones(more)
-    group = np.concatenate([*groups, np.zeros(more, np.uint32)])
     return Made(group, np.concatenate([*(made.first for made in nodes), rest]), np.concatenate([*(made.again for made in nodes), rest]))

@@ -41,7 +41,9 @@ SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_200_000, "thorough"
 AT_ONCE: Final = 64
 """Cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, a tile counts more."""
 NODE: Final = 400
-"""As many tiles as the edges of a node to those that it reads take."""
+"""As many tiles as the edges of a node to those that it reads take, …"""
+SOURCE: Final = 50
+"""… and for each of these: behind the concats of a DenseNet there are many."""
 STARTS: Final = 1.5
 """A quick search does not start anew when it has spent the effort of so many."""
 FEW: Final = 4.0
@@ -292,9 +294,9 @@ class _Search:
 
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""
-        known = len(self.edges.known)
+        known, followed = len(self.edges.known), self.edges.followed
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
-        self.spent += NODE * (len(self.edges.known) - known + 1)
+        self.spent += NODE * (len(self.edges.known) - known + 1) + SOURCE * (self.edges.followed - followed)
         self.spent += self.samples * tiles.n * (1 + len(self.machine) // AT_ONCE)
         factors = np.ones((self.samples, tiles.n))
         at = 0

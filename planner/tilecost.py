@@ -341,7 +341,9 @@ _MODELS = frozenset({"GEMM", "NGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITE
 
 
 NOTHING_FOUND: Final = 1 << 30
-"""Of so many workers none executes two tiles of a node."""
+"""Of so many workers none executes two tiles of a node, so that every tile makes what it needs, …"""
+ALL_FOUND: Final = 0
+"""… and of so many none has to: each finds it."""
 
 
 def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:
@@ -365,7 +367,7 @@ def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
     """What the tiles of `tile_costs` find in scratch: those of the same pixels, as the average has it."""
     if node.op != "WINO" or not len(lo):
         return Made.none(len(lo))
-    mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, 0))
+    mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, ALL_FOUND))
     pixels = np.ravel_multi_index(tuple(np.delete(lo, 1, axis=1).T), (*node.output.shape[:1], *node.output.shape[2:]))
     group = np.unique(pixels, return_inverse=True)[1].astype(np.uint32) + np.uint32(1)
     return Made(group, first / mean, again / mean)

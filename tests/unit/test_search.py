@@ -17,7 +17,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, TAPERS, Found, _fair, _Search, _speeds, _tiles, search
+from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, SAMPLES, SOURCE, TAPERS, Found, _fair, _Search, _speeds, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -132,6 +132,20 @@ def test_tiles_on_large_machines_count_more(storage: Storage) -> None:
     assert [n / spent[0] for n in spent] == pytest.approx([1, 2, 4], rel=0.2), "ladders differ a little"
 
 
+def test_effort_grows_with_what_nodes_read() -> None:
+    """A node that reads four others through a concat counts more than one that reads one; what has been worked out counts no more."""
+    b = GraphBuilder()
+    parts = [b.unary(b.input(1, 64, 64)) for _ in range(4)]
+    storage = assign_storage(b.graph(b.unary(b.concat(parts, 1))))
+    found = _Search(storage, Machine.uniform(2), 0)
+    rungs = [ladder[-1] for ladder in found.ladders]
+    found._latency(rungs)
+    first, found.spent = found.spent, 0
+    found._latency(rungs)
+    assert found.edges.followed == 4
+    assert first - found.spent == NODE * len(storage.steps) + SOURCE * 4
+
+
 def test_latency_is_of_the_simulator(storage: Storage) -> None:
     machine = Machine.parse("1+1@0.5")
     found = _Search(storage, machine, 0)
@@ -142,6 +156,10 @@ def test_latency_is_of_the_simulator(storage: Storage) -> None:
     samples = [replace(tiles, ns=tiles.ns * factors) for factors in np.hstack([jitter, rest])]
     machines = [Machine.of_speeds([1.0, 0.5 * by]) for by in AS_KNOWN]
     assert found._latency(rungs) == pytest.approx(np.mean([simulate(*each).latency_ns for each in zip(samples, machines, strict=True)]))
+
+
+def test_cores_that_are_alike_are_as_known() -> None:
+    assert _speeds(Machine.uniform(3)) == [[1.0, 1.0, 1.0]] * SAMPLES
 
 
 def test_only_slow_cores_are_not_as_known() -> None:
