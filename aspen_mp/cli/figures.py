@@ -75,6 +75,9 @@ def hetero(
     settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 20.0,
     method: Annotated[str | None, typer.Option("--method", help="fifo, quota or nice; default: the best that is allowed.")] = None,
     engines: Engines = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Also requests of its own on each core at once: what cores take from each other.")
+    ] = False,
     rounds: RoundsOption = 5,
     seconds: Seconds = 0.3,
     runs: Runs = 2,
@@ -106,6 +109,7 @@ def hetero(
                 bench.measure(
                     *(case, chosen, cpus[:-1], cpus[-1:], wanted, _plan(rounds, seconds, runs)),
                     *(method, settle, lambda text: update(text, 0, 0)),
+                    apart=apart,
                 )
             )
             results[-1].absent = absent
@@ -123,11 +127,13 @@ def hetero(
                     f"{p.fraction:.3f}",
                     f"{p.fraction_min:.3f}",
                     f"{p.of_fast:.2f}",
+                    *(["" if p.apart is None else f"{p.apart:.3f}"] if apart else []),
                 ]
                 for p in result.points
             ]
             columns = ["engine", "speed", "measured", "fast ms", "slow ms", "both ms", "of the sum", "by min", "× fast alone"]
-            output.table(f"{result.case}, slowed by {result.method}", columns, rows, right=range(1, 9))
+            columns += [bench.APART] if apart else []
+            output.table(f"{result.case}, slowed by {result.method}", columns, rows, right=range(1, len(columns)))
             output.out.print(result.verdict, highlight=False, soft_wrap=True)
         _absent(absent)
     _ends({label: text for result in results for label, text in result.failed.items()})

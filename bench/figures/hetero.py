@@ -1,6 +1,8 @@
 """Unlike cores: is a fast core together with a slow one worth the sum of both? `aspen-mp bench hetero`.
 
 One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`).
+What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core serves requests of its
+own at the same time (`APART`), on runtimes that share nothing: these are not worth the sum of the parts, either.
 """
 
 from __future__ import annotations
@@ -18,26 +20,28 @@ from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
-FAST, SLOW, BOTH = "fast core", "slow core", "both"
+FAST, SLOW, BOTH, APART = "fast core", "slow core", "both", "a request a core"
 LEAST_TURNS = 3
 """Of one state of the machine, to be told from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class InState:
-    """`fraction` by the turns in one state of the machine (`states.State`), in medians. `turns`: of all cores."""
+    """`fraction` and `apart` by the turns in one state of the machine (`states.State`), in medians. `turns`: of all cores."""
 
     far: float
     turns: int
     fraction: float
+    apart: float | None = None
 
 
 @dataclass(slots=True)
 class Point:
     """An engine with the slow cores at one speed. `fast`, `slow`, `both`: requests a second on the fast cores alone, on the slow cores
     alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
-    rounds); `fraction_min`: the same of the fastest runs. Milliseconds: medians and the fastest runs, in this order. `states`: where the
-    machine was in several."""
+    rounds); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own that all cores serve at the
+    same time, None where that was not measured. Milliseconds: medians and the fastest runs, in this order. `states`: where the machine was
+    in several."""
 
     engine: str
     wanted: float
@@ -54,6 +58,7 @@ class Point:
     rounds: int
     rejected: int
     disturbed: int
+    apart: float | None = None
     states: list[InState] = field(default_factory=list)
 
 
@@ -83,6 +88,8 @@ class Result:
             own = [p for p in self.points if p.engine == engine]
             worse = [f"{p.wanted:g}" for p in own if p.of_fast < 1]
             text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}{_by_state(p)}" for p in own)
+            apart = [f"{p.apart:.2f} at {p.wanted:g}" for p in own if p.apart is not None]
+            text += f" ({APART} {', '.join(apart)})" if apart else ""
             parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
         return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
 
@@ -102,15 +109,20 @@ def measure(
     method: Method | None,
     settle: float,
     say: Say,
+    *,
+    apart: bool = False,
 ) -> Result:
-    """Measures a network. `settle`: how many seconds all cores are busy with requests before they are measured at another speed: ours makes
-    its plan again for the cores as they are, which takes it some seconds to notice and about one to do. Engines follow one
-    another; for each, the three sets of cores take turns, at each speed in its turn."""
+    """Measures a network. `apart`: ours also with requests of its own on each core. `settle`: how many seconds all cores are busy with
+    requests before they are measured at another speed: ours makes its plan again for the cores as they are, which takes it some seconds to
+    notice and about one to do. Engines follow one another; for each, the sets of cores take turns, at each speed in its turn."""
     result = Result(case.label, list(fast), list(slow), method or "auto")
     for engine in engines:
         cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
         options = {"replan": True} if engine == OURS else {}
-        with Seats(case, [Variant(f"{engine}, {label}", engine, cpus, options) for label, cpus in cores.items()], say) as seats:
+        variants = [Variant(f"{engine}, {label}", engine, cpus, options) for label, cpus in cores.items()]
+        if apart and engine == OURS:
+            variants.append(Variant(f"{engine}, {APART}", engine, cores[BOTH], {"apart": True, "ongoing": True}))
+        with Seats(case, variants, say) as seats:
             before = 1.0
             for speed in speeds:
                 with ExitStack() as stack:
@@ -153,6 +165,7 @@ class _Taken:
 def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[float], rounds: Rounds) -> Point:
     labels = [f"{engine}, {label}" for label in (FAST, SLOW, BOTH)]
     fast, slow, both = (rounds.rates(label) for label in labels)
+    apart = _apart(rounds, engine)
     least = tuple(rounds.least(label) for label in labels)
     return Point(
         engine=engine,
@@ -170,19 +183,25 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
         rounds=len(rounds.turns),
         rejected=rounds.rejected,
         disturbed=rounds.disturbed,
-        states=_states(rounds, labels),
+        apart=statistics.median(a / (f + s) for f, s, a in zip(fast, slow, rounds.rates(apart[0]), strict=True)) if apart else None,
+        states=_states(rounds, [*labels, *apart]),
     )
 
 
+def _apart(rounds: Rounds, engine: str) -> list[str]:
+    """Its label, if it was measured."""
+    return [label for label in (f"{engine}, {APART}",) if label in rounds]
+
+
 def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
-    """Of the fast cores alone, the slow ones and all; none where there was but one. A look at the machine may be wrong beside a load, so
-    that a state needs several turns of each."""
+    """Of the fast cores alone, the slow ones and all, and of requests apart, if there are any; none where there was but one. A look at the
+    machine may be wrong beside a load, so that a state needs several turns of each."""
     found = []
     for state in states.states(probes for label in labels for probes in rounds.probes(label)):
         rates = [[rate for rate, probes in zip(rounds.rates(x), rounds.probes(x), strict=True) if state.holds(probes)] for x in labels]
         if all(len(turns) >= LEAST_TURNS for turns in rates):
-            fast, slow, both = map(statistics.median, rates)
-            found.append(InState(state.far, len(rates[2]), both / (fast + slow)))
+            fast, slow, both, *apart = map(statistics.median, rates)
+            found.append(InState(state.far, len(rates[2]), both / (fast + slow), apart[0] / (fast + slow) if apart else None))
     return found if len(found) > 1 else []
 
 
@@ -204,9 +223,11 @@ def plot(results: Sequence[Result], file: Path) -> None:
             ours = [p for p in result.points if p.wanted == speed and p.engine == OURS]
             for p in ours:
                 axes.hlines(p.fast / (p.fast + p.slow), k - 0.45, k + 0.45, color="0.3", linestyle=":")
+                if p.apart is not None:
+                    axes.hlines(p.apart, k - 0.45, k + 0.45, color="0.3", linestyle="--")
         axes.axhline(1, color="0.3", linewidth=0.8)
         axes.set(title=result.case, xlabel="speed of the slow core", ylim=(0, 1.15))
         axes.set_xticks(range(len(speeds)), [f"{s:g}" for s in speeds])
-    panes[0][0].set_ylabel("throughput of both cores, of the sum\n(dotted: the fast core alone)")
+    panes[0][0].set_ylabel("throughput of both cores, of the sum\n(dotted: the fast core alone, dashed: a request a core)")
     panes[0][0].legend(loc="lower left")
     save(figure, file)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.engines import ENGINES
+from aspen_mp.bench.peers.engines import ENGINES, REQUESTS
 from aspen_mp.bench.peers.rounds import OURS, Plan, prepared, take_turns
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 
@@ -63,8 +63,9 @@ class Rounds:
         return 1e3 * min(min(turn[label].seconds) for turn in self.turns)
 
     def rates(self, label: str) -> list[float]:
-        """Requests a second in each round, one after the other."""
-        return [len(turn[label].seconds) / sum(turn[label].seconds) for turn in self.turns]
+        """Requests a second in each round: one a run, or as many as the engine has counted."""
+        turns = [round_[label] for round_ in self.turns]
+        return [turn.counters.get(REQUESTS, len(turn.seconds)) / sum(turn.seconds) for turn in turns]
 
     def ratio(self, label: str, reference: str) -> float:
         """Time of one by that of another: the middle of the rounds' ratios."""

@@ -10,9 +10,12 @@ import importlib.metadata
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +39,9 @@ class Loaded:
     counters: Callable[[], dict[str, float]] = dict  # totals so far of whatever the engine counts
 
 
+REQUESTS = "requests"
+"""A counter: where a run is not one request."""
+
 Load = Callable[..., Loaded]  # model file, inputs, cores; aspen-mp takes options
 
 
@@ -47,17 +53,18 @@ def load_aspen(
     order: str = "fifo",
     replan: bool = False,
     apart: bool = False,
+    ongoing: bool = False,
     cache: str | None = None,
     precision: Precision = "f32",
 ) -> Loaded:
     """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
     made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core, and
-    a run is one request on each of them at the same time; `cache`: a folder for plans, instead of the user's; `precision`: as of
-    `Runtime.load`."""
+    a run is one request on each of them at the same time; `ongoing`: cores that have ended theirs go on with further ones (`Streams`);
+    `cache`: a folder for plans, instead of the user's; `precision`: as of `Runtime.load`."""
     if cache is not None:
         os.environ["ASPEN_MP_CACHE"] = cache
     if apart:
-        return _apart(path, feeds, cores)
+        return _apart(path, feeds, cores, ongoing)
     import aspen_mp
     from aspen_mp import config
 
@@ -83,7 +90,7 @@ def load_aspen(
         raise
 
 
-def _apart(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
+def _apart(path: str, feeds: Mapping[str, Array], cores: list[int], ongoing: bool) -> Loaded:
     """As many runtimes as cores, which share nothing but the machine."""
     import aspen_mp
 
@@ -91,6 +98,14 @@ def _apart(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
         models = [stack.enter_context(aspen_mp.Runtime(cores=[core])).load(path) for core in cores]
         close = stack.pop_all().close
     names = [output.name for output in models[0].outputs]
+    if ongoing:
+        streams = Streams([partial(model.submit, dict(feeds)) for model in models])
+
+        def serve() -> list[Array]:
+            found = streams.run()
+            return [found[name] for name in names]
+
+        return Loaded(serve, "a runtime a core, requests one at a time on each", close=close, counters=lambda: {REQUESTS: streams.served()})
 
     def run() -> list[Array]:
         futures = [model.submit(dict(feeds)) for model in models]
@@ -98,6 +113,59 @@ def _apart(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
         return [found[0][name] for name in names]
 
     return Loaded(run, "a runtime a core, one request on each", close=close)
+
+
+class Streams:
+    """Requests one after the other on each of several runtimes, at the same time, however long each takes for one. `begin`: begins one, of
+    each runtime."""
+
+    def __init__(self, begin: Sequence[Callable[[], Future[Any]]]) -> None:
+        self._begin = begin
+        self._now: list[tuple[Future[Any], float] | None] = [None] * len(begin)
+        self._ended = [0.0] * len(begin)
+        self._served, self._seconds = [0] * len(begin), [0.0] * len(begin)
+
+    def run(self) -> Any:
+        """Until each has ended a request, the others going on meanwhile; what the last one gave. Their last requests go on after that."""
+        missing = set(range(len(self._begin)))
+        found = None
+        for k in missing:
+            self._go_on(k)
+        while missing:
+            wait([now[0] for now in self._now if now], return_when=FIRST_COMPLETED)
+            for k, now in enumerate(self._now):
+                if now and now[0].done():
+                    found = self._end(k, *now)
+                    missing.discard(k)
+                    if missing:
+                        self._go_on(k)
+        return found
+
+    def served(self) -> float:
+        """Requests so far; one that is not over counts by its time, as a share of what they take on average."""
+        now = time.perf_counter()
+        parts = [
+            min((now - at[1]) * n / seconds, 1.0) if at and n else 0.0
+            for at, n, seconds in zip(self._now, self._served, self._seconds, strict=True)
+        ]
+        return sum(self._served) + sum(parts)
+
+    def _go_on(self, k: int) -> None:
+        if self._now[k] is None:
+            self._ended[k] = 0.0
+            begun, future = time.perf_counter(), self._begin[k]()
+            self._now[k] = future, begun
+            future.add_done_callback(lambda _: self._ends(k))
+
+    def _ends(self, k: int) -> None:
+        self._ended[k] = time.perf_counter()
+
+    def _end(self, k: int, future: Future[Any], begun: float) -> Any:
+        found = future.result()
+        self._now[k] = None
+        self._served[k] += 1
+        self._seconds[k] += (self._ended[k] or time.perf_counter()) - begun  # who waits may be told before those who are called
+        return found
 
 
 def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], spinning: bool = True) -> Loaded:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,7 @@ from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
 from aspen_mp.bench.figures.states import states
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.engines import MEMORY_BYTES
+from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS, Streams
 from aspen_mp.bench.peers.seat import Turn
 
 TINY = "aspen32@layers=3,image=16x16,channels=32"
@@ -83,13 +85,14 @@ def test_hetero(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="two CPUs"):
             figure(tmp_path, "hetero", TINY)
         return
-    found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5", "--settle", "0.1")
+    found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5", "--settle", "0.1", "--apart")
     full, half = found["points"]
     assert (full["wanted"], half["wanted"]) == (1, 0.5)
     assert not full["left"]
     assert 0.1 < half["left"][0] < 0.9
     assert half["taken"][0] > 0.2, "the load ran while it was measured"
     assert full["fraction"] > 0
+    assert min(full["apart"], half["apart"]) > 0
 
 
 def test_lengths(tmp_path: Path) -> None:
@@ -241,7 +244,49 @@ def test_unlike_cores_by_state() -> None:
     verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
     assert "a 0.90 at 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
     assert not hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {})).states
+    assert point.apart is None
     assert not hetero._point("a", 0.5, [], [], Rounds([near] * 4 + [far] * 2, 0, 0, {})).states, "too few"
+
+
+def test_unlike_cores_apart() -> None:
+    """Of requests that all cores serve at the same time, so many as were counted."""
+    turns = {f"a, {label}": Turn([s]) for label, s in {hetero.FAST: 0.1, hetero.SLOW: 0.2, hetero.BOTH: 1 / 12}.items()}
+    turns[f"a, {hetero.APART}"] = Turn([0.5, 0.5], counters={REQUESTS: 13.5})
+    point = hetero._point("a", 0.5, [], [], Rounds([turns] * 3, 0, 0, {}))
+    assert (point.fraction, point.apart) == (pytest.approx(0.8), pytest.approx(0.9))
+    assert "a 0.80 at 0.5 (a request a core 0.90 at 0.5)" in hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    near, far = ({k: Turn(t.seconds, counters=t.counters, probes=(p, p)) for k, t in turns.items()} for p in (0.006, 0.037))
+    states = hetero._point("a", 0.5, [], [], Rounds([near, far] * 3, 0, 0, {})).states
+    assert [state.apart for state in states] == [pytest.approx(0.9)] * 2
+
+
+def test_streams() -> None:
+    """The others go on until the last has ended its request; what is not over counts by its time."""
+    begun: list[list[Future[str]]] = [[], []]
+
+    def begin(k: int) -> Future[str]:
+        begun[k].append(Future())
+        if k == 1 and len(begun[1]) % 3 == 0:
+            begun[0][-1].set_result("slow")
+        elif k == 1:
+            begun[1][-1].set_result("fast")
+        return begun[k][-1]
+
+    streams = Streams([partial(begin, 0), partial(begin, 1)])
+    assert streams.run() == "slow"
+    assert [len(futures) for futures in begun] == [1, 3]
+    assert 3 <= streams.served() <= 4, "one goes on"
+    begun[1][-1].set_result("fast")
+    assert streams.run() == "slow"
+    assert [len(futures) for futures in begun] == [2, 6], "what went on was ended first"
+    assert 7 <= streams.served() <= 8
+
+
+def test_streams_fail() -> None:
+    failed: Future[str] = Future()
+    failed.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        Streams([lambda: failed]).run()
 
 
 def test_requests_that_waited_for_a_plan() -> None:
