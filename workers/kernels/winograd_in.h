@@ -5,6 +5,7 @@
 
 #define RUN 4            /* blocks side by side that share the transform of their columns: … */
 #define MOST_VECTORS 300 /* … at most so many vectors, with 3 x 3, stride 2, blocks of 4 */
+#define APART 256        /* floats between pixels: no processor's prefetcher sees that the next channels of each come next */
 
 /* The rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */
 typedef struct patch {
@@ -48,6 +49,10 @@ INLINE void blocks_in(const int KH, const int KW, const int S, const int MH, con
           }
         }
         line_in(KH, S, MH, d, columns + j * rows);
+        if (how >= WHOLE && column_step >= APART && column >= 0 && column < v->in_columns) { /* the next channels */
+          const float *next = line[0] + column * column_step + VL;
+          for (int y = 0; y < rows; y++) __builtin_prefetch(how == INSIDE ? next + y * row_step : line[y] + column * p->step[y] + VL, 0, 2);
+        }
       }
       for (int64_t i = 0; i < run; i++) {
         float *at = to + (done + i) * v->row + c;
