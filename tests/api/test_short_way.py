@@ -279,22 +279,27 @@ def test_interrupts_while_requests_are_submitted(runtime: aspen_mp.Runtime) -> N
     many = [model.submit(xs[n % 3]) for n in range(64)]  # which have made room for those to come
     expected = [future.result(WATCHDOG_S)["y"].tobytes() for future in many][:3]
     rng = np.random.default_rng(0)
-    interrupted = 0
+    interrupted, armed = 0, False
 
     def interrupt(*_: object) -> None:
-        raise Interrupted
+        nonlocal armed
+        if armed:  # another thread may be given the signal, and be so late to say so that its request has been submitted long since
+            armed = False
+            raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
     flying: list[tuple[int, aspen_mp.RequestFuture]] = []
     try:
         for n in range(4000):
             try:
+                armed = True
                 signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-6, 1.5e-4)))
                 future = model.submit(xs[n % 3])
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                armed = False
                 flying.append((n % 3, future))
             except Interrupted:
                 interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
             if len(flying) > 3:
                 k, future = flying.pop(0)
                 assert future.result(WATCHDOG_S)["y"].tobytes() == expected[k], n
