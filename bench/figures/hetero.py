@@ -2,7 +2,7 @@
 
 One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`).
 What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core serves requests of its
-own at the same time (`APART`), on runtimes that share nothing: these are not worth the sum of the parts, either.
+own at the same time (`APART`), on runtimes that share nothing: these need not be worth the sum of the parts, either.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
 from aspen_mp.bench.figures.states import states
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS, Streams
+from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS
 from aspen_mp.bench.peers.seat import Turn
+from aspen_mp.bench.peers.streams import Streams
 
 TINY = "aspen32@layers=3,image=16x16,channels=32"
 TEXTS = "layers=2,hidden=64,heads=4,vocab=101"

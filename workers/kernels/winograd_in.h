@@ -5,7 +5,7 @@
 
 #define RUN 4            /* blocks side by side that share the transform of their columns: … */
 #define MOST_VECTORS 300 /* … at most so many vectors, with 3 x 3, stride 2, blocks of 4 */
-#define APART 256        /* floats between pixels: no processor's prefetcher sees that the next channels of each come next */
+#define APART 256        /* floats between pixels: prefetchers hardly see that the next channels of each come next */
 
 /* The rows of input under a row of blocks. Rows outside the image point at zeros and stay there. */
 typedef struct patch {
