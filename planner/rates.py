@@ -42,7 +42,21 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 BUILT_IN: Final = Rates()
-"""Of cores with vectors of 256 bits, or with ones of 512 that they take in two halves (Zen 4, whose kernels the models were made of)."""
+"""Of cores with vectors of 512 bits that they take in two halves (Zen 4, whose kernels the models were made of), and of those that are not
+known."""
+SHORT_VECTORS: Final = Rates(
+    matrix=98.0,
+    cold=21.0,
+    warm=33.0,
+    together=31.5,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 1.4, "CONV": 0.96, "GEMM": 0.95, "PWDW": 1.1, "DWCONV": 1.0, "NGEMM": 0.97, "IGEMM": 1.33}
+    | {"BINARY": 0.65, "UNARY": 0.65, "COPY": 1.6, "GATHER": 0.95, "NORM": 0.82, "POOL": 0.75, "RESIZE": 0.8, "DEQUANTIZE": 0.75}
+    | {"WINO 1x4": 0.91, "WINO 4x1": 0.92, "WINO 1x6": 1.03, "WINO 6x1": 1.06}
+    | {"WINO 2x2": 0.93, "WINO 3x3": 0.88, "WINO 4x4": 0.95, "WINO 5x5": 1.19, "WINO 6x6": 1.04},
+    far=0.015,
+)
+"""Of cores with vectors of 256 bits (Zen 3, a server's): a lower clock, and half the rate between tiles."""
 WHOLE_VECTORS: Final = Rates(
     matrix=226.0,
     cold=36.0,
@@ -80,7 +94,9 @@ def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tup
     """Rates and the name that plans made with them carry. `vendor`: see `vendor`. `sums_bytes`: whether the processor sums products of
     bytes in one instruction."""
     found, name = BUILT_IN, ""
-    if vectors == "whole":
+    if vectors == "short":
+        found, name = SHORT_VECTORS, "short vectors"
+    elif vectors == "whole":
         found, name = (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
     if sums_bytes:
         return found, name
