@@ -203,7 +203,8 @@ class Winograd(ImageCost):
         others = 4.0 * (transformed * read * self.channels + batch * height * width * n)
         full, padded = blocks + BLOCKS_LOST * -(-blocks // BLOCKS), -(-n // PANEL) * PANEL
         products = 2.0 * self.channels * padded / (PRODUCTS * cost.rates().matrix)
-        transforms = self.blocks.transforms * (transformed * self.channels * TRANSFORM_IN_NS + padded * TRANSFORM_OUT_NS)
+        transformed_ns = transformed * self.channels * TRANSFORM_IN_NS * cost.rates().transforms
+        transforms = self.blocks.transforms * (transformed_ns + padded * TRANSFORM_OUT_NS)
         ns = full * self.blocks.products * (products + transforms) + SEEN * (weights + others) / cost.rates().warm
         first = 4.0 * self.channels * PANEL / cost.rates().cold  # nobody has fetched the first weights
         return np.asarray(ns + first + self.element_ns * batch * height * width * n)

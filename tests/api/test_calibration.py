@@ -125,15 +125,21 @@ def test_what_is_measured_beside_a_cpu() -> None:
     assert calibrate.neighbour(0, (0, 1), {0, 1}) is None
 
 
+def test_a_disturbed_look_is_forgotten() -> None:
+    one, other = measure.Limits("portable", 60.0, {1: 100.0, 2: 20.0}), measure.Limits("portable", 100.0, {1: 90.0, 2: 25.0})
+    assert calibrate.better(one, other) == calibrate.better(other, one) == measure.Limits("portable", 100.0, {1: 100.0, 2: 25.0})
+
+
 def test_fit() -> None:
     """Factors are those of all ops of a kernel together; what waits for memory, or is too short, says nothing."""
     limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 70.0, 30.0), strict=True)))
-    known = calibrate.without_kernels(limits, 100.0, 55.0, 0.02)
+    known = calibrate.without_kernels(limits, 100.0, 55.0, 0.02, 1.5)
     assert known.far == calibrate.FAR * 0.02
     assert known.matrix == calibrate.MATRIX * 50.0
     assert known.warm == calibrate.MIXED_WARM * 80.0
     assert (known.cold, known.together) == (calibrate.MIXED_COLD * 30.0, calibrate.MIXED_COLD * 55.0)
     assert known.tile_ns == calibrate.EDGE_NS + 100.0
+    assert known.transforms == 1.5
     assert known.factors == {}
     times = [
         timed("CONV", 1e5, 1.2e5),
