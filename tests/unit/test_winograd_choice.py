@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aspen_mp.planner import policy, tilecost
+from aspen_mp.planner import cost, policy, rates, tilecost
 from aspen_mp.planner.algorithms import block_for
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import split
@@ -88,6 +88,25 @@ def test_input_is_transformed_once_a_worker(channels: int, size: int, chunks: in
     assert found == pytest.approx((parts - workers) / chunks, rel=0.01)
     if channels == 512:  # weights that no cache holds are read by tiles of the same channels, one after the other
         assert total(parts, 1, 2) == total(parts, parts, 2)
+
+
+def test_what_transforming_input_takes_is_a_rate() -> None:
+    """Of tiles that have to; one that finds all of it, in one chunk, takes what it takes."""
+
+    def tile(transforms: float, workers: int) -> float:
+        shape = (1, 512, 14, 14)
+        model = tilecost.Winograd(512, blocks_of((3, 3), (1, 1), 4), 0.0, shape, 512 * 14 * 14, workers)
+        cost.use(rates.Rates(transforms=transforms))
+        return float(model([np.array([side]) for side in (1, 14, 14, 32)])[0])
+
+    try:
+        one, two, three = (tile(rate, tilecost.NOTHING_FOUND) for rate in (1.0, 2.0, 3.0))
+        found = [tile(rate, tilecost.ALL_FOUND) for rate in (1.0, 3.0)]
+    finally:
+        cost.use(rates.BUILT_IN)
+    assert one < two < three
+    assert three - two == pytest.approx(two - one)
+    assert found[0] == found[1] < one
 
 
 @pytest.mark.parametrize("kernel", BLOCKS, ids=str)
