@@ -236,6 +236,7 @@ def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = msgspec.convert({k: v for k, v in after["calibration"].items() if k != "file"}, rates.Calibration)
     assert found.rates == rates.load(str(tmp_path), aspen_mp.__version__)[0]
     assert found.rates.matrix > 0
+    assert found.rates.transforms == rates.built_in(_isa.vectors(), rates.vendor())[0].transforms
     assert found.measured["schedule_ns"] > 0
     monkeypatch.setenv("ASPEN_MP_CACHE", "off")
     done = subprocess.run([*command, "--calibrate"], capture_output=True, check=False, cwd="/")
