@@ -14,6 +14,9 @@ cdef extern from "Python.h":
 cdef extern from "sibling.h" nogil:
     long aspen_fork_sibling()
 
+cdef extern from "faults.h" nogil:
+    int aspen_faults_tell(int)
+
 cdef extern from "sys/prctl.h" nogil:
     int prctl(int, unsigned long, unsigned long, unsigned long, unsigned long)
     enum:
@@ -42,3 +45,8 @@ def fork_sibling():
     if pid < 0:
         raise OSError(error, os.strerror(error))
     return pid
+
+
+def faults_tell_scarcity(int status):
+    if aspen_faults_tell(status):
+        raise OSError(errno, os.strerror(errno))

@@ -8,9 +8,9 @@ import signal
 from contextlib import suppress
 from itertools import pairwise
 
-from aspen_mp.workers._process import set_death_signal, set_name
+from aspen_mp.workers._process import faults_tell_scarcity, set_death_signal, set_name
 
-__all__ = ["die_with", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
+__all__ = ["die_with", "faults_tell_scarcity", "keep_only", "one_thread", "plain_signals", "set_name", "set_oom_score"]
 
 
 def die_with(parent: int) -> None:

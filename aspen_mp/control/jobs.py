@@ -31,6 +31,8 @@ from aspen_mp.workers import process
 
 IDLE_S: Final = 5.0
 MAX_FRAME: Final = 256 << 20
+NO_MEMORY: Final = 127
+"""Status of a child that had no memory left: the C library's own way out when there is none for its data, and ours after a fault."""
 WeightDirectory = dict[str, tuple[int, int]]
 """Weight key → (number of the model's weight segment, byte offset in it)."""
 
@@ -375,7 +377,7 @@ def _death(name: str, status: int) -> AspenError:
         if number == signal.SIGBUS:
             return PlanError(f"{text}, most likely because a file of the model was cut short while it was being read; load it again")
         return PlanError(text)
-    if os.waitstatus_to_exitcode(status) == 127:  # the C library's way out when there is no memory for its own data
+    if os.waitstatus_to_exitcode(status) == NO_MEMORY:
         return ResourceLimitError(
             f"model {name!r}: its planning process had no more memory; see memory_mib in section [models] of the profile"
         )
@@ -429,6 +431,7 @@ def _child(
         os.nice(limits.nice)
         process.limit_memory(limits.memory_bytes or memory_available())
         process.plain_signals()
+        process.faults_tell_scarcity(NO_MEMORY)
         serve(sock)
         status = 0
     except BaseException as error:  # the last thing that can be said about it

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -95,6 +97,35 @@ def test_out_of_memory(tmp_path: Path) -> None:
             16,
             16,
         )
+
+
+FAULTS = {
+    "reads where nothing is": "ctypes.string_at(0)",
+    "aborts": "os.abort()",
+    "is killed": "os.kill(os.getpid(), signal.SIGSEGV)",
+}
+FAULTY = """
+import ctypes, os, resource, signal
+from aspen_mp.workers import process
+process.faults_tell_scarcity(99)
+fault = compile({fault!r}, "fault", "eval")
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+for limit in {limits}:
+    resource.setrlimit(limit, (resource.getpagesize(), resource.getrlimit(limit)[1]))
+eval(fault)
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_for_want_of_memory(fault: str) -> None:
+    """A library that does not look at what malloc gave it faults: then it is told from other faults."""
+
+    def status(*limits: int) -> int:
+        text = FAULTY.format(fault=FAULTS[fault], limits=limits)
+        return subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=WATCHDOG_S, check=False).returncode
+
+    assert status() == -(signal.SIGABRT if fault == "aborts" else signal.SIGSEGV)
+    assert status(resource.RLIMIT_AS) == status(resource.RLIMIT_DATA) == 99
 
 
 class Killer:

@@ -176,6 +176,26 @@ def test_shapes_of_networks(isa, plain, case, activation):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("prologue", [None, "RELU"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1, 1, 512, 40, (14, 14), Geometry((3, 3), (2, 2), before=(1, 1), after=(1, 1))),  # the last stage of a ResNet
+        (2, 2, 384, 70, (6, 9), Geometry((3, 3), before=(1, 1), after=(1, 1))),
+        (1, 1, 160, 56, (5, 6), Geometry((5, 5), before=(4, 4), after=(4, 4))),  # many kernel rows outside the image
+        (1, 1, 400, 48, (3, 3), Geometry((3, 3), (4, 4), before=(5, 6), after=(7, 5))),  # windows without any pixel
+        (1, 1, 1100, 24, (1, 20), Geometry((1, 3), dilation=(1, 2), before=(0, 2), after=(0, 2))),  # taps that are parts
+    ],
+)
+def test_panels_in_parts(isa, plain, prologue, case):
+    """Weights of a panel that do not stay in L2: sums wait for the terms of other parts, and have the same bits."""
+    options = {"plain": plain, "activation": "RELU", "with_bias": True, "prologue": prologue}
+    compare("CONV", isa, np.random.default_rng(8), case, with_residual=True, **options)
+    compare("CONV", isa, np.random.default_rng(9), case, with_residual=False, scaled=True, **options)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -213,6 +213,7 @@ def test_shapes_of_networks(isa, plain):
         ("CONV", 1, 1, 3, 64, (4, 30, 31), Window((3, 7, 7), (1, 2, 2), before=(1, 3, 3), after=(1, 3, 3))),
         ("CONV", 1, 1, 1, 16, (9, 20, 21), Window((3, 3, 3), **same)),
         ("CONV", 2, 1, 64, 70, (4, 9, 9), Window((3, 3, 3), (2, 2, 2), **same)),
+        ("CONV", 1, 1, 160, 40, (3, 7, 7), Window((3, 3, 3), **same)),  # panels in parts
         ("WINO", 1, 1, 64, 64, (4, 28, 28), Window((3, 3, 3), **same, block=4)),
         ("WINO", 1, 1, 300, 40, (2, 7, 7), Window((3, 3, 3), **same, block=3)),
         ("WINO", 2, 1, 33, 40, (3, 14, 14), Window((3, 3, 3), (2, 2, 2), **same, block=4)),

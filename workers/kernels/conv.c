@@ -29,6 +29,8 @@
 #define COPY_BYTES (128 << 10)     /* copied input of a block, about */
 #define FEW_CHANNELS 16            /* below, taps of a kernel row are better joined by a copy */
 #define L1_WEIGHTS (16 << 10)      /* panels of so many bytes stay in L1 while pixels go by: rows outside, columns inside */
+#define LONG_PANEL (384 << 10)     /* panels of more bytes do not stay in L2 while pixels go by, beside the input and the panel that comes next */
+#define PART_BYTES (128 << 10)     /* they are multiplied in parts of about so many: all pixels by the first taps, then by the next ones */
 
 typedef struct conv {
   const aspen_arg *out, *x, *w, *bias, *residual;
@@ -134,10 +136,14 @@ typedef struct workspace {
   block_run *runs;
   const float **pointers;
   float *input;
+  float *sums; /* of each pixel, by a part of a panel */
   int64_t step; /* between the pixels of all runs, elements; 0: they do not lie evenly */
 } workspace;
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+/* Whether panels are multiplied in parts, if there are several runs of pixels. */
+static int long_panels(const conv *v) { return v->w->strides[1] * (int64_t)sizeof(float) > LONG_PANEL; }
 
 /* Lay the workspace out from `base`; returns its size in bytes. */
 static size_t lay_out(const conv *v, workspace *s, char *base) {
@@ -149,6 +155,7 @@ static size_t lay_out(const conv *v, workspace *s, char *base) {
   PART(runs, block_run, pixels);
   PART(pointers, const float *, pixels * (size_t)v->taps);
   if (v->copy) PART(input, float, max64(copy_budget(v), copy_bytes(v, 1, min64(MM_MAX_ROWS, v->out->dims[3]))) / (int64_t)sizeof(float));
+  if (long_panels(v)) PART(sums, float, pixels * ASPEN_NR);
 #undef PART
   return at;
 }
@@ -414,36 +421,63 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   return point_taps(v, 0, s, job, many, x, oh, rows, ow, columns);
 }
 
+/* The taps [first, last) of a panel times a run of pixels, of all the taps that it has. Those of other parts have been or will be summed in s->sums. */
+static void multiply_part(const workspace *s, const mm_job *job, mm_rows *block, const block_run *run, const float *panel, int64_t first, int64_t last,
+                          int64_t column, int64_t lo, int64_t hi) {
+  const int64_t begin = run->skipped / (job->k * ASPEN_NR), end = begin + run->taps;
+  const int64_t from = max64(first, begin), to = max64(from, min64(last, end));
+  if (from == to && (run->taps || first)) return; /* without any taps it is the first part that writes the output */
+  float *sums = s->sums + (int64_t)run->pixel * ASPEN_NR;
+  block->taps = (int)(to - from), block->a = s->pointers + run->pointers + (from - begin) * run->rows;
+  block->from = from > begin ? sums : NULL, block->to = to < end ? sums : NULL;
+  FN(mm_block)(job, block, panel + from * job->k * ASPEN_NR, column, lo, hi);
+}
+
 /* All panels times all pixels of a block. out, bias and residual point at column 0 of the group, in the image. */
 static void multiply_block(const conv *v, const workspace *s, const mm_job *job, int64_t runs, const float *w, float *out,
                            const float *bias, const float *residual, int64_t oc_lo, int64_t oc_hi) {
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
+  const int64_t tap_bytes = job->k * ASPEN_NR * (int64_t)sizeof(float), taps = panel_bytes / tap_bytes;
+  const int64_t parts = panels == 1 && runs > 1 && s->step == 0 && long_panels(v) ? min64((panel_bytes + PART_BYTES - 1) / PART_BYTES, taps) : 1;
   mm_rows block;
   block.next = NULL, block.stream = 0;
+  block.from = block.to = NULL;
   block.a_step = s->step;
   block.bias[0] = bias;
   block.residual[0] = NULL;
   for (int64_t oc = oc_lo; oc < oc_hi;) {
     const int64_t column = oc / ASPEN_NR * ASPEN_NR, last = min64(column + panels * ASPEN_NR, oc_hi);
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
-    /* The panels to come are brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle. They
-     * may be those of the next tile. */
-    const int64_t next = column / ASPEN_NR + panels, share = min64(panels, max64(all_panels - next, 0)) * panel_bytes / runs;
-    for (int64_t i = 0; i < runs; i++) {
-      const block_run *run = &s->runs[i];
-      if (share) {
-        block.next = (const char *)(w + next * v->w->strides[1]) + i * share;
-        block.next_step = share / max64(run->taps * job->k, 1) + 1;
+    for (int64_t part = 0; part < parts; part++) {
+      const int64_t first = mm_cut(taps, parts, part), end = mm_cut(taps, parts, part + 1);
+      /* The part or the panels to come are brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle.
+       * They may be those of the next tile. */
+      const char *next = (const char *)panel + (part + 1 < parts ? end * tap_bytes : panels * panel_bytes);
+      const int64_t after = part + 1 < parts ? mm_cut(taps, parts, part + 2) - end : parts > 1 ? mm_cut(taps, parts, 1) : taps;
+      const int64_t behind = part + 1 < parts ? 1 : min64(panels, max64(all_panels - column / ASPEN_NR - panels, 0));
+      const int64_t share = behind * after * tap_bytes / runs;
+      for (int64_t i = 0; i < runs; i++) {
+        const block_run *run = &s->runs[i];
+        const int64_t terms = (parts > 1 ? min64(end - first, run->taps) : run->taps) * job->k;
+        if (share) {
+          block.next = next + i * share;
+          block.next_step = share / max64(terms, 1) + 1;
+        }
+        block.rows = run->rows;
+        for (int r = 0; r < run->rows; r++) block.out[r] = out + s->out_at[run->pixel + r];
+        if (residual)
+          for (int r = 0; r < run->rows; r++) block.residual[r] = residual + s->residual_at[run->pixel + r];
+        if (parts > 1) {
+          multiply_part(s, job, &block, run, panel, first, end, column, oc, last);
+        } else {
+          block.taps = run->taps, block.a = s->pointers + run->pointers;
+          FN(mm_block)(job, &block, panel + run->skipped, column, oc, last);
+        }
       }
-      block.rows = run->rows, block.taps = run->taps, block.a = s->pointers + run->pointers;
-      for (int r = 0; r < run->rows; r++) block.out[r] = out + s->out_at[run->pixel + r];
-      if (residual)
-        for (int r = 0; r < run->rows; r++) block.residual[r] = residual + s->residual_at[run->pixel + r];
-      FN(mm_block)(job, &block, panel + run->skipped, column, oc, last);
+      block.next = NULL;
     }
-    block.next = NULL;
     oc = last;
   }
 }

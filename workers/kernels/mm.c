@@ -83,8 +83,16 @@ INLINE const float *streamed_terms(const int R, const int V, const float **p, co
 INLINE void multiply(const int R, const int V, const int half, const mm_job *job, const mm_rows *rows, const float *b, int64_t column, int64_t first,
                      int64_t last) {
   vf sum[MM_ROWS * WIDEST];
+  const int64_t part = column % ASPEN_NR; /* of the sums of a panel, where it is multiplied in parts */
+  if (rows->from) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) sum[r * V + v] = vload(rows->from + r * ASPEN_NR + part + v * VL);
+  } else {
 #pragma GCC unroll 64
-  for (int i = 0; i < R * V; i++) sum[i] = vzero();
+    for (int i = 0; i < R * V; i++) sum[i] = vzero();
+  }
   /* By the time the sums are done, the lines they go to are here. They are fetched one by one: all at once would hold up the loads. */
   const char *out[AHEAD], *beside[AHEAD];
   const int spread = V <= PANEL_VECTORS;
@@ -102,7 +110,7 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
 #if VL == 16
   __m256 lower[MM_ROWS];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) lower[r] = _mm256_setzero_ps();
+  for (int r = 0; r < R; r++) lower[r] = half ? _mm512_castps512_ps256(sum[r * V + V - half]) : _mm256_setzero_ps();
 #endif
   const int W = V - half; /* whole vectors */
   const int64_t k_end = job->k, a_stride = job->a_stride, b_stride = job->b_stride, b_panel = job->b_panel;
@@ -158,6 +166,13 @@ INLINE void multiply(const int R, const int V, const int half, const mm_job *job
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) sum[r * V + W] = _mm512_zextps256_ps512(lower[r]);
 #endif
+  if (rows->to) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) vstore(rows->to + r * ASPEN_NR + part + v * VL, sum[r * V + v]);
+    return;
+  }
   home(R, V, job, rows, sum, column, first, last);
 }
 

@@ -48,6 +48,9 @@ typedef struct mm_rows {
   const char *next;  /* what is multiplied with after this panel, brought nearer meanwhile: `next_step` bytes a term. NULL: nothing */
   int64_t next_step;
   uint8_t stream;    /* instead: nothing but this block is multiplied with B, packed; it is brought nearer ahead of the reading */
+  /* A panel in parts, for up to MM_ROWS rows: the sums [rows][ASPEN_NR] of the terms before these, or NULL, and where they go if others follow, or NULL. */
+  const float *from;
+  float *to;
 } mm_rows;
 
 /* Fill in the epilogue from the parameters {ACT(3), residual_last} at params, and `direct` from the strides set before. Returns 0, or
