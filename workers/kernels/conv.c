@@ -421,7 +421,7 @@ static int64_t point(const conv *v, workspace *s, mm_job *job, int many, const f
   return point_taps(v, 0, s, job, many, x, oh, rows, ow, columns);
 }
 
-/* The taps [first, last) of a panel times a run of pixels, of all the taps that it has. Those of other parts have been or will be summed in s->sums. */
+/* The taps [first, last) of a panel times a run of pixels. What the run's other taps have made so far waits in s->sums. */
 static void multiply_part(const workspace *s, const mm_job *job, mm_rows *block, const block_run *run, const float *panel, int64_t first, int64_t last,
                           int64_t column, int64_t lo, int64_t hi) {
   const int64_t begin = run->skipped / (job->k * ASPEN_NR), end = begin + run->taps;
@@ -452,12 +452,13 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
     const float *panel = w + column / ASPEN_NR * v->w->strides[1];
     for (int64_t part = 0; part < parts; part++) {
       const int64_t first = mm_cut(taps, parts, part), end = mm_cut(taps, parts, part + 1);
-      /* The part or the panels to come are brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle.
-       * They may be those of the next tile. */
+      /* What comes next, a part or panels, is brought nearer in equal shares: the first run would wait for memory, and the others would leave it idle.
+       * It may belong to the next tile. */
+      const int64_t left = max64(all_panels - column / ASPEN_NR - panels, 0);
       const char *next = (const char *)panel + (part + 1 < parts ? end * tap_bytes : panels * panel_bytes);
-      const int64_t after = part + 1 < parts ? mm_cut(taps, parts, part + 2) - end : parts > 1 ? mm_cut(taps, parts, 1) : taps;
-      const int64_t behind = part + 1 < parts ? 1 : min64(panels, max64(all_panels - column / ASPEN_NR - panels, 0));
-      const int64_t share = behind * after * tap_bytes / runs;
+      const int64_t next_bytes = part + 1 < parts ? (mm_cut(taps, parts, part + 2) - end) * tap_bytes
+                                                  : min64(panels, left) * (parts > 1 ? mm_cut(taps, parts, 1) * tap_bytes : panel_bytes);
+      const int64_t share = next_bytes / runs;
       for (int64_t i = 0; i < runs; i++) {
         const block_run *run = &s->runs[i];
         const int64_t terms = (parts > 1 ? min64(end - first, run->taps) : run->taps) * job->k;
