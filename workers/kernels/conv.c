@@ -16,7 +16,7 @@
  * gaps between the weights of the planes. Of few channels planes are more channels, side by side in the copy: so the taps of a kernel row are long
  * enough. Then k = (kh, kw, kd, c), and planes outside the volume are zeros.
  *
- * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights, rows of the micro-kernel.
+ * Loops: image, block of pixels (bounded so that pointers and input stay in L2), group, panel of weights or a part of one, rows of the micro-kernel.
  */
 #include "mm.h"
 #include "volume.h"
