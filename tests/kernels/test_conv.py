@@ -196,6 +196,17 @@ def test_panels_in_parts(isa, plain, prologue, case):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+def test_no_channels(isa, kernel):
+    """Sums of nothing: the bias alone."""
+    g = Geometry(kernel)
+    x, weights, bias = np.zeros((1, 0, 5, 6), np.float32), np.zeros((1, 2, 0, 32), np.float32), np.arange(40, dtype=np.float32)
+    out = channels_last(np.random.default_rng(0), np.empty((1, 40, *g.out((5, 6))), np.float32), True)
+    found = run("CONV", out, [x, weights, bias], g.params(1, "RELU"), isa=isa)
+    assert same_bits(found, np.broadcast_to(bias[:, None, None], out.shape))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -439,8 +439,8 @@ static void multiply_block(const conv *v, const workspace *s, const mm_job *job,
   const int64_t panel_bytes = v->w->strides[1] * (int64_t)sizeof(float);
   const int64_t panels = max64(mm_panels(runs == 1 ? s->runs[0].rows : MM_ROWS), L1_WEIGHTS / max64(panel_bytes, 1));
   const int64_t all_panels = (v->out_channels + ASPEN_NR - 1) / ASPEN_NR;
-  const int64_t tap_bytes = job->k * ASPEN_NR * (int64_t)sizeof(float), taps = panel_bytes / tap_bytes;
-  const int64_t parts = panels == 1 && runs > 1 && s->step == 0 && long_panels(v) ? min64((panel_bytes + PART_BYTES - 1) / PART_BYTES, taps) : 1;
+  const int64_t tap_bytes = job->k * ASPEN_NR * (int64_t)sizeof(float), taps = panel_bytes / max64(tap_bytes, 1); /* no channels: no bytes */
+  const int64_t parts = runs > 1 && long_panels(v) ? min64((panel_bytes + PART_BYTES - 1) / PART_BYTES, taps) : 1;
   mm_rows block;
   block.next = NULL, block.stream = 0;
   block.from = block.to = NULL;
