@@ -3,6 +3,8 @@
 One request at a time, so that the cores have to share each. A core of this machine is slowed by a real load (`aspen_mp.bench.slow`).
 What no runtime can win back is what cores take from each other in caches, memory and clock. It shows where each core serves requests of its
 own at the same time (`APART`), on runtimes that share nothing: these need not be worth the sum of the parts, either.
+And all cores may read memory hardly faster than the fast ones do. So it is read in turns with the rest (`Memory`), and simulations say what
+share of the sum that leaves, and what it would be without the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any
 
 from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Say, Seats, Variant
+from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
@@ -35,11 +39,24 @@ class InState:
     apart: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is read of memory behind the caches while the slow cores are slow, GB/s, medians of rounds: by one fast core, and by all cores at
+    the same time. `speed`: of a slow core, by the requests that it serves. `fraction`: of the sum of the parts, simulated for cores of that
+    speed with that memory; `unlimited`: as if each core had all that it has alone."""
+
+    one_gb_s: float
+    all_gb_s: float
+    speed: float
+    fraction: float
+    unlimited: float
+
+
 @dataclass(slots=True)
 class Point:
     """An engine with the slow cores at one speed. `fast`, `slow`, `both`: requests a second on the fast cores alone, on the slow cores
     alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
-    rounds); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own that all cores serve at the
+    rounds, each of which is in `fractions`); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own that all cores serve at the
     same time, None where that was not measured. Milliseconds: medians and the fastest runs, in this order. `states`: where the machine was
     in several."""
 
@@ -51,6 +68,7 @@ class Point:
     slow: float
     both: float
     fraction: float
+    fractions: list[float]
     of_fast: float
     fraction_min: float
     median_ms: tuple[float, float, float]
@@ -60,6 +78,7 @@ class Point:
     disturbed: int
     apart: float | None = None
     states: list[InState] = field(default_factory=list)
+    memory: Memory | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +109,7 @@ class Result:
             text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}{_by_state(p)}" for p in own)
             apart = [f"{p.apart:.2f} at {p.wanted:g}" for p in own if p.apart is not None]
             text += f" ({APART} {', '.join(apart)})" if apart else ""
+            text += "".join(f" ({_memory_leaves(p, p.memory)})" for p in own if p.memory)
             parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
         return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
 
@@ -97,6 +117,11 @@ class Result:
 def _by_state(point: Point) -> str:
     found = [f"{state.fraction:.2f} in {state.turns} turns with {state.far:.3f} ns for another core's byte" for state in point.states]
     return f" ({', '.join(found)})" if found else ""
+
+
+def _memory_leaves(point: Point, memory: Memory) -> str:
+    read = f"memory at {point.wanted:g}: {memory.one_gb_s:.0f} GB/s on one core and {memory.all_gb_s:.0f} on all"
+    return f"{read} leave {memory.fraction:.2f} by simulation, {memory.unlimited:.2f} without that limit"
 
 
 def measure(
@@ -122,6 +147,9 @@ def measure(
         variants = [Variant(f"{engine}, {label}", engine, cpus, options) for label, cpus in cores.items()]
         if apart and engine == OURS:
             variants.append(Variant(f"{engine}, {APART}", engine, cores[BOTH], {"apart": True, "ongoing": True}))
+        if engine == OURS:
+            variants += [Variant(_read_by(label), MEMORY.name, cpus) for label, cpus in ((FAST, cores[FAST][:1]), (BOTH, cores[BOTH]))]
+        read: dict[float, tuple[float, float]] = {}
         with Seats(case, variants, say) as seats:
             before = 1.0
             for speed in speeds:
@@ -143,7 +171,15 @@ def measure(
                     result.failed.update(rounds.failed)
                     if all(f"{engine}, {label}" in rounds for label in cores):
                         result.points.append(_point(engine, speed, loads, took.shares(), rounds))
+                    if _read_by(FAST) in rounds and _read_by(BOTH) in rounds:
+                        read[speed] = _gb_s(rounds, FAST, 1), _gb_s(rounds, BOTH, len(cores[BOTH]))
             result.settings.update(seats.settings)
+        if read:
+            say(f"{case.label}: simulating")
+            network = Network(case)
+            for point in result.points:
+                if point.engine == engine and point.wanted in read:
+                    point.memory = _memory(network, point, *read[point.wanted], len(fast), len(slow))
     return result
 
 
@@ -166,6 +202,7 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
     labels = [f"{engine}, {label}" for label in (FAST, SLOW, BOTH)]
     fast, slow, both = (rounds.rates(label) for label in labels)
     apart = _apart(rounds, engine)
+    fractions = [b / (f + s) for f, s, b in zip(fast, slow, both, strict=True)]
     least = tuple(rounds.least(label) for label in labels)
     return Point(
         engine=engine,
@@ -175,7 +212,8 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
         fast=statistics.median(fast),
         slow=statistics.median(slow),
         both=statistics.median(both),
-        fraction=statistics.median(b / (f + s) for f, s, b in zip(fast, slow, both, strict=True)),
+        fraction=statistics.median(fractions),
+        fractions=fractions,
         of_fast=statistics.median(b / f for f, b in zip(fast, both, strict=True)),
         fraction_min=1 / least[2] / (1 / least[0] + 1 / least[1]),
         median_ms=tuple(rounds.median(label) for label in labels),  # type: ignore[arg-type]
@@ -191,6 +229,20 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
 def _apart(rounds: Rounds, engine: str) -> list[str]:
     """Its label, if it was measured."""
     return [label for label in (f"{engine}, {APART}",) if label in rounds]
+
+
+def _read_by(label: str) -> str:
+    """Label of the cores that read memory."""
+    return f"{MEMORY.name}, {label}"
+
+
+def _gb_s(rounds: Rounds, label: str, cores: int) -> float:
+    return cores * MEMORY_BYTES / 1e6 / rounds.median(_read_by(label))  # MB, so by milliseconds it is GB/s
+
+
+def _memory(network: Network, point: Point, one: float, all_: float, fast: int, slow: int) -> Memory:
+    speed = point.slow / slow / (point.fast / fast)
+    return Memory(one, all_, speed, *network.share(fast, slow, speed, all_ / one))
 
 
 def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:

@@ -63,6 +63,29 @@ class Network:
                 found.append((parallel_fraction(serial, latencies[0], n), parallel_fraction(serial, latencies[1], n)))
         return found
 
+    def share(self, fast: int, slow: int, speed: float, memory: float) -> tuple[float, float]:
+        """What so many cores like this machine's and so many that are slower by a factor do together, requests one at a time: as a share of
+        what the fast ones and the slow ones do by themselves. `memory`: how many times as fast as one fast core all read memory together.
+        With that limit, and as if there were none."""
+        from aspen_mp.bench.plans import calibrated
+        from aspen_mp.planner import cost
+        from aspen_mp.planner.machine import Machine
+        from aspen_mp.planner.simulate import of_plan, simulate
+
+        speeds = [1.0] * fast, [speed] * slow
+        with calibrated():
+            rates = cost.rates()
+            limits = (rates.cold * max(memory, 1.0), math.inf)
+
+            def per_ns(of: Sequence[float]) -> list[float]:
+                machine = Machine.of_speeds(of, rates)
+                tiles = of_plan(self.plan(machine))
+                return [1 / simulate(tiles, replace(machine, bytes_per_ns=limit)).latency_ns for limit in limits]
+
+            by_fast, by_slow, by_all = (per_ns(of) for of in (*speeds, sum(speeds, [])))
+        limited, unlimited = (a / (f + s) for f, s, a in zip(by_fast, by_slow, by_all, strict=True))
+        return limited, unlimited
+
     def orders(self, cpus: Sequence[int]) -> dict[str, float]:
         """Milliseconds of a request on these CPUs with each order of the pool."""
         import numpy as np

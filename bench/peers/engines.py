@@ -139,7 +139,9 @@ def load_onnxruntime(path: str, feeds: Mapping[str, Array], cores: list[int], sp
 
 
 MEMORY_BYTES = 512 << 20
-"""What a core reads in a run of `MEMORY`."""
+"""What is read for each core in a run of `MEMORY`, …"""
+MEMORY_PIECE = 16 << 20
+"""… and in one piece by whichever core is free: those that are slower read less of it."""
 
 _LONG_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 
@@ -215,22 +217,26 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
 
 
 def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
-    """No runtime and no network: a run reads `MEMORY_BYTES` on each core at the same time, from a buffer of its own. All buffers together
-    are at least as large, which no cache holds; few cores have larger ones and read them less often."""
+    """No runtime and no network: in a run all cores read at the same time, each from a buffer of its own, `MEMORY_BYTES` for each core in
+    all. All buffers together are at least as large, which no cache holds; few cores have larger ones and read them less often."""
     from aspen_mp.bench.kernels import measure
     from aspen_mp.workers import _kernels
 
     isa = _kernels.selected()
     times = min(1 << (len(cores).bit_length() - 1), MEMORY_BYTES // measure.SIZES[-1])  # a power of two, so that it divides
     buffers: dict[int, Array] = {}
+    pieces = MEMORY_BYTES // times // MEMORY_PIECE  # of a buffer
 
     def make(core: int) -> None:  # written where it is read, so that it lies in that core's memory
-        buffers[core] = np.ones(MEMORY_BYTES // times // 4, np.float32)
-
-    def read(core: int) -> None:
-        _kernels.read_rate(buffers[core], times, isa)
+        buffers[core] = np.ones((pieces, MEMORY_PIECE // 4), np.float32)
 
     def run() -> list[Array]:
+        left = iter(range(len(cores) * MEMORY_BYTES // MEMORY_PIECE))
+
+        def read(core: int) -> None:
+            for k, _ in enumerate(left):
+                _kernels.read_rate(buffers[core][k % pieces], 1, isa)
+
         measure.on_each(cores, read)
         return []
 

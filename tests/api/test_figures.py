@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, synthetic, tiles
+from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
 from aspen_mp.bench.figures.states import states
-from aspen_mp.bench.peers.cases import Case
+from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS
 from aspen_mp.bench.peers.seat import Turn
 from aspen_mp.bench.peers.streams import Streams
@@ -94,6 +94,11 @@ def test_hetero(tmp_path: Path) -> None:
     assert half["taken"][0] > 0.2, "the load ran while it was measured"
     assert full["fraction"] > 0
     assert min(full["apart"], half["apart"]) > 0
+    for point in found["points"]:
+        memory = point["memory"]
+        assert memory["one_gb_s"] > 0 < memory["all_gb_s"]
+        assert memory["speed"] == pytest.approx(point["slow"] / point["fast"])
+        assert 0 < memory["fraction"] <= memory["unlimited"] + 1e-9
 
 
 def test_lengths(tmp_path: Path) -> None:
@@ -259,6 +264,37 @@ def test_unlike_cores_apart() -> None:
     near, far = ({k: Turn(t.seconds, counters=t.counters, probes=(p, p)) for k, t in turns.items()} for p in (0.006, 0.037))
     states = hetero._point("a", 0.5, [], [], Rounds([near, far] * 3, 0, 0, {})).states
     assert [state.apart for state in states] == [pytest.approx(0.9)] * 2
+
+
+def test_what_memory_leaves_of_unlike_cores() -> None:
+    """By the median of what was read, for the speed that the slow core had."""
+    asked = []
+
+    class Asked:
+        def share(self, *what: float) -> tuple[float, float]:
+            asked.append(what)
+            return 0.75, 0.95
+
+    turns = {f"a, {label}": Turn([s]) for label, s in {hetero.FAST: 0.1, hetero.SLOW: 0.25, hetero.BOTH: 0.09}.items()}
+    point = hetero._point("a", 0.5, [], [], Rounds([turns] * 3, 0, 0, {}))
+    assert point.memory is None
+    reads = [
+        {f"memory, {hetero.FAST}": Turn([one]), f"memory, {hetero.BOTH}": Turn([both])} for one, both in ((1, 1), (0.5, 0.8), (0.4, 0.4))
+    ]
+    gb_s = [hetero._gb_s(Rounds(reads, 0, 0, {}), label, n) for label, n in ((hetero.FAST, 1), (hetero.BOTH, 2))]
+    assert gb_s == [pytest.approx(MEMORY_BYTES / 0.5e9), pytest.approx(2 * MEMORY_BYTES / 0.8e9)]
+    point.memory = hetero._memory(Asked(), point, 20.0, 30.0, 1, 1)  # type: ignore[arg-type]
+    assert asked == [(1, 1, pytest.approx(0.4), 1.5)]
+    verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    assert "(memory at 0.5: 20 GB/s on one core and 30 on all leave 0.75 by simulation, 0.95 without that limit)" in verdict
+
+
+def test_simulated_shares_of_unlike_cores() -> None:
+    network = simulated.Network(parse(TINY))
+    limited, unlimited = network.share(1, 1, 0.5, 1.0)
+    assert 0 < limited <= unlimited + 1e-9
+    assert unlimited < 1.1
+    assert network.share(1, 1, 0.5, 1e6) == (unlimited, unlimited)
 
 
 def test_streams() -> None:
