@@ -41,8 +41,8 @@ class InState:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is read of memory behind the caches while the slow cores are slow, GB/s, medians of rounds: by one fast core, and by all cores at
-    the same time. `speed`: of a slow core, by the requests that it serves. `fraction`: of the sum of the parts, simulated for cores of that
+    """What is read of memory behind the caches while the slow cores are slow, GB/s, medians of rounds: by one fast core, and by all at
+    once. `speed`: of a slow core, by the requests that it serves. `fraction`: of the sum of the parts, simulated for cores of that
     speed with that memory; `unlimited`: as if each core had all that it has alone."""
 
     one_gb_s: float
@@ -56,9 +56,9 @@ class Memory:
 class Point:
     """An engine with the slow cores at one speed. `fast`, `slow`, `both`: requests a second on the fast cores alone, on the slow cores
     alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
-    rounds, each of which is in `fractions`); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own that all cores serve at the
-    same time, None where that was not measured. Milliseconds: medians and the fastest runs, in this order. `states`: where the machine was
-    in several."""
+    rounds, of which `fractions` has each); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own
+    that all cores serve at the same time, None where that was not measured. Milliseconds: medians and the fastest runs, in this order.
+    `states`: where the machine was in several."""
 
     engine: str
     wanted: float

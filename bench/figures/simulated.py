@@ -72,7 +72,7 @@ class Network:
         from aspen_mp.planner.machine import Machine
         from aspen_mp.planner.simulate import of_plan, simulate
 
-        speeds = [1.0] * fast, [speed] * slow
+        of_fast, of_slow = [1.0] * fast, [speed] * slow
         with calibrated():
             rates = cost.rates()
             limits = (rates.cold * max(memory, 1.0), math.inf)
@@ -82,7 +82,7 @@ class Network:
                 tiles = of_plan(self.plan(machine))
                 return [1 / simulate(tiles, replace(machine, bytes_per_ns=limit)).latency_ns for limit in limits]
 
-            by_fast, by_slow, by_all = (per_ns(of) for of in (*speeds, sum(speeds, [])))
+            by_fast, by_slow, by_all = (per_ns(of) for of in (of_fast, of_slow, of_fast + of_slow))
         limited, unlimited = (a / (f + s) for f, s, a in zip(by_fast, by_slow, by_all, strict=True))
         return limited, unlimited
 
