@@ -109,7 +109,8 @@ class Result:
             text = f"{engine} " + ", ".join(f"{p.fraction:.2f} at {p.wanted:g}{_by_state(p)}" for p in own)
             apart = [f"{p.apart:.2f} at {p.wanted:g}" for p in own if p.apart is not None]
             text += f" ({APART} {', '.join(apart)})" if apart else ""
-            text += "".join(f" ({_memory_leaves(p, p.memory)})" for p in own if p.memory)
+            leave = [_memory_leaves(p.wanted, p.memory) for p in own if p.memory]
+            text += f" (memory: {'; '.join(leave)})" if leave else ""
             parts.append(text + (f" (below the fast core alone at {', '.join(worse)})" if worse else ""))
         return f"{self.case}: of the sum of the parts, {'; '.join(parts)}" if parts else f"{self.case}: nothing was measured"
 
@@ -119,9 +120,9 @@ def _by_state(point: Point) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def _memory_leaves(point: Point, memory: Memory) -> str:
-    read = f"memory at {point.wanted:g}: {memory.one_gb_s:.0f} GB/s on one core and {memory.all_gb_s:.0f} on all"
-    return f"{read} leave {memory.fraction:.2f} by simulation, {memory.unlimited:.2f} without that limit"
+def _memory_leaves(speed: float, memory: Memory) -> str:
+    read = f"{memory.one_gb_s:.0f} GB/s on one core and {memory.all_gb_s:.0f} on all"
+    return f"{read} leave {memory.fraction:.2f} at {speed:g} by simulation, {memory.unlimited:.2f} without that limit"
 
 
 def measure(

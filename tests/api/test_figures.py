@@ -286,7 +286,7 @@ def test_what_memory_leaves_of_unlike_cores() -> None:
     point.memory = hetero._memory(Asked(), point, 20.0, 30.0, 1, 1)  # type: ignore[arg-type]
     assert asked == [(1, 1, pytest.approx(0.4), 1.5)]
     verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
-    assert "(memory at 0.5: 20 GB/s on one core and 30 on all leave 0.75 by simulation, 0.95 without that limit)" in verdict
+    assert "(memory: 20 GB/s on one core and 30 on all leave 0.75 at 0.5 by simulation, 0.95 without that limit)" in verdict
 
 
 def test_simulated_shares_of_unlike_cores() -> None:
