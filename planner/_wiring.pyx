@@ -23,9 +23,9 @@ cdef class Piece:
         return self.steps.shape[0] + self.members.shape[0] + self.reads.shape[0]
 
 
-def wire(const int64_t[::1] base, list pieces):
+def wire(const int64_t[::1] base, list pieces, list sources):
     """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END: tiles of step k are base[k] …
-    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none. `flow`: (begin, sources, nbytes) as `Flow` has them, whose
+    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`: (begin, sources, nbytes) as `Flow` has them, whose
     groups are the JOINs. Unchecked."""
     cdef Py_ssize_t k, i, n_edges = 0, size = 0
     cdef int64_t tiles = base[base.shape[0] - 1], n, first
@@ -38,13 +38,14 @@ def wire(const int64_t[::1] base, list pieces):
             size += p.size()
     cdef uint32_t[::1] above = np.empty(size, np.uint32), below = np.empty(size, np.uint32)
     cdef float[::1] moved = np.zeros(size, np.float32)
+    cdef const int64_t[::1] steps
     for k in range(len(pieces)):
         if pieces[k] is None:
             continue
         p = <Piece>pieces[k]
-        first = base[k]
+        first, steps = base[k], sources[k]
         for i in range(p.steps.shape[0]):
-            above[n_edges] = <uint32_t>(base[p.steps[i]] + p.parents[i])
+            above[n_edges] = <uint32_t>(base[steps[p.steps[i]]] + p.parents[i])
             below[n_edges] = <uint32_t>(first + p.children[i])
             moved[n_edges] = p.nbytes[i]
             n_edges += 1
@@ -55,10 +56,11 @@ def wire(const int64_t[::1] base, list pieces):
         p = <Piece>pieces[k]
         if not p.joins:
             continue
-        first = base[k]
+        first, steps = base[k], sources[k]
         ids, fresh = np.empty(len(p.joins), np.int64), np.zeros(len(p.joins), np.int64)
         i = 0
-        for key in p.joins:
+        for step, begins, ends in p.joins:
+            key = (steps[<Py_ssize_t>step], begins, ends)
             number = known.get(key)
             if number is None:
                 number = known[key] = tiles + len(join_step)
@@ -68,7 +70,7 @@ def wire(const int64_t[::1] base, list pieces):
             i += 1
         for i in range(p.members.shape[0]):
             if fresh[p.member_of[i]]:
-                above[n_edges] = <uint32_t>(base[p.member_steps[i]] + p.members[i])
+                above[n_edges] = <uint32_t>(base[steps[p.member_steps[i]]] + p.members[i])
                 below[n_edges] = <uint32_t>ids[p.member_of[i]]
                 moved[n_edges] = p.member_bytes[i]
                 n_edges += 1
@@ -98,13 +100,13 @@ def wire(const int64_t[::1] base, list pieces):
         children[at[above[i]]] = below[i]
         at[above[i]] += 1
     flow_array, source_array, bytes_array = np.zeros(n, np.uint32), np.empty(n_edges, np.uint32), np.empty(n_edges, np.float32)
-    cdef uint32_t[::1] rows = flow_array, sources = source_array
+    cdef uint32_t[::1] rows = flow_array, origins = source_array
     cdef float[::1] nbytes = bytes_array
     for i in range(n - 1):  # counts, but that of END
         rows[i + 1] = rows[i] + counts[i]
         at[i] = rows[i]
     for i in range(n_edges):
-        sources[at[below[i]]] = above[i]
+        origins[at[below[i]]] = above[i]
         nbytes[at[below[i]]] = moved[i]
         at[below[i]] += 1
     initial = 0

@@ -7,7 +7,7 @@ tiles, a JOIN tile stands between: n + m edges instead of n · m.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,7 +63,8 @@ class TileGraph:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the tiles of a step wait for, in numbers that hold whatever the other steps are cut into: a tile is a step and a number in it.
+    """What the tiles of a step wait for, in numbers that hold whatever the other steps are cut into, and for other steps that read alike: a
+    tile is a number in its step, and a step its place among those that this one reads from (`EdgeBuilder.sources`).
 
     Tile `children[i]` waits for `parents[i]` of step `steps[i]`, and reads `nbytes[i]` of it. `joins`: ranges of tiles that many wait for,
     (step, first, last); `members[i]` of `member_steps[i]` is in range `member_of[i]`, of `member_bytes[i]`, and tile `readers[i]` waits for
@@ -162,20 +163,27 @@ class Cells:
 
 class EdgeBuilder:
     """Tile graphs of one kernel-level graph for different grids. What a step reads depends on its grid and those of the steps that it
-    reads from alone, and is worked out once for each."""
+    reads from alone, and is worked out once for each.
 
-    def __init__(self, storage: Storage) -> None:
+    `kinds`: one a step. Steps of one kind that take what steps of the same kinds make, by the same views and concats, read alike where they
+    are cut alike: that is worked out once for all of them, as the layers of a transformer are. None: for each step by itself."""
+
+    def __init__(self, storage: Storage, kinds: Sequence[Hashable] | None = None) -> None:
         self.storage = storage
         self.step = {id(node): k for k, node in enumerate(storage.steps)}
         self.leaves: dict[int, list[tuple[Tensor, int]]] = {}
         for node in storage.nodes:
             if node.op == "concat":
                 self._leaves(node)  # inner ones first
-        self.sources = [self._sources(node) for node in storage.steps]
+        self.sources = [np.array(self._sources(node), np.int64) for node in storage.steps]
         self.readers: list[list[int]] = [[] for _ in storage.steps]
         for k, sources in enumerate(self.sources):
-            for s in sources:
+            for s in sources.tolist():
                 self.readers[s].append(k)
+        numbers: dict[Hashable, int] = {}
+        ways = [k if kinds is None else (kinds[k], self._way(k, kinds)) for k in range(len(storage.steps))]
+        self.alike = [numbers.setdefault(way, len(numbers)) for way in ways]
+        """The same number for steps that read alike."""
         self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
         self.followed = 0
         """Steps that those in `known` read from, each as often as it has been looked at."""
@@ -192,16 +200,18 @@ class EdgeBuilder:
             return graph
         all_reads = [reads for _, reads in found]
         first = np.repeat(base[[k for k, _ in found]], [len(r.children) for r in all_reads])
-        steps, parents = np.concatenate([r.steps for r in all_reads]), np.concatenate([r.parents for r in all_reads])
+        steps, parents = np.concatenate([self.sources[k][r.steps] for k, r in found]), np.concatenate([r.parents for r in all_reads])
         graph.add(base[steps] + parents, first + np.concatenate([r.children for r in all_reads]))
         joins: dict[tuple[int, int, int], int] = {}
         for k, r in found:
             if not r.joins:
                 continue
-            fresh = np.array([key not in joins for key in r.joins])
-            ids = np.array([joins[key] if key in joins else joins.setdefault(key, graph.join(key[0])) for key in r.joins], np.int64)
+            sources = self.sources[k]
+            keys = [(int(sources[step]), begin, end) for step, begin, end in r.joins]
+            fresh = np.array([key not in joins for key in keys])
+            ids = np.array([joins[key] if key in joins else joins.setdefault(key, graph.join(key[0])) for key in keys], np.int64)
             some = fresh[r.member_of]
-            graph.add((base[r.member_steps] + r.members)[some], ids[r.member_of[some]])
+            graph.add((base[sources[r.member_steps]] + r.members)[some], ids[r.member_of[some]])
             graph.add(ids[r.reads], base[k] + r.readers)
         return graph
 
@@ -210,7 +220,7 @@ class EdgeBuilder:
         base = _bases(grids)
         self._read_all(grids)
         pieces = [None if reads is None else reads.piece for reads in self.reads]
-        begin, children, counts, initial, join_step, flow = wire(base, pieces)
+        begin, children, counts, initial, join_step, flow = wire(base, pieces, self.sources)
         return Wiring(base, join_step, Flow(int(base[-1]), *flow), begin, children, counts, initial)
 
     def cells(self, grids: Sequence[Grid]) -> list[list[Cells]]:
@@ -233,6 +243,28 @@ class EdgeBuilder:
                 out.add(self.step[id(source)])
         return sorted(out)
 
+    def _way(self, k: int, kinds: Sequence[Hashable]) -> tuple[Hashable, ...]:
+        """By which views and concats a step's inputs come to it, and what kinds of steps from: in the order in which they are followed."""
+        at = {step: i for i, step in enumerate(self.sources[k].tolist())}
+        out: list[Hashable] = []
+        todo = self.storage.steps[k].inputs[::-1]
+        while todo:
+            x = todo.pop()
+            source = None if x is None else self.storage.producer.get(x)
+            if x is None or source is None:
+                out.append(None)
+            elif source.op == "concat":
+                leaves = self._leaves(source)
+                out.append((x.shape, source.attrs["axis"], tuple((leaf.shape, offset) for leaf, offset in leaves)))
+                todo += [leaf for leaf, _ in reversed(leaves)]
+            elif source.op in VIEW_OPS:
+                out.append((x.shape, source.op, tuple(sorted((name, str(value)) for name, value in source.attrs.items()))))
+                todo.append(source.inputs[0])
+            else:
+                step = self.step[id(source)]
+                out.append((x.shape, at[step], kinds[step]))
+        return tuple(out)
+
     def _read_all(self, grids: Sequence[Grid]) -> None:
         """Brings `reads` up to date: of steps whose grid has changed since the last time, or one that they read from."""
         todo: Iterable[int] = range(len(grids))
@@ -243,10 +275,10 @@ class EdgeBuilder:
             todo = {*changed, *(reader for k in changed for reader in self.readers[k])}
         for k in todo:
             grid = grids[k]
-            key = (k, (grid, *(grids[s] for s in self.sources[k])))
+            key = (self.alike[k], (grid, *(grids[s] for s in self.sources[k].tolist())))
             if key not in self.known:
                 found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
-                self.known[key] = _connect(found, grids) if found else None
+                self.known[key] = _connect(found, grids, self.sources[k]) if found else None
                 self.followed += len(found)
             self.reads[k] = self.known[key]
         self.grids = list(grids)
@@ -316,8 +348,8 @@ class EdgeBuilder:
         return Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
 
 
-def _connect(found: list[Cells], grids: Sequence[Grid]) -> Reads:
-    """Edges and JOINs from all these cells."""
+def _connect(found: list[Cells], grids: Sequence[Grid], sources: Ints) -> Reads:
+    """Edges and JOINs from all these cells. `sources`: the steps that they are of, in order."""
     unit = 1
     limit = WIDEN * sum(grids[c.step].n + len(c.tiles) for c in found)
     tiles = np.concatenate([c.tiles for c in found])
@@ -348,14 +380,15 @@ def _connect(found: list[Cells], grids: Sequence[Grid]) -> Reads:
         if joined_at[i] < joined_at[i + 1]:
             own = order[joined_at[i] : joined_at[i + 1]]
             member_bytes[own] = c.written(members[own], grids[c.step])
+    place = np.searchsorted(sources, ranges.step)
     return Reads(
-        ranges.step[keep][which],
+        place[keep][which],
         parents,
         tiles[keep][which],
         nbytes,
-        list(zip(ranges.step[joined].tolist(), ranges.begin[joined].tolist(), ranges.end[joined].tolist(), strict=True)),
+        list(zip(place[joined].tolist(), ranges.begin[joined].tolist(), ranges.end[joined].tolist(), strict=True)),
         member_of,
-        ranges.step[joined][member_of],
+        place[joined][member_of],
         members,
         member_bytes,
         number[inverse[~keep]],

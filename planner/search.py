@@ -2,20 +2,21 @@
 
 Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
 coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
-those of which every core gets a whole share. The search starts with what `policy` says of each node alone and climbs: nodes that are alike
-move up or down their ladders together, then each by itself, as long as the simulated latency of the whole network falls. Then it climbs
-again from an end of the ladders: "quick" from the coarsest tiles on few cores and from the finest on many, "thorough" from both, and so
-"quick" where cores are unlike, as far as its effort reaches (`STARTS`: of large networks the second end is left out). What comes out best
-counts. On few cores the search goes on from there with tiles of products that get smaller towards the end of every worker's share
-(`TAPERS`), and where the network has branches with the critical path first (`priority.py`), if that gains anything. What a step changes in
-the tile graph is worked out for the node and its readers alone, so a step takes about as long as its simulation.
+those of which every core gets a whole share. The search climbs from several starts: nodes that are alike move up or down their ladders
+together, then each by itself, as long as the simulated latency of the whole network falls. It begins with what `policy` says of each node
+alone and, where cores are unlike, with what is best of all nodes cut by the same rule (`EVEN`); then, as far as its effort reaches
+(`STARTS`), from an end of the ladders: the coarsest tiles on few cores and the finest on many, both where cores are unlike, and "thorough"
+always. What comes out best counts. On few cores the search goes on from there with tiles of products that get smaller towards the end of
+every worker's share (`TAPERS`), and where the network has branches with the critical path first (`priority.py`), if that gains anything.
+What a step changes in the tile graph is worked out for the node and its readers alone, and once for all that are alike.
 
-Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results do not depend on it.
+Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results of networks do not
+depend on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -36,25 +37,32 @@ from aspen_mp.planner.simulate import Samples, Tiles
 from aspen_mp.planner.storage import Storage
 
 Floats = npt.NDArray[np.float64]
-SIMULATED: Final[dict[Effort, int]] = {"none": 0, "quick": 1_200_000, "thorough": 20_000_000}
-"""Tiles that may be simulated from each start, at about 1 µs each."""
+EFFORT: Final[dict[Effort, int]] = {"none": 0, "quick": 450_000, "thorough": 8_000_000}
+"""What climbing from each start may take, in what is about a µs: …"""
+STEP: Final = 400
+"""… for each step, …"""
+TILE: Final = 0.15
+"""… for each of its tiles that is simulated, …"""
 AT_ONCE: Final = 64
-"""Cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, a tile counts more."""
-NODE: Final = 400
-"""As many tiles as the edges of a node to those that it reads take, …"""
+"""(cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, it counts more,)"""
+NODE: Final = 700
+"""… for what the tiles of a node read, where it was not known yet, …"""
 SOURCE: Final = 50
-"""… and for each of these: behind the concats of a DenseNet there are many."""
+"""… and for each node that they read from: behind the concats of a DenseNet there are many."""
 STARTS: Final = 1.5
 """A quick search does not start anew when it has spent the effort of so many."""
 FEW: Final = 4.0
 """On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
 FOR_EACH_NS: Final = 0.2
-"""So many tiles for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
+"""So many µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
 """Of work: what takes no longer is not searched."""
 RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
 """Worker-tails of a ladder, up to `FINEST` for each worker."""
 FINEST: Final = 4.0
+EVEN: Final = (0.17, 0.3, 0.5, 1.0, 2.0)
+"""Worker-tails with which all nodes are cut alike, to find where a search for unlike cores begins. Where they are alike that gains
+nothing, measured."""
 TAPERS: Final[Sequence[float]] = (1.0, 2.0, 3.0)
 """How fast the tiles of a product get smaller towards the end of each worker's share, on few cores: not at all, and two ways
 (`grids.tapered`). On many, shares have too few tiles for that to gain anything."""
@@ -80,8 +88,8 @@ share, keeps the fast cores waiting for a slow one's last tile at any other."""
 @dataclass(frozen=True, slots=True)
 class Found:
     """`grids`: one a step. `start_ns`, `best_ns`: simulated latency with the policy's grids and with these, 0 where nothing was searched.
-    `steps`: along ladders. `simulated`: tiles, and what else it took in tiles. `critical`: whether steps with much work behind them go
-    first (`priority.py`), rather than those of earlier layers."""
+    `steps`: along ladders; `simulated`: tiles. `critical`: whether steps with much work behind them go first (`priority.py`), rather than
+    those of earlier layers."""
 
     grids: list[Grid]
     critical: bool = False
@@ -97,22 +105,23 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     work = sum(tilecost.whole_ns(node) for node in storage.steps)
     if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
         return Found(grids)
-    budget = SIMULATED[effort] if effort == "thorough" else min(SIMULATED[effort], int(work * FOR_EACH_NS))
+    budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
     found = _Search(storage, machine, budget)
-    best = found.climb(grids)
-    both = effort == "thorough" or unlike(machine)
-    for end in (0, -1) if both else (0,) if machine.power < FEW else (-1,):  # the coarsest tiles, and the finest ones, ASPEN's start
-        if effort == "quick" and found.spent > STARTS * budget:
+    start = found.latency(grids)
+    best: Found | None = None
+    for begin in found.starts(grids, thorough=effort == "thorough"):
+        if best is not None and effort == "quick" and found.spent > STARTS * budget:
             break
-        other = found.climb([ladder[end].grid for ladder in found.ladders])
-        if other.best_ns < best.best_ns:
-            best = replace(other, start_ns=best.start_ns)
+        other = found.climb(begin)
+        if best is None or other.best_ns < best.best_ns:
+            best = other
+    assert best is not None
     if machine.power < FEW:
         found.tapers = TAPERS
-        best = replace(found.climb(best.grids), start_ns=best.start_ns)
+        best = found.climb(best.grids)
     if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
-        best = replace(found.climb(best.grids, critical=True), start_ns=best.start_ns)
-    return replace(best, simulated=found.spent)
+        best = found.climb(best.grids, critical=True)
+    return replace(best, start_ns=start, simulated=found.tiles)
 
 
 def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
@@ -155,19 +164,19 @@ class _Rung:
 class _Search:
     def __init__(self, storage: Storage, machine: Machine, budget: int) -> None:
         self.storage, self.machine, self.budget = storage, machine, budget
-        self.edges = EdgeBuilder(storage)
         self.workers = max(1, round(machine.power))
         self.shares = [core.speed / machine.power for core in machine.cores]
         self.tapers = TAPERS[:1]
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
+        self.edges = EdgeBuilder(storage, self.kinds)
         self.layers = np.arange(len(self.kinds))
         self.critical = self._critical()
         self.order = self.layers
         self.rungs: list[_Rung] = []
         self.jitter: dict[int, Floats] = {}
-        self.spent = 0
+        self.spent, self.tiles = 0, 0
         speeds = _speeds(machine)
         self.samples, self.simulated = len(speeds), Samples(machine, speeds)
 
@@ -183,6 +192,21 @@ class _Search:
         """Whether it makes a difference which step goes first."""
         return bool((self.critical != self.layers).any())
 
+    def starts(self, grids: Sequence[Grid], *, thorough: bool) -> Iterator[Sequence[Grid]]:
+        """Where to climb from, the most promising first: the policy's grids, the best even cut if cores are unlike, ends of the ladders."""
+        first = [grids]
+        if unlike(self.machine):
+            first = sorted([min(self._even(), key=self.latency), grids], key=self.latency)
+        yield from first
+        ends = (0, -1) if thorough or unlike(self.machine) else (0,) if self.machine.power < FEW else (-1,)
+        for end in ends:
+            yield [ladder[end].grid for ladder in self.ladders]
+
+    def _even(self) -> Iterator[list[Grid]]:
+        """All nodes cut by the same rule."""
+        for tail, tiles in [*((tail, None) for tail in EVEN), *self.fair]:
+            yield [policy.grid_for(node, self.storage, Aim(self.workers, tail, tiles=tiles)) for node in self.storage.steps]
+
     def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
         """The best that steps from these grids lead to."""
         start = best = self.latency(grids, critical=critical)
@@ -194,7 +218,7 @@ class _Search:
                 found, n = self._move(group, best, limit)
                 best, taken = found, taken + n
             if before - best < WORTH * before or self.spent >= limit:
-                return Found([rung.grid for rung in self.rungs], critical, start, best, taken, self.spent)
+                return Found([rung.grid for rung in self.rungs], critical, start, best, taken)
 
     def _critical(self) -> npt.NDArray[np.int64]:
         """The order of the steps by critical path, as good as it can be known before they are cut."""
@@ -296,8 +320,9 @@ class _Search:
         """Simulated, nanoseconds."""
         known, followed = len(self.edges.known), self.edges.followed
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
-        self.spent += NODE * (len(self.edges.known) - known + 1) + SOURCE * (self.edges.followed - followed)
-        self.spent += self.samples * tiles.n * (1 + len(self.machine) // AT_ONCE)
+        self.spent += STEP + NODE * (len(self.edges.known) - known) + SOURCE * (self.edges.followed - followed)
+        self.tiles += self.samples * tiles.n
+        self.spent += int(TILE * self.samples * tiles.n) * (1 + len(self.machine) // AT_ONCE)
         factors = np.ones((self.samples, tiles.n))
         at = 0
         for k, rung in enumerate(rungs):

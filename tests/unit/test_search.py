@@ -17,7 +17,7 @@ from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.machine import Machine
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, SAMPLES, SOURCE, TAPERS, Found, _fair, _Search, _speeds, _tiles, search
+from aspen_mp.planner.search import AS_KNOWN, JITTER, NODE, SAMPLES, SOURCE, STEP, TAPERS, Found, _fair, _Search, _speeds, _tiles, search
 from aspen_mp.planner.simulate import of_plan, simulate
 from aspen_mp.planner.storage import Storage, assign_storage
 
@@ -127,13 +127,14 @@ def test_tiles_on_large_machines_count_more(storage: Storage) -> None:
         found._latency(rungs)
         nodes = found.spent
         found._latency(rungs)
-        spent.append(found.spent - nodes - NODE)
+        spent.append(found.spent - nodes - STEP)
     assert spent[0] > 0
     assert [n / spent[0] for n in spent] == pytest.approx([1, 2, 4], rel=0.2), "ladders differ a little"
 
 
 def test_effort_grows_with_what_nodes_read() -> None:
-    """A node that reads four others through a concat counts more than one that reads one; what has been worked out counts no more."""
+    """A node that reads four others through a concat counts more than one that reads one. Those four are alike and count once; what has
+    been worked out counts no more."""
     b = GraphBuilder()
     parts = [b.unary(b.input(1, 64, 64)) for _ in range(4)]
     storage = assign_storage(b.graph(b.unary(b.concat(parts, 1))))
@@ -143,7 +144,8 @@ def test_effort_grows_with_what_nodes_read() -> None:
     first, found.spent = found.spent, 0
     found._latency(rungs)
     assert found.edges.followed == 4
-    assert first - found.spent == NODE * len(storage.steps) + SOURCE * 4
+    assert len(storage.steps) == 5
+    assert first - found.spent == NODE * 2 + SOURCE * 4
 
 
 def test_latency_is_of_the_simulator(storage: Storage) -> None:
@@ -239,6 +241,20 @@ def test_wiring_is_the_graph(storage: Storage, workers: int) -> None:
     np.testing.assert_array_equal(wiring.children, children[np.argsort(parents, kind="stable")])
     np.testing.assert_array_equal(wiring.parent_counts, np.bincount(children, minlength=wiring.n))
     np.testing.assert_array_equal(wiring.initial, np.setdiff1d(np.arange(graph.n), children))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+def test_what_is_alike_is_wired_alike(storage: Storage, workers: int) -> None:
+    """Layers that are worked out once give the graph that each by itself gives."""
+    found = _Search(storage, Machine.uniform(workers), 0)
+    steps = zip(found.kinds, storage.steps, policy.choose_grids(storage, workers), strict=True)
+    grids = [found._rung(kind, node, grid).grid for kind, node, grid in steps]
+    shared, alone = found.edges.wiring(grids), EdgeBuilder(storage).wiring(grids)
+    assert shared.join_step == alone.join_step
+    for name in ("child_begin", "children", "parent_counts", "initial"):
+        np.testing.assert_array_equal(getattr(shared, name), getattr(alone, name))
+    for name in ("begin", "sources", "nbytes"):
+        np.testing.assert_array_equal(getattr(shared.flow, name), getattr(alone.flow, name))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
