@@ -203,9 +203,9 @@ class _Search:
             yield [ladder[end].grid for ladder in self.ladders]
 
     def _even(self) -> Iterator[list[Grid]]:
-        """All nodes cut by the same rule, rows of tokens not in halves: those come in by the ladders."""
+        """All nodes cut by the same rule."""
         for tail, tiles in [*((tail, None) for tail in EVEN), *self.fair]:
-            yield [policy.grid_for(node, self.storage, Aim(self.workers, tail, halves=False, tiles=tiles)) for node in self.storage.steps]
+            yield [policy.grid_for(node, self.storage, Aim(self.workers, tail, tiles=tiles)) for node in self.storage.steps]
 
     def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
         """The best that steps from these grids lead to."""
