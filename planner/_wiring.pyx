@@ -25,8 +25,8 @@ cdef class Piece:
 
 def wire(const int64_t[::1] base, list pieces, list sources):
     """(child_begin, children, parent_counts, initial, join_step, flow) of all tiles, JOINs and END: tiles of step k are base[k] …
-    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`: (begin, sources, nbytes) as `Flow` has them, whose
-    groups are the JOINs. Unchecked."""
+    base[k + 1] - 1, `pieces[k]` are the edges into it, None where there are none, and `sources[k]` the steps that it reads from. `flow`:
+    (begin, sources, nbytes) as `Flow` has them, whose groups are the JOINs. Unchecked."""
     cdef Py_ssize_t k, i, n_edges = 0, size = 0
     cdef int64_t tiles = base[base.shape[0] - 1], n, first
     cdef Piece p
