@@ -128,11 +128,12 @@ def hetero(
                     f"{p.fraction_min:.3f}",
                     f"{p.of_fast:.2f}",
                     *(["" if p.apart is None else f"{p.apart:.3f}"] if apart else []),
+                    "" if p.far is None else f"{p.far:.3f}",
                 ]
                 for p in result.points
             ]
             columns = ["engine", "speed", "measured", "fast ms", "slow ms", "both ms", "of the sum", "by min", "× fast alone"]
-            columns += [bench.APART] if apart else []
+            columns += [*([bench.APART] if apart else []), "far byte ns"]
             output.table(f"{result.case}, slowed by {result.method}", columns, rows, right=range(1, len(columns)))
             output.out.print(result.verdict, highlight=False, soft_wrap=True)
         _absent(absent)

@@ -67,10 +67,15 @@ class Comparison:
         """Of the machine meanwhile."""
         return states.states(probes for entry in self.entries for probes in entry.probes)
 
+    @property
+    def far(self) -> float | None:
+        """What a byte of another core's took longer meanwhile, nanoseconds: the median of all looks (`states.probe`)."""
+        return states.middle(probes for entry in self.entries for probes in entry.probes)
+
     def document(self, verdict: str) -> dict[str, Any]:
         """Everything as plain values; `states`: each with the medians of the turns that were measured in it."""
         by_state = [{"far": state.far, "median_ms": self.medians_in(state)} for state in self.states]
-        return {"machine": machine(), **asdict(self), "states": by_state, "verdict": verdict}
+        return {"machine": machine(), **asdict(self), "far": self.far, "states": by_state, "verdict": verdict}
 
     def medians_in(self, state: State) -> dict[str, float]:
         """By label: `median_ms` by the turns in one state."""

@@ -58,7 +58,8 @@ class Point:
     alone, on all; `fraction`: of the sum of both that all reach, `of_fast`: by what factor they beat the fast cores alone (medians of
     rounds, of which `fractions` has each); `fraction_min`: the same of the fastest runs. `apart`: like `fraction`, of requests of their own
     that all cores serve at the same time, None where that was not measured. Milliseconds: medians and the fastest runs, in this order.
-    `states`: where the machine was in several."""
+    `far`: what a byte of another core's took longer meanwhile (`states.probe`), the median of all looks; `states`: where the machine was in
+    several."""
 
     engine: str
     wanted: float
@@ -77,6 +78,7 @@ class Point:
     rejected: int
     disturbed: int
     apart: float | None = None
+    far: float | None = None
     states: list[InState] = field(default_factory=list)
     memory: Memory | None = None
 
@@ -223,6 +225,7 @@ def _point(engine: str, speed: float, loads: Sequence[SlowCore], taken: list[flo
         rejected=rounds.rejected,
         disturbed=rounds.disturbed,
         apart=statistics.median(a / (f + s) for f, s, a in zip(fast, slow, rounds.rates(apart[0]), strict=True)) if apart else None,
+        far=states.middle(probes for label in (*labels, *apart) for probes in rounds.probes(label)),
         states=_states(rounds, [*labels, *apart]),
     )
 

@@ -73,8 +73,8 @@ class InState:
 
 @dataclass(slots=True)
 class Result:
-    """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first. `states`: where the
-    machine was in several."""
+    """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first. `far`: what a byte of
+    another core's took longer meanwhile, as of `Comparison`; `states`: where the machine was in several."""
 
     case: str
     serial: str
@@ -86,6 +86,7 @@ class Result:
     rejected: int = 0
     disturbed: int = 0
     memory: list[Memory] = field(default_factory=list)
+    far: float | None = None
     states: list[InState] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
@@ -107,6 +108,8 @@ class Result:
             fractions = ", ".join(f"{engine} {_p_e(p_e)} in {state.turns[engine]} turns" for engine, p_e in state.p_e.items())
             read = "" if state.gb_s is None else f" and {state.gb_s:.0f} GB/s of memory"
             text += f"; with {state.far:.3f} ns for another core's byte{read}: {fractions}" if fractions else ""
+        if self.far is not None and most > 1 and not self.states:
+            text += f"; another core's byte takes {self.far:.3f} ns longer"
         shared = next((m for m in self.memory if m.cores == most), None)
         if shared is None or shared.p_e is None:
             return text
@@ -181,6 +184,7 @@ def of_comparison(found: Comparison) -> Result:
     result.serial, result.serial_ms = serial.engine, times(serial)[0]
     for entry in entries:
         result.points.append(_point(_engine(entry), entry.cores, *times(entry), result.serial_ms, least))
+    result.far = found.far
     if len(found.states) > 1:
         result.states = [_in_state(found, state) for state in found.states]
     return result

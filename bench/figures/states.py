@@ -48,6 +48,12 @@ def probe(cores: Sequence[int]) -> float:
     return statistics.median(measure.far(isa, pair, PASSES) for pair in itertools.pairwise(cores))
 
 
+def middle(turns: Iterable[Sequence[float]]) -> float | None:
+    """The median of what was measured, nanoseconds a byte; None where nothing was."""
+    values = [value for probes in turns for value in probes]
+    return statistics.median(values) if values else None
+
+
 def states(turns: Iterable[Sequence[float]]) -> list[State]:
     """Those in which this was measured, the one first in which a byte takes least. One where the values do not lie apart; else two, and
     what lies between them is of neither."""

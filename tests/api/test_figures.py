@@ -17,7 +17,7 @@ import pytest
 from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
-from aspen_mp.bench.figures.states import states
+from aspen_mp.bench.figures.states import middle, states
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS
 from aspen_mp.bench.peers.seat import Turn
@@ -181,6 +181,12 @@ def test_the_best_serial_run_counts_whoever_has_it() -> None:
     assert [p.speedup_min for p in found.points] == pytest.approx([1.0, 1 / 0.6, 1 / 1.1, 1 / 0.6])
     assert found.points[1].p_e == pytest.approx(1 - (1 / 1.6 - 0.5) / 0.5)
     assert "p_e on 2 cores aspen-mp 0.750" in found.verdict
+    assert found.far is None
+    assert "another core's byte" not in found.verdict, "nobody looked"
+    entries[1].probes[:] = [(0.012, 0.014), (0.012, 0.016)]
+    found = scaling.of_comparison(Comparison("x", None, entries))
+    assert found.far == pytest.approx(0.013)
+    assert "another core's byte takes 0.013 ns longer" in found.verdict
 
 
 def test_requests_apart_count_each() -> None:
@@ -211,6 +217,8 @@ def test_one_state_of_the_machine() -> None:
     assert not only.holds([]), "nothing was measured"
     assert states([[0.0, 0.0]])[0].far == 0
     assert states([]) == states([[], []]) == []
+    assert middle([]) is middle([[], []]) is None
+    assert middle([[0.006, 0.007], [0.009], []]) == 0.007
 
 
 def test_two_states_of_the_machine() -> None:
@@ -249,7 +257,8 @@ def test_unlike_cores_by_state() -> None:
     assert [(state.turns, state.fraction) for state in point.states] == [(6, pytest.approx(1.0)), (3, pytest.approx(0.8))]
     verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
     assert "a 0.90 at 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
-    assert not hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {})).states
+    near_alone = hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {}))
+    assert (near_alone.states, near_alone.far) == ([], 0.006)
     assert point.apart is None
     assert not hetero._point("a", 0.5, [], [], Rounds([near] * 4 + [far] * 2, 0, 0, {})).states, "too few"
 

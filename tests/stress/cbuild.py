@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-std=gnu11 -Wall -Wextra -Wno-unused-parameter -Wno-unused-function -DASPEN_LAYOUT_HASH=1ull"
 CHECKER_FLAGS = "-DASPEN_MODEL_CHECK"
+# The checker copies short stretches of words in loops of its own: as calls of memmove they take a sixth of its time.
+CHECKER_ONLY_FLAGS = f"{CHECKER_FLAGS} -O3 -g -fno-tree-loop-distribute-patterns"
 # The code under check: functions of their own, so that what they leave behind is cleared when they return; an atomic operation is a call
 # there whose result is cast.
 MODEL_FLAGS = f"{CHECKER_FLAGS} -fno-inline -fno-stack-protector -Wno-unused-value -Wno-missing-field-initializers"
@@ -70,7 +72,7 @@ def build_checker(folder: Path) -> list[Path]:
     """The part of the checker that is the same for every mutant."""
     objects = [folder / f"{part}.o" for part in ("fibers", "search", "reduction", "states")]
     for out in objects:
-        _compile(CHECKER_FLAGS, "-O3", "-g", "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
+        _compile(*CHECKER_ONLY_FLAGS.split(), "-c", "-I", folder, "-o", out, out.with_suffix(".c"))
     return objects
 
 

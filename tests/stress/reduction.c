@@ -181,7 +181,7 @@ static void close_places(void) {
 void take_note(uint64_t states) {
   learned = 0;
   close_places();
-  if (!stale++) patience = 3 * states + 20000;
+  if (!stale++) patience = states + states / 4 + 20000;
 }
 
 /* ------------------------------------------------------------------------------------------------ transitions */

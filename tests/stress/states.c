@@ -17,14 +17,11 @@ uint32_t used;
 
 static size_t live(int i) { return (size_t)(stack[i] + STACK - stack_pointer(i)); }
 
-/* Short stretches of whole words, too short for a call. */
+/* Short stretches of whole words, too short for a call (cbuild.py: nor does the compiler make one of it). */
 static inline void copy(void *to, const void *from, size_t bytes) {
   struct four { uint64_t w[4]; } *t = to;
   const struct four *f = from;
-  for (; bytes >= sizeof *t; bytes -= sizeof *t) {
-    *t++ = *f++;
-    __asm__ volatile("" ::: "memory"); /* no call of memcpy here */
-  }
+  for (; bytes >= sizeof *t; bytes -= sizeof *t) *t++ = *f++;
   for (size_t k = 0; k < bytes / 8; k++) t->w[k] = f->w[k];
 }
 
