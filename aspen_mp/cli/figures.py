@@ -72,7 +72,7 @@ def hetero(
     networks: Networks = None,
     speeds: Annotated[str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Of the slowed core, as shares of its own.")] = "1,0.5,0.25",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Two CPUs or more; the last is slowed.")] = None,
-    settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 20.0,
+    settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 30.0,
     method: Annotated[str | None, typer.Option("--method", help="fifo, quota or nice; default: the best that is allowed.")] = None,
     engines: Engines = None,
     apart: Annotated[

@@ -142,7 +142,8 @@ def measure(
 ) -> Result:
     """Measures a network. `apart`: ours also with requests of its own on each core. `settle`: how many seconds all cores are busy with
     requests before they are measured at another speed: ours makes its plan again for the cores as they are, which takes it some seconds to
-    notice and about one to do. Engines follow one another; for each, the sets of cores take turns, at each speed in its turn."""
+    notice and, behind the requests, ten to fifteen to do. Engines follow one another; for each, the sets of cores take turns, at each speed
+    in its turn."""
     result = Result(case.label, list(fast), list(slow), method or "auto")
     for engine in engines:
         cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
