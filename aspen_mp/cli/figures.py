@@ -133,7 +133,7 @@ def hetero(
                 for p in result.points
             ]
             columns = ["engine", "speed", "measured", "fast ms", "slow ms", "both ms", "of the sum", "by min", "× fast alone"]
-            columns += [*([bench.APART] if apart else []), "far byte ns"]
+            columns += [*([bench.APART] if apart else []), "another core's byte ns"]
             output.table(f"{result.case}, slowed by {result.method}", columns, rows, right=range(1, len(columns)))
             output.out.print(result.verdict, highlight=False, soft_wrap=True)
         _absent(absent)
