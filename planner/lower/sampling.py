@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.checks import LONGEST_IMAGE, MOST_LISTS
+from aspen_mp.planner.checks.sampling import LONGEST_IMAGE, MOST_LISTS
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, I64, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional

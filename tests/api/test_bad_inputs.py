@@ -8,8 +8,8 @@ ResourceLimitError
     the same table; `test_a_model_that_needs_more_memory_than_there_is`, `test_full_shared_memory`, `test_a_small_dev_shm` here; a planning
     process without memory in `tests/crash/test_planning_children.py`
 PlanError
-    `test_damaged_plans_are_not_used` here; every field of plans and plan files in `tests/unit/test_plan_validate.py`, at random in
-    `tests/stress/test_fuzz.py`
+    `test_damaged_plans_are_not_used` here; every field of plans in `tests/unit/test_plan_validate.py`, what kernels check of them in
+    `tests/unit/test_plan_validate_kernels.py`, of plan files in `tests/unit/test_plan_files.py`, at random in `tests/stress/test_fuzz.py`
 RequestError
     `test_requests` and `test_cancelling_another_s_request` here, `tests/api/test_requests.py`
 ProtocolError, or refused

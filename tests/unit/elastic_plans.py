@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from plan_tools import GraphBuilder
+from graphs_by_hand import GraphBuilder
 from test_plan_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan

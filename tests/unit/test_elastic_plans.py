@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from elastic_plans import GRAPHS, Make, Runner, elastic, expected, feeds_of, graph_at, keys, places, rigid, tokens
-from plan_tools import GraphBuilder
+from graphs_by_hand import GraphBuilder
 
 from aspen_mp.planner import extents, planfile
 from aspen_mp.planner.build import build_plan

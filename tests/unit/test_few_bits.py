@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 from contrib_tools import array, both
+from graphs_by_hand import GraphBuilder
 from kernel_graphs import bind, run_model
 from net_tools import Net, check, lowered, ops
-from plan_tools import GraphBuilder
 from test_contrib_blocks import NAMES, weights
 
 from aspen_mp.bench import models

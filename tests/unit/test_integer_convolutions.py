@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import GraphBuilder
 from kernel_graphs import run_model
 from onnx.reference import ReferenceEvaluator
-from plan_tools import GraphBuilder
 from test_plan_graphs import images_of_bytes
 from test_quantised_networks import alone
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs_by_hand import GraphBuilder
 from kernel_graphs import run_model
 from net_tools import Net, lowered
 from onnx import TensorProto
-from plan_tools import GraphBuilder
 from test_plan_graphs import products_of_bytes
 
 from aspen_mp.planner import api, tilecost

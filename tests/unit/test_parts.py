@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import GraphBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 from kernel_graphs import run_graph
 from net_tools import Net, lowered
-from plan_tools import GraphBuilder, PlanExecutor, evaluate
+from plan_executor import PlanExecutor, evaluate
 from test_plan_graphs import random_grids
 from test_plan_random import graphs
 

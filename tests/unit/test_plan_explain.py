@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from plan_tools import GraphBuilder
+from graphs_by_hand import GraphBuilder
 from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner import cost, explain

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "stress"))
 from elastic_plans import GRAPHS, Make, elastic
+from graphs_by_hand import GraphBuilder
 from guard_pages import guarded
-from plan_tools import GraphBuilder
 from test_plan_graphs import (
     attention,
     concat_shapes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plan_tools import GraphBuilder, PlanExecutor, evaluate
+from graphs_by_hand import GraphBuilder
+from plan_executor import PlanExecutor, evaluate
 
 from aspen_mp.planner import policy
 from aspen_mp.planner.build import PlanOptions, build_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plan_tools import GraphBuilder
+from graphs_by_hand import GraphBuilder
 from test_plan_explain import big, wide
 from test_plan_graphs import attention, dense_block, residual_block
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from graphs_by_hand import GraphBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
-from plan_tools import GraphBuilder, PlanExecutor, evaluate
+from plan_executor import PlanExecutor, evaluate
 from test_plan_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 from kernel_graphs import run_model
 from onnx import helper
-from plan_tools import PlanExecutor
+from plan_executor import PlanExecutor
 from test_plan_graphs import random_grids
 from test_recurrent import GATES, NAMES, model, run, tensors
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import GraphBuilder
+from numpy_kernels import NUMPY_KERNELS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from plan_tools import NUMPY_KERNELS, GraphBuilder
 
 from aspen_mp.planner import pairs, winograd
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
-from aspen_mp.planner.regions import GROUP, input_region
+from aspen_mp.planner.regions import input_region
+from aspen_mp.planner.regions.products import GROUP
 from aspen_mp.shm.tables import KERNELS, UNARY
 from aspen_mp.workers import _kernels
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from plan_tools import GraphBuilder
+from graphs_by_hand import GraphBuilder
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api, build, cost, policy, tilecost

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs_by_hand import GraphBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_tools import GraphBuilder
 from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner.build import build_plan

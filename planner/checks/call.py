@@ -1,0 +1,93 @@
+"""An op as its kernel sees it, and what rules say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aspen_mp.shm.tables import DTYPES, UNARY
+
+Shape = tuple[int, ...]
+F32, F64, I8, U8 = DTYPES["F32"], DTYPES["F64"], DTYPES["I8"], DTYPES["U8"]
+I32, U32, I64, BOOL = DTYPES["I32"], DTYPES["U32"], DTYPES["I64"], DTYPES["BOOL"]
+NUMBERS = {DTYPES[name] for name in ("F32", "F64", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")}
+LIMIT = 1 << 31
+"""Sizes, strides and paddings of windows stay below this, so that their products with dimensions fit 64 bits."""
+
+
+class Misfit(Exception):
+    """(what, value, bound): the part of an op that its kernel does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """An operand as a kernel sees it."""
+
+    dtype: int
+    shape: Shape
+    dense: bool
+    """Contiguous and row-major."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op. ``inputs`` has an entry for each input, None where it is absent. ``more``: outputs behind the first."""
+
+    out: Arg
+    inputs: Sequence[Arg | None]
+    params: Sequence[int]
+    more: Sequence[Arg] = ()
+
+    def input(self, i: int) -> Arg:
+        x = self.inputs[i] if i < len(self.inputs) else None
+        if x is None:
+            raise Misfit(f"input {i}", "absent", "required")
+        return x
+
+    def optional(self, i: int) -> Arg | None:
+        return self.inputs[i] if i < len(self.inputs) else None
+
+
+Rule = Callable[[Call], None]
+
+
+def need(ok: bool, what: str, value: object, bound: object) -> None:
+    if not ok:
+        raise Misfit(what, value, bound)
+
+
+def in_range(call: Call, i: int, name: str, lo: int, hi: int) -> int:
+    value = call.params[i]
+    need(lo <= value < hi, name, value, f"{lo} … {hi - 1}")
+    return value
+
+
+def shaped(arg: Arg | None, shape: Sequence[int], what: str) -> None:
+    if arg is not None:
+        need(arg.shape == tuple(shape), what, arg.shape, tuple(shape))
+
+
+def all_f32(call: Call) -> None:
+    for k, arg in enumerate([call.out, *call.more, *call.inputs]):
+        need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
+
+
+def is_f32(arg: Arg | None, what: str) -> None:
+    need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
+
+
+def activation(call: Call, i: int) -> None:
+    in_range(call, i, "activation", 0, len(UNARY))
+
+
+def ranked(arg: Arg, rank: int, what: str) -> None:
+    need(len(arg.shape) == rank, f"rank of {what}", len(arg.shape), rank)
+
+
+def scaled(call: Call, first: int, channels: int) -> None:
+    """Two inputs of a matrix kernel from number `first` on: scale and shift, both or neither."""
+    scale, shift = call.optional(first), call.optional(first + 1)
+    need((scale is None) == (shift is None), f"input {first + 1}", shift and "present", f"present if and only if input {first} is")
+    for i, arg in ((first, scale), (first + 1, shift)):
+        shaped(arg, (channels,), f"shape of input {i}")
+        need(arg is None or arg.dense, f"strides of input {i}", "not contiguous", "contiguous")

@@ -1,0 +1,334 @@
+"""Ops whose operands or parameters do not fit their kernels are refused with a PlanError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs_by_hand import GraphBuilder
+from plan_damage import Bytes, make, operand, param
+from test_plan_graphs import (
+    blocks,
+    fitting_levels,
+    images_of_bytes,
+    inverted_residuals,
+    products_of_bits,
+    products_of_bytes,
+    products_of_pairs,
+    sevens,
+)
+
+from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.validate import validate
+from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.tables import DTYPES, KERNELS
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("shape of input 1", param("GEMM", 0, 0)),
+        ("shape of input 6", operand("GEMM", 7, "dims", [[2, 4, 7 * 48, 0, 0, 0, 0, 0]])),
+        ("dtype of operand 7", operand("GEMM", 7, "dtype", DTYPES["I32"])),
+        ("strides of input 6", operand("GEMM", 7, "strides", [[4 * 7 * 16, 7 * 16, 0, 0, 0, 0, 0, 0]])),
+        ("strides of the output", operand("STRASSEN", 0, "strides", [[4 * 7 * 16, 1, 4, 0, 0, 0, 0, 0]])),
+        ("an even number", operand("STRASSEN", 1, "dims", [[2, 7, 23, 0, 0, 0, 0, 0]])),
+        ("shape of the output", operand("STRASSEN", 1, "dims", [[2, 5, 24, 0, 0, 0, 0, 0]])),
+    ],
+)
+def test_damaged_left_factors(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(sevens).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
+    """A field of operand i of the product that gives its sums themselves."""
+
+    def damage(b: Bytes) -> None:
+        products = np.flatnonzero(b.ops["kernel"] == KERNELS["IGEMM"].code)
+        (k,) = [k for k in products if b.operands["dtype"][b.ops["operand"][k]] == DTYPES["I32"]]
+        if name == "activation":
+            b.params[int(b.ops["param"][k]) + 1] = value
+        else:
+            b.operands[int(b.ops["operand"][k]) + i :][:1][name] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("zeros", param("IGEMM", 0, 2)),
+        ("zeros", param("IGEMM", 0, -1)),
+        ("activation", param("IGEMM", 1, 1000)),
+        ("residual_last", param("IGEMM", 4, 3)),
+        ("dtype of the output", operand("IGEMM", 0, "dtype", DTYPES["U32"])),
+        ("dtype of input 0", operand("IGEMM", 1, "dtype", DTYPES["BOOL"])),
+        ("shape of input 0", operand("IGEMM", 1, "dims", [[2, 6, 24, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 1, "dims", [[2, 7, 20, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("IGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("IGEMM", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[2, 9, 32, 4, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("IGEMM", 2, "dims", [[1, 9, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("IGEMM", 2, "strides", [[9 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("IGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("IGEMM", 3, "dtype", DTYPES["I32"])),
+        ("shape of input 4", operand("IGEMM", 5, "dims", [[1, 1, 80, 0, 0, 0, 0, 0]])),
+        ("dtype of input 4", operand("IGEMM", 5, "dtype", DTYPES["I32"])),
+        ("shape of input 5", operand("IGEMM", 6, "dims", [[2, 7, 1, 0, 0, 0, 0, 0]])),
+        ("dtype of input 5", operand("IGEMM", 6, "dtype", DTYPES["I8"])),
+        ("required", operand("IGEMM", 2, "dtype", 0)),
+        ("input 2", operand("IGEMM", 0, "dtype", DTYPES["I32"])),
+        ("activation", of_sums(0, "activation", 1)),
+        ("dtype of input 0", of_sums(1, "dtype", DTYPES["BOOL"])),
+    ],
+)
+def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_bytes).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("activation", param("NGEMM", 1, 1000)),
+        ("residual_last", param("NGEMM", 4, 3)),
+        ("bits", param("NGEMM", 5, 3)),
+        ("bits", param("NGEMM", 5, 5)),
+        ("shape of input 1", param("NGEMM", 5, 8)),
+        ("bits", param("NGEMM", 5, 1 << 40)),
+        ("block", param("NGEMM", 6, 0)),
+        ("block", param("NGEMM", 6, -8)),
+        ("block", param("NGEMM", 6, 12)),
+        ("block", param("NGEMM", 6, 1 << 40)),
+        ("shape of input 1", param("NGEMM", 6, 16)),
+        ("zeros", param("NGEMM", 7, 2)),
+        ("shape of input 1", param("NGEMM", 7, 0)),
+        ("zero", param("NGEMM", 8, 16)),
+        ("zero", param("NGEMM", 8, -1)),
+        ("dtype of the output", operand("NGEMM", 0, "dtype", DTYPES["I32"])),
+        ("dtype of input 0", operand("NGEMM", 1, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("NGEMM", 1, "dims", [[2, 6, 24, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("NGEMM", 1, "dims", [[2, 7, 15, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("NGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("NGEMM", 2, "dtype", DTYPES["I8"])),
+        ("shape of input 1", operand("NGEMM", 2, "dims", [[2, 864, 0, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("NGEMM", 2, "dims", [[3, 860, 0, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("NGEMM", 2, "strides", [[863, 1, 0, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("NGEMM", 3, "dims", [[2, 7, 79, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("NGEMM", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("NGEMM", 2, "dtype", 0)),
+    ],
+)
+def test_damaged_products_of_bits(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_bits).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("zeros", param("ICONV", 0, 2)),
+        ("kernel", param("ICONV", 1, 0)),
+        ("shape of input 1", param("ICONV", 1, 2)),
+        ("shape of input 1", param("ICONV", 2, 5)),
+        ("stride", param("ICONV", 3, 0)),
+        ("stride", param("ICONV", 4, -1)),
+        ("dilation", param("ICONV", 5, 0)),
+        ("dilation", param("ICONV", 6, 1 << 40)),
+        ("window", param("ICONV", 3, 1 << 30)),
+        ("window", param("ICONV", 4, 1 << 30)),
+        ("pad", param("ICONV", 7, -1)),
+        ("pad", param("ICONV", 8, -1)),
+        ("activation", param("ICONV", 9, 1000)),
+        ("residual_last", param("ICONV", 12, 2)),
+        ("zero", param("ICONV", 14, 1 << 62)),
+        ("zero", param("ICONV", 14, -(1 << 62))),
+        ("dtype of the output", operand("ICONV", 0, "dtype", DTYPES["U32"])),
+        ("rank of the output", operand("ICONV", 0, "rank", 3)),
+        ("dtype of input 0", operand("ICONV", 1, "dtype", DTYPES["BOOL"])),
+        ("rank of input 0", operand("ICONV", 1, "rank", 3)),
+        ("batch of input 0", operand("ICONV", 1, "dims", [[1, 3, 9, 8, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("ICONV", 1, "dims", [[2, 5, 5, 8, 0, 0, 0, 0]])),
+        ("dtype of input 1", operand("ICONV", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("ICONV", 2, "dims", [[1, 12, 32, 4, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("ICONV", 2, "strides", [[12 * 128, 0, 4, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("ICONV", 3, "dims", [[39, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("ICONV", 3, "dtype", DTYPES["I32"])),
+        ("shape of input 4", operand("ICONV", 5, "dims", [[1, 40, 1, 1, 0, 0, 0, 0]])),
+        ("dtype of input 4", operand("ICONV", 5, "dtype", DTYPES["I32"])),
+        ("shape of input 5", operand("ICONV", 6, "dims", [[0, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 5", operand("ICONV", 6, "dtype", DTYPES["I8"])),
+        ("required", operand("ICONV", 2, "dtype", 0)),
+        ("input 2", operand("ICONV", 0, "dtype", DTYPES["I32"])),
+    ],
+)
+def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(images_of_bytes).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("activation", param("BGEMM", 1, 1000)),
+        ("residual_last", param("BGEMM", 4, 3)),
+        ("dtype of the output", operand("BGEMM", 0, "dtype", DTYPES["I32"])),
+        ("dtype of input 0", operand("BGEMM", 1, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("BGEMM", 1, "dims", [[2, 19, 40, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BGEMM", 1, "dims", [[2, 20, 38, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("BGEMM", 1, "rank", 2)),
+        ("dtype of input 1", operand("BGEMM", 2, "dtype", DTYPES["F32"])),
+        ("shape of input 1", operand("BGEMM", 2, "dims", [[2, 19, 32, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BGEMM", 2, "dims", [[1, 20, 32, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("BGEMM", 2, "strides", [[640, 1, 20, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("BGEMM", 3, "dims", [[2, 20, 32, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("BGEMM", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("BGEMM", 2, "dtype", 0)),
+        ("kernel", param("BCONV", 0, 0)),
+        ("shape of input 1", param("BCONV", 1, 2)),
+        ("stride", param("BCONV", 2, 0)),
+        ("stride", param("BCONV", 3, -1)),
+        ("dilation", param("BCONV", 4, 0)),
+        ("dilation", param("BCONV", 5, 1 << 40)),
+        ("window", param("BCONV", 3, 1 << 30)),
+        ("window", param("BCONV", 4, 1 << 30)),
+        ("pad", param("BCONV", 6, -1)),
+        ("pad", param("BCONV", 7, -1)),
+        ("activation", param("BCONV", 8, 1000)),
+        ("residual_last", param("BCONV", 11, 2)),
+        ("activation", param("BCONV", 12, 1000)),
+        ("dtype of the output", operand("BCONV", 0, "dtype", DTYPES["U32"])),
+        ("rank of the output", operand("BCONV", 0, "rank", 3)),
+        ("dtype of input 0", operand("BCONV", 1, "dtype", DTYPES["BOOL"])),
+        ("rank of input 0", operand("BCONV", 1, "rank", 3)),
+        ("batch of input 0", operand("BCONV", 1, "dims", [[1, 17, 9, 8, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("BCONV", 1, "dims", [[2, 19, 9, 8, 0, 0, 0, 0]])),
+        ("dtype of input 1", operand("BCONV", 2, "dtype", DTYPES["U8"])),
+        ("shape of input 1", operand("BCONV", 2, "dims", [[1, 81, 32, 0, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("BCONV", 2, "strides", [[81 * 32, 1, 81, 0, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("BCONV", 3, "dims", [[39, 0, 0, 0, 0, 0, 0, 0]])),
+        ("dtype of input 2", operand("BCONV", 3, "dtype", DTYPES["I32"])),
+        ("required", operand("BCONV", 2, "dtype", 0)),
+    ],
+)
+def test_damaged_products_of_pairs(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(products_of_pairs).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("block", 16, 5),
+        ("shape of input 1", 16, 2),
+        ("groups", 0, 2),
+        ("kernel", 2, 5),
+        ("stride", 4, 2),
+        ("dilation", 5, 0),
+        ("pad", 7, -1),
+    ],
+)
+def test_damaged_winograd(name: str, place: int, value: int) -> None:
+    b = Bytes(make(blocks).segment())
+    validate(b.raw)
+    param("WINO", place, value)(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [("activation", 0, 99), ("shape of input 3", 3, 2), ("window", 5, 100), ("window", 7, 1000), ("pad", 9, -1), ("activation", 11, -1)],
+)
+def test_damaged_inverted_residual(name: str, place: int, value: int) -> None:
+    b = Bytes(make(inverted_residuals).segment())
+    validate(b.raw)
+    param("PWDW", place, value)(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+def recurrent_layer(b: GraphBuilder) -> Graph:
+    """A run of an LSTM with all inputs."""
+    p, h, c = b.input(5, 2, 80), b.input(1, 1, 2, 20), b.input(1, 1, 2, 20)
+    packed = b.const(2, 20, 4, 16, weight=True)
+    y = b.node("LSTM", [p, packed, h, c], (3, 1, 2, 20), first=0, reverse=False, begins=True)
+    assert y.producer is not None
+    y.producer.outputs.append(Tensor("c", c.shape, c.dtype, producer=y.producer))
+    return b.graph(b.unary(y), b.unary(y.producer.outputs[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("n_outputs", lambda b: b.ops["n_outputs"].__setitem__(b.op("LSTM"), 1)),
+        ("steps of input 0", param("LSTM", 0, 3)),
+        ("first", param("LSTM", 0, -1)),
+        ("reverse", param("LSTM", 1, 2)),
+        ("option", param("LSTM", 2, 2)),
+        ("shape of the second output", operand("LSTM", 1, "dims", [[1, 1, 2, 19, 0, 0, 0, 0]])),
+        ("shape of input 0", operand("LSTM", 2, "dims", [[5, 2, 79, 0, 0, 0, 0, 0]])),
+        ("shape of input 1", operand("LSTM", 3, "dims", [[1, 20, 4, 16, 0, 0, 0, 0]])),
+        ("strides of input 1", operand("LSTM", 3, "strides", [[0, 64, 16, 1, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("LSTM", 4, "dims", [[1, 1, 1, 20, 0, 0, 0, 0]])),
+        ("shape of input 3", operand("LSTM", 5, "dims", [[1, 1, 2, 19, 0, 0, 0, 0]])),
+    ],
+)
+def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(recurrent_layer).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("times", param("QUANTIZE", 0, 2)),
+        ("dtype of the output", operand("QUANTIZE", 0, "dtype", DTYPES["BOOL"])),
+        ("dtype of input 0", operand("QUANTIZE", 1, "dtype", DTYPES["U8"])),
+        ("dtype of input 1", operand("QUANTIZE", 2, "dtype", DTYPES["U8"])),
+        ("dtype of input 2", operand("QUANTIZE", 3, "dtype", DTYPES["I8"])),
+        ("shape of input 1", operand("QUANTIZE", 2, "dims", [[1, 32, 7, 8, 0, 0, 0, 0]])),
+        ("shape of input 2", operand("QUANTIZE", 3, "dims", [[1, 1, 7, 9, 0, 0, 0, 0]])),
+        ("dtype of input 0", operand("DEQUANTIZE", 1, "dtype", DTYPES["BOOL"])),
+        ("dtype of input 1", operand("DEQUANTIZE", 2, "dtype", DTYPES["U8"])),
+        ("dtype of input 2", operand("DEQUANTIZE", 3, "dtype", DTYPES["I8"])),
+        ("shape of input 0", operand("DEQUANTIZE", 1, "dims", [[1, 32, 7, 8, 0, 0, 0, 0]])),
+        ("axis", param("EXTREMES", 0, 4)),
+        ("axis", param("EXTREMES", 0, -1)),
+        ("blocks of the output", param("EXTREMES", 0, 0)),
+        ("dtype of operand 1", operand("EXTREMES", 1, "dtype", DTYPES["I32"])),
+        ("shape of the output", operand("EXTREMES", 0, "dims", [[5, 1, 0, 0, 0, 0, 0, 0]])),
+        ("n_outputs", lambda b: b.ops["n_outputs"].__setitem__(b.op("LEVELS"), 1)),
+        ("dtype of the second output", operand("LEVELS", 1, "dtype", DTYPES["I8"])),
+        ("dtype of input 0", operand("LEVELS", 2, "dtype", DTYPES["I32"])),
+        ("shape of input 0", operand("LEVELS", 2, "dims", [[5, 1, 0, 0, 0, 0, 0, 0]])),
+        ("rank of input 0", operand("LEVELS", 2, "rank", 1)),
+    ],
+)
+def test_damaged_levels(name: str, damage: Callable[[Bytes], None]) -> None:
+    b = Bytes(make(fitting_levels).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
