@@ -26,6 +26,15 @@ from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import DTYPES, KERNELS
 
 
+def assert_refused(graph: Callable[[GraphBuilder], Any], damage: Callable[[Bytes], None], name: str) -> None:
+    """A plan of the graph is good, and with this damage refused by a message with this in it."""
+    b = Bytes(make(graph).segment())
+    validate(b.raw)
+    damage(b)
+    with pytest.raises(PlanError, match=name):
+        validate(b.raw)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -39,11 +48,7 @@ from aspen_mp.shm.tables import DTYPES, KERNELS
     ],
 )
 def test_damaged_left_factors(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(sevens).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(sevens, damage, name)
 
 
 def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
@@ -89,11 +94,7 @@ def of_sums(i: int, name: str, value: Any) -> Callable[[Bytes], None]:
     ],
 )
 def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(products_of_bytes).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(products_of_bytes, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +130,7 @@ def test_damaged_products_of_bytes(name: str, damage: Callable[[Bytes], None]) -
     ],
 )
 def test_damaged_products_of_bits(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(products_of_bits).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(products_of_bits, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +172,7 @@ def test_damaged_products_of_bits(name: str, damage: Callable[[Bytes], None]) ->
     ],
 )
 def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(images_of_bytes).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(images_of_bytes, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +220,7 @@ def test_damaged_convolutions_of_bytes(name: str, damage: Callable[[Bytes], None
     ],
 )
 def test_damaged_products_of_pairs(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(products_of_pairs).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(products_of_pairs, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -247,11 +236,7 @@ def test_damaged_products_of_pairs(name: str, damage: Callable[[Bytes], None]) -
     ],
 )
 def test_damaged_winograd(name: str, place: int, value: int) -> None:
-    b = Bytes(make(blocks).segment())
-    validate(b.raw)
-    param("WINO", place, value)(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(blocks, param("WINO", place, value), name)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +244,7 @@ def test_damaged_winograd(name: str, place: int, value: int) -> None:
     [("activation", 0, 99), ("shape of input 3", 3, 2), ("window", 5, 100), ("window", 7, 1000), ("pad", 9, -1), ("activation", 11, -1)],
 )
 def test_damaged_inverted_residual(name: str, place: int, value: int) -> None:
-    b = Bytes(make(inverted_residuals).segment())
-    validate(b.raw)
-    param("PWDW", place, value)(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(inverted_residuals, param("PWDW", place, value), name)
 
 
 def recurrent_layer(b: GraphBuilder) -> Graph:
@@ -293,11 +274,7 @@ def recurrent_layer(b: GraphBuilder) -> Graph:
     ],
 )
 def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(recurrent_layer).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(recurrent_layer, damage, name)
 
 
 @pytest.mark.parametrize(
@@ -327,8 +304,4 @@ def test_damaged_recurrent_layer(name: str, damage: Callable[[Bytes], None]) -> 
     ],
 )
 def test_damaged_levels(name: str, damage: Callable[[Bytes], None]) -> None:
-    b = Bytes(make(fitting_levels).segment())
-    validate(b.raw)
-    damage(b)
-    with pytest.raises(PlanError, match=name):
-        validate(b.raw)
+    assert_refused(fitting_levels, damage, name)
