@@ -1,11 +1,11 @@
-"""Kernels along axes: sums, norms, padding."""
+"""Kernels along axes: sums, norms, the largest."""
 
 from __future__ import annotations
 
 from math import prod
 
-from aspen_mp.planner.checks.call import F32, F64, I64, LIMIT, Arg, Call, Rule, activation, all_f32, in_range, need, ranked, shaped
-from aspen_mp.shm.tables import DTYPES, PAD_MODES, REDUCE
+from aspen_mp.planner.checks.call import F32, F64, I64, LIMIT, NUMBERS, Arg, Call, Rule, activation, all_f32, in_range, need, ranked, shaped
+from aspen_mp.shm.tables import DTYPES, REDUCE
 
 
 def _along(axis_param: int) -> Rule:
@@ -14,20 +14,6 @@ def _along(axis_param: int) -> Rule:
         in_range(call, axis_param, "axis", 0, max(len(call.out.shape), 1))
 
     return rule
-
-
-def _pad(call: Call) -> None:
-    out, x, value = call.out.shape, call.input(0), call.optional(1)
-    mode = in_range(call, 0, "mode", 0, len(PAD_MODES))
-    need(len(x.shape) == len(out), "rank of input 0", len(x.shape), len(out))
-    in_range(call, 1, "rank", len(out), len(out) + 1)
-    for k in range(len(out)):
-        in_range(call, 2 + k, "begin", -LIMIT, LIMIT)
-    need(x.dtype == call.out.dtype, "dtype of input 0", x.dtype, call.out.dtype)
-    if value is not None:
-        need(prod(value.shape) >= 1, "shape of input 1", value.shape, "one element")
-        need(value.dtype == call.out.dtype, "dtype of input 1", value.dtype, call.out.dtype)
-    need(mode == PAD_MODES["CONSTANT"] or 0 not in x.shape or 0 in out, "shape of input 0", x.shape, "not empty")
 
 
 def _reduce(call: Call) -> None:
@@ -81,6 +67,16 @@ def _levels(call: Call) -> None:
     shaped(x, (x.shape[0], 2), "shape of input 0")
 
 
+def _topk(call: Call) -> None:
+    x, out = call.input(0), call.out
+    axis = in_range(call, 0, "axis", 0, max(len(out.shape), 1))
+    need(len(x.shape) == len(out.shape) and len(out.shape) >= 1, "rank of input 0", len(x.shape), len(out.shape))
+    need(x.dtype in NUMBERS or x.dtype in (DTYPES["F16"], DTYPES["BF16"]), "dtype of input 0", x.dtype, "a number")
+    need(out.dtype == I64, "dtype of the output", out.dtype, I64)
+    need(out.shape[axis] <= x.shape[axis], "length of the output", out.shape[axis], x.shape[axis])
+    shaped(x, (*out.shape[:axis], x.shape[axis], *out.shape[axis + 1 :]), "shape of input 0")
+
+
 def _blocks_and_groups(moments: Arg, x: Arg, what: str) -> None:
     """Moments [N, blocks, groups, 2] of x [N, C, spatial axes]: no block is empty."""
     need(moments.dtype == F64, f"dtype of {what}", moments.dtype, F64)
@@ -128,7 +124,6 @@ def _lrn(call: Call) -> None:
 RULES: dict[str, Rule] = {
     "EXTREMES": _extremes,
     "LEVELS": _levels,
-    "PAD": _pad,
     "REDUCE": _reduce,
     "ARGREDUCE": _argreduce,
     "SOFTMAX": _softmax,
@@ -137,4 +132,5 @@ RULES: dict[str, Rule] = {
     "STANDARDIZE": _standardize,
     "LRN": _lrn,
     "CUMSUM": _along(0),
+    "TOPK": _topk,
 }

@@ -52,35 +52,42 @@ Rule = Callable[[Call], None]
 
 
 def need(ok: bool, what: str, value: object, bound: object) -> None:
+    """Raises `Misfit` unless `ok`."""
     if not ok:
         raise Misfit(what, value, bound)
 
 
 def in_range(call: Call, i: int, name: str, lo: int, hi: int) -> int:
+    """Parameter `i`, which must be in [lo, hi)."""
     value = call.params[i]
     need(lo <= value < hi, name, value, f"{lo} … {hi - 1}")
     return value
 
 
 def shaped(arg: Arg | None, shape: Sequence[int], what: str) -> None:
+    """An operand that is there must have this shape."""
     if arg is not None:
         need(arg.shape == tuple(shape), what, arg.shape, tuple(shape))
 
 
 def all_f32(call: Call) -> None:
+    """All operands that are there must be f32."""
     for k, arg in enumerate([call.out, *call.more, *call.inputs]):
         need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
 
 
 def is_f32(arg: Arg | None, what: str) -> None:
+    """An operand that is there must be f32."""
     need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
 
 
 def activation(call: Call, i: int) -> None:
+    """Parameter `i` must be the code of a function."""
     in_range(call, i, "activation", 0, len(UNARY))
 
 
 def ranked(arg: Arg, rank: int, what: str) -> None:
+    """An operand must have so many axes."""
     need(len(arg.shape) == rank, f"rank of {what}", len(arg.shape), rank)
 
 

@@ -18,6 +18,7 @@ MOST_ROWS = 14
 
 
 def window(call: Call, first: int, pads: int) -> tuple[int, int]:
+    """Sides of a window whose kernel, strides, dilations and so many paddings are the parameters from `first` on."""
     for k in range(6):
         in_range(call, first + k, ("kernel", "kernel", "stride", "stride", "dilation", "dilation")[k], 1, LIMIT)
     for k in range(pads):

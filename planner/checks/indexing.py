@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 from aspen_mp.planner.checks.call import I32, I64, NUMBERS, Call, Rule, in_range, need, shaped
-from aspen_mp.shm.tables import DTYPES
 
 
 def _gather(call: Call) -> None:
@@ -26,16 +25,6 @@ def _gather_elements(call: Call) -> None:
     shaped(call.out, index.shape, "shape of the output")
     fits = all(i <= d for k, (i, d) in enumerate(zip(index.shape, x.shape, strict=True)) if k != axis)
     need(fits, "shape of input 1", index.shape, x.shape)
-
-
-def _topk(call: Call) -> None:
-    x, out = call.input(0), call.out
-    axis = in_range(call, 0, "axis", 0, max(len(out.shape), 1))
-    need(len(x.shape) == len(out.shape) and len(out.shape) >= 1, "rank of input 0", len(x.shape), len(out.shape))
-    need(x.dtype in NUMBERS or x.dtype in (DTYPES["F16"], DTYPES["BF16"]), "dtype of input 0", x.dtype, "a number")
-    need(out.dtype == I64, "dtype of the output", out.dtype, I64)
-    need(out.shape[axis] <= x.shape[axis], "length of the output", out.shape[axis], x.shape[axis])
-    shaped(x, (*out.shape[:axis], x.shape[axis], *out.shape[axis + 1 :]), "shape of input 0")
 
 
 def _index(call: Call) -> None:
@@ -65,7 +54,6 @@ def _scatter(call: Call) -> None:
 RULES: dict[str, Rule] = {
     "GATHER": _gather,
     "GATHER_ELEMENTS": _gather_elements,
-    "TOPK": _topk,
     "INDEX": _index,
     "SCATTER": _scatter,
 }

@@ -1,11 +1,14 @@
-"""Kernels along whole axes."""
+"""Kernels along axes: sums, norms, the largest."""
 
 from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from aspen_mp.planner.ir import Node, Shape
 from aspen_mp.planner.regions.boxes import Boxes, Region, Rule, broadcast, digits_of, full_axes, strides, whole
+from aspen_mp.planner.regions.elementwise import all_of_it
 
 
 def _reduce(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
@@ -55,6 +58,14 @@ def _extremes_of_blocks(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) 
     return out_lo, out_hi
 
 
+def _lrn(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    size = node.attrs["size"]
+    lo, hi = lo.copy(), hi.copy()
+    lo[:, 1] = np.maximum(lo[:, 1] - (size - 1) // 2, 0)
+    hi[:, 1] = np.minimum(hi[:, 1] + size // 2, shape[1])
+    return lo, hi
+
+
 def _cumsum(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     axis, exclusive = node.attrs["axis"], int(node.attrs["exclusive"])
     lo, hi = lo.copy(), hi.copy()
@@ -67,12 +78,14 @@ def _cumsum(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 RULES: dict[str, Rule] = {
     "EXTREMES": _extremes_of_blocks,
+    "LEVELS": all_of_it,
     "REDUCE": _reduce,
     "ARGREDUCE": _whole_axis,
     "SOFTMAX": _whole_axis,
     "NORM": _norm,
     "MOMENTS": _moments,
     "STANDARDIZE": _standardize,
+    "LRN": _lrn,
     "CUMSUM": _cumsum,
     "TOPK": _whole_axis,
 }

@@ -16,6 +16,7 @@ Rule = Callable[[Node, int, Shape, Boxes, Boxes], Region]
 
 
 def whole(shape: Shape, n: int) -> Region:
+    """All of a tensor, for each of n boxes."""
     hi = np.empty((n, len(shape)), np.int64)
     hi[:] = shape
     return np.zeros_like(hi), hi
@@ -41,6 +42,7 @@ def full_axes(axes: tuple[int, ...], shape: Shape, lo: Boxes, hi: Boxes) -> Regi
 
 
 def strides(shape: Shape) -> list[int]:
+    """Row-major, in elements."""
     return [prod(shape[k + 1 :]) for k in range(len(shape))]
 
 

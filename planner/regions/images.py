@@ -18,6 +18,7 @@ def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: 
 
 
 def windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+    """What the windows of boxes see along the axes of an image or a volume. Writes to `lo` and `hi`."""
     a = node.attrs
     first = len(shape) - 2
     axes = [(first + k, (a["kernel"][k], a["strides"][k], a["dilations"][k], a["pads"][k])) for k in range(2)]
@@ -113,14 +114,6 @@ def _pool(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return windows(node, shape, lo.copy(), hi.copy())
 
 
-def _lrn(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    size = node.attrs["size"]
-    lo, hi = lo.copy(), hi.copy()
-    lo[:, 1] = np.maximum(lo[:, 1] - (size - 1) // 2, 0)
-    hi[:, 1] = np.minimum(hi[:, 1] + size // 2, shape[1])
-    return lo, hi
-
-
 RULES: dict[str, Rule] = {
     "ICONV": _iconv,
     "BCONV": _bconv,
@@ -129,5 +122,4 @@ RULES: dict[str, Rule] = {
     "PWDW": _pwdw,
     "WINO": _wino,
     "POOL": _pool,
-    "LRN": _lrn,
 }

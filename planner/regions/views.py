@@ -10,6 +10,7 @@ import numpy as np
 
 from aspen_mp.planner.ir import Node, Shape
 from aspen_mp.planner.regions.boxes import Boxes, Region, Rule, digits_of, strides, whole
+from aspen_mp.planner.regions.elementwise import elementwise
 
 
 @lru_cache(maxsize=4096)
@@ -114,5 +115,6 @@ RULES: dict[str, Rule] = {
     "view.reshape": _reshape,
     "view.transpose": _transpose,
     "view.slice": _slice,
+    "view.expand": elementwise,
     "concat": _concat,
 }

@@ -15,7 +15,7 @@ from numpy_kernels import NUMPY_KERNELS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from aspen_mp.planner import pairs, winograd
+from aspen_mp.planner import checks, pairs, regions, winograd
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
@@ -623,3 +623,15 @@ def test_opaque_reads_everything() -> None:
     lo, hi = input_region(node, 0, np.array([[1]]), np.array([[2]]))
     assert lo.tolist() == [[0, 0]]
     assert hi.tolist() == [[2, 3]]
+
+
+def test_a_kernel_is_of_one_family() -> None:
+    """Its region and its check are in files of the same name, and in no other."""
+
+    def families(package: Any) -> dict[str, str]:
+        rows = [(kernel, family.__name__.rpartition(".")[2]) for family in package._FAMILIES for kernel in family.RULES]
+        assert len(rows) == len(dict(rows))
+        return dict(rows)
+
+    of_regions, of_checks = families(regions), families(checks)
+    assert {kernel: of_regions[kernel] for kernel in of_checks} == of_checks
