@@ -44,7 +44,7 @@ cdef extern from "table.h" nogil:
     struct aspen_row:
         uint32_t lock, open
         uint32_t waiting
-        uint64_t mask
+        uint64_t first
     struct aspen_plan:
         uint32_t state, generation, segment, n_weights, n_instances
         uint32_t instance[32]
@@ -487,7 +487,7 @@ cdef class ControlTable:
             "sleepers": aspen_load_acquire(&self.c.idle.sleepers), "spinners": aspen_load_acquire(&self.c.idle.spinners),
             "queued": sum(aspen_stat_load32(&self.c.row[<uint32_t>r].waiting) for r in range(self.c.signals.n_rows)),
             "trace": self.c.signals.trace != 0,
-            "ready_rows": [r for r in range(self.c.signals.n_rows) if aspen_load_word(&self.c.row[<uint32_t>r].mask)],
+            "ready_rows": [r for r in range(self.c.signals.n_rows) if aspen_load_word(&self.c.row[<uint32_t>r].first)],
             "plans": sum(self.c.plan[i].state == ASPEN_PLAN_LIVE for i in range(1, ASPEN_MAX_PLANS)),
             "draining": sum(self.c.plan[i].state == ASPEN_PLAN_DRAINING for i in range(1, ASPEN_MAX_PLANS)),
             "instances": instances, "served": served,

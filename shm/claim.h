@@ -96,7 +96,7 @@ static inline int aspen_seed(struct aspen_station *s) {
   const struct aspen_plan_view *plan = s->instance[seed->instance]->plan;
   uint32_t generation = (uint32_t)(aspen_load_relaxed(&instance->word) >> 32), n_rows = control->signals.n_rows, row = s->row;
   uint64_t item[CHUNK];
-  uint8_t column[CHUNK];
+  uint8_t depth[CHUNK];
   while (seed->next < seed->n) {
     uint32_t end = seed->n - seed->next < seed->share ? seed->n : seed->next + seed->share;
     while (seed->next < end) {
@@ -104,9 +104,9 @@ static inline int aspen_seed(struct aspen_station *s) {
       for (uint32_t j = 0; j < n; j++) {
         uint32_t tile = plan->initial[seed->next + j];
         item[j] = ASPEN_ITEM(generation, seed->instance, tile);
-        column[j] = (uint8_t)aspen_column(instance->class_, plan->tiles[tile].depth);
+        depth[j] = plan->tiles[tile].depth;
       }
-      int r = aspen_pool_push(&control->row[row], &s->user, item, column, n, row != s->row);
+      int r = aspen_pool_push(&control->row[row], &s->user, instance->order, item, depth, n, row != s->row);
       if (r == ASPEN_CLOSED) break;
       if (r) return r;
       seed->next += n;
@@ -148,6 +148,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
   i->slot = r->slot;
   i->sequence = ASPEN_SLOT_SEQUENCE(r->word);
   i->class_ = r->class_;
+  i->order = aspen_order(r->class_, ++s->control->claim.ticket); /* under the claim lock */
   i->offset = r->offset;
   i->extent = r->extent;
   i->needed = 0;
@@ -174,6 +175,7 @@ static inline int aspen_start(struct aspen_station *s, struct aspen_client_segme
     return ASPEN_OK;
   }
   aspen_copy_words(view->missing, view->plan->parent_counts, sizeof(uint32_t) * view->plan->n_tiles);
+  aspen_add_seq(&s->control->claim.running, 1);
   aspen_store_release(&i->word, ASPEN_STATE(generation, ASPEN_INSTANCE_RUNNING));
   aspen_stat_add(&aspen_me(s)->claims, 1);
   if (aspen_tracing(&s->trace))

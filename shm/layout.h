@@ -16,9 +16,10 @@
 #define ASPEN_LINE 64
 #define ASPEN_PAGE 4096
 #define ASPEN_MAX_WORKERS 256   /* rows of the ready pool; a runtime uses max_workers of them */
-#define ASPEN_COLUMNS 64        /* one bit of a row's mask each */
+#define ASPEN_LANES 16          /* requests whose tiles a row of the ready pool keeps apart; more than those share */
 #define ASPEN_CLASSES 3         /* request priorities: high, normal, low */
-#define ASPEN_DEPTHS 21         /* depth bins a class: column = class * ASPEN_DEPTHS + bin */
+#define ASPEN_TICKET_BITS 62    /* of a request's order: its class stands above them */
+#define ASPEN_DEPTHS 21         /* depth bins: queues a lane */
 #define ASPEN_MAX_PLANS 1024
 #define ASPEN_MAX_INSTANCES 4096
 #define ASPEN_MAX_CLIENTS 256
@@ -172,7 +173,9 @@ struct aspen_claim {
   uint32_t turn;       /* claiming DSE: the client after the one served last, for fairness between clients */
   uint64_t waiting[ASPEN_MAX_CLIENTS / 64]; /* DSEs: clients whose slots have to be looked at; bits move here from the doorbell page.
                                              * Recovery: all ones */
-  uint32_t reserved[4];
+  uint32_t running;    /* DSEs: ++ when a request is started, -- when it is complete; recovery counts anew. A hint: with one, nobody looks for older ones */
+  uint32_t reserved;
+  uint64_t ticket;     /* claiming DSE: of the request started last */
 };
 
 enum aspen_worker_state { ASPEN_WORKER_NONE = 0, ASPEN_WORKER_JOINING, ASPEN_WORKER_RUNNING, ASPEN_WORKER_LEAVING, ASPEN_WORKER_DEAD };
@@ -228,15 +231,22 @@ struct aspen_worker {
 #define ASPEN_ITEM_INSTANCE(item) ((uint32_t)((item) >> 32) & 0xffffu)
 #define ASPEN_ITEM_GENERATION(item) ((uint32_t)((item) >> 48))
 
-/* Ready pool: a row for each worker. Everything but `lock` is written under `lock`; thieves read `mask` without it. */
+/* Ready pool: a row for each worker. Everything but `lock` is written under `lock`; thieves read `first` without it. What lanes hold whose bit in `busy` is 0
+ * says nothing. */
 struct aspen_row {
   uint32_t lock; /* row + 1 of the holder, 0 free */
   uint32_t open; /* its worker runs: others may seed tiles here */
-  uint64_t mask; /* bit c: column c is not empty. Set before unlocking (sequentially consistent: README, "Park") */
-  uint32_t waiting; /* items in all columns. Decides nothing but what a slow core leaves to others */
-  uint32_t reserved0;
-  uint64_t reserved[13];
-  struct aspen_queue { uint64_t head, tail; } column[ASPEN_COLUMNS]; /* items, linked through next[tile] of their instance's arena */
+  uint64_t first; /* order of the oldest request that has a tile here, 0: none. Set before unlocking (sequentially consistent: README, "Park") */
+  uint32_t waiting; /* items in all queues. Decides nothing but what a slow core leaves to others */
+  uint32_t busy;  /* bit l: lane l is not empty */
+  uint64_t reserved[5];
+  struct aspen_lane {
+    uint64_t order; /* of its request; of the oldest, if several share it */
+    uint32_t mask;  /* bit d: queue d is not empty */
+    uint32_t reserved;
+    struct aspen_queue { uint64_t head, tail; } queue[ASPEN_DEPTHS]; /* by depth: items, linked through next[tile] of their instance's arena */
+    uint64_t reserved1[4];
+  } lane[ASPEN_LANES];
 };
 
 enum aspen_segment_state { ASPEN_SEGMENT_FREE = 0, ASPEN_SEGMENT_LIVE, ASPEN_SEGMENT_DROPPED };
@@ -281,19 +291,20 @@ struct aspen_instance {
   uint32_t plan;       /* server */
   uint32_t arena;      /* server: segment */
   uint32_t data;       /* segment that holds the request's region … */
-  uint32_t class_;     /* priority class: 0 high, 1 normal, 2 low */
+  uint32_t extent;     /* of the request, one of the plan's (README, "Extent") */
   uint64_t offset;     /* … and where in it */
+  uint64_t order;      /* of the request among all (aspen_order) */
   uint32_t client;
   uint32_t slot;
   uint32_t sequence;   /* of the slot: word (sequence, RUNNING) is this request's */
   uint32_t seq;        /* server: as in aspen_plan */
-  uint32_t data_index; /* of `data` in the client's table */
-  uint32_t extent;     /* of the request, one of the plan's (README, "Extent") */
   /* line 1: request-grained */
+  uint32_t class_;     /* priority class: 0 high, 1 normal, 2 low */
+  uint32_t data_index; /* of `data` in the client's table */
   uint64_t needed;     /* bytes that an OBJECT result needs (fault NEEDS_SPACE); by the DSE that set `fault` */
   uint64_t started_ns; /* CLOCK_MONOTONIC */
   uint64_t served;     /* requests completed */
-  uint64_t reserved1[5];
+  uint64_t reserved1[4];
 };
 
 enum aspen_client_state { ASPEN_CLIENT_FREE = 0, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING };
@@ -460,7 +471,8 @@ _Static_assert(sizeof(struct aspen_signals) == ASPEN_LINE, "signals");
 _Static_assert(sizeof(struct aspen_idle) == ASPEN_LINE, "idle");
 _Static_assert(sizeof(struct aspen_claim) == ASPEN_LINE, "claim");
 _Static_assert(sizeof(struct aspen_worker) == 4 * ASPEN_LINE, "worker");
-_Static_assert(sizeof(struct aspen_row) == 2 * ASPEN_LINE + ASPEN_COLUMNS * 16, "row");
+_Static_assert(sizeof(struct aspen_lane) == 6 * ASPEN_LINE, "lane");
+_Static_assert(sizeof(struct aspen_row) == (1 + 6 * ASPEN_LANES) * ASPEN_LINE, "row");
 _Static_assert(sizeof(struct aspen_segment) == 32, "segment");
 _Static_assert(sizeof(struct aspen_plan) == 4 * ASPEN_LINE, "plan");
 _Static_assert(sizeof(struct aspen_instance) == 2 * ASPEN_LINE, "instance");
@@ -470,7 +482,8 @@ _Static_assert(sizeof(struct aspen_data_head) == ASPEN_DATA_FIRST, "data head");
 _Static_assert(sizeof(struct aspen_doorbell) <= ASPEN_PAGE, "doorbell");
 _Static_assert(sizeof(struct aspen_trace_record) == 32, "trace record");
 _Static_assert(sizeof(struct aspen_trace_ring) == ASPEN_LINE, "trace ring");
-_Static_assert(ASPEN_CLASSES * ASPEN_DEPTHS <= ASPEN_COLUMNS, "a column for each class and depth");
+_Static_assert(ASPEN_DEPTHS <= 32 && ASPEN_LANES < 32, "a bit for each queue and lane");
+_Static_assert(ASPEN_CLASSES <= 4 && ASPEN_TICKET_BITS == 62, "a class fits above the ticket");
 _Static_assert(ASPEN_MAX_INSTANCES <= 0x10000, "instances fit an item");
 ASPEN_LINE_AT(aspen_control, signals);
 ASPEN_LINE_AT(aspen_control, idle);
@@ -483,8 +496,8 @@ ASPEN_LINE_AT(aspen_control, client);
 ASPEN_LINE_AT(aspen_control, segment);
 ASPEN_LINE_AT(aspen_worker, current);
 ASPEN_LINE_AT(aspen_worker, tiles);
-ASPEN_LINE_AT(aspen_row, column);
-ASPEN_LINE_AT(aspen_instance, needed);
+ASPEN_LINE_AT(aspen_row, lane);
+ASPEN_LINE_AT(aspen_instance, class_);
 ASPEN_LINE_AT(aspen_doorbell, event);
 ASPEN_LINE_AT(aspen_client_segment, completions);
 ASPEN_LINE_AT(aspen_client_segment, pending);

@@ -1,8 +1,8 @@
-/* The ready pool: a row of queues for each worker (README, "Push", "Pop", "Steal").
+/* The ready pool: a row for each worker, a lane in it for each request that has tiles there, a queue in that for each depth (README, "Push, Pop, Steal").
  *
- * A column is a FIFO of items linked through next[tile] of each item's own instance, so a queue never overflows and a push allocates nothing.
- * One lock a row; one bit a column says which are not empty, so the best column is found in one instruction.
- * Whoever takes a lock watches the epoch and gives up when it changes (I8). Queues are caches of flags and graph (I3): recovery empties
+ * A queue is a FIFO of items linked through next[tile] of each item's own instance, so it never overflows and a push allocates nothing.
+ * One lock a row; one bit a lane and one bit a queue say which are not empty. A row's `first` is its oldest request's order, for all to read.
+ * Whoever takes a lock watches the epoch and gives up when it changes (I8). Rows are caches of flags and graph (I3): recovery empties
  * them without a look.
  */
 #ifndef ASPEN_POOL_H
@@ -42,12 +42,8 @@ static inline uint32_t aspen_random(uint32_t *state) {
   return *state = x;
 }
 
-/* H(class, depth): which queue a tile waits in; lower columns run first. Shallow tiles first within a priority class. */
-static inline unsigned aspen_column(uint32_t class_, uint8_t depth) {
-  unsigned bin = depth < ASPEN_DEPTHS ? depth : ASPEN_DEPTHS - 1;
-  return (class_ < ASPEN_CLASSES ? class_ : ASPEN_CLASSES - 1) * ASPEN_DEPTHS + bin;
-}
-static inline unsigned aspen_column_class(unsigned column) { return column / ASPEN_DEPTHS; }
+/* The place of a request among all: by class, then by age. Lower orders run first; never 0. Within a request, shallow tiles go first. */
+static inline uint64_t aspen_order(uint32_t class_, uint64_t ticket) { return (uint64_t)class_ << ASPEN_TICKET_BITS | ticket; }
 
 /* ------------------------------------------------------------------------------------------------ lock */
 
@@ -76,16 +72,65 @@ static inline uint64_t *aspen_link(const struct aspen_user *u, uint64_t item) {
   return &u->next[ASPEN_ITEM_INSTANCE(item)][ASPEN_ITEM_TILE(item)];
 }
 
-/* Adds an item; returns the mask with its bit set. The caller stores the mask once for a whole batch. */
-static inline uint64_t aspen_row_put(struct aspen_row *row, uint64_t mask, struct aspen_user *u, uint64_t item, unsigned column) {
-  struct aspen_queue *q = &row->column[column];
-  uint64_t bit = (uint64_t)1 << column;
+/* The lane of a request in a row. One that has none yet gets an empty one; if there is none, it shares that of the next older request in the row, or, being the
+ * oldest itself, that of the next younger, which then counts as as old: nobody waits for longer than it would alone, and the two go by depth. */
+static inline struct aspen_lane *aspen_row_lane(struct aspen_row *row, uint64_t order) {
+  uint32_t busy = aspen_load_guarded(&row->busy), empty = ~busy & ((1u << ASPEN_LANES) - 1);
+  struct aspen_lane *older = NULL, *younger = NULL;
+  for (uint32_t bits = busy; bits; bits &= bits - 1) {
+    struct aspen_lane *lane = &row->lane[__builtin_ctz(bits)];
+    uint64_t other = aspen_load_guarded(&lane->order);
+    if (other == order) return lane;
+    struct aspen_lane **best = other < order ? &older : &younger;
+    if (!*best || (other < order) == (other > aspen_load_guarded(&(*best)->order))) *best = lane;
+  }
+  struct aspen_lane *lane = empty ? &row->lane[__builtin_ctz(empty)] : older ? older : younger;
+  if (empty) {
+    aspen_store_guarded(&row->busy, busy | (empty & -empty));
+    aspen_store_guarded(&lane->mask, 0);
+  }
+  if (empty || lane == younger) aspen_store_guarded(&lane->order, order);
+  return lane;
+}
+
+/* The lane that goes first, of a row in which something waits. */
+static inline struct aspen_lane *aspen_row_first(struct aspen_row *row, struct aspen_user *u) {
+  uint32_t busy = aspen_load_guarded(&row->busy), pick = 0;
+  if (!(busy & (busy - 1))) return &row->lane[__builtin_ctz(busy)];
+  if (aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_RANDOM) {
+    for (pick = aspen_random(&u->random) % (unsigned)__builtin_popcount(busy); pick; pick--) busy &= busy - 1;
+    return &row->lane[__builtin_ctz(busy)];
+  }
+  struct aspen_lane *first = &row->lane[__builtin_ctz(busy)];
+  for (busy &= busy - 1; busy; busy &= busy - 1) {
+    struct aspen_lane *lane = &row->lane[__builtin_ctz(busy)];
+    if (aspen_load_guarded(&lane->order) < aspen_load_guarded(&first->order)) first = lane;
+  }
+  return first;
+}
+
+/* What `first` has to be. */
+static inline uint64_t aspen_row_oldest(struct aspen_row *row) {
+  uint64_t oldest = 0;
+  for (uint32_t busy = aspen_load_guarded(&row->busy); busy; busy &= busy - 1) {
+    uint64_t order = aspen_load_guarded(&row->lane[__builtin_ctz(busy)].order);
+    if (!oldest || order < oldest) oldest = order;
+  }
+  return oldest;
+}
+
+/* Adds an item to a request's lane. The caller stores the row's `first` once for a whole batch. */
+static inline void aspen_row_put(struct aspen_row *row, struct aspen_lane *lane, struct aspen_user *u, uint64_t item, uint8_t depth) {
+  const unsigned bin = depth < ASPEN_DEPTHS ? depth : ASPEN_DEPTHS - 1;
+  struct aspen_queue *q = &lane->queue[bin];
+  uint32_t mask = aspen_load_guarded(&lane->mask), bit = 1u << bin;
   uint32_t policy = aspen_stat_load(&u->signals->policy);
   int at_head = policy == ASPEN_POLICY_LIFO || (policy == ASPEN_POLICY_RANDOM && (aspen_random(&u->random) & 1));
   if (!(mask & bit)) {
     aspen_store_guarded(aspen_link(u, item), 0);
     aspen_store_guarded(&q->head, item);
     aspen_store_guarded(&q->tail, item);
+    aspen_store_guarded(&lane->mask, mask | bit);
   } else if (at_head) {
     aspen_store_guarded(aspen_link(u, item), aspen_load_guarded(&q->head));
     aspen_store_guarded(&q->head, item);
@@ -95,22 +140,31 @@ static inline uint64_t aspen_row_put(struct aspen_row *row, uint64_t mask, struc
     aspen_store_guarded(&q->tail, item);
   }
   aspen_stat_add(&row->waiting, 1);
-  return mask | bit;
 }
 
-static inline unsigned aspen_mask_pick(uint64_t mask, struct aspen_user *u) {
+static inline unsigned aspen_mask_pick(uint32_t mask, struct aspen_user *u) {
   if (aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_RANDOM)
-    for (unsigned skip = aspen_random(&u->random) % (unsigned)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
-  return (unsigned)__builtin_ctzll(mask);
+    for (unsigned skip = aspen_random(&u->random) % (unsigned)__builtin_popcount(mask); skip; skip--) mask &= mask - 1;
+  return (unsigned)__builtin_ctz(mask);
 }
 
 /* Of `n` tiles in the order of a layer, the number of the one that a worker takes. */
 static inline uint32_t aspen_first_of_part(const struct aspen_user *u, uint32_t n) { return (uint32_t)((uint64_t)n * u->part / ASPEN_PARTS); }
 
-/* Takes an item of the best column of a row whose mask is not 0: the first, or the first of the caller's part, as far as it looks. */
-static inline uint64_t aspen_row_take(struct aspen_row *row, uint64_t mask, struct aspen_user *u) {
-  unsigned column = aspen_mask_pick(mask, u);
-  struct aspen_queue *q = &row->column[column];
+/* The last item of a queue was taken. `first` is stored relaxed: late, it makes someone look in vain, and the lock orders it for the next holder. */
+static inline void aspen_row_emptied(struct aspen_row *row, struct aspen_lane *lane, uint32_t bit) {
+  uint32_t mask = aspen_load_guarded(&lane->mask) & ~bit;
+  aspen_store_guarded(&lane->mask, mask);
+  if (mask) return;
+  aspen_store_guarded(&row->busy, aspen_load_guarded(&row->busy) & ~(1u << (lane - row->lane)));
+  aspen_store_relaxed(&row->first, aspen_row_oldest(row));
+}
+
+/* Takes an item of a row in which something waits, of its oldest request's shallowest queue: the first, or the first of the caller's part, as far as it looks. */
+static inline uint64_t aspen_row_take(struct aspen_row *row, struct aspen_user *u) {
+  struct aspen_lane *lane = aspen_row_first(row, u);
+  unsigned depth = aspen_mask_pick(aspen_load_guarded(&lane->mask), u);
+  struct aspen_queue *q = &lane->queue[depth];
   uint64_t item = aspen_load_guarded(&q->head), after = aspen_load_guarded(aspen_link(u, item)), before = 0;
   if (u->part && after && aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_FIFO) {
     uint64_t seen = after; /* the item at aspen_first_of_part of all items up to here is `item` */
@@ -123,32 +177,35 @@ static inline uint64_t aspen_row_take(struct aspen_row *row, uint64_t mask, stru
     if (!after) aspen_store_guarded(&q->tail, before);
   } else if (after)
     aspen_store_guarded(&q->head, after);
-  else /* relaxed: clearing late makes someone look in vain, and the lock orders it for the next holder */
-    aspen_store_relaxed(&row->mask, mask & ~((uint64_t)1 << column));
+  else
+    aspen_row_emptied(row, lane, 1u << depth);
   aspen_stat_add(&row->waiting, -1);
   return item;
 }
 
 /* ------------------------------------------------------------------------------------------------ push, pop */
 
-/* Tiles that became ready together. */
+/* Tiles of one request that became ready together. */
 struct aspen_batch {
+  uint64_t order; /* of the request */
   uint32_t n;
   uint64_t item[ASPEN_FANOUT + 1];
-  uint8_t column[ASPEN_FANOUT + 1];
+  uint8_t depth[ASPEN_FANOUT + 1];
 };
 
-/* Puts items into a row under one lock. `to_other`: refuse (CLOSED) a row without a worker. On any outcome but OK nothing was pushed. */
-static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, const uint64_t *item, const uint8_t *column, uint32_t n,
+/* Puts items of a request into a row under one lock. `to_other`: refuse (CLOSED) a row without a worker. On any outcome but OK nothing was pushed. */
+static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, uint64_t order, const uint64_t *item, const uint8_t *depth, uint32_t n,
                                   int to_other) {
   int r = aspen_row_lock(row, u);
   if (r) return r;
   if (!aspen_row_mapped(u)) r = ASPEN_ATTACH;
   else if (to_other && !aspen_load_guarded(&row->open)) r = ASPEN_CLOSED;
   else {
-    uint64_t mask = aspen_load_relaxed(&row->mask);
-    for (uint32_t i = 0; i < n; i++) mask = aspen_row_put(row, mask, u, item[i], column[i]);
-    aspen_store_seq(&row->mask, mask); /* seq: before the pusher's look at `sleepers` in the total order (README, "Park") */
+    struct aspen_lane *lane = aspen_row_lane(row, order);
+    for (uint32_t i = 0; i < n; i++) aspen_row_put(row, lane, u, item[i], depth[i]);
+    uint64_t first = aspen_load_relaxed(&row->first);
+    /* seq, changed or not: before the pusher's look at `sleepers` in the total order (README, "Park") */
+    aspen_store_seq(&row->first, !first || order < first ? order : first);
   }
   aspen_row_unlock(row);
   return r;
@@ -156,13 +213,12 @@ static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, c
 
 /* Takes the best item of a row: its owner waits for the lock, a thief does not. */
 static inline int aspen_pool_pop(struct aspen_row *row, struct aspen_user *u, int thief, uint64_t *item) {
-  if (!aspen_load_relaxed(&row->mask)) return ASPEN_EMPTY;
+  if (!aspen_load_relaxed(&row->first)) return ASPEN_EMPTY;
   int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);
   if (r) return r;
-  uint64_t mask = aspen_load_relaxed(&row->mask);
-  if (!mask) r = ASPEN_EMPTY;
+  if (!aspen_load_relaxed(&row->first)) r = ASPEN_EMPTY;
   else if (!aspen_row_mapped(u)) r = ASPEN_ATTACH;
-  else *item = aspen_row_take(row, mask, u);
+  else *item = aspen_row_take(row, u);
   aspen_row_unlock(row);
   return r;
 }

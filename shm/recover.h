@@ -83,7 +83,8 @@ static inline int aspen_recovery_view(struct aspen_recovery *r, uint32_t id, str
 static inline void aspen_recover_pool(struct aspen_control *c) {
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     aspen_store_relaxed(&c->row[r].lock, 0);
-    aspen_store_relaxed(&c->row[r].mask, 0);
+    aspen_store_relaxed(&c->row[r].first, 0);
+    aspen_store_relaxed(&c->row[r].busy, 0);
     aspen_stat_store(&c->row[r].waiting, 0);
   }
   aspen_store_relaxed(&c->claim.lock, 0);
@@ -92,14 +93,15 @@ static inline void aspen_recover_pool(struct aspen_control *c) {
 }
 
 /* Pushes a tile into the rows of workers that run, in turn; into any row if there is none: a closed row's tiles are anybody's. */
-static inline void aspen_recover_push(struct aspen_recovery *r, uint64_t item, unsigned column) {
+static inline void aspen_recover_push(struct aspen_recovery *r, uint64_t order, uint64_t item, uint8_t depth) {
   struct aspen_control *c = r->station.control;
   for (uint32_t k = 0; k < c->signals.n_rows; k++) {
     r->row = (r->row + 1) % c->signals.n_rows;
     if (aspen_load_relaxed(&c->row[r->row].open)) break;
   }
   struct aspen_row *row = &c->row[r->row];
-  aspen_store_relaxed(&row->mask, aspen_row_put(row, aspen_load_relaxed(&row->mask), &r->station.user, item, column));
+  aspen_row_put(row, aspen_row_lane(row, order), &r->station.user, item, depth);
+  aspen_store_relaxed(&row->first, aspen_row_oldest(row));
 }
 
 /* The slot's word while the instance's request runs and has not been answered. */
@@ -144,13 +146,13 @@ static inline void aspen_recover_restart(struct aspen_recovery *r, struct aspen_
 /* Counters from flags: a tile misses the parents that have not been executed (I4: all of them); one that misses none is ready. A tile that
  * was being executed is executed again (I5, I6). */
 static inline void aspen_recover_tiles(struct aspen_recovery *r, uint32_t id, uint32_t generation, const struct aspen_recovery_view *v) {
-  uint32_t class_ = r->station.control->instance[id].class_;
+  uint64_t order = r->station.control->instance[id].order;
   for (uint32_t n = 0; n < v->header->n_tiles; n++) {
     if (v->executed[n] == generation) continue;
     uint32_t lacking = 0;
     for (uint32_t k = v->begin[n]; k < v->begin[n + 1]; k++) lacking += v->executed[v->parents[k]] != generation;
     v->missing[n] = lacking;
-    if (!lacking) aspen_recover_push(r, ASPEN_ITEM(generation, id, n), aspen_column(class_, v->tiles[n].depth));
+    if (!lacking) aspen_recover_push(r, order, ASPEN_ITEM(generation, id, n), v->tiles[n].depth);
   }
 }
 
@@ -207,6 +209,7 @@ static inline void aspen_recover_client(struct aspen_client_segment *c) {
 /* `restart`: the flags cannot be trusted either (the dead worker may have scribbled), so running requests begin anew from their inputs. */
 static inline void aspen_recover(struct aspen_recovery *r, int restart) {
   struct aspen_control *c = r->station.control;
+  uint32_t running = 0;
   aspen_recover_pool(c);
   for (uint32_t id = 1; id < ASPEN_MAX_INSTANCES; id++) {
     struct aspen_instance *i = &c->instance[id];
@@ -218,7 +221,9 @@ static inline void aspen_recover(struct aspen_recovery *r, int restart) {
       case ASPEN_INSTANCE_RUNNING: aspen_recover_running(r, id, generation, restart); break;
       case ASPEN_INSTANCE_DONE: aspen_recover_done(r, id, generation, restart); break;
     }
+    running += (uint32_t)aspen_load_relaxed(&i->word) == ASPEN_INSTANCE_RUNNING;
   }
+  aspen_store_relaxed(&c->claim.running, running);
   for (uint32_t k = 1; k < ASPEN_MAX_CLIENTS; k++)
     if (aspen_load_relaxed(&c->client[k].state) != ASPEN_CLIENT_FREE) {
       struct aspen_client_segment *own = aspen_client_mapped(&r->station, k);

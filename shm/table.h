@@ -244,7 +244,7 @@ static inline int aspen_worker_due(const struct aspen_control *c, const struct a
   if (aspen_load_seq(&c->signals.attach_seq) != aspen_load_acquire(&w->attached)) return 1;
   for (uint32_t r = 0; r < c->signals.n_rows; r++) {
     int takes = r == row || aspen_stat_load(&c->signals.steal) || !aspen_load_seq(&c->row[r].open);
-    if (takes && aspen_load_seq(&c->row[r].mask)) return 1;
+    if (takes && aspen_load_seq(&c->row[r].first)) return 1;
   }
   return aspen_bell_pending(bell) || (aspen_load_seq(&c->claim.wanted) != aspen_load_seq(&c->claim.done) && aspen_load_seq(&c->claim.lock) == 0);
 }

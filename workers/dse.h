@@ -271,10 +271,10 @@ static inline int aspen_dse_work(const struct aspen_dse *d) {
   const struct aspen_signals *g = &c->signals;
   if (aspen_load_seq(&g->epoch) != d->s.user.epoch || aspen_load_seq(&g->attach_seq) != d->s.user.attached || aspen_load_seq(&g->stop)) return 1;
   if (aspen_load_seq(&aspen_me(&d->s)->command)) return 1;
-  if (aspen_load_seq(&aspen_own_row(&d->s)->mask)) return 1;
+  if (aspen_load_seq(&aspen_own_row(&d->s)->first)) return 1;
   for (uint32_t k = 0; k < d->n_victims; k++) {
     const struct aspen_row *row = &c->row[d->victim[k]];
-    if (aspen_load_seq(&row->mask) && aspen_dse_may_take(d, row)) return 1;
+    if (aspen_load_seq(&row->first) && aspen_dse_may_take(d, row)) return 1;
   }
   return aspen_bell_pending(d->s.bell) || aspen_claim_due(&d->s);
 }
@@ -365,7 +365,7 @@ static inline void aspen_dse_epoch(struct aspen_dse *d) {
 /* Pushes to the own row and wakes sleepers for what was pushed. On ASPEN_ATTACH the tiles are kept in `held`. */
 static inline int aspen_dse_push(struct aspen_dse *d, const struct aspen_batch *b) {
   if (!b->n) return ASPEN_OK;
-  int r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, b->item, b->column, b->n, 0);
+  int r = aspen_pool_push(aspen_own_row(&d->s), &d->s.user, b->order, b->item, b->depth, b->n, 0);
   if (r == ASPEN_ATTACH && b != &d->held) {
     d->held = *b;
     return r;
@@ -377,24 +377,21 @@ static inline int aspen_dse_push(struct aspen_dse *d, const struct aspen_batch *
   return ASPEN_OK;
 }
 
-static inline void aspen_batch_add(struct aspen_batch *b, uint64_t item, unsigned column) {
+static inline void aspen_batch_add(struct aspen_batch *b, uint64_t item, uint8_t depth) {
   b->item[b->n] = item;
-  b->column[b->n++] = (uint8_t)column;
+  b->depth[b->n++] = depth;
 }
 
-static inline unsigned aspen_dse_column(const struct aspen_dse *d, uint64_t item) {
-  uint32_t i = ASPEN_ITEM_INSTANCE(item);
-  return aspen_column(d->s.control->instance[i].class_, d->s.instance[i]->plan->tiles[ASPEN_ITEM_TILE(item)].depth);
-}
+static inline uint64_t aspen_dse_order(const struct aspen_dse *d, uint64_t item) { return d->s.control->instance[ASPEN_ITEM_INSTANCE(item)].order; }
 
 /* Puts the tile to follow back into the pool, because something else goes first. */
 static inline int aspen_dse_put_back(struct aspen_dse *d) {
   if (!d->follow) return ASPEN_OK;
-  struct aspen_batch one = {.n = 0};
-  aspen_batch_add(&one, d->follow, aspen_dse_column(d, d->follow));
+  struct aspen_batch one = {.order = aspen_dse_order(d, d->follow)};
+  aspen_batch_add(&one, d->follow, d->s.instance[ASPEN_ITEM_INSTANCE(d->follow)]->plan->tiles[ASPEN_ITEM_TILE(d->follow)].depth);
   d->follow = 0;
-  if (d->held.n) { /* cannot be pushed now anyway */
-    aspen_batch_add(&d->held, one.item[0], one.column[0]);
+  if (d->held.n) { /* cannot be pushed now anyway; both became ready with the same tile, so they are of one request */
+    aspen_batch_add(&d->held, one.item[0], one.depth[0]);
     return ASPEN_ATTACH;
   }
   return aspen_dse_push(d, &one);
@@ -411,9 +408,9 @@ static inline void aspen_dse_note(struct aspen_dse *d, uint64_t item, uint64_t b
 
 /* Of the tiles of a layer that became ready together, `best` and those in `ready`, the first of this worker's part is followed; `best` comes into
  * the batch before all others, so that they stay in order. A JOIN (rank 0) goes first in any case: it takes no time, and others wait for it. */
-static inline uint64_t aspen_dse_own_part(const struct aspen_dse *d, const struct aspen_tile *tiles, struct aspen_batch *ready, uint64_t best,
-                                          unsigned column) {
-  uint32_t depth = tiles[ASPEN_ITEM_TILE(best)].depth, n = 1, k = 0, at;
+static inline uint64_t aspen_dse_own_part(const struct aspen_dse *d, const struct aspen_tile *tiles, struct aspen_batch *ready, uint64_t best) {
+  const uint8_t depth = tiles[ASPEN_ITEM_TILE(best)].depth;
+  uint32_t n = 1, k = 0, at;
   if (!tiles[ASPEN_ITEM_TILE(best)].rank) return best;
   for (uint32_t i = 0; i < ready->n; i++) n += tiles[ASPEN_ITEM_TILE(ready->item[i])].depth == depth;
   at = aspen_first_of_part(&d->s.user, n);
@@ -421,9 +418,9 @@ static inline uint64_t aspen_dse_own_part(const struct aspen_dse *d, const struc
   while (tiles[ASPEN_ITEM_TILE(ready->item[k])].depth != depth || --at) k++;
   uint64_t own = ready->item[k];
   memmove(ready->item + 1, ready->item, k * sizeof *ready->item);
-  memmove(ready->column + 1, ready->column, k * sizeof *ready->column);
+  memmove(ready->depth + 1, ready->depth, k * sizeof *ready->depth);
   ready->item[0] = best;
-  ready->column[0] = (uint8_t)column;
+  ready->depth[0] = depth;
   return own;
 }
 
@@ -434,12 +431,12 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   const struct aspen_instance_view *v = d->s.instance[id];
   const struct aspen_tile *tiles = v->plan->tiles, *t = &tiles[tile];
   struct aspen_worker *me = aspen_me(&d->s);
-  uint32_t generation = v->generation, class_ = d->s.control->instance[id].class_;
+  uint32_t generation = v->generation;
   uint32_t policy = aspen_stat_load(&d->s.control->signals.policy);
   int follow = policy != ASPEN_POLICY_RANDOM || (aspen_random(&d->s.user.random) & 1);
   ASPEN_FOR_RECOVERY
   aspen_store_release(&v->executed[tile], generation);
-  struct aspen_batch ready = {.n = 0};
+  struct aspen_batch ready = {.order = aspen_dse_order(d, item)};
   uint64_t best = 0;
   uint32_t best_rank = 0;
   for (uint32_t k = 0; k < t->n_children; k++) {
@@ -448,15 +445,15 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
     const struct aspen_tile *c = &tiles[child];
     uint64_t it = ASPEN_ITEM(generation, id, child);
     if (follow && (!best || c->rank < best_rank)) {
-      if (best) aspen_batch_add(&ready, best, aspen_column(class_, tiles[ASPEN_ITEM_TILE(best)].depth));
+      if (best) aspen_batch_add(&ready, best, tiles[ASPEN_ITEM_TILE(best)].depth);
       best = it;
       best_rank = c->rank;
     } else {
-      aspen_batch_add(&ready, it, aspen_column(class_, c->depth));
+      aspen_batch_add(&ready, it, c->depth);
     }
   }
   if (best && ready.n && d->s.user.part && policy == ASPEN_POLICY_FIFO)
-    best = aspen_dse_own_part(d, tiles, &ready, best, aspen_column(class_, tiles[ASPEN_ITEM_TILE(best)].depth));
+    best = aspen_dse_own_part(d, tiles, &ready, best);
   aspen_stat_add(&me->tiles, 1);
   ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, 0);
@@ -557,13 +554,39 @@ static inline void aspen_dse_note_taken(struct aspen_dse *d, uint32_t came, uint
   d->s.trace.from = from;
 }
 
-/* The tile to run next: what follows, else the own row's best, else another row's. A tile to follow gives way to a higher priority class. */
+/* Where several requests run: the row, other than the own one, whose oldest request is older than `order` and older than any other row's. ASPEN_NONE: there is none.
+ * Of one request alone nobody is older, and nobody's line is looked at. */
+static inline uint32_t aspen_dse_older(const struct aspen_dse *d, uint64_t order) {
+  uint32_t found = ASPEN_NONE;
+  if (aspen_load_relaxed(&d->s.control->claim.running) < 2) return found;
+  for (uint32_t k = 0; k < d->n_victims; k++) {
+    const struct aspen_row *row = &d->s.control->row[d->victim[k]];
+    uint64_t first = aspen_load_relaxed(&row->first);
+    if (!first || first >= order || !aspen_dse_may_take(d, row)) continue;
+    found = d->victim[k];
+    order = first;
+  }
+  return found;
+}
+
+/* Takes a tile of another row. EMPTY also when its lock is held: a thief does not wait. */
+static inline int aspen_dse_steal(struct aspen_dse *d, uint32_t row, uint64_t *item) {
+  int r = aspen_pool_pop(&d->s.control->row[row], &d->s.user, 1, item);
+  if (r != ASPEN_OK) return r == ASPEN_BUSY ? ASPEN_EMPTY : r;
+  aspen_stat_add(&aspen_me(&d->s)->steals, 1);
+  if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_STOLEN, row);
+  return r;
+}
+
+/* The tile to run next: an older request's before a younger one's, wherever it waits (README, "Age"). Else what follows, else the own row's best, else another
+ * row's. */
 static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   struct aspen_row *own = aspen_own_row(&d->s);
+  uint64_t first = aspen_load_relaxed(&own->first);
+  uint32_t older;
   if (d->follow) {
-    uint64_t mask = aspen_load_relaxed(&own->mask);
-    unsigned class_ = d->s.control->instance[ASPEN_ITEM_INSTANCE(d->follow)].class_;
-    if (!mask || aspen_column_class((unsigned)__builtin_ctzll(mask)) >= class_) {
+    uint64_t order = aspen_dse_order(d, d->follow);
+    if ((!first || first >= order) && aspen_dse_older(d, order) == ASPEN_NONE) {
       *item = d->follow;
       d->follow = 0;
       if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_FOLLOWED, d->s.row);
@@ -571,6 +594,7 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
     }
     int r = aspen_dse_put_back(d);
     if (r) return r;
+    first = first && first < order ? first : order;
   }
   if (aspen_dse_leaves(d)) {
     if (!d->called && aspen_load_seq(&d->s.control->idle.sleepers)) {
@@ -580,17 +604,15 @@ static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
     return ASPEN_EMPTY;
   }
   d->left_since = 0;
-  int r = aspen_pool_pop(own, &d->s.user, 0, item);
+  int r = ASPEN_EMPTY;
+  older = aspen_dse_older(d, first ? first : UINT64_MAX);
+  if (older != ASPEN_NONE) r = aspen_dse_steal(d, older, item);
+  if (r != ASPEN_EMPTY) return r;
+  r = aspen_pool_pop(own, &d->s.user, 0, item);
   if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_OWN, d->s.row);
   for (uint32_t k = 0; k < d->n_victims && r == ASPEN_EMPTY; k++) {
-    struct aspen_row *row = &d->s.control->row[d->victim[k]];
-    if (!aspen_load_relaxed(&row->mask) || !aspen_dse_may_take(d, row)) continue;
-    r = aspen_pool_pop(row, &d->s.user, 1, item);
-    if (r == ASPEN_BUSY) r = ASPEN_EMPTY;
-    if (r == ASPEN_OK) {
-      aspen_stat_add(&aspen_me(&d->s)->steals, 1);
-      if (aspen_tracing(&d->s.trace)) aspen_dse_note_taken(d, ASPEN_TRACE_STOLEN, d->victim[k]);
-    }
+    const struct aspen_row *row = &d->s.control->row[d->victim[k]];
+    if (aspen_load_relaxed(&row->first) && aspen_dse_may_take(d, row)) r = aspen_dse_steal(d, d->victim[k], item);
   }
   return r;
 }

@@ -116,13 +116,15 @@ static void spoil_all(void) {
   struct aspen_control *c = &world->control;
   for (uint32_t r = 0; r < ROWS; r++) {
     c->row[r].lock = (uint32_t)junk();
-    c->row[r].mask = junk();
-    spoil(c->row[r].column, sizeof c->row[r].column);
+    c->row[r].first = junk();
+    c->row[r].busy = (uint32_t)junk();
+    spoil(c->row[r].lane, sizeof c->row[r].lane);
   }
   c->claim.lock = (uint32_t)junk();
   c->idle.sleepers = (uint32_t)junk();
   c->idle.spinners = (uint32_t)junk();
   spoil(c->claim.waiting, sizeof c->claim.waiting);
+  c->claim.running = (uint32_t)junk();
   for (uint32_t id = 1; id < IDS; id++)
     if ((uint32_t)c->instance[id].word != ASPEN_INSTANCE_NONE) spoil_instance(id);
 }
@@ -287,7 +289,7 @@ static const char *restless(void) {
     if (aspen_load_seq(&c->worker[r].attached) != c->signals.attach_seq) return "a worker has not mapped what was announced";
   }
   for (uint32_t r = 0; r < ROWS; r++)
-    if (aspen_load_seq(&c->row[r].mask) || aspen_load_seq(&c->row[r].lock)) return "a row is not empty or still locked";
+    if (aspen_load_seq(&c->row[r].first) || aspen_load_seq(&c->row[r].lock)) return "a row is not empty or still locked";
   if (aspen_load_seq(&c->idle.sleepers) != n_workers || aspen_load_seq(&c->idle.spinners)) return "workers that do not sleep, or are counted in vain";
   if (aspen_load_seq(&c->claim.lock) || aspen_load_seq(&c->claim.wanted) != aspen_load_seq(&c->claim.done)) return "a claim is due and nobody makes it";
   for (uint32_t i = 1; i < IDS; i++) {
@@ -315,9 +317,9 @@ static void describe(void) {
   printf("epoch %u attach_seq %u sleepers %u spinners %u claim lock %u wanted %u done %u waiting %lx\n", c->signals.epoch, c->signals.attach_seq, c->idle.sleepers,
          c->idle.spinners, c->claim.lock, c->claim.wanted, c->claim.done, (unsigned long)c->claim.waiting[0]);
   for (uint32_t r = 0; r < ROWS; r++)
-    if (row_of[r].pid || c->row[r].mask || c->row[r].lock)
-      printf("row %u: pid %d stopped %u state %u open %u lock %u mask %lx parked %u idle %u current %lx\n", r, row_of[r].pid, row_of[r].stopped, c->worker[r].state,
-             c->row[r].open, c->row[r].lock, (unsigned long)c->row[r].mask, c->worker[r].parked, c->worker[r].idle, (unsigned long)c->worker[r].current);
+    if (row_of[r].pid || c->row[r].first || c->row[r].lock)
+      printf("row %u: pid %d stopped %u state %u open %u lock %u first %lx parked %u idle %u current %lx\n", r, row_of[r].pid, row_of[r].stopped, c->worker[r].state,
+             c->row[r].open, c->row[r].lock, (unsigned long)c->row[r].first, c->worker[r].parked, c->worker[r].idle, (unsigned long)c->worker[r].current);
   for (uint32_t i = 1; i < IDS; i++)
     if ((uint32_t)c->instance[i].word)
       printf("instance %u: generation %lu state %u plan %u client %u slot %u fault %lx\n", i, (unsigned long)(c->instance[i].word >> 32), (uint32_t)c->instance[i].word,

@@ -21,6 +21,7 @@ MODEL_FLAGS = f"{CHECKER_FLAGS} -fno-inline -fno-stack-protector -Wno-unused-val
 SMALL = {
     "layout.h": {
         "#define ASPEN_MAX_WORKERS 256": "#define ASPEN_MAX_WORKERS 3",
+        "#define ASPEN_LANES 16": "#define ASPEN_LANES 2",
         "#define ASPEN_MAX_PLANS 1024": "#define ASPEN_MAX_PLANS 4",
         "#define ASPEN_MAX_INSTANCES 4096": "#define ASPEN_MAX_INSTANCES 4",
         "#define ASPEN_MAX_SEGMENTS 8192": "#define ASPEN_MAX_SEGMENTS 16",

@@ -301,7 +301,7 @@ int main(int argc, char **argv) {
   aspen_store_seq(&control.signals.stop, 1);
   aspen_wake_all(&bell);
   for (uint32_t row = 0; row < WORKERS; row++) pthread_join(worker_thread[row], NULL);
-  for (uint32_t row = 0; row < WORKERS; row++) check(!control.row[row].mask && !control.row[row].lock, "a row is not empty or still locked");
+  for (uint32_t row = 0; row < WORKERS; row++) check(!control.row[row].first && !control.row[row].lock, "a row is not empty or still locked");
   uint32_t instances = 0;
   for (uint32_t k = 1; k <= PLANS; k++)
     for (uint32_t a = 0; control.plan[k].state != ASPEN_PLAN_FREE && a < control.plan[k].n_instances; a++, instances++)

@@ -174,7 +174,8 @@ int breaks_symmetry(const struct pending *at) {
 }
 
 static void normalise_worker(struct aspen_dse *d, int me) {
-  for (uint32_t k = d->held.n; k < sizeof d->held.item / sizeof *d->held.item; k++) d->held.item[k] = d->held.column[k] = 0;
+  for (uint32_t k = d->held.n; k < sizeof d->held.item / sizeof *d->held.item; k++) d->held.item[k] = d->held.depth[k] = 0;
+  if (!d->held.n) d->held.order = 0;
   if (!d->s.seed.instance) d->s.seed = (struct aspen_seed){0};
   for (int k = 0; k < it.instances; k++) {
     struct aspen_instance_view *v = &made[me][k]->view;
@@ -197,14 +198,27 @@ void normalise(void) {
     struct aspen_row *row = &control.row[w];
     if (row->lock) unlocked = 0;
     if (row->lock) continue;
-    for (unsigned c = ASPEN_DEPTHS; c < ASPEN_DEPTHS + 2; c++)
-      if (!(row->mask >> c & 1)) row->column[c].head = row->column[c].tail = 0;
-      else
-        for (uint64_t item = row->column[c].head; item; item = links[ASPEN_ITEM_INSTANCE(item)][ASPEN_ITEM_TILE(item)]) {
-          uint32_t *in = &queued[ASPEN_ITEM_INSTANCE(item) - 1], bit = 1u << ASPEN_ITEM_TILE(item);
-          CHECK(!(*in & bit), "a tile is queued twice");
-          *in |= bit;
-        }
+    uint64_t oldest = 0;
+    for (unsigned l = 0; l < ASPEN_LANES; l++) {
+      struct aspen_lane *lane = &row->lane[l];
+      if (!(row->busy >> l & 1)) {
+        memset(lane, 0, sizeof *lane); /* one state, and nothing that would do as an empty lane */
+        lane->order = lane->mask = 3;
+        continue;
+      }
+      CHECK(lane->mask, "an empty lane counts as busy");
+      if (!oldest || lane->order < oldest) oldest = lane->order;
+      for (unsigned c = 0; c < 2; c++)
+        if (!(lane->mask >> c & 1)) lane->queue[c].head = lane->queue[c].tail = 0;
+        else
+          for (uint64_t item = lane->queue[c].head; item; item = links[ASPEN_ITEM_INSTANCE(item)][ASPEN_ITEM_TILE(item)]) {
+            uint32_t *in = &queued[ASPEN_ITEM_INSTANCE(item) - 1], bit = 1u << ASPEN_ITEM_TILE(item);
+            CHECK(!(*in & bit), "a tile is queued twice");
+            *in |= bit;
+            CHECK(lane->order == control.instance[ASPEN_ITEM_INSTANCE(item)].order, "a tile waits in another request's lane");
+          }
+    }
+    CHECK(row->first == oldest, "a row does not say how old its oldest request is");
   }
   for (int k = 0; k < it.instances && unlocked; k++)
     for (int t = 0; t < n_tiles; t++)
@@ -231,7 +245,7 @@ void check_rest(void) {
       CHECK(fiber[w].blocked_on == &bell.event, "a DSE is neither parked nor gone");
       CHECK(dse[w].s.user.attached == control.signals.attach_seq, "an announcement was overlooked");
     }
-    CHECK(control.row[w].mask == 0 && control.row[w].lock == 0, "a row is not empty or still locked");
+    CHECK(control.row[w].first == 0 && control.row[w].busy == 0 && control.row[w].lock == 0, "a row is not empty or still locked");
   }
   for (int w = 0; w < it.workers; w++) vacant += chief.vacant >> w & 1;
   CHECK(vacant == 0 || (it.lone && vacant < it.workers), "a dead worker is not replaced");
@@ -239,6 +253,7 @@ void check_rest(void) {
   CHECK(!chief.stopping && !(control.signals.epoch & 1), "a recovery does not end");
   CHECK(control.idle.sleepers == (uint32_t)(it.workers - left) && control.idle.spinners == 0, "the counts of idle workers are off");
   CHECK(control.claim.lock == 0 && control.claim.wanted == control.claim.done, "a claim is due and nobody makes it");
+  CHECK(control.claim.running == 0, "requests count as running");
   uint64_t rounds = 0;
   for (int k = 0; k < it.instances; k++) {
     CHECK((uint32_t)control.instance[k + 1].word == (it.drops == PLAN ? ASPEN_INSTANCE_NONE : ASPEN_INSTANCE_FREE), "an instance is not free");
@@ -271,7 +286,8 @@ static void track_all(void) {
       remember(&instances[w][1], 16, "a worker's instances");
     }
     track(&control.row[w], 16, "a row");
-    remember(&control.row[w].column[ASPEN_DEPTHS], sizeof(struct aspen_queue) * 2, "columns");
+    remember(&control.row[w].waiting, 8, "which lanes are busy");
+    for (int l = 0; l < ASPEN_LANES; l++) remember(&control.row[w].lane[l], offsetof(struct aspen_lane, queue[2]), "a lane");
     remember(&control.worker[w].current, 8, "a worker's current tile");
     track(&control.worker[w].node, 16, "a worker's state and command");
     if (it.dies) track(&control.worker[w].parked, 8, "parked and attached"), track(&gone[w], 8, "how a worker ended");
@@ -286,6 +302,8 @@ static void track_all(void) {
   track(&control.idle, 8, "idle counts");
   track(&control.claim, 24, "claim");
   ignore(&control.claim.waiting[1], 24); /* no such clients */
+  track(&control.claim.running, 8, "how many requests run");
+  remember(&control.claim.ticket, 8, "the last request's ticket");
   for (int k = 0; k < it.instances; k++) track_instance(k);
   if (it.maps || it.drops == PLAN) track(&control.plan[1].state, 8, "the plan's state");
   if (it.drops == CLIENT) track(&control.client[1], 16, "the client's state");

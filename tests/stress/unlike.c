@@ -57,8 +57,8 @@ static uint32_t takes(int w) {
 static void push(uint32_t from, uint32_t n) {
   for (uint32_t k = from; k < from + n; k++) {
     uint64_t item = ASPEN_ITEM(1, 1, k);
-    uint8_t column = 3;
-    check(aspen_pool_push(&control.row[0], &dse[0].s.user, &item, &column, 1, 0) == ASPEN_OK, "pushed");
+    uint8_t depth = 3;
+    check(aspen_pool_push(&control.row[0], &dse[0].s.user, 1, &item, &depth, 1, 0) == ASPEN_OK, "pushed");
   }
 }
 
@@ -72,7 +72,7 @@ static void takes_parts(void) {
         int w = (int)(k + (uint32_t)first) % 3;
         check(takes(w) == (uint32_t)w * n / 3 + k / 3, "a third each");
       }
-      check(control.row[0].mask == 0 && control.row[0].waiting == 0, "all taken");
+      check(control.row[0].first == 0 && control.row[0].waiting == 0, "all taken");
     }
   push(0, 7);
   uint32_t seen = 0;
@@ -225,9 +225,9 @@ int main(void) {
 
   /* Taking: left at first and a sleeper is woken, once; taken when patience is over. */
   uint64_t item = ASPEN_ITEM(1, 1, 5), got = 0;
-  uint8_t column = 3;
+  uint8_t depth = 3;
   waiting(0, 0);
-  check(aspen_pool_push(&control.row[0], &dse[0].s.user, &item, &column, 1, 0) == ASPEN_OK && control.row[0].waiting == 1, "counted when pushed");
+  check(aspen_pool_push(&control.row[0], &dse[0].s.user, 1, &item, &depth, 1, 0) == ASPEN_OK && control.row[0].waiting == 1, "counted when pushed");
   control.idle.sleepers = 1;
   dse[0].left_since = 0;
   uint32_t event = bell.event;
@@ -235,10 +235,10 @@ int main(void) {
   check(bell.event == event + 1, "one sleeper is woken");
   dse[0].left_since = aspen_ticks() - dse[0].patience - 1;
   check(aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == item && !dse[0].left_since, "taken");
-  check(control.row[0].waiting == 0 && control.row[0].mask == 0, "counted when taken");
+  check(control.row[0].waiting == 0 && control.row[0].first == 0, "counted when taken");
 
   /* What follows is followed. */
-  check(aspen_pool_push(&control.row[1], &dse[1].s.user, &item, &column, 1, 0) == ASPEN_OK, "pushed");
+  check(aspen_pool_push(&control.row[1], &dse[1].s.user, 1, &item, &depth, 1, 0) == ASPEN_OK, "pushed");
   dse[0].follow = ASPEN_ITEM(1, 1, 6);
   check(aspen_dse_take(&dse[0], &got) == ASPEN_OK && got == ASPEN_ITEM(1, 1, 6), "followed");
 
