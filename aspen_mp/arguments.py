@@ -89,6 +89,12 @@ def seconds(what: str, value: Any) -> float | None:
     return number if number < ENDLESS_S else None
 
 
+def grace(what: str, value: Any) -> float:
+    """A number of seconds, which may be many."""
+    limit = seconds(what, value)
+    return ENDLESS_S if limit is None else limit
+
+
 def shapes(what: str, value: Any) -> dict[str, tuple[int, ...]]:
     """Shapes by the names of inputs; whether a model has these inputs is for it to say."""
     if not isinstance(value, Mapping):

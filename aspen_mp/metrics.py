@@ -44,6 +44,8 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("plans", "Plans that are loaded.", scheduler["plans"])
     yield _counter("worker_deaths", "Workers that have died or were ended because they hung.", recovery["worker_deaths"])
     yield _counter("worker_hangs", "Workers that hung.", recovery["hung"])
+    yield _counter("workers_withdrawn", "Workers that were ended in a tile whose request had been cancelled.", recovery["withdrawn"])
+    yield _counter("slow_tiles", "Tiles that took longer than 10 s.", recovery["slow_tiles"])
     yield _counter("worker_replacements", "Workers started in place of dead ones.", recovery["respawned"])
     yield _gauge("workers_lacking", "Workers that there are to be and are not yet.", recovery["lacking"])
     yield _gauge("workers_given_up", "Workers that died and are not replaced.", recovery["given_up"])

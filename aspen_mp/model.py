@@ -16,7 +16,7 @@ from aspen_mp import arguments, link
 from aspen_mp.borrow import address
 from aspen_mp.buffers import InputBuffers
 from aspen_mp.control import protocol
-from aspen_mp.future import RequestFuture
+from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.link import Link
 from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control
@@ -200,21 +200,33 @@ class Model:
         return results if names is None else {name: results[name] for name in names}
 
     def submit(
-        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
     ) -> RequestFuture:
         """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
 
         Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
         that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
+        `timeout` in seconds, from now on: a request without a result by then is cancelled, and its future fails with RequestTimeout.
         """
-        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy)
+        limit = None if timeout is None else arguments.seconds("timeout", timeout)
+        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy, limit)
 
-    def _start(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True) -> RequestFuture:
+    def _start(
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True, timeout: float | None = None
+    ) -> RequestFuture:
         arrays = self._check(feeds)
         future = RequestFuture()
         request = _Request(names, level, future, copy)
         self._begins()
         future.ended = self._ends
+        if timeout is not None:
+            future.limit(timeout, lambda: too_late(self.name, timeout))
         try:
             return self._started(request, arrays)
         except BaseException:
@@ -267,7 +279,7 @@ class Model:
         def submit() -> None:
             future = request.future
             try:
-                if not future.cancelled():
+                if not future.done():
                     self._submit(request, kept, copied=True)
                     return
             except RuntimeLost as error:
@@ -281,9 +293,15 @@ class Model:
         return self._link.later(submit)
 
     async def run_async(
-        self, feeds: Mapping[str, Any] | npt.ArrayLike, outputs: Sequence[str] | None = None, *, priority: str = "normal", copy: bool = True
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
     ) -> dict[str, npt.NDArray[Any]]:
-        """`run` for asyncio; cancelling the task cancels the request. `copy`: as of `submit`.
+        """`run` for asyncio; cancelling the task cancels the request. `timeout`, `copy`: as of `submit`.
 
         The event loop goes on while shapes are planned and shared memory is made. It copies the inputs itself: some milliseconds for tens
         of MiB, which `input_buffers` save.
@@ -291,9 +309,12 @@ class Model:
         import asyncio
 
         named, names = self._signature.named(feeds), self._signature.wanted(outputs)
-        return await asyncio.wrap_future(await self._start_soon(named, names, _priority(priority), copy))
+        limit = None if timeout is None else arguments.seconds("timeout", timeout)
+        return await asyncio.wrap_future(await self._start_soon(named, names, _priority(priority), copy, limit))
 
-    async def _start_soon(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool) -> RequestFuture:
+    async def _start_soon(
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool, timeout: float | None = None
+    ) -> RequestFuture:
         """`_start` for an event loop. Where there is no room for the request yet, a thread sees to it: to be given shared memory takes
         milliseconds, and tenths of a second where it is much."""
         import asyncio
@@ -306,7 +327,7 @@ class Model:
                 arrays = _copied(arrays)  # the caller's other tasks may change them meanwhile
                 while not stage.has_room() and await asyncio.to_thread(stage.make_room):
                     pass  # another task may have been given it
-        return self._start(arrays, names, level, copy)
+        return self._start(arrays, names, level, copy, timeout)
 
     # ---- inputs without copies
 

@@ -49,6 +49,9 @@ class Runtime:
     other processes. `log`: which events become lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's
     death. It ends with `close`, at the end of the ``with`` block, or with this process, whatever becomes of it.
 
+    `cancel_grace_s`: how many seconds a tile may go on whose request was cancelled, timed out, or lost its client. Then the tile's worker
+    is ended and replaced, and other requests go on. A loop without an end costs them no more than that.
+
     `retry`: where the planner process is lost (killed, out of memory), another one is started with as many workers as there were to be,
     models are read again from what they were loaded from when they are next used, and requests that were in flight are submitted again
     from their inputs: whoever waits for them notices nothing but the time, and handles stay what they are. What was loaded from bytes
@@ -75,11 +78,14 @@ class Runtime:
         trace: bool | str | os.PathLike[str] = False,
         log: Literal["info", "warning", "off"] | None = None,
         retry: bool = False,
+        cancel_grace_s: float | None = None,
     ) -> None:
         self._server: OwnServer | None
         self._life: Trace | None
         self._profile = config.load(profile)
-        command = server_config(workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log)
+        command = server_config(
+            workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log, cancel_grace_s=cancel_grace_s
+        )
         self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
         session = self._server.session()
         self._begin(Link(session.welcome.address, session, Reviver(self._server) if retry else None))
@@ -378,6 +384,7 @@ def server_config(
     profile: Profile,
     name: str | None = None,
     log: str | None = None,
+    cancel_grace_s: float | None = None,
 ) -> dict[str, Any]:
     """What `start_server` takes, checked: arguments first, the profile where they are None."""
     own = profile.workers
@@ -412,6 +419,7 @@ def server_config(
         "patience_s": profile.models.patience_s,
         "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
         "replan": profile.models.replan,
+        "cancel_grace_s": own.cancel_grace_s if cancel_grace_s is None else arguments.grace("cancel_grace_s", cancel_grace_s),
         "log": log or profile.log,
     }
 

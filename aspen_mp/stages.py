@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.borrow import BORROW_BYTES, PAGE, Piece, address, place
 from aspen_mp.control import protocol
+from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.lengths import Lending, Range
 from aspen_mp.memory import Span
 from aspen_mp.region import Layout, Region
@@ -28,9 +29,6 @@ from aspen_mp.session import Session, Stop, Waiting
 from aspen_mp.shm import _channel, _control, values
 from aspen_mp.shm._lane import Lane
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
-
-if TYPE_CHECKING:
-    from aspen_mp.future import RequestFuture
 
 _ERRORS: Final = _control.ERRORS
 _REASONS: Final = {
@@ -452,7 +450,7 @@ class Stage:
 
         def done(outcome: _channel.Result | AspenError) -> None:
             try:
-                if not future.cancelled():
+                if not future.done():
                     self._check_loan(region)
                     if isinstance(outcome, AspenError):
                         raise outcome
@@ -502,7 +500,7 @@ class Stage:
         }
 
     def late(self, timeout: float | None) -> RequestTimeout:
-        return RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled")
+        return too_late(self._model, timeout)
 
     def fail(self, result: _channel.Result, region: Region) -> None:
         """Raises the typed error of a failed request."""

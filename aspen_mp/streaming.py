@@ -12,7 +12,8 @@ from operator import length_hint
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from aspen_mp.shm.errors import RequestTimeout, RuntimeLost
+from aspen_mp.future import too_late
+from aspen_mp.shm.errors import RuntimeLost
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,10 +75,6 @@ def _noted(error: BaseException, item: _Item) -> BaseException:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
     return error
-
-
-def _late(model: str, timeout: float | None) -> RequestTimeout:
-    return RequestTimeout(f"model {model!r}: the request did not finish within {timeout:g} s and was cancelled")
 
 
 R = TypeVar("R")
@@ -223,7 +220,7 @@ class Stream(Iterator[R]):
         """It takes too long; unless its result comes at this very moment."""
         item.late = True
         if item.future.cancel():
-            return _Item(item.index, _failed(_late(self._model, self._timeout)), None)
+            return _Item(item.index, _failed(too_late(self._model, self._timeout)), None)
         return item
 
     # ---- the end
@@ -284,7 +281,7 @@ async def stream_async(
                 if flying and flying[0].left == 0.0 and not flying[0].future.done():
                     late = flying[0]
                     late.future.cancel()
-                    flying[0] = _Item(late.index, _failed(_late(model, timeout)), None)
+                    flying[0] = _Item(late.index, _failed(too_late(model, timeout)), None)
             elif taking is not None:
                 await asyncio.sleep(0)  # an item that is there is taken before a result is handed out
             if taking is not None and taking.done():

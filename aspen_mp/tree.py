@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.control import protocol
+from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.lengths import MANY, Key, Range
 from aspen_mp.region import Region
 from aspen_mp.session import Session
@@ -29,7 +30,6 @@ from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception,
 
 if TYPE_CHECKING:
     from aspen_mp.control.client import ProgressCallback
-    from aspen_mp.future import RequestFuture
 
 MAX_DRIVERS: Final = 64
 """Threads that drive requests of several stages; more such requests wait for one of them."""
@@ -215,7 +215,7 @@ class StageTree:
             try:
                 results = stage.run(known, level, left, None, stop, borrow=borrow)
             except RequestTimeout:
-                raise RequestTimeout(f"model {self._model!r}: the request did not finish within {timeout:g} s and was cancelled") from None
+                raise too_late(self._model, timeout) from None
             except (Stale, Short) as again:
                 if isinstance(again, Short):
                     needed = {name: _capacity(nbytes) for name, nbytes in again.capacities.items()}
@@ -253,7 +253,7 @@ class StageTree:
 
         def drive() -> None:
             try:
-                if not future.cancelled():
+                if not future.done():
                     results = self.run(arrays, None, level, stop, borrow=borrow)
                     set_result(future, results if names is None else {name: results[name] for name in names})
             except BaseException as error:

@@ -139,11 +139,14 @@ class ControlTable:
         restarted, completed and resubmitted."""
     def current(self, row: int) -> tuple[int, int, int] | None:
         """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""
+    def unwanted(self, instance: int, generation: int, client: Buffer | None) -> bool:
+        """Whether nobody wants the result of the request that runs in an instance in this generation any more: it has failed, its client has
+        cancelled it, whether or not a worker has looked, or is gone. `client`: the client's segment, mapped."""
     def pulse(self, row: int) -> tuple[int, int, int, bool]:
         """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker, and whether it has
         mapped what the last publish() announced."""
     def instance(self, number: int) -> dict[str, Any]:
-        """state, generation, plan, client, arena (segment) of an instance."""
+        """state, generation, plan, client, arena (segment), client_segment of an instance."""
     def replace_arena(self, instance: int, segment: int) -> int:
         """While the world stands still: the instance goes on in another arena segment, of zeros, so its request begins anew. Returns
         the old one's number, which is given up; publish() must come before epoch_end()."""

@@ -29,7 +29,7 @@ cdef extern from "table.h" nogil:
         ASPEN_MAX_WORKERS, ASPEN_MAX_INSTANCES, ASPEN_MAX_PLANS, ASPEN_MAX_CLIENTS, ASPEN_MAX_SEGMENTS, ASPEN_SLOTS, ASPEN_MAX_WEIGHTS
         ASPEN_PLAN_INSTANCES, ASPEN_CLIENT_DATA, ASPEN_DATA_FIRST, ASPEN_PAGE, ASPEN_MAX_BORROWED, ASPEN_NONE
         ASPEN_SEGMENT_LIVE, ASPEN_PLAN_FREE, ASPEN_PLAN_LIVE, ASPEN_PLAN_DRAINING, ASPEN_CLIENT_LIVE, ASPEN_CLIENT_DYING
-        ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_DONE
+        ASPEN_WORKER_NONE, ASPEN_WORKER_RUNNING, ASPEN_WORKER_DEAD, ASPEN_INSTANCE_FREE, ASPEN_INSTANCE_CLAIMED, ASPEN_INSTANCE_RUNNING, ASPEN_INSTANCE_DONE
     struct aspen_magic:
         pass
     struct aspen_signals:
@@ -134,6 +134,7 @@ cdef extern from "recover.h" nogil:
     int aspen_epoch_late(const aspen_control *, uint32_t)
     void aspen_epoch_end(aspen_control *)
     void aspen_recover(aspen_recovery *, int)
+    uint32_t aspen_unwanted(const aspen_control *, const aspen_instance *, const aspen_client_segment *)
     int aspen_cas_word "aspen_cas_seq"(uint64_t *, uint64_t, uint64_t)
 
 CONTROL_BYTES = sizeof(aspen_control)
@@ -546,6 +547,19 @@ cdef class ControlTable:
             return None
         return ASPEN_ITEM_INSTANCE(item), ASPEN_ITEM_TILE(item), word >> 32
 
+    def unwanted(self, instance, generation, client):
+        cdef aspen_instance *i = &self.c.instance[<uint32_t>instance]
+        cdef const unsigned char[::1] view
+        cdef const aspen_client_segment *c = NULL
+        cdef uint32_t error
+        if client is not None:
+            view = client
+            if view.shape[0] < <Py_ssize_t>sizeof(aspen_client_segment):
+                raise ValueError("that is no client's segment")
+            c = <const aspen_client_segment *>&view[0]
+        error = aspen_unwanted(self.c, i, c)
+        return error != 0 and aspen_load_word(&i.word) == (<uint64_t><uint32_t>generation << 32 | ASPEN_INSTANCE_RUNNING)
+
     def pulse(self, row):
         cdef aspen_worker *w = &self.c.worker[self._row(row)]
         mapped = aspen_load_acquire(&w.attached) == aspen_load_acquire(&self.c.signals.attach_seq)
@@ -566,7 +580,8 @@ cdef class ControlTable:
     def instance(self, number):
         cdef aspen_instance *i = &self.c.instance[<uint32_t>number]
         cdef uint64_t word = aspen_load_word(&i.word)
-        return {"state": _INSTANCE_STATES[word & 0xffffffff], "generation": word >> 32, "plan": i.plan, "client": i.client, "arena": i.arena}
+        return {"state": _INSTANCE_STATES[word & 0xffffffff], "generation": word >> 32, "plan": i.plan, "client": i.client, "arena": i.arena,
+                "client_segment": self.c.client[i.client % ASPEN_MAX_CLIENTS].segment}
 
     def replace_arena(self, instance, segment):
         cdef uint32_t number = self._segment(segment, ("arena",)), i = instance

@@ -22,6 +22,19 @@ static inline int aspen_fail(struct aspen_station *s, uint32_t instance, uint32_
   return 1;
 }
 
+/* Whether nobody wants the result of the request that runs in an instance any more: the error that it will end with, 0: somebody does. It may be that no DSE
+ * has looked yet, because all are in tiles. `c`: the client's segment, NULL: it is not mapped here. */
+static inline uint32_t aspen_unwanted(const struct aspen_control *control, const struct aspen_instance *i, const struct aspen_client_segment *c) {
+  uint32_t error = (uint32_t)aspen_load_relaxed(&i->fault);
+  if (error) return error;
+  if (aspen_load_seq(&control->client[i->client % ASPEN_MAX_CLIENTS].state) != ASPEN_CLIENT_LIVE) return ASPEN_E_CLIENT_GONE;
+  if (!c) return ASPEN_E_OK;
+  const struct aspen_slot *slot = &c->slot[i->slot % ASPEN_SLOTS];
+  return aspen_load_relaxed(&slot->cancel) == i->sequence && aspen_load_relaxed(&slot->word) == ASPEN_SLOT_WORD(i->sequence, ASPEN_SLOT_RUNNING)
+             ? ASPEN_E_CANCELLED
+             : ASPEN_E_OK;
+}
+
 /* Writes a result, once (I9), and wakes whoever waits for it. `from` is the slot's word as the request left it: a client that scribbled there gets nothing. */
 static inline void aspen_answer(struct aspen_client_segment *c, uint32_t slot, uint32_t from, uint32_t error, uint32_t op, uint64_t needed,
                                 uint64_t started_ns) {

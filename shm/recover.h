@@ -168,6 +168,9 @@ static inline void aspen_recover_running(struct aspen_recovery *r, uint32_t id, 
   uint32_t error = (uint32_t)aspen_load_relaxed(&i->fault);
   restart |= error == ASPEN_E_OPAQUE_FAILED || error == ASPEN_E_NEEDS_SPACE;
   if (restart) aspen_recover_restart(r, i, &v);
+  /* Nobody may have looked for a cancellation: its worker was ended because it was in a tile for too long. That is not to begin once more. */
+  error = aspen_unwanted(r->station.control, i, aspen_client_mapped(&r->station, i->client));
+  if (error) aspen_cas_seq(&i->fault, 0, (uint64_t)error | (uint64_t)ASPEN_NONE << 32);
   aspen_recover_tiles(r, id, generation, &v);
   if (restart) r->restarted++;
   else r->continued++;

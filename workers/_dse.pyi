@@ -56,9 +56,11 @@ class Engine:
         are private copies: its client may write there at any time."""
     def name(self, instance: int, tile: int) -> str:
         """ "node name (op type)" for messages."""
+    def unwanted(self) -> bool:
+        """Whether nobody wants the result of the request whose opaque tile run() returned any more."""
     def finish(self, instance: int, tile: int, error: int = 0, needed: int = 0, message: str = "") -> None:
         """The opaque tile is done: marks it executed, counts its children down. `error`: a number of `_control.ERRORS` (OPAQUE_FAILED,
-        NEEDS_SPACE with `needed`), 0 when it went well."""
+        NEEDS_SPACE with `needed`, CANCELLED), 0 when it went well."""
     def close(self) -> None:
         """Releases every buffer."""
 

@@ -111,6 +111,7 @@ cdef extern from "dse.h" nogil:
     void aspen_dse_attached(aspen_dse *, uint32_t)
     void aspen_dse_join(aspen_dse *)
     int aspen_dse_run(aspen_dse *)
+    int aspen_dse_unwanted(const aspen_dse *)
     int aspen_dse_complete_opaque(aspen_dse *, uint64_t, uint32_t, uint64_t, const char *, uint32_t)
     int aspen_recorder_open(aspen_recorder *, char *, uint64_t, uint32_t)
     uint32_t aspen_load_acquire(uint32_t *)
@@ -490,6 +491,9 @@ cdef class Engine:
 
     def name(self, instance, tile):
         return _op_name(<const aspen_exec_plan *>self._at(instance, tile).view.plan, tile)
+
+    def unwanted(self):
+        return bool(aspen_dse_unwanted(self.d))
 
     def finish(self, instance, tile, error=0, needed=0, message=""):
         self._at(instance, tile)

@@ -529,6 +529,12 @@ static inline int aspen_dse_execute(struct aspen_dse *d, uint64_t item) {
   return aspen_dse_finish(d, item);
 }
 
+/* Between the steps of an opaque tile: is there still somebody who wants its result? */
+static inline int aspen_dse_unwanted(const struct aspen_dse *d) {
+  const struct aspen_instance *i = &d->s.control->instance[ASPEN_ITEM_INSTANCE(d->opaque)];
+  return aspen_unwanted(d->s.control, i, aspen_client_mapped(&d->s, i->client)) != ASPEN_E_OK;
+}
+
 /* Python has executed the opaque tile. */
 static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, uint32_t error, uint64_t needed, const char *message,
                                             uint32_t message_bytes) {
@@ -541,7 +547,7 @@ static inline int aspen_dse_complete_opaque(struct aspen_dse *d, uint64_t item, 
   if (aspen_tracing(&d->s.trace)) aspen_dse_note(d, item, began, 0);
   aspen_stat_add(&aspen_me(&d->s)->opaque, 1);
   if (error) {
-    aspen_stat_add(&aspen_me(&d->s)->faults, 1);
+    if (error != ASPEN_E_CANCELLED) aspen_stat_add(&aspen_me(&d->s)->faults, 1);
     aspen_fail(&d->s, id, error, op, needed, message, message_bytes);
   }
   int r = aspen_dse_finish(d, item);

@@ -86,20 +86,26 @@ class Worker:
                 return
 
     def _opaque(self, instance: int, tile: int) -> None:
-        from aspen_mp.workers import fallback
+        from aspen_mp.workers import fallback, interrupt
 
         if self._cache is None:
             self._cache = fallback.OpaqueCache()
         engine = self._engine
         op, blob, outputs, inputs = engine.operands(instance, tile)
+        error: str | None
         name = engine.name(instance, tile)
         try:
             given = [x for x in inputs if x is not None]
-            error, needed = fallback.run_tile(self._cache, (instance, op), blob, name, outputs=outputs, inputs=given)
+            with interrupt.asking(engine.unwanted):
+                error, needed = fallback.run_tile(self._cache, (instance, op), blob, name, outputs=outputs, inputs=given)
         except MemoryError:
             error, needed = f"{name}: not enough memory", 0
+        except interrupt.Unwanted:
+            error, needed = None, 0
         del blob, outputs, inputs, given  # no view of shared memory may stay behind when its segment is unmapped
-        if error:
+        if error is None:
+            engine.finish(instance, tile, _control.ERRORS["CANCELLED"])
+        elif error:
             engine.finish(instance, tile, _control.ERRORS["OPAQUE_FAILED"], 0, error)
         elif needed:
             engine.finish(instance, tile, _control.ERRORS["NEEDS_SPACE"], needed, f"{name}: its result takes {needed} bytes")

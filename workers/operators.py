@@ -12,7 +12,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_dequantize_linear, op_tfidf_vectorizer
 
 from aspen_mp import numpy_operators
-from aspen_mp.workers import boxes, loops, recurrent, sampling, windows
+from aspen_mp.workers import boxes, interrupt, loops, recurrent, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -367,10 +367,12 @@ class Evaluator(ReferenceEvaluator):
 
     def run(self, output_names: Any, feed_inputs: dict[str, Any], attributes: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As ONNX's, with numpy alone where that computes a node."""
+        interrupt.step()
         if args or any(kwargs.values()) or self.verbose or self.check_shape_annotations_ or attributes is not None:
             return super().run(output_names, feed_inputs, attributes, *args, **kwargs)
         results: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
         for node, call, names, outputs in self._steps:  # errors are told by what `node` is when they are raised
+            interrupt.step()
             found = NotImplemented
             if call is not None:
                 inputs = [results[name] for name in names]

@@ -12,12 +12,17 @@ process included, wakes up to no false alarm.
 
     tile of a kernel           max(LEAST_S, TIMES × estimate) of CPU time, or asleep; GROWTH times that for each time it was blamed before
     opaque tile (Python)       takes as long as it takes; OPAQUE_S asleep
+    any, result unwanted       `grace_s` since that was first seen, whatever it does
     between two tiles          LEAST_S of CPU time, or asleep
     mapping segments, leaving  MAPPING_S of CPU time, or asleep
     parked                     LEAST_S of CPU time; or asleep although there is something to do, and all have been woken for it
 
 The estimate may be wrong (another machine, a kernel that this one runs slowly): that is what the growth is for. A tile fails its request
 alone (PoisonTile) only after three workers have been lost to it, the last of them after 16 times the first bound.
+A tile whose result nobody wants any more (the request was cancelled or has failed, or its client is gone) is given `grace_s`: then its
+worker is ended, without blame for the tile, and recovery makes the rest of that request no-ops. All workers may be in such tiles, so this
+does not rest on a worker's having seen the cancellation. A tile that runs for longer than SLOW_S is reported once, wanted or not.
+
 A worker that looks for work moves its heartbeat. One that says that it is parked may sleep for ever; but it uses no CPU time, and its
 heartbeat moves when it is woken. So where there is something that it would see, everybody is woken once: a worker that does not stir
 then does not sleep where it should. While there is nothing to do nobody is woken.
@@ -29,7 +34,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from aspen_mp.control.loop import Loop, Timer
@@ -41,6 +46,8 @@ GROWTH = 4.0
 OPAQUE_S = 60.0
 MAPPING_S = 10.0
 STUCK_S = 30.0
+SLOW_S = 10.0
+"""A tile that has been seen in execution for so long is reported."""
 SOON_S = 0.1
 """How soon a worker is looked at again whose heartbeat has stood still since the last look."""
 LOOKS: Final = 3
@@ -82,11 +89,15 @@ class _Stand:
     stuck: float = 0.0
     bound: tuple[float, float, str] | None = None
     woken: bool = False
+    since: float = field(default_factory=time.monotonic)
+    unwanted: float | None = None
+    reported: bool = False
 
 
 class HangWatch:
     """`workers()`: those that run; `estimate(instance, tile)` reads the plan; `blamed(at)` is how often the tile of a request was blamed
-    before; `hung(row, seconds, what)` ends a worker."""
+    before; `unwanted(at)`: nobody wants that request's result any more. `hung(row, seconds, what)` ends a worker, and so does
+    `withdrawn(row, seconds, what)`, whose tile is unwanted; `slow(row, seconds, at)` is told of a long tile. `grace_s`: see above."""
 
     def __init__(
         self,
@@ -96,14 +107,22 @@ class HangWatch:
         workers: Callable[[], Iterable[Watched]],
         estimate: Callable[[int, int], Estimate],
         blamed: Callable[[At], int],
+        unwanted: Callable[[At], bool],
         hung: Callable[[int, float, str], None],
+        withdrawn: Callable[[int, float, str], None],
+        slow: Callable[[int, float, At], None],
+        grace_s: float,
     ) -> None:
         self._loop = loop
         self._table = table
         self._workers = workers
         self._estimate = estimate
         self._blamed = blamed
+        self._unwanted = unwanted
         self._hung = hung
+        self._withdrawn = withdrawn
+        self._slow = slow
+        self._grace_s = grace_s
         self._stands: dict[int, _Stand] = {}
         self._soon: Timer | None = None
 
@@ -131,6 +150,11 @@ class HangWatch:
             del self._stands[row]
         if still:
             self._soon = self._loop.later(SOON_S, lambda: self.look(SOON_S))
+
+    def seconds(self, row: int) -> float:
+        """For how long a worker has been seen in the tile that it executes; 0 where it moves."""
+        stand = self._stands.get(row)
+        return time.monotonic() - stand.since if stand is not None and stand.looks and stand.pulse[1] else 0.0
 
     def _spend(self, worker: Watched, stand: _Stand, interval: float) -> None:
         """Counts what it has done since the last look."""
@@ -164,8 +188,11 @@ class HangWatch:
     def _still(self, worker: Watched, stand: _Stand, interval: float, mapped: bool) -> bool:
         """Its heartbeat has not moved. Whether it is to be looked at again soon."""
         self._spend(worker, stand, interval)
+        at = self._table.current(worker.row)
+        if at is not None and self._tile(worker, stand, at):
+            return False
         if stand.bound is None:
-            stand.bound = self._bounds(worker, mapped)
+            stand.bound = self._bounds(worker, at, mapped)
         most_spent, most_asleep, what = stand.bound
         if stand.looks < LOOKS or (stand.spent <= most_spent and stand.asleep <= most_asleep and stand.stuck <= STUCK_S):
             return True
@@ -174,9 +201,24 @@ class HangWatch:
         self._hung(worker.row, max(stand.spent, stand.asleep, stand.stuck), f"{what}, {how}")
         return False
 
-    def _bounds(self, worker: Watched, mapped: bool) -> tuple[float, float, str]:
+    def _tile(self, worker: Watched, stand: _Stand, at: At) -> bool:
+        """It has been in this tile since the last look. Whether it was ended, because nobody wants what comes of it."""
+        now = time.monotonic()
+        if now - stand.since > SLOW_S and not stand.reported:
+            stand.reported = True
+            self._slow(worker.row, now - stand.since, at)
+        if not self._unwanted(at):
+            stand.unwanted = None
+        elif stand.unwanted is None:
+            stand.unwanted = now
+        elif now - stand.unwanted >= self._grace_s:
+            del self._stands[worker.row]
+            self._withdrawn(worker.row, now - stand.since, self._estimate(at[0], at[1]).name)
+            return True
+        return False
+
+    def _bounds(self, worker: Watched, at: At | None, mapped: bool) -> tuple[float, float, str]:
         """How much CPU time, and how long asleep, until it counts as hung, and where it is."""
-        at = self._table.current(worker.row)
         if at is not None:
             tile = self._estimate(at[0], at[1])
             if tile.opaque:

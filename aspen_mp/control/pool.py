@@ -113,6 +113,7 @@ class WorkerPool:
         self.seq = 0
         self.respawned = 0
         self.hangs = 0
+        self.withdrawals = 0
         loop.on_signal(signal.SIGCHLD, self._look_for_stopped)
 
     def __len__(self) -> int:
@@ -507,6 +508,14 @@ class WorkerPool:
         worker.hung = what
         self.hangs += 1
         self._journal.warning("worker-hung", **worker.facts(), seconds=seconds, where=what)
+        self._kill(worker)
+
+    def withdrawn(self, row: int, seconds: float, what: str) -> None:
+        """Ends a worker that is in a tile whose result nobody wants any more. The tile is not blamed."""
+        worker = self._rows[row]
+        worker.ended = f"ended: it was in {what}, whose request had been cancelled"
+        self.withdrawals += 1
+        self._journal.warning("worker-withdrawn", **worker.facts(), seconds=seconds, where=what)
         self._kill(worker)
 
     def _forget(self, worker: Worker) -> int:

@@ -69,6 +69,9 @@ class SegmentStore:
     def __getitem__(self, segment: int) -> Held:
         return self._held[segment]
 
+    def get(self, segment: int) -> Held | None:
+        return self._held.get(segment)
+
     def add(self, role: str, nbytes: int, fd: int, owner: str, borrowed: tuple[Borrowed, ...] = ()) -> int:
         """Takes over `fd` and those of `borrowed` (closed here even if this raises). Workers get them before anything can refer to the
         segment; publish() must follow."""

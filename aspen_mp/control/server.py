@@ -44,6 +44,7 @@ from aspen_mp.control.spawn import SOCKET_FD
 from aspen_mp.control.speeds import CoreSpeeds, alike
 from aspen_mp.control.traces import Traces
 from aspen_mp.shm import _control, _tables
+from aspen_mp.shm._mapping import Mapping
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment
@@ -77,6 +78,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience_s: float = 120.0
     planning_bytes: int = 0
     replan: bool = True
+    cancel_grace_s: float = 1.0
     restarts: int = 0
     log: Level = "warning"
 
@@ -188,8 +190,13 @@ class Server:
             workers=lambda: () if self._recovery.going_on else self._pool.watched(),
             estimate=lambda instance, tile: self._models.plans.estimate(self._table.instance(instance)["plan"], tile),
             blamed=self._recovery.hangs,
+            unwanted=self._unwanted,
             hung=self._pool.hung,
+            withdrawn=self._pool.withdrawn,
+            slow=self._slow_tile,
+            grace_s=config.cancel_grace_s,
         )
+        self._slow_tiles = 0
         self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._loop.stop)
@@ -579,6 +586,8 @@ class Server:
             "recovery": {
                 "worker_deaths": self._recovery.deaths,
                 "hung": self._pool.hangs,
+                "withdrawn": self._pool.withdrawals,
+                "slow_tiles": self._slow_tiles,
                 "respawned": self._pool.respawned,
                 "lacking": self._pool.lacking,
                 "given_up": self._recovery.given_up,
@@ -590,7 +599,7 @@ class Server:
                 "requests": dict(self._recovery.totals),
                 "latest": self._recovery.outages.latest(),
             },
-            "workers": [{**worker, **self._at(worker.get("current"))} for worker in self._pool.describe()],
+            "workers": [self._worker(worker) for worker in self._pool.describe()],
             "models": self._models.describe(),
             "clients": [
                 {
@@ -610,10 +619,32 @@ class Server:
             "scheduler": {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())},
         }
 
+    def _worker(self, worker: dict[str, Any]) -> dict[str, Any]:
+        """A worker with what it executes: `model`, `op`, and `tile_s`, for how long it has been seen in that tile."""
+        return {**worker, **self._at(worker.get("current")), "tile_s": self._hangs.seconds(worker["id"])}
+
     def _at(self, current: tuple[int, int] | None) -> dict[str, str]:
         """What a worker executes: `model` and `op`, empty where that is nothing."""
         model, op = self._models.plans.tile_name(self._table.instance(current[0])["plan"], current[1]) if current else ("", "")
         return {"model": model, "op": op}
+
+    def _unwanted(self, at: tuple[int, int, int]) -> bool:
+        """Whether nobody wants the result of a request that a worker has been in one tile of for some time."""
+        instance, _, generation = at
+        held = self._segments.get(self._table.instance(instance)["client_segment"])
+        try:
+            client = None if held is None else Mapping(held.fd, held.nbytes, False)
+        except (OSError, MemoryError):
+            client = None  # without memory for a look, what the control table says has to do
+        try:
+            return self._table.unwanted(instance, generation, client)
+        finally:
+            if client is not None:
+                client.close()
+
+    def _slow_tile(self, row: int, seconds: float, at: tuple[int, int, int]) -> None:
+        self._slow_tiles += 1
+        self._journal.warning("tile-slow", worker=row, seconds=seconds, **self._at(at[:2]))
 
     def _waiting(self, client: Client) -> int:
         """Requests that a client has submitted and no worker has started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -25,6 +26,23 @@ _REDUCE = {
 }
 _LOGARITHMS = {"ReduceLogSum", "ReduceLogSumExp"}
 _REDUCED = {"float32", "float64", "int32", "int64"}
+LONG = 1 << 22
+"""Elements that one output may be made of in one go: a tile that folds more takes milliseconds, and no other worker can help with it."""
+PART = 1 << 18
+"""How many of them a part takes at most where there are more."""
+_IN_PARTS = {
+    "SUM": ("SUM", "SUM"),
+    "MEAN": ("MEAN", "MEAN"),
+    "MAX": ("MAX", "MAX"),
+    "MIN": ("MIN", "MIN"),
+    "PROD": ("PROD", "PROD"),
+    "L1": ("L1", "SUM"),
+    "L2": ("L2", "L2"),
+    "SUM_SQUARE": ("SUM_SQUARE", "SUM"),
+    "LOG_SUM": ("SUM", "LOG_SUM"),
+    "LOG_SUM_EXP": ("LOG_SUM_EXP", "LOG_SUM_EXP"),
+}
+"""By function: what is done within a part, and what with the parts' results."""
 
 
 @rule(*_REDUCE)
@@ -44,13 +62,44 @@ def _reduce(b: Builder, node: Node) -> Tensor:
     dtype = x.dtype
     if node.op in _LOGARITHMS and dtype.kind in "iu":
         x = b.cast(x, np.dtype(np.float64))
-        return b.reshape(b.cast(b.reduce(_REDUCE[node.op], x, axes), dtype), node.output.shape)
+        return b.reshape(b.cast(_in_parts(b, _REDUCE[node.op], x, axes), dtype), node.output.shape)
     if dtype.name not in _REDUCED:
         if node.op not in {"ReduceMax", "ReduceMin"} or dtype.itemsize > 2 or dtype.kind not in "iub":
             raise NoKernel(f"no kernel for {dtype}")
         x = b.cast(x, np.dtype(np.int32))
-    out = b.reduce(_REDUCE[node.op], x, axes)
+    out = _in_parts(b, _REDUCE[node.op], x, axes)
     return b.reshape(b.cast(out, dtype), node.output.shape)
+
+
+def _in_parts(b: Builder, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """A reduction that keeps its axes; in two steps where an output is made of more than LONG elements. Parts follow from the shape alone, so the
+    order of sums, and with it the bits, do not depend on tiles."""
+    axes = [a for a in axes if x.shape[a] > 1]
+    long = prod(x.shape[a] for a in axes) > LONG
+    if not long or (x.dtype.kind in "iu" and opcode in {"MEAN", "L2"}):  # whose steps would each round
+        return b.reduce(opcode, x, axes)
+    within, between = _IN_PARTS[opcode]
+    axis = axes[0]
+    if len(axes) > 1:
+        return _in_parts(b, between, _in_parts(b, within, x, axes[1:]), [axis])
+    n = x.shape[axis]
+    whole = n // PART * PART
+    parts = b.reshape(_piece(b, x, axis, 0, whole), (*x.shape[:axis], whole // PART, PART, *x.shape[axis + 1 :]))
+    kept = (*x.shape[:axis], whole // PART, *x.shape[axis + 1 :])
+    found = b.reshape(b.reduce(within, parts, [axis + 1]), kept)
+    if whole == n:
+        return _in_parts(b, between, found, [axis])
+    if opcode == "MEAN":  # the last part is a shorter one: its mean counts for less
+        scaled = b.binary("MUL", _in_parts(b, "SUM", found, [axis]), b.constant(PART / n, x.dtype))
+        rest = b.reduce("SUM", _piece(b, x, axis, whole, n), [axis])
+        return b.binary("ADD", scaled, b.binary("MUL", rest, b.constant(1.0 / n, x.dtype)))
+    rest = b.reduce(within, _piece(b, x, axis, whole, n), [axis])
+    return _in_parts(b, between, b.concat([found, rest], axis), [axis])
+
+
+def _piece(b: Builder, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    starts = [start if a == axis else 0 for a in range(len(x.shape))]
+    return b.slice(x, starts, [1] * len(x.shape), [stop - start if a == axis else d for a, d in enumerate(x.shape)])
 
 
 def _of_one(b: Builder, node: Node, x: Tensor) -> Tensor:

@@ -104,9 +104,21 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ("forgets a queue's bit", "pool.h", "    aspen_store_guarded(&lane->mask, mask | bit);\n", "", "single"),
         ("forgets a lane's bit", "pool.h", "    aspen_store_guarded(&row->busy, busy | (empty & -empty));\n", "", "single"),
         ("believes what an empty lane holds", "pool.h", "    aspen_store_guarded(&lane->mask, 0);\n", "", "single deaths=1,0"),
-        ("does not say whose lane it is", "pool.h", "  if (empty || lane == younger) aspen_store_guarded(&lane->order, order);\n", "", "single"),
+        (
+            "does not say whose lane it is",
+            "pool.h",
+            "  if (empty || lane == younger) aspen_store_guarded(&lane->order, order);\n",
+            "",
+            "single",
+        ),
         ("puts a request's tiles into another's lane", "pool.h", "if (other == order) return lane;", "return lane;", "beside"),
-        ("does not say that an older request's tile is there", "pool.h", "!first || order < first ? order : first", "!first ? order : first", "beside"),
+        (
+            "does not say that an older request's tile is there",
+            "pool.h",
+            "!first || order < first ? order : first",
+            "!first ? order : first",
+            "beside",
+        ),
         (
             "says that a request is there whose last tile it takes",
             "pool.h",
@@ -114,7 +126,13 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "  if (!aspen_load_guarded(&row->busy)) aspen_store_relaxed(&row->first, 0);\n}",
             "beside",
         ),
-        ("hides a row's other requests when one's last tile is taken", "pool.h", "&row->first, aspen_row_oldest(row));\n}", "&row->first, 0);\n}", "beside"),
+        (
+            "hides a row's other requests when one's last tile is taken",
+            "pool.h",
+            "&row->first, aspen_row_oldest(row));\n}",
+            "&row->first, 0);\n}",
+            "beside",
+        ),
         ("does not count a request as running", "claim.h", "  aspen_add_seq(&s->control->claim.running, 1);\n", "", "single"),
         ("does not count a request as complete", "complete.h", "  aspen_sub_seq(&s->control->claim.running, 1);\n", "", "single"),
         (
@@ -168,11 +186,10 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         ("thieves do not lock", "pool.h", "thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY)", "thief ? ASPEN_OK", "pair"),
         (
-            "pops by the mask it saw before it had the lock",
+            "pops by what it saw before it had the lock",
             "pool.h",
             "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n"
-            "  if (r) return r;\n  uint64_t mask = aspen_load_relaxed(&row->mask);",
-            "  uint64_t mask = aspen_load_relaxed(&row->mask);\n"
+            "  if (r) return r;\n  if (!aspen_load_relaxed(&row->first)) r = ASPEN_EMPTY;",
             "  int r = thief ? (aspen_row_trylock(row, u) ? ASPEN_OK : ASPEN_BUSY) : aspen_row_lock(row, u);\n  if (r) return r;",
             "pair",
         ),
@@ -459,7 +476,15 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
     "recover": [
         ("keeps the rows' locks", "recover.h", "    aspen_store_relaxed(&c->row[r].lock, 0);\n", "", "single deaths=1,0"),
         ("keeps the claim's lock", "recover.h", "  aspen_store_relaxed(&c->claim.lock, 0);\n", "", "single deaths=1,0"),
-        ("keeps what is queued", "recover.h", "    aspen_store_relaxed(&c->row[r].mask, 0);\n", "", "single deaths=1,0"),
+        (
+            "keeps what is queued",
+            "recover.h",
+            "    aspen_store_relaxed(&c->row[r].first, 0);\n    aspen_store_relaxed(&c->row[r].busy, 0);\n",
+            "",
+            "single deaths=1,0",
+        ),
+        ("keeps which lanes are busy", "recover.h", "    aspen_store_relaxed(&c->row[r].busy, 0);\n", "", "single deaths=1,0"),
+        ("does not count anew what runs", "recover.h", "  aspen_store_relaxed(&c->claim.running, running);\n", "", "single deaths=1,0"),
         (
             "forgets who waited to be looked at",
             "recover.h",
