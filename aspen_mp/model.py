@@ -20,7 +20,7 @@ from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.link import Link
 from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import RequestError, RuntimeLost
+from aspen_mp.shm.errors import RequestError, RequestTimeout, RuntimeLost
 from aspen_mp.signature import Signature, ValueInfo
 from aspen_mp.source import Source
 from aspen_mp.stages import Stale, Transfers, set_exception
@@ -169,6 +169,8 @@ class Model:
                     return self._run(arrays, outputs, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except RuntimeLost as lost:
                     losses = self._losses(losses, lost)
+        except RequestTimeout:
+            raise too_late(self.name, timeout) from None
         finally:
             self._ends()
 

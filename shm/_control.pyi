@@ -140,8 +140,10 @@ class ControlTable:
     def current(self, row: int) -> tuple[int, int, int] | None:
         """(instance, tile, generation) that the row's worker is or was executing, None if none that still runs."""
     def unwanted(self, instance: int, generation: int, client: Buffer | None) -> bool:
-        """Whether nobody wants the result of the request that runs in an instance in this generation any more: it has failed, its client has
-        cancelled it, whether or not a worker has looked, or is gone. `client`: the client's segment, mapped."""
+        """Whether nobody wants the result of the request that runs in an instance in this generation any more.
+
+        It has failed, its client has cancelled it (whether or not a worker has looked), or its client is gone. `client`: that client's
+        segment, mapped."""
     def pulse(self, row: int) -> tuple[int, int, int, bool]:
         """Heartbeat, current item (0: none), idleness (0 busy, 1 looking for work, 2 parked) of the row's worker, and whether it has
         mapped what the last publish() announced."""

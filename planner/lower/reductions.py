@@ -72,8 +72,9 @@ def _reduce(b: Builder, node: Node) -> Tensor:
 
 
 def _in_parts(b: Builder, opcode: str, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """A reduction that keeps its axes; in two steps where an output is made of more than LONG elements. Parts follow from the shape alone, so the
-    order of sums, and with it the bits, do not depend on tiles."""
+    """A reduction that keeps its axes; in two steps where an output is made of more than LONG elements.
+
+    Parts follow from the shape alone, so the order of sums, and with it the bits, do not depend on tiles."""
     axes = [a for a in axes if x.shape[a] > 1]
     long = prod(x.shape[a] for a in axes) > LONG
     if not long or (x.dtype.kind in "iu" and opcode in {"MEAN", "L2"}):  # whose steps would each round

@@ -80,7 +80,9 @@ FAULTS = [
     _one("parks counted as looking for work", "dse.h", "  d->looking = 0; /* aspen", "  /* aspen", POINTS),
     _one("keeps the counts of idle workers", "recover.h", "  aspen_store_relaxed(&c->idle.sleepers, 0);\n", ""),
     # Making anew.
-    _one("keeps the queues", "recover.h", "    aspen_store_relaxed(&c->row[r].first, 0);\n    aspen_store_relaxed(&c->row[r].busy, 0);\n", ""),
+    _one(
+        "keeps the queues", "recover.h", "    aspen_store_relaxed(&c->row[r].first, 0);\n    aspen_store_relaxed(&c->row[r].busy, 0);\n", ""
+    ),
     _one("keeps the lanes", "recover.h", "    aspen_store_relaxed(&c->row[r].busy, 0);\n", ""),
     _one("keeps the locks of rows", "recover.h", "    aspen_store_relaxed(&c->row[r].lock, 0);\n", ""),
     _one("keeps the claim lock", "recover.h", "  aspen_store_relaxed(&c->claim.lock, 0);\n", ""),

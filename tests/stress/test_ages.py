@@ -1,4 +1,7 @@
-"""Older requests go first, by the engine's own functions on tables made by hand (`ages.c`); what that is worth to clients `aspen-mp bench clients` measures."""
+"""Older requests go first, by the engine's own functions on tables made by hand (`ages.c`).
+
+What that is worth to clients `aspen-mp bench clients` measures.
+"""
 
 from __future__ import annotations
 
