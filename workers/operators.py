@@ -9,10 +9,10 @@ import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_dequantize_linear, op_tfidf_vectorizer
+from onnx.reference.ops import op_dequantize_linear
 
 from aspen_mp import numpy_operators
-from aspen_mp.workers import boxes, interrupt, loops, recurrent, sampling, windows
+from aspen_mp.workers import boxes, interrupt, loops, ml, recurrent, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -243,32 +243,6 @@ class Unique(OpRun):
         return results[: len(self.onnx_node.output)]
 
 
-class StringNormalizer(OpRun):
-    """Whole elements are compared with the words to drop; case changes afterwards."""
-
-    def _run(
-        self,
-        x: Any,
-        case_change_action: str | None = None,
-        is_case_sensitive: int | None = None,
-        locale: str | None = None,
-        stopwords: Any = None,
-    ) -> tuple[Any, ...]:
-        stops = set(stopwords or ()) if is_case_sensitive else {w.lower() for w in stopwords or ()}
-        kept = [w for w in x.reshape(-1).tolist() if (w if is_case_sensitive else w.lower()) not in stops]
-        change = {"LOWER": str.lower, "UPPER": str.upper}.get(case_change_action or "NONE", str)
-        out = np.array([change(w) for w in kept] or [""], object)
-        return (out.reshape(1, -1) if x.ndim == 2 else out,)
-
-
-class TfIdfVectorizer(op_tfidf_vectorizer.TfIdfVectorizer):
-    """Weights may be left out."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.weights_ = self.weights_ or []
-
-
 class _Softmax(OpRun):
     """Before opset 13 all axes from `axis` on are one."""
 
@@ -346,13 +320,12 @@ OPERATORS: list[type[OpRun]] = [
     CumSum,
     OneHot,
     Unique,
-    StringNormalizer,
-    TfIdfVectorizer,
     Softmax,
     LogSoftmax,
     GatherElements,
     DequantizeLinear,
     Optional,
+    *ml.OPERATORS,
 ]
 
 

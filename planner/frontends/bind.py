@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits
-from aspen_mp.planner.frontends import contrib, functions, legacy, tensors
+from aspen_mp.planner.frontends import classical, contrib, functions, legacy, tensors
 from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
@@ -258,7 +258,7 @@ class Binder:
             modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
-        if domain == contrib.DOMAIN:
+        if domain == contrib.DOMAIN and op not in classical.LEFT:
             return self._own(entry, inputs)
         expanded = self._expand(entry, inputs)
         if expanded is not None:
@@ -278,6 +278,7 @@ class Binder:
         kinds = [t.dtype.kind for t in inputs[:1] if t is not None]
         if (
             not entry.nested
+            and domain not in {classical.DOMAIN, classical.ONNXRUNTIME}  # onnx.reference's own are others
             and not left_to_workers(proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and all(t is None or t.is_const for t in inputs)
             and not self._placed(entry, types)
@@ -419,6 +420,10 @@ class Binder:
         """Dtype and shape of each output, or None where any is unknown."""
         proto, domain = entry.proto, domain_of(entry.proto)
         version = entry.opsets.get(domain, 1)
+        if domain in {classical.DOMAIN, classical.ONNXRUNTIME}:
+            said = classical.types(domain, proto.op_type, entry.attrs, inputs)
+            if said is not None or domain == classical.ONNXRUNTIME:
+                return None if said is None else {n: typed for n, typed in zip(proto.output, said, strict=False) if n in self._used}
         found = schema(proto.op_type, version, domain)
         if found is None:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")

@@ -19,7 +19,7 @@ Attrs = dict[str, Any]
 RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
 
 OURS = frozenset({"LSTM", "GRU", "RNN", "GlobalLpPool", "Det", "GridSample", "STFT", "Hardmax", "RoiAlign", "MaxRoiPool", "AffineGrid"})
-OURS |= {"ConvTranspose", "DeformConv", "LRN", "MaxPool", "StringNormalizer", "Unique", "Upsample"}
+OURS |= {"ConvTranspose", "DeformConv", "LRN", "MaxPool", "StringNormalizer", "TfIdfVectorizer", "Unique", "Upsample"}
 """Operators that ONNX's reference implementation computes wrongly (with some options) or not at all: workers do, so they are never
 constants."""
 

@@ -14,9 +14,6 @@ Nested = Literal["", "branch", "body"]
 _OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
     ("", "Multinomial"): _OUTSIDE,
-    ("ai.onnx.ml", "CastMap"): _OUTSIDE,
-    ("ai.onnx.ml", "CategoryMapper"): "use LabelEncoder, or " + _OUTSIDE,
-    ("ai.onnx.ml", "ZipMap"): "export without it (skl2onnx: options={'zipmap': False})",
     ("ai.onnx.preview.training", "Gradient"): "export the model for inference",
 }
 """Operators that have neither a kernel nor another implementation → what to do about it."""

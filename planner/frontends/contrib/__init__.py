@@ -10,6 +10,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto, helper
 
+from aspen_mp.planner.frontends.classical import LEFT
 from aspen_mp.planner.frontends.contrib import attention, blocks, grouped, norms, products, quantised
 from aspen_mp.planner.frontends.contrib.body import ADVICE, Body, Rule
 from aspen_mp.planner.frontends.functions import subgraphs
@@ -56,8 +57,9 @@ def _place(nodes: Iterable[NodeProto], absent: frozenset[str]) -> int:
 
 
 def within(node: NodeProto) -> bool:
-    """Whether a node's sub-graphs hold operators of the domain: their nodes have to become nodes of the model."""
-    return any(inner.domain == DOMAIN or within(inner) for graph in subgraphs(node) for inner in graph.node)
+    """Whether a node's sub-graphs hold operators of the domain that are said in others: their nodes have to become nodes of the model."""
+    inside = [inner for graph in subgraphs(node) for inner in graph.node]
+    return any((inner.domain == DOMAIN and inner.op_type not in LEFT) or within(inner) for inner in inside)
 
 
 def why_not(node: NodeProto, nested: bool) -> str:
@@ -65,6 +67,8 @@ def why_not(node: NodeProto, nested: bool) -> str:
     branch, which becomes nodes of the model once its condition is known."""
     if node.domain != DOMAIN:
         return _LAYOUT
+    if node.op_type in LEFT:
+        return ""
     if node.op_type not in _RULES:
         quantised = _QUANTISED if node.op_type.startswith("Q") else ""
         return f"is an operator of onnxruntime's own that is not known here: {ADVICE}{quantised}"
