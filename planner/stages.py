@@ -368,8 +368,9 @@ class _Stages:
                     assert tensor is not None
                     feeds[name] = tensor
         opsets = cluster[0].opsets
+        types = {name: kind for name, kind in self._model_types().items() if kind.WhichOneof("value") is not None}
         blob, operands = build(
-            [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store
+            [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store, types
         )
         guess = 1 << (8 * sum(t.nbytes for t in operands)).bit_length()
         capacity = min(max(guess, _LEAST_CAPACITY), _MOST_CAPACITY // len(outputs))

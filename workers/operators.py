@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import FunctionProto, ModelProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_dequantize_linear
@@ -336,6 +336,7 @@ class Evaluator(ReferenceEvaluator):
         kwargs["new_ops"] = OPERATORS
         super().__init__(_with_names(proto), *args, **kwargs)
         opset = self.opsets_.get("", 0)
+        self._declare(proto)
         self._steps = [(node, _called(node, opset), tuple(node.input), tuple(node.output)) for node in self.rt_nodes_]
 
     def run(self, output_names: Any, feed_inputs: dict[str, Any], attributes: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -358,6 +359,16 @@ class Evaluator(ReferenceEvaluator):
                 continue
             results.update(zip(outputs, found, strict=False))
         return [results[name] for name in (self.output_names if output_names is None else output_names)]
+
+    def _declare(self, proto: Any) -> None:
+        """Tells operators of `ml` what the model says that they give."""
+        graph = proto.graph if isinstance(proto, ModelProto) else proto
+        infos = (*graph.value_info, *(() if isinstance(graph, FunctionProto) else graph.output))
+        types = {info.name: kind for info in infos if (kind := info.type.tensor_type.elem_type)}
+        for node in self.rt_nodes_:
+            kind = types.get(node.onnx_node.output[0], 0) if isinstance(node, ml.Compiled) else 0
+            if kind:
+                node.declared = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
     @staticmethod
     def _reference(node: Any, names: tuple[str, ...], results: dict[str, Any]) -> Any:

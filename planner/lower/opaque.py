@@ -37,9 +37,11 @@ def build(
     opsets: dict[str, int],
     functions: Iterable[FunctionProto],
     store: Store,
+    types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> tuple[bytes, list[Tensor]]:
     """A serialised model of `nodes`, and the tensors that are its inputs, in order. Small constants and those that are no plain tensors
-    become initializers. `wanted`: the outputs; None where the type is not known."""
+    become initializers. `wanted`: the outputs; None where the type is not known. `types`: of values that nodes give, as far as known, for
+    operators whose results have a type that their inputs do not tell."""
     initializers, infos, operands = [], [], []
     for name, tensor in feeds.items():
         if embedded(tensor):
@@ -48,7 +50,8 @@ def build(
             infos.append(_info(name, tensor))
             operands.append(tensor)
     outputs = [_info(name, tensor) for name, tensor in wanted.items()]
-    graph = helper.make_graph([_whole(n, store) for n in nodes], "opaque", infos, outputs, initializers)
+    said = [helper.make_value_info(name, types[name]) for n in nodes for name in n.output if types and name in types]
+    graph = helper.make_graph([_whole(n, store) for n in nodes], "opaque", infos, outputs, initializers, value_info=said)
     if any(n.op_type == "Scatter" for n in nodes):
         opsets = {**opsets, "": max(opsets.get("", 1), 11)}
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]

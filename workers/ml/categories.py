@@ -136,12 +136,18 @@ def dict_vectorizer(a: Attributes, dtype: np.dtype[Any] | None) -> Callable[[Map
         raise ValueError("one of string_vocabulary and int64_vocabulary must be given")
 
     def run(given: Mapping[Any, Any]) -> Array:
-        values = [_scalar(v) for v in given.values()]
+        values = [_scalar(v) for v in _map(given).values()]
         of_words = dtype == np.dtype(object) or (dtype is None and any(isinstance(v, (str, bytes)) for v in values))
         found = list(map(dict(zip(given, values, strict=True)).get, words, repeat("" if of_words else 0)))
         return (strings(found) if of_words else np.array(found, dtype or np.float32)).reshape(1, -1)
 
     return run
+
+
+def _map(given: Any, kind: type | tuple[type, ...] = (int, str, bytes)) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(key, kind) for key in given):
+        raise TypeError(f"a map is expected, with {'integers' if kind is int else 'integers or strings'} for keys, not {given!r:.100}")
+    return given
 
 
 def _scalar(value: Any) -> Any:
@@ -162,7 +168,7 @@ def cast_map(a: Attributes) -> Callable[[Mapping[int, Any]], Array]:
         return int(number) if to == "TO_INT64" else number
 
     def run(given: Mapping[int, Any]) -> Array:
-        values = {int(key): cast(_scalar(given[key])) for key in sorted(given)}
+        values = {key: cast(_scalar(given[key])) for key in sorted(_map(given, int))}
         if form == "SPARSE":
             if any(key < 0 for key in values):
                 raise ValueError(f"the map has the negative key {min(values)}")

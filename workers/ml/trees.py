@@ -1,8 +1,8 @@
 """Ensembles of decision trees: TreeEnsembleRegressor, TreeEnsembleClassifier (ai.onnx.ml 1 and 3) and TreeEnsemble (5).
 
 An ensemble is arrays over its nodes. All pairs of a row and a tree walk down at once, a level at a time. Then the weights of the leaves
-that were reached are added up tree by tree, in the ensemble's own type: double where the input is double, else float. onnxruntime adds in that
-order, unless it shares the trees of a row out to threads.
+that were reached are added up tree by tree, in the ensemble's own type: double where the input is double, else float. onnxruntime adds in
+that order, unless it shares the trees of a row out to threads.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class _Kernel:
         if self.kind == "LINEAR":
             return product
         product = self.gamma * product + self.offset
-        return np.power(product, self.degree) if self.kind == "POLY" else np.tanh(product)
+        return np.asarray(np.power(product, self.degree) if self.kind == "POLY" else np.tanh(product))
 
     def _distances(self, table: Array) -> Array:
         """From the differences themselves: squares that cancel would lose what is small."""

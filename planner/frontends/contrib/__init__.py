@@ -1,6 +1,6 @@
 """Operators of onnxruntime's own (com.microsoft), as its optimizer and quantisation tools and the builders of published language models
 write them, said in ONNX's operators: one rule each, in the file of its family (`products.py`, `norms.py`, `attention.py`, `grouped.py`,
-`quantised.py`, `blocks.py`), written with `body.py`.
+`quantised.py`, `blocks.py`, `distances.py`), written with `body.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from onnx import ModelProto, NodeProto, helper
 
 from aspen_mp.planner.frontends.classical import LEFT
-from aspen_mp.planner.frontends.contrib import attention, blocks, grouped, norms, products, quantised
+from aspen_mp.planner.frontends.contrib import attention, blocks, distances, grouped, norms, products, quantised
 from aspen_mp.planner.frontends.contrib.body import ADVICE, Body, Rule
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.ir import Tensor
@@ -27,7 +27,7 @@ _NORMALISED = 17  # ONNX has LayerNormalization from this opset on
 _LAYOUT = "is made for the machine that onnxruntime optimized it on: save it with ORT_ENABLE_EXTENDED at most, or load the original model"
 _QUANTISED = "; quantise with QuantFormat.QDQ"
 
-_FAMILIES = (products, norms, attention, grouped, quantised, blocks)
+_FAMILIES = (products, norms, attention, grouped, quantised, blocks, distances)
 _RULES: Final[dict[str, Rule]] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 _UNKNOWN: Final[dict[str, set[str]]] = {
     op: names for family in (products, attention, grouped, quantised, blocks) for op, names in family.UNKNOWN.items()
