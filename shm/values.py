@@ -7,20 +7,22 @@ An OBJECT operand is a buffer of given capacity that holds one such value:
     …   data of the numeric tensors, each at a multiple of 64 bytes from the start
 
 The description is one node: ``nil`` (an empty optional), ``["t", dtype, shape, offset]`` (numeric tensor, row-major at that offset),
-``["s", shape, strings]`` (string tensor), ``["q", [node …]]`` (sequence), ``["m", [[key, node] …]]`` (map; keys int or str) and
-``["v", x]`` (a bare bool, int, float or str). Nothing is ever unpickled, and `decode` believes nothing it reads: every offset, shape, count
+``["s", shape, strings]`` (string tensor), ``["q", [node …]]`` (sequence), ``["m", [[key, node] …]]`` (map; keys int or str),
+``["z", keys, tensor]`` (a sequence of maps with the same keys, whose values are the rows of a tensor [maps, keys]) and ``["v", x]`` (a bare
+bool, int, float or str). Nothing is ever unpickled, and `decode` believes nothing it reads: every offset, shape, count
 and type is checked against the buffer, since a client can write what it likes into its own memory.
 
 Python side: numeric tensors are ndarrays (all of numpy's and ml_dtypes' number types), string tensors are ndarrays of dtype object that
-hold `str` (or `bytes` that are no UTF-8), sequences are lists, an empty optional is None, maps are dicts.
+hold `str` (or `bytes` that are no UTF-8), sequences are lists, an empty optional is None, maps are dicts. `Maps` is what a sequence of maps
+with the same keys can be written from; it is read as a list of dicts.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, overload
 
 import msgpack
 import numpy as np
@@ -61,6 +63,32 @@ def dtype_by_name(name: str) -> np.dtype[Any]:
         raise RequestError(f"no number type is called {name!r}") from None
 
 
+class Maps(Sequence[dict[Any, Any]]):
+    """A sequence of maps from the same `keys`; `table` [maps, keys] has their values, which come out as Python's numbers."""
+
+    def __init__(self, keys: Sequence[Any], table: npt.NDArray[Any]) -> None:
+        if table.ndim != 2 or table.shape[1] != len(keys) or table.dtype.kind not in "fiub":
+            raise RequestError(f"{len(keys)} keys do not fit a table of {table.dtype} and shape {list(table.shape)}")
+        self.keys = list(keys)
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[Any, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Maps: ...
+    def __getitem__(self, index: Any) -> Any:
+        rows = self.table[index]
+        return Maps(self.keys, rows) if isinstance(index, slice) else dict(zip(self.keys, rows.tolist(), strict=True))
+
+    def listed(self) -> list[dict[Any, Any]]:
+        """All maps as dicts."""
+        keys = self.keys
+        return [dict(zip(keys, row, strict=True)) for row in self.table.tolist()]
+
+
 def _pad(n: int) -> int:
     return -n % _ALIGN
 
@@ -94,6 +122,8 @@ class Encoded:
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
                 raise RequestError("an integer does not fit 64 bits")
             return ["v", value]
+        if isinstance(value, Maps):
+            return ["z", [self._key(key) for key in self._bounded(value.keys)], self._array(self._bounded(value).table)]
         if isinstance(value, (list, tuple)):
             return ["q", [self._node(item, depth + 1) for item in self._bounded(value)]]
         if isinstance(value, dict):
@@ -261,6 +291,17 @@ class _Decoder:
             table[pair[0]] = self.value(pair[1], depth + 1)
         return table
 
+    def _maps(self, node: list[Any], depth: int) -> list[dict[Any, Any]]:
+        keys, table = node[1], node[2]
+        if not isinstance(keys, list) or not all(type(key) in (int, str) for key in keys):
+            raise RequestError("a sequence of maps is damaged")
+        if not isinstance(table, list) or len(table) != 4 or table[0] != "t":
+            raise RequestError("a sequence of maps is damaged")
+        values = self._tensor(table, depth)
+        if values.ndim != 2 or len(values) > MAX_ITEMS:
+            raise RequestError("a sequence of maps is damaged")
+        return Maps(keys, values).listed()
+
     def _scalar(self, node: list[Any], depth: int) -> bool | int | float | str:
         x = node[1]
         if not isinstance(x, (bool, int, float, str)):
@@ -286,5 +327,6 @@ _READERS: dict[tuple[str, int], Callable[[_Decoder, list[Any], int], Any]] = {
     ("s", 3): _Decoder._strings,
     ("q", 2): _Decoder._sequence,
     ("m", 2): _Decoder._map,
+    ("z", 3): _Decoder._maps,
     ("v", 2): _Decoder._scalar,
 }

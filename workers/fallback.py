@@ -176,7 +176,7 @@ def _as_declared(value: Any, dtype: np.dtype[Any] | None) -> Any:
     """Results as the model's types say: onnx.reference returns numpy scalars, wider floats or numpy strings here and there."""
     if isinstance(value, (list, tuple)):
         return [_as_declared(v, None) for v in value]
-    if value is None or isinstance(value, dict):
+    if value is None or isinstance(value, (dict, values.Maps)):
         return value
     array = np.asarray(value)
     if array.dtype.kind in "UST":

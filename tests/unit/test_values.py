@@ -56,6 +56,38 @@ def test_structures() -> None:
     assert same(np.array([b"\xff"], dtype=object), values.decode(values.encode(np.array([b"\xff"], dtype=object))))
 
 
+@pytest.mark.parametrize("keys", [["a", "ü"], [3, -4], []])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_maps_with_the_same_keys_come_out_as_dicts(keys: list[Any], dtype: Any) -> None:
+    table = (np.arange(3 * len(keys)).reshape(3, len(keys)) / 4).astype(dtype)
+    maps = values.Maps(keys, table)
+    want = [dict(zip(keys, row, strict=True)) for row in table.tolist()]
+    assert (len(maps), list(maps), maps[1:].listed(), maps[-1]) == (3, want, want[1:], want[-1])
+    assert same(want, values.decode(values.encode(maps)))
+    assert same([want, want[:1]], values.decode(values.encode([maps, maps[:1]])))
+
+
+def test_maps_and_keys_that_do_not_fit() -> None:
+    for table in (np.zeros(2), np.zeros((2, 3)), np.array([["a", "b"]], object)):
+        with pytest.raises(RequestError, match="do not fit"):
+            values.Maps(["a", "b"], table)
+    with pytest.raises(RequestError, match="key"):
+        values.encode(values.Maps([0.5], np.zeros((2, 1))))
+
+
+def test_damaged_maps_are_refused() -> None:
+    """Keys and tables of other kinds, and more maps of nothing than anybody needs."""
+    good = values.encode(values.Maps(["a", "b"], np.zeros((2, 2), np.float32)))
+    head = struct.Struct("<8sQQ")
+    _, used, described = head.unpack_from(good)
+    kind, keys, table = msgpack.unpackb(good[head.size : head.size + described])
+    nothing = ["t", "float32", [1 << 40, 0], 0]
+    for bad in ([kind, [0.5, 1], table], [kind, keys[:1], table], [kind, keys, None], [kind, keys, ["s", [0], []]], [kind, [], nothing]):
+        text = msgpack.packb(bad)
+        with pytest.raises(RequestError):
+            values.decode(head.pack(values.MAGIC, used + 64, len(text)) + text + bytes(-(head.size + len(text)) % 64) + bytes(128))
+
+
 def test_room_and_views() -> None:
     value = [np.arange(1000, dtype=np.float32), np.arange(3)]
     size = values.encoded_size(value)

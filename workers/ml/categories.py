@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aspen_mp.shm.values import Maps
 from aspen_mp.workers.ml.attributes import Array, Attributes, strings, text
 
 _KINDS: Final = ("strings", "int64s", "floats")
@@ -181,16 +182,16 @@ def cast_map(a: Attributes) -> Callable[[Mapping[int, Any]], Array]:
     return run
 
 
-def zip_map(a: Attributes) -> Callable[[Array], list[dict[Any, float]]]:
-    """ZipMap: a list of one map a row, from class to score."""
+def zip_map(a: Attributes) -> Callable[[Array], Maps]:
+    """ZipMap: a sequence of one map a row, from class to score."""
     words, numbers = a.strings("classlabels_strings"), a.ints("classlabels_int64s")
     if bool(words) == bool(numbers.size):
         raise ValueError("one of classlabels_strings and classlabels_int64s must be given")
     keys: list[Any] = list(words) if words else numbers.tolist()
 
-    def run(x: Array) -> list[dict[Any, float]]:
+    def run(x: Array) -> Maps:
         if x.ndim not in {1, 2} or x.shape[-1] != len(keys):
             raise ValueError(f"{len(keys)} class labels for scores of shape {list(x.shape)}")
-        return [dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist()]
+        return Maps(keys, x.reshape(-1, len(keys)))
 
     return run
