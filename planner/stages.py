@@ -33,7 +33,7 @@ from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.planner.lower.opaque import build, embedded
-from aspen_mp.shm.errors import RequestError, UnsupportedModelError
+from aspen_mp.shm.errors import ModelInvalidError, RequestError, UnsupportedModelError
 from aspen_mp.shm.tables import LIMITS
 
 _FEW = 64  # elements of a value that may be asked for although it is not read directly
@@ -232,27 +232,49 @@ class _Stages:
         if needs:
             return Stage("static", Graph(self.model.graph.name, [], [], []), [], needs, True)
         hopeless = [entry for entry, reason in blocked if not reason.values]
+        held = self._held()
         if not hopeless:
             outputs = self._outputs()
-            if nodes or outputs or not self.binder.pending:
-                return self._static(nodes, outputs, [])
+            if nodes or outputs or held or not self.binder.pending:
+                return self._static(nodes, outputs, held)
             hopeless = [entry for entry, _ in blocked]
+        if not hopeless:
+            raise self._stuck()
         cluster, results = self._dynamic(hopeless)
         inside, nodes = self._moved(cluster, results, nodes)
         outputs = self._outputs()
         node = self._opaque([*inside, *cluster], results)
         self.delivered.update(v.name for v in results if v.final)
-        if nodes or outputs:
-            stage = self._static([*nodes, node], [*outputs, *results], node.outputs)
+        if nodes or outputs or held:
+            stage = self._static(nodes, outputs, [*held, (node, results)])
         else:
             inputs = [t for t in dict.fromkeys(node.inputs) if t is not None and not t.is_const]
             stage = Stage("dynamic", Graph(self.model.graph.name, inputs, node.outputs, [node]), results, [], bool(self.binder.pending))
         return stage
 
-    def _static(self, nodes: list[Node], outputs: list[Value], opaque: list[Tensor]) -> Stage:
-        known = [self.binder.env[v.name] for v in outputs[: len(outputs) - len(opaque)]]
-        graph = Graph(self.model.graph.name, list(self.inputs.values()), known + opaque, nodes)
-        return Stage("static", graph, outputs, [], bool(self.binder.pending))
+    def _static(self, nodes: list[Node], outputs: list[Value], opaque: Sequence[tuple[Node, list[Value]]]) -> Stage:
+        """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with what they give."""
+        given = [*(self.binder.env[v.name] for v in outputs), *(t for node, _ in opaque for t in node.outputs)]
+        graph = Graph(self.model.graph.name, list(self.inputs.values()), given, [*nodes, *(node for node, _ in opaque)])
+        return Stage("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
+
+    def _held(self) -> list[tuple[Node, list[Value]]]:
+        """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences … A node
+        without operators hands each of them on."""
+        found = []
+        for name in dict.fromkeys(self.binder.outputs):
+            tensor = self.binder.known(name) if name not in self.delivered else None
+            if tensor is not None and not tensors.is_plain(tensor.dtype):
+                value = self._value(name, True)
+                found.append((self._opaque([], [value]), [value]))
+                self.delivered.add(name)
+        return found
+
+    def _stuck(self) -> ModelInvalidError:
+        """Nodes that wait, and nothing that they could wait for."""
+        entry = self.binder.pending[0]
+        names = ", ".join(repr(name) for name in entry.names if name and self.binder.known(name) is None)
+        return ModelInvalidError(f"{check.name_of(entry.proto)} waits for {names}, which no node that can run gives")
 
     def _needs(self, blocked: Sequence[tuple[Item, Blocked]]) -> list[str]:
         """Values that the caller holds and that would let blocked nodes be planned."""
@@ -361,13 +383,12 @@ class _Stages:
     def _opaque(self, cluster: list[Item], outputs: list[Value]) -> Node:
         feeds: dict[str, Tensor] = {}
         inner = {name for entry in cluster for name in entry.outputs}
-        for entry in cluster:
-            for name in entry.names:
-                if name and name not in inner:
-                    tensor = self.binder.known(name)
-                    assert tensor is not None
-                    feeds[name] = tensor
-        opsets = cluster[0].opsets
+        for name in (name for entry in cluster for name in entry.names) if cluster else (v.name for v in outputs):
+            if name and name not in inner:
+                tensor = self.binder.known(name)
+                assert tensor is not None
+                feeds[name] = tensor
+        opsets = cluster[0].opsets if cluster else self.model.opsets
         types = {name: kind for name, kind in self._model_types().items() if kind.WhichOneof("value") is not None}
         blob, operands = build(
             [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store, types
@@ -375,8 +396,9 @@ class _Stages:
         guess = 1 << (8 * sum(t.nbytes for t in operands)).bit_length()
         capacity = min(max(guess, _LEAST_CAPACITY), _MOST_CAPACITY // len(outputs))
         results = [Tensor(v.name, (max(self.capacities.get(v.name, 0), capacity),), tensors.OBJECT) for v in outputs]
-        node = Node("OPAQUE", cluster[0].proto.name or cluster[0].outputs[0], list(operands), results, {"model": blob})
-        node.onnx_op = _few(list(dict.fromkeys(e.proto.op_type for e in cluster)))
+        name = (cluster[0].proto.name or cluster[0].outputs[0]) if cluster else outputs[0].name
+        node = Node("OPAQUE", name, list(operands), results, {"model": blob})
+        node.onnx_op = _few(list(dict.fromkeys(e.proto.op_type for e in cluster))) or "Identity"
         for tensor in results:
             tensor.producer = node
         return node

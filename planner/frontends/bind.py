@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import FunctionProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits
 from aspen_mp.planner.frontends import classical, contrib, functions, legacy, tensors
@@ -128,8 +128,7 @@ class Binder:
         self.lowered = lowered
         self.env: dict[str, Tensor] = {}
         self._count = 0
-        self.constants: dict[str, TensorProto | SparseTensorProto] = dict(model.initializers)
-        self.constants.update({t.values.name: t for t in model.graph.sparse_initializer})
+        self.constants: dict[str, TensorProto] = dict(model.initializers)
         self.outputs = [o.name for o in model.graph.output]
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -172,7 +171,7 @@ class Binder:
         return functions.call(function, node, f"{node.name or node.op_type}.{self._count}")
 
     def _versions(self, function: FunctionProto, opsets: dict[str, int]) -> dict[str, int]:
-        own = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+        own = {o.domain: o.version for o in function.opset_import}
         return {**opsets, **own}
 
     def _live(self, items: list[Item]) -> list[Item]:
@@ -195,15 +194,12 @@ class Binder:
             tensor = self.env[name] = self._constant(name, proto, name)
         return tensor
 
-    def _constant(self, name: str, proto: TensorProto | SparseTensorProto, key: str) -> Tensor:
-        if isinstance(proto, SparseTensorProto):
-            value: npt.NDArray[Any] = _dense(self.model, proto)
-        elif self.model.store.in_memory(proto):
+    def _constant(self, name: str, proto: TensorProto, key: str) -> Tensor:
+        if self.model.store.in_memory(proto):
             # The protobuf library copies a tensor's bytes whenever they are read: only when they are wanted.
             pack = partial(_read, self.model, proto)
             return Tensor(name, tensors.shape_of(proto), tensors.dtype_of(proto), weight_key=key, pack=pack)
-        else:
-            value = self.model.constant(proto)
+        value = self.model.constant(proto)
         return Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
 
     def ready(self, entry: Item) -> bool:
@@ -323,8 +319,6 @@ class Binder:
         value: Any = None
         if "value" in attrs:
             value = self.model.constant(attrs["value"])
-        elif "sparse_value" in attrs:
-            value = _dense(self.model, attrs["sparse_value"])
         elif "value_float" in attrs or "value_floats" in attrs:
             value = np.array(attrs.get("value_float", attrs.get("value_floats")), np.float32)
         elif "value_int" in attrs or "value_ints" in attrs:
@@ -630,23 +624,6 @@ def _with_attribute(proto: NodeProto, name: str, value: int) -> NodeProto:
     copy.CopyFrom(proto)
     copy.attribute.append(helper.make_attribute(name, value))
     return copy
-
-
-def _dense(model: Model, sparse: SparseTensorProto) -> npt.NDArray[Any]:
-    """A sparse constant, dense."""
-    shape = tuple(sparse.dims)
-    values, indices = model.constant(sparse.values), model.constant(sparse.indices)
-    if prod(shape) > 2**31:
-        raise ResourceLimitError(f"sparse tensor {sparse.values.name!r} of shape {list(shape)} has too many elements")
-    out = np.zeros(shape, values.dtype)
-    try:
-        if indices.ndim == 1:
-            out.reshape(-1)[indices] = values
-        else:
-            out[tuple(indices.T)] = values
-    except IndexError as error:
-        raise ModelInvalidError(f"sparse tensor {sparse.values.name!r}: {error}") from None
-    return out
 
 
 @lru_cache(maxsize=8192)

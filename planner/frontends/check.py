@@ -15,6 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from aspen_mp.planner.frontends import contrib, tensors
 from aspen_mp.planner.frontends.runnable import Nested, why_not
+from aspen_mp.planner.frontends.said import explained
 from aspen_mp.planner.frontends.wire import REFERENCE
 from aspen_mp.planner.ir import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedModelError
@@ -110,15 +111,13 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
 
     Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError.
     """
-    _names(proto.graph)
     _opsets(proto)
     unknown: list[str] = []
     scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
-    scopes += [(f.node, f.opset_import or proto.opset_import) for f in proto.functions]
+    scopes += [(f.node, f.opset_import) for f in proto.functions]
     for nodes, imports in scopes:
-        versions = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+        versions = {o.domain: o.version for o in imports}
         for node, nested in _all_nodes(nodes):
-            _text(node.name, node.op_type, node.domain, *node.input, *node.output)
             domain = domain_of(node)
             known = (domain, node.op_type, node.overload) in functions
             if not known and (reason := why_not(node, domain, versions.get(domain, 1), nested)):
@@ -129,7 +128,7 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
     if unknown:
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
         raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
-    _graph(proto.graph, store, "graph")
+    _graph(proto.graph, store)
 
 
 def _undefined(node: NodeProto, version: int, domain: str) -> bool:
@@ -154,18 +153,19 @@ def _text(*names: object) -> None:
             raise ModelParseError(f"not an ONNX model: the name {name!r} is not valid UTF-8")
 
 
-def _names(graph: GraphProto) -> None:
+def texts(proto: ModelProto) -> None:
+    """ModelParseError where a name is not valid UTF-8."""
+    graph = proto.graph
     _text(graph.name, *(v.name for v in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)))
     _text(*(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim))
+    for nodes in (graph.node, *(function.node for function in proto.functions)):
+        for node in all_nodes(nodes):
+            _text(node.name, node.op_type, node.domain, *node.input, *node.output)
 
 
 def _opsets(proto: ModelProto) -> None:
-    if proto.ir_version > onnx.IR_VERSION:
-        raise UnsupportedModelError(
-            f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest known to onnx {onnx.__version__}"
-        )
-    for entry in proto.opset_import:
-        if entry.domain in {"", "ai.onnx"} and entry.version > defs.onnx_opset_version():
+    for entry in (*proto.opset_import, *(entry for function in proto.functions for entry in function.opset_import)):
+        if entry.domain == "" and entry.version > defs.onnx_opset_version():
             raise UnsupportedModelError(
                 f"opset {entry.version} is newer than {defs.onnx_opset_version()}, the latest known to onnx {onnx.__version__}"
             )
@@ -188,15 +188,10 @@ def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nes
                 yield from _all_nodes(graph.node, inside)
 
 
-def _graph(graph: GraphProto, store: tensors.Store, what: str) -> None:
+def _graph(graph: GraphProto, store: tensors.Store) -> None:
     """The graph's own lists: constants, inputs, outputs."""
     for tensor in graph.initializer:
         constant(tensor, store)
-    defined = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    defined.update(name for node in graph.node for name in node.output)
-    for output in graph.output:
-        if output.name not in defined:
-            raise ModelInvalidError(f"{what} output {output.name!r} is computed by no node")
     for value in (*graph.input, *graph.output):
         _known_type(value)
         for dim in value.type.tensor_type.shape.dim:
@@ -243,7 +238,7 @@ def _attributes(node: NodeProto, store: tensors.Store) -> None:
             except ModelInvalidError as error:
                 raise ModelInvalidError(f"{name_of(node)}: {error}") from None
         if attribute.HasField("g"):
-            _graph(attribute.g, store, f"{name_of(node)}: sub-graph {attribute.name!r}")
+            _graph(attribute.g, store)
     if domain_of(node) == "":
         _ranges(node)
     if node.op_type == "Transpose":
@@ -280,23 +275,31 @@ def _ranges(node: NodeProto) -> None:
 def onnx_rules(light: ModelProto) -> None:
     """ONNX's checker. Raises ModelInvalidError.
 
-    Inputs and outputs of unknown rank are let pass: exporters and people write them, and binding finds the rank.
+    Inputs and outputs of unknown rank and outputs of no type are let pass: exporters and people write them, inference finds the type and
+    binding the rank. Versions of operators in functions are the functions' own.
     """
-    if any(_unranked(v) for v in (*light.graph.input, *light.graph.output)):
+    if any(_unranked(v) for v in light.graph.input) or any(_unranked(v) or _untyped(v) for v in light.graph.output):
         copy = ModelProto()
         copy.CopyFrom(light)
         light = copy
+        for value in light.graph.output:
+            if _untyped(value):
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
         for value in (*light.graph.input, *light.graph.output):
             if _unranked(value):
                 value.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(light)
+        onnx.checker.check_model(light, skip_opset_compatibility_check=True)
     except onnx.checker.ValidationError as error:
-        raise ModelInvalidError(_shorten(str(error))) from None
+        raise ModelInvalidError(explained(str(error))) from None
 
 
-def _unranked(value: onnx.ValueInfoProto) -> bool:
+def _unranked(value: ValueInfoProto) -> bool:
     return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+
+
+def _untyped(value: ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") is None
 
 
 WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
@@ -313,7 +316,7 @@ def rounds_up(node: NodeProto) -> bool:
 
 def _with_later_pools(light: ModelProto) -> ModelProto:
     """The model with its pools that round up in functions of a later opset, whose inference is right. Itself where it has none."""
-    version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
+    version = next((o.version for o in light.opset_import if o.domain == ""), 1)
     if version >= NO_EMPTY_WINDOWS or not any(map(rounds_up, all_nodes(light.graph.node))):
         return light
     copy = ModelProto()
@@ -345,10 +348,18 @@ def infer(light: ModelProto) -> ModelProto:
             or _old_constant(str(error))
             or f"has unsupported type: {_BFLOAT16}" in str(error)  # see `taking_bfloat16`
         ):
-            return _inferred(light)
-        raise ModelInvalidError(_shorten(str(error))) from None
+            return _leniently(light)
+        raise ModelInvalidError(explained(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
-        raise ModelInvalidError(f"shape inference fails: {_shorten(str(error))}") from None
+        raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None
+
+
+def _leniently(light: ModelProto) -> ModelProto:
+    """What inference finds where it may leave out what it does not understand."""
+    try:
+        return _inferred(light)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelInvalidError(explained(str(error))) from None
 
 
 def _inferred(light: ModelProto, **how: bool) -> ModelProto:
@@ -387,14 +398,9 @@ def _in_function_body(light: ModelProto, message: str) -> bool:
     """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass
     (MeanVarianceNormalization with its axes left out); binding to shapes finds real errors there."""
     match = re.search(r"\(op_type: ?(\w+)", message)
-    version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
+    version = next((o.version for o in light.opset_import if o.domain == ""), 1)
     found = schema(match.group(1), version, "") if match else None
     return found is not None and not found.has_type_and_shape_inference_function
-
-
-def _shorten(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) < 2000 else text[:2000] + " …"
 
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}

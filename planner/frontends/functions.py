@@ -26,7 +26,7 @@ def captured(node: NodeProto) -> list[str]:
 
 
 def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:
-    bound = bound | {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    bound = bound | _bound(graph)
     for node in graph.node:
         for name in node.input:
             if name and name not in bound:
@@ -40,15 +40,30 @@ def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:
 
 
 def _rename_graph(graph: GraphProto, names: dict[str, str], attributes: dict[str, AttributeProto]) -> None:
-    """Renames outer values inside a sub-graph; what the sub-graph defines itself keeps its name."""
-    own = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    """Renames outer values inside a sub-graph. What the sub-graph defines itself keeps its name, unless an outer value is called so now."""
+    own = _bound(graph)
     for node in graph.node:
         own.update(node.output)
-    outer = {old: new for old, new in names.items() if old not in own}
+    inside = {old: new for old, new in names.items() if old not in own}
+    outer = set(inside.values())
+    for name in sorted(own & outer):
+        if name:
+            inside[name] = _unlike(name, own | outer)
+    for value in (*graph.input, *graph.initializer, *graph.value_info, *graph.output):
+        value.name = inside.get(value.name, value.name)
     for node in graph.node:
-        _rename(node, outer, attributes)
-    for output in graph.output:
-        output.name = outer.get(output.name, output.name)
+        _rename(node, inside, attributes)
+
+
+def _bound(graph: GraphProto) -> set[str]:
+    """The names that a graph defines without its nodes."""
+    return {value.name for value in (*graph.input, *graph.initializer)}
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += ".inner"
+    return name
 
 
 def _rename(node: NodeProto, names: dict[str, str], attributes: dict[str, AttributeProto]) -> None:
@@ -121,9 +136,6 @@ def branch(graph: GraphProto, node: NodeProto, prefix: str) -> tuple[list[NodePr
     for tensor in graph.initializer:
         names[tensor.name] = f"{prefix}/{tensor.name}"
         constants[names[tensor.name]] = tensor
-    for sparse in graph.sparse_initializer:
-        names[sparse.values.name] = f"{prefix}/{sparse.values.name}"
-        constants[names[sparse.values.name]] = sparse
     forwarded: list[NodeProto] = []
     produced = {name for inner in graph.node for name in inner.output if name}
     for k, output in enumerate(graph.output):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,10 +19,11 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
-from aspen_mp.planner.frontends import check, contrib, tensors
+from aspen_mp.planner.frontends import check, light, tensors
 from aspen_mp.planner.frontends.external import Folder, release
+from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
@@ -37,7 +37,6 @@ _OTHER_FILES = {
 }
 """What is met in place of models, by its first bytes, with which no ModelProto begins: as fields they are of kinds that there are not."""
 MAX_NODES = 200_000
-_OVERRIDABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,11 @@ class Model:
     """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from."""
 
     def __init__(self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> None:
-        contrib.place(proto)
         self._buffer = buffer
         self.proto = proto
         self.store = store
-        self.opsets: dict[str, int] = {_domain(o.domain): o.version for o in proto.opset_import}
-        self.functions: dict[FunctionKey, FunctionProto] = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
+        self.opsets: dict[str, int] = {o.domain: o.version for o in proto.opset_import}
+        self.functions: dict[FunctionKey, FunctionProto] = {(f.domain, f.name, f.overload): f for f in proto.functions}
 
     @property
     def graph(self) -> GraphProto:
@@ -94,10 +92,8 @@ class Model:
     def signature(self) -> Signature:
         """Inputs and outputs; symbols name unknown dimensions, made up from name and axis where the model has none."""
         inferred = check.infer(self.light)
-        constants = set(self.initializers) | {t.values.name for t in self.graph.sparse_initializer}
-        inputs = [i for i in self.graph.input if i.name not in constants]
-        # Before IR version 4 every initializer had to be an input; that says nothing then.
-        defaults = [i for i in self.graph.input if i.name in self.initializers] if self.proto.ir_version >= _OVERRIDABLE else []
+        inputs = [i for i in self.graph.input if i.name not in self.initializers]
+        defaults = [i for i in self.graph.input if i.name in self.initializers]
         types = {o.name: o.type for o in inferred.graph.output}
         outputs = [(o.name, types.get(o.name, o.type)) for o in self.graph.output]
         return Signature(
@@ -108,23 +104,8 @@ class Model:
 
     @cached_property
     def light(self) -> ModelProto:
-        """A model for ONNX's checker and shape inference: long tensors are graph inputs, or of known shape and all zero."""
-        light = ModelProto()
-        light.CopyFrom(self.proto)
-        graph = light.graph
-        known = {i.name for i in graph.input}
-        kept = []
-        for tensor in graph.initializer:
-            if tensor.data_location != TensorProto.EXTERNAL:
-                kept.append(tensor)
-            elif tensor.name not in known:
-                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        kept = [_copy(t) for t in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
-        for nodes in _node_lists(light):
-            _lighten(nodes)
-        return light
+        """See `light.of`."""
+        return light.of(self.proto)
 
     def constant(self, tensor: TensorProto) -> np.ndarray[Any, Any]:
         """The value of a constant of this model."""
@@ -151,7 +132,7 @@ def load(source: Source, *, folder: str | None = None) -> Model:
 def _open(source: Source, folder: str | None) -> Model:
     if isinstance(source, ModelProto):
         proto, spans = _strip_proto(source)
-        return Model(proto, tensors.Store(list(spans), Folder(folder)))
+        return _normal(proto, tensors.Store(list(spans), Folder(folder)))
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         folder = str(path.parent) if folder is None else folder
@@ -178,7 +159,13 @@ def _open(source: Source, folder: str | None) -> Model:
         raise ModelParseError(f"not an ONNX model: {why}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelParseError("not an ONNX model: it has no graph or no opset")
-    return Model(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)), buffer)
+    return _normal(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)), buffer)
+
+
+def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> Model:
+    check.texts(proto)
+    normalise(proto, store)
+    return Model(proto, store, buffer)
 
 
 def _map(path: Path) -> memoryview:
@@ -196,16 +183,6 @@ def _map(path: Path) -> memoryview:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise ModelParseError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _copy(tensor: TensorProto) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    return copy
 
 
 def _strip_proto(source: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
@@ -241,73 +218,6 @@ def _reference_or_copy(tensor: TensorProto, new: TensorProto, spans: list[Tensor
         spans.append(tensor)
     else:
         new.CopyFrom(tensor)
-
-
-def _node_lists(proto: ModelProto) -> Iterator[Any]:
-    """The node lists of a model: main graph and functions."""
-    yield proto.graph.node
-    for function in proto.functions:
-        yield function.node
-
-
-def _lighten(nodes: Any) -> None:
-    """Replaces constants that are references, at any depth, by zeros of the same shape."""
-    position = 0
-    while position < len(nodes):
-        node = nodes[position]
-        for attribute in node.attribute:
-            for graph in _graphs(attribute):
-                _lighten(graph.node)
-                _lighten_initializers(graph)
-        tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None) if node.op_type == "Constant" else None
-        if tensor is not None and tensor.data_location == TensorProto.EXTERNAL:
-            zeros = _zeros(tensor, node.output[0])
-            rest = [_copy_node(n) for n in nodes[position + 1 :]]
-            del nodes[position:]
-            nodes.extend([*zeros, *rest])
-            position += len(zeros)
-        else:
-            position += 1
-
-
-def _lighten_initializers(graph: GraphProto) -> None:
-    kept, zeros = [], []
-    for tensor in graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            zeros.extend(_zeros(tensor, tensor.name))
-        else:
-            kept.append(_copy(tensor))
-    if zeros:
-        nodes = [_copy_node(n) for n in graph.node]
-        del graph.node[:]
-        del graph.initializer[:]
-        graph.node.extend([*zeros, *nodes])
-        graph.initializer.extend(kept)
-
-
-def _zeros(tensor: TensorProto, name: str) -> list[NodeProto]:
-    shape = f"{name}\0shape"
-    zero = helper.make_tensor("", tensor.data_type, [1], b"\0" * tensors.dtype_of(tensor).itemsize, raw=True)
-    return [
-        helper.make_node("Constant", [], [shape], value_ints=list(tensor.dims) or None) if tensor.dims else _empty_shape(shape),
-        helper.make_node("ConstantOfShape", [shape], [name], value=zero),
-    ]
-
-
-def _empty_shape(name: str) -> NodeProto:
-    return helper.make_node("Constant", [], [name], value=helper.make_tensor("", TensorProto.INT64, [0], []))
-
-
-def _copy_node(node: NodeProto) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    return copy
-
-
-def _graphs(attribute: AttributeProto) -> Iterable[GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
 
 
 def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:

@@ -65,6 +65,11 @@ def dtype_of(tensor: TensorProto) -> np.dtype[Any]:
         raise UnsupportedModelError(f"{describe(tensor)}: unknown element type {tensor.data_type}") from None
 
 
+def is_packed(tensor: TensorProto) -> bool:
+    """Whether several elements share a byte."""
+    return tensor.data_type in _PACKED
+
+
 def stored_bytes(tensor: TensorProto) -> int:
     """How many bytes the tensor's raw data must have."""
     n = prod(shape_of(tensor))

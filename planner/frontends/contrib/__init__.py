@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import NodeProto
 
 from aspen_mp.planner.frontends.classical import LEFT
 from aspen_mp.planner.frontends.contrib import attention, blocks, distances, grouped, norms, products, quantised
@@ -37,23 +37,17 @@ _REFUSED: Final[dict[str, dict[int, str]]] = {op: what for family in (attention,
 """Inputs that do, and what they are."""
 
 
-def place(proto: ModelProto) -> None:
-    """Puts operators that are onnxruntime's into its domain: those that the model's opset of ONNX's own domain does not have."""
-    version = next((o.version for o in proto.opset_import if o.domain in {"", "ai.onnx"}), 1)
-    absent = MISPLACED if version < _NORMALISED else MISPLACED - {"LayerNormalization"}
-    placed = sum(_place(nodes, absent) for nodes in (proto.graph.node, *(f.node for f in proto.functions)))
-    if placed and all(o.domain != DOMAIN for o in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+def place(nodes: Iterable[NodeProto], version: int) -> None:
+    """Puts operators that are onnxruntime's into its domain: those that this version of ONNX's own domain does not have."""
+    _place(nodes, MISPLACED if version < _NORMALISED else MISPLACED - {"LayerNormalization"})
 
 
-def _place(nodes: Iterable[NodeProto], absent: frozenset[str]) -> int:
-    count = 0
+def _place(nodes: Iterable[NodeProto], absent: frozenset[str]) -> None:
     for node in nodes:
-        if node.op_type in absent and node.domain in {"", "ai.onnx"}:
+        if node.op_type in absent and node.domain == "":
             node.domain = DOMAIN
-            count += 1
-        count += sum(_place(graph.node, absent) for graph in subgraphs(node))
-    return count
+        for graph in subgraphs(node):
+            _place(graph.node, absent)
 
 
 def within(node: NodeProto) -> bool:
