@@ -1,7 +1,9 @@
 """External data: tensors whose bytes lie in files beside the model.
 
-A model names those files, so a model from elsewhere must not be able to name /etc/shadow, a device or a pipe: only regular files inside the
-model's own folder are opened, component by component and never through a symbolic link.
+A model names those files, so a model from elsewhere must not be able to name /etc/shadow, a device or a pipe. What a name leads to is looked
+up without opening it; it is opened if it is a regular file below the model's folder, or below the folder that the model file itself really
+lies in. So links within a download cache work (`snapshots/…/model.onnx` → `blobs/…`), and whoever swaps links meanwhile gains nothing,
+because what was looked up is what is opened.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from aspen_mp.shm.errors import ExternalDataError
 
 
 class Folder:
-    """The folder of a model file; maps the data files in it, each once."""
+    """The folder of a model file; maps the data files in it, each once. `real`: the folder in which the file itself lies, where the model's
+    path is a symbolic link."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, real: str | None = None) -> None:
         self.path = path
+        self._roots = [] if path is None else list(dict.fromkeys([os.path.realpath(path), real or os.path.realpath(path)]))
         self._maps: dict[str, memoryview] = {}
 
     @property
@@ -49,30 +53,47 @@ class Folder:
         where = f"tensor {tensor!r}: external data {location!r}"
         if self.path is None:
             raise ExternalDataError(f"{where}: the model was not loaded from a file, so there is no folder to look in")
-        parts = PurePosixPath(location).parts
-        if not location or "\0" in location or "\\" in location or PurePosixPath(location).is_absolute() or ".." in parts or not parts:
+        if not location or "\0" in location or "\\" in location or not _stays_inside(PurePosixPath(location)):
             raise ExternalDataError(f"{where}: must be a relative path inside the model's folder")
         try:
-            handle = os.open(self.path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            for n, part in enumerate(parts):
-                last = n == len(parts) - 1
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_NONBLOCK if last else os.O_DIRECTORY)
-                try:
-                    inner = os.open(part, flags, dir_fd=handle)
-                finally:
-                    os.close(handle)
-                handle = inner
+            place = os.open(os.path.join(self.path or ".", location), os.O_PATH | os.O_CLOEXEC)  # looked up, not opened
+            try:
+                handle = self._admitted(place, where)
+            finally:
+                os.close(place)
         except OSError as error:
             raise ExternalDataError(f"{where}: {os.strerror(error.errno or 0)}") from None
         try:
             status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise ExternalDataError(f"{where}: not a regular file")
             if status.st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(handle, status.st_size, access=mmap.ACCESS_READ))
         finally:
             os.close(handle)
+
+    def _admitted(self, place: int, where: str) -> int:
+        """A descriptor that reads the file that `place` stands for, if the model may read it."""
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise ExternalDataError(f"{where}: not a regular file")
+        target = real_path(place)
+        if not any(target.startswith(root.rstrip("/") + "/") for root in self._roots):
+            raise ExternalDataError(f"{where}: a symbolic link leads out of the model's folder")
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def real_path(fd: int) -> str:
+    """The path of an open file without any links in it."""
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def _stays_inside(location: PurePosixPath) -> bool:
+    """Whether a relative path never goes above where it begins, by its words."""
+    depth = 0
+    for part in location.parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return False
+    return depth > 0 and not location.is_absolute()
 
 
 def release(data: memoryview) -> None:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from aspen_mp.planner.frontends import check, light, tensors
-from aspen_mp.planner.frontends.external import Folder, release
+from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
@@ -133,10 +133,11 @@ def _open(source: Source, folder: str | None) -> Model:
     if isinstance(source, ModelProto):
         proto, spans = _strip_proto(source)
         return _normal(proto, tensors.Store(list(spans), Folder(folder)))
+    real: str | None = None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         folder = str(path.parent) if folder is None else folder
-        buffer = _map(path)
+        buffer, real = _map(path)
     else:
         buffer = memoryview(source)
     if buffer.nbytes == 0:
@@ -159,7 +160,7 @@ def _open(source: Source, folder: str | None) -> Model:
         raise ModelParseError(f"not an ONNX model: {why}") from None
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelParseError("not an ONNX model: it has no graph or no opset")
-    return _normal(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder)), buffer)
+    return _normal(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder, real)), buffer)
 
 
 def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> Model:
@@ -168,17 +169,19 @@ def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None =
     return Model(proto, store, buffer)
 
 
-def _map(path: Path) -> memoryview:
-    """A file's bytes. Whatever else has the name (a pipe would keep us waiting for its writer) is refused."""
+def _map(path: Path) -> tuple[memoryview, str]:
+    """A file's bytes, and the folder that the file lies in when links have been followed. Whatever else has the name (a pipe would keep us
+    waiting for its writer) is refused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise ModelParseError(f"cannot read {str(path)!r}: it is no file")
+            real = os.path.dirname(real_path(fd))
             if info.st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(fd, info.st_size, access=mmap.ACCESS_READ))
+                return memoryview(b""), real
+            return memoryview(mmap.mmap(fd, info.st_size, access=mmap.ACCESS_READ)), real
         finally:
             os.close(fd)
     except (OSError, ValueError) as error:

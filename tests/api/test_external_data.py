@@ -65,3 +65,23 @@ def test_versions_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(PlanError, match=r"m\.data' has changed since model 'm' was loaded; load it again"):
             model.run({"x": X})
         assert runtime.load(path).run({"x": X})["y"].shape == (4, 8)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_links_into_a_folder_of_blobs(cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As download caches lay models out. Another blob behind the same name is another model."""
+    monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path / "cache") if cache else "")
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    save(blobs)
+    for name, blob in (("m.onnx", "aaaa"), ("m.data", "bbbb")):
+        (blobs / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(f"../../blobs/{blob}")
+    (np.fromfile(blobs / "bbbb", np.float32) * 2).tofile(blobs / "cccc")
+    with aspen_mp.Runtime(workers=1) as runtime:
+        before = runtime.load(str(snapshot / "m.onnx")).run({"x": X})["y"]
+        (snapshot / "m.data").unlink()
+        (snapshot / "m.data").symlink_to("../../blobs/cccc")
+        after = runtime.load(str(snapshot / "m.onnx")).run({"x": X})["y"]
+        assert np.abs(after).max() > 2 * np.abs(before).max()

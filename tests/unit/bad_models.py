@@ -177,7 +177,11 @@ def beside(**entries: str) -> Callable[[Path], Path]:
             path.write_bytes(bytes(256))
         (home / "short.bin").write_bytes(bytes(100))
         (home / "link").symlink_to(folder / "w.bin")
-        (home / "inner").symlink_to(home / "w.bin")
+        (home / "again").symlink_to("link")
+        (home / "nowhere").symlink_to("missing.bin")
+        (home / "round").symlink_to("round")
+        (home / "zero").symlink_to("/dev/zero")
+        (home / "below").symlink_to("sub")
         (home / "linked").symlink_to(folder)
         os.mkfifo(home / "fifo")
         return external(home, **entries)
@@ -324,8 +328,15 @@ BAD: dict[str, Bad] = {
     "../ inside": Bad(ExternalDataError, ("'w'",), beside(location="sub/../../w.bin")),
     "absolute path": Bad(ExternalDataError, ("'w'", "/etc/hostname"), beside(location="/etc/hostname")),
     "symbolic link": Bad(ExternalDataError, ("'w'", "link"), beside(location="link")),
-    "symbolic link in the folder": Bad(ExternalDataError, ("'w'", "inner"), beside(location="inner")),
-    "linked parent": Bad(ExternalDataError, ("'w'", "linked/w.bin"), beside(location="linked/w.bin")),
+    "symbolic link to a symbolic link": Bad(ExternalDataError, ("'w'", "again", "out of"), beside(location="again")),
+    "symbolic link to nothing": Bad(ExternalDataError, ("'w'", "nowhere"), beside(location="nowhere")),
+    "symbolic link to itself": Bad(ExternalDataError, ("'w'", "round"), beside(location="round")),
+    "symbolic link to a device": Bad(ExternalDataError, ("'w'", "zero", "regular file"), beside(location="zero")),
+    "symbolic link to a folder": Bad(ExternalDataError, ("'w'", "below", "regular file"), beside(location="below")),
+    "linked parent": Bad(ExternalDataError, ("'w'", "linked/w.bin", "out of"), beside(location="linked/w.bin")),
+    "out of a linked folder": Bad(ExternalDataError, ("'w'", "linked/../w.bin"), beside(location="linked/../w.bin")),
+    "out and in again": Bad(ExternalDataError, ("'w'", "relative path"), beside(location="../home/w.bin")),
+    "the folder itself": Bad(ExternalDataError, ("'w'", "relative path"), beside(location="sub/..")),
     "data in a pipe": Bad(ExternalDataError, ("'w'", "fifo"), beside(location="fifo")),
     "data in a device": Bad(ExternalDataError, ("'w'", "/dev/zero"), beside(location="/dev/zero")),
     "data in a folder": Bad(ExternalDataError, ("'w'", "sub"), beside(location="sub")),

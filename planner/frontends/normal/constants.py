@@ -61,7 +61,7 @@ def _dense(sparse: SparseTensorProto, store: tensors.Store) -> TensorProto:
     if tensors.stored_bytes(result) <= INLINE_LIMIT or tensors.is_packed(result):
         return numpy_helper.from_array(dense.reshape(shape), name)
     result.MergeFromString(reference(len(store.spans)))
-    store.spans.append(memoryview(dense.view(np.uint8)))
+    store.spans.append(dense.view(np.uint8).data)
     return result
 
 
