@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from aspen_mp.signature import ValueInfo
 
 _PROVIDER = "CPUExecutionProvider"
-_ONNX_NAMES = {
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool",
-    "object": "string",
-    "str": "string",
-    "float8_e4m3fn": "float8e4m3fn",
-    "float8_e4m3fnuz": "float8e4m3fnuz",
-    "float8_e5m2": "float8e5m2",
-    "float8_e5m2fnuz": "float8e5m2fnuz",
-    "float8_e8m0fnu": "float8e8m0",
-    "float4_e2m1fn": "float4e2m1",
-}
 _ELSEWHERE = {
     "io_binding": "Model.input_buffers has inputs that are not copied, and large outputs never are",
     "run_with_iobinding": "Model.input_buffers has inputs that are not copied, and large outputs never are",
@@ -340,11 +327,7 @@ def _check_run(options: Any) -> None:
 
 
 def _node_arg(value: ValueInfo) -> NodeArg:
-    name = str(value.dtype)
-    inner = f"tensor({_ONNX_NAMES.get(name, name)})"
-    # What sequences, optionals and maps hold is not part of the signature.
-    kind = {"tensor": inner, "sequence": "seq(tensor)", "optional": "optional(tensor)", "map": "map"}.get(value.kind, value.kind)
-    return NodeArg(value.name, list(value.shape or ()), kind)
+    return NodeArg(value.name, list(value.shape or ()), value.type)
 
 
 def get_available_providers() -> list[str]:

@@ -23,6 +23,7 @@ class ValueInfo:
     `kind`: "tensor", "string", "sequence", "optional" or "other".
     `optional`: an input that has a default value in the model (an initializer that is a graph input, from IR version 4 on). Requests that
     give it get plans of their own.
+    `type`: the whole type in ONNX's spelling: "tensor(float)", "seq(map(int64,tensor(float)))"; empty where it is not known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ValueInfo:
     dtype: np.dtype[Any]
     kind: str = "tensor"
     optional: bool = False
+    type: str = ""
 
     @classmethod
     def from_message(cls, info: protocol.ValueInfo) -> ValueInfo:
@@ -39,7 +41,7 @@ class ValueInfo:
             if info.dtype in {"object", "string"} or info.kind not in {"tensor", "string"}
             else values.dtype_by_name(info.dtype)
         )
-        return cls(info.name, shape, dtype, info.kind, info.optional)
+        return cls(info.name, shape, dtype, info.kind, info.optional, info.type)
 
 
 class Signature:

@@ -369,7 +369,8 @@ def _inspect(model: api.Model, source: Source) -> Inspected:
 
 
 def _value(info: api.ValueInfo, optional: bool = False) -> protocol.ValueInfo:
-    return protocol.ValueInfo(info.name, str(info.dtype), None if info.shape is None else list(info.shape), info.kind, optional)
+    shape = None if info.shape is None else list(info.shape)
+    return protocol.ValueInfo(info.name, str(info.dtype), shape, info.kind, optional, info.type)
 
 
 def _slot(info: TensorInfo) -> protocol.Slot:

@@ -227,13 +227,15 @@ class Done(Message):
 
 
 class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …"""
+    """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …;
+    `type` is ONNX's spelling of the whole type."""
 
     name: str
     dtype: str
     shape: list[int | str] | None
     kind: str = "tensor"
     optional: bool = False
+    type: str = ""
 
 
 class Loaded(Message):

@@ -42,12 +42,14 @@ MAX_NODES = 200_000
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
     """One input or output of a model. `shape`: a number or a symbol per axis, None where even the rank is unknown. `dtype`: object for
-    strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other")."""
+    strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other"). `type`: the whole type in
+    ONNX's spelling, "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where the model does not say and nothing is inferred."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...] | None
     kind: str = "tensor"
+    type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,7 @@ def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":
         label = {"sequence_type": "sequence", "optional_type": "optional"}.get(kind or "", "other")
-        return ValueInfo(name, tensors.OBJECT, None, label)
+        return ValueInfo(name, tensors.OBJECT, None, label, spelled(proto))
     try:
         dtype = tensors.numpy_dtype(proto.tensor_type.elem_type)
     except (KeyError, TypeError, ValueError):
@@ -239,4 +241,24 @@ def value_info(name: str, proto: onnx.TypeProto) -> ValueInfo:
             d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or f"{name}.{axis}"
             for axis, d in enumerate(proto.tensor_type.shape.dim)
         )
-    return ValueInfo(name, dtype, shape, "string" if proto.tensor_type.elem_type == TensorProto.STRING else "tensor")
+    return ValueInfo(name, dtype, shape, "string" if proto.tensor_type.elem_type == TensorProto.STRING else "tensor", spelled(proto))
+
+
+def spelled(proto: onnx.TypeProto) -> str:
+    """A type in ONNX's spelling; what is not known of it is left out."""
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        return f"tensor({_element(proto.tensor_type.elem_type)})"
+    if kind == "sparse_tensor_type":
+        return f"sparse_tensor({_element(proto.sparse_tensor_type.elem_type)})"
+    if kind == "sequence_type":
+        return f"seq({spelled(proto.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({spelled(proto.optional_type.elem_type)})"
+    if kind == "map_type":
+        return f"map({_element(proto.map_type.key_type)},{spelled(proto.map_type.value_type)})"
+    return ""
+
+
+def _element(number: int) -> str:
+    return TensorProto.DataType.Name(number).lower() if number and number in TensorProto.DataType.values() else ""
