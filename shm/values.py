@@ -13,13 +13,15 @@ bool, int, float or str). Nothing is ever unpickled, and `decode` believes nothi
 and type is checked against the buffer, since a client can write what it likes into its own memory.
 
 Python side: numeric tensors are ndarrays (all of numpy's and ml_dtypes' number types), string tensors are ndarrays of dtype object that
-hold `str` (or `bytes` that are no UTF-8), sequences are lists, an empty optional is None, maps are dicts. `Maps` is what a sequence of maps
-with the same keys can be written from; it is read as a list of dicts.
+hold `str` (or `bytes` that are no UTF-8; numbers and None among them become their text), sequences are lists, an empty optional is None,
+maps are dicts. `Maps` is what a sequence of maps with the same keys can be written from; it is read as a list of dicts.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
+import numbers
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, overload
@@ -133,10 +135,9 @@ class Encoded:
     def _array(self, array: npt.NDArray[Any]) -> object:
         if array.dtype.kind in "OUST":
             self._bounded(array.reshape(-1))
-            strings = [s.item() if isinstance(s, np.generic) else s for s in array.reshape(-1).tolist()]
-            for s in strings:
-                if not isinstance(s, (str, bytes)):
-                    raise RequestError(f"an array of dtype object holds a {type(s).__name__}: only strings are ONNX values")
+            strings = array.reshape(-1).tolist()
+            if not {str, bytes}.issuperset(map(type, strings)):
+                strings = [_text(s) for s in strings]
             return ["s", list(array.shape), strings]
         name = array.dtype.name
         if _dtypes().get(name) != array.dtype.newbyteorder("="):
@@ -172,6 +173,19 @@ class Encoded:
             if array.nbytes:
                 np.frombuffer(view, array.dtype, array.size, offset).reshape(array.shape)[...] = array
         return self.nbytes
+
+
+def _text(item: object) -> str | bytes:
+    """An item of an array of strings. Tables hold missing values and numbers among them, which are taken by what they print, as
+    onnxruntime takes them: "nan", "None", "1.5"."""
+    if isinstance(item, (str, bytes)):
+        return item.item() if isinstance(item, np.generic) else item
+    if item is None or isinstance(item, (np.generic, numbers.Number, datetime.date, datetime.time)):
+        try:
+            return str(item)
+        except ValueError as error:  # an integer of thousands of digits
+            raise RequestError(f"an array of strings holds a number that cannot be written: {error}") from None
+    raise RequestError(f"an array of strings holds a {type(item).__name__}: give str, bytes, numbers or None")
 
 
 def encode(value: object) -> bytes:

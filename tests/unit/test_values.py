@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from decimal import Decimal
 from typing import Any
 
 import ml_dtypes
 import msgpack
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,8 +106,40 @@ def test_room_and_views() -> None:
         values.Encoded(value).write(bytearray(size - 1))
 
 
+def test_what_tables_hold_among_strings() -> None:
+    """Missing values and numbers in a column of strings become what onnxruntime makes of them."""
+    column = np.array(
+        ["a", np.nan, None, 3, 1.5, True, np.float32(0.1), np.int64(-7), Decimal("1.10"), np.datetime64("2020-01-01")], object
+    )
+    kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.STRING, [None])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [onnx.helper.make_value_info("x", kind)],
+        [onnx.helper.make_value_info("y", kind)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    want = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": column})[0]
+    assert values.decode(values.encode(column)).tolist() == list(want)
+    assert values.decode(values.encode(np.array([np.str_("q"), np.bytes_(b"r")], object))).tolist() == ["q", b"r"]
+
+
 @pytest.mark.parametrize(
-    "bad", [object(), np.array([object()]), np.array(["2020"], dtype="M8"), 2**64, {1.5: 1}, {True: 1}, 1j, b"x", ["\ud800"]]
+    "bad",
+    [
+        object(),
+        np.array([["a"], {}, None], dtype=object),
+        np.array([10**5000], dtype=object),
+        np.array(["a", 1j, [2]], dtype=object),
+        np.array([object()]),
+        np.array(["2020"], dtype="M8"),
+        2**64,
+        {1.5: 1},
+        {True: 1},
+        1j,
+        b"x",
+        ["\ud800"],
+    ],
 )
 def test_refuses_what_onnx_does_not_know(bad: object) -> None:
     with pytest.raises(RequestError):
