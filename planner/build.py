@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import cost, tilecost
+from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.elastic import Elastic
 from aspen_mp.planner.explain import op_info
@@ -21,7 +22,7 @@ from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.made import joined
+from aspen_mp.planner.made import Made, joined
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.operands import seen
 from aspen_mp.planner.options import UNSEARCHED, Planning
@@ -37,6 +38,7 @@ from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
+Floats = npt.NDArray[np.float64]
 DEPTHS = LIMITS["depths"]
 LAST_RANK = 0xFFFFFFFF
 WORTH_PARTS = 0.02
@@ -87,7 +89,7 @@ def build_plan(
 
     def plan(found: Found, *, between: bool = False) -> Plan:
         grids = found.grids
-        edge_builder = EdgeBuilder(storage)
+        edge_builder = EdgeBuilder(storage, kinds(storage))
         tile_graph = barriers(grids) if between else edge_builder.graph(grids)
         if elastic is not None and not between:
             elastic.cover(tile_graph, grids)
@@ -173,10 +175,7 @@ class _Writer:
     def plan(self, elastic: Elastic | None) -> Plan:
         self._constants()
         costs = self._costs()
-        works = [
-            cost.Work(cost.flops(node), cost.traffic(node), float(costs.ns[self.tile_graph.base[k] : self.tile_graph.base[k + 1]].sum()))
-            for k, node in enumerate(self.storage.steps)
-        ]
+        works = self._works(costs.ns)
         ops = np.zeros(len(self.storage.steps) + 2, OP)
         for k, node in enumerate(self.storage.steps):
             self._op(ops[k], k, node)
@@ -219,6 +218,15 @@ class _Writer:
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
         plan.place_weights(plan.default_directory()[0])
         return plan
+
+    def _works(self, ns: Floats) -> list[cost.Work]:
+        """Of each step. `ns`: of each tile."""
+        known: dict[tuple[int, Grid], cost.Work] = {}
+        base = self.tile_graph.base.tolist()
+        for k, (kind, node, grid) in enumerate(zip(kinds(self.storage), self.storage.steps, self.grids, strict=True)):
+            if (kind, grid) not in known:
+                known[kind, grid] = cost.Work(cost.flops(node), cost.traffic(node), float(ns[base[k] : base[k + 1]].sum()))
+        return [known[way] for way in zip(kinds(self.storage), self.grids, strict=True)]
 
     # ------------------------------------------------------------------------------------------------------------ constants
 
@@ -334,11 +342,16 @@ class _Writer:
 
     def _costs(self) -> Costs:
         """Of each tile; joins and the end take nothing."""
-        found = [tilecost.tile_costs(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
+        known: dict[tuple[int, Grid], tuple[Floats, Floats, Made]] = {}
+        found = []
+        for kind, node, grid in zip(kinds(self.storage), self.storage.steps, self.grids, strict=True):
+            if (kind, grid) not in known:
+                boxes = grid.boxes()
+                known[kind, grid] = *tilecost.tile_costs(node, *boxes, self.workers), tilecost.made(node, *boxes, self.workers)
+            found.append(known[kind, grid])
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
-        ns, moved = (np.concatenate([*(pair[k] for pair in found), more]) for k in range(2))
-        made = [tilecost.made(node, *grid.boxes(), self.workers) for node, grid in zip(self.storage.steps, self.grids, strict=True)]
-        return Costs(ns, moved, cost.rates().far, self.flow, joined(made, len(more)))
+        ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
+        return Costs(ns, moved, cost.rates().far, self.flow, joined([one[2] for one in found], len(more)))
 
 
 def _write_constant(t: Tensor, out: memoryview) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner import cost, tilecost
 from aspen_mp.planner import strides as st
+from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.cost import PANEL
 from aspen_mp.planner.grids import TILE_AXES, Grid, split, tapered
 from aspen_mp.planner.ir import Node
@@ -49,7 +50,11 @@ class Aim:
 def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> list[Grid]:
     """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
     aims = [Aim(workers, cost.tail(workers, products), workers > 1 and tiles is None, tiles) for products in (False, True)]
-    return [grid_for(node, storage, aims[node.op in PRODUCTS]) for node in storage.steps]
+    known: dict[int, Grid] = {}
+    for kind, node in zip(kinds(storage), storage.steps, strict=True):
+        if kind not in known:
+            known[kind] = grid_for(node, storage, aims[node.op in PRODUCTS])
+    return [known[kind] for kind in kinds(storage)]
 
 
 def taper(node: Node, grid: Grid, shares: Sequence[float], by: float) -> Grid:

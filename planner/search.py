@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner import cost, policy, tilecost
+from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.edges import EdgeBuilder, Wiring
 from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import Node
@@ -106,7 +107,7 @@ class Found:
 def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Found:
     """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine."""
     grids = policy.choose_grids(storage, len(machine))
-    work = sum(tilecost.whole_ns(node) for node in storage.steps)
+    work = sum(whole_ns(storage))
     if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
         return Found(grids)
     budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
@@ -131,6 +132,15 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
 def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
     """Of a request alone on a machine of several cores, as the search sees it: simulated, nanoseconds."""
     return _Search(storage, machine, 0).latency(grids)
+
+
+def whole_ns(storage: Storage) -> list[float]:
+    """Nanoseconds of each step in one tile."""
+    known: dict[int, float] = {}
+    for kind, node in zip(kinds(storage), storage.steps, strict=True):
+        if kind not in known:
+            known[kind] = tilecost.whole_ns(node)
+    return [known[kind] for kind in kinds(storage)]
 
 
 def unlike(machine: Machine) -> bool:
@@ -228,7 +238,7 @@ class _Search:
         """The order of the steps by critical path, as good as it can be known before they are cut."""
         pairs = [(source, k) for k, sources in enumerate(self.edges.sources) for source in sources]
         parents, children = np.array(pairs, np.int64).reshape(-1, 2).T
-        return critical_first([tilecost.whole_ns(node) for node in self.storage.steps], parents, children)
+        return critical_first(whole_ns(self.storage), parents, children)
 
     # ------------------------------------------------------------------------------------------------------------- ladders
 

@@ -78,7 +78,8 @@ class Storage:
     """The graph with its copies, and a place for each tensor.
 
     ``nodes``: everything in topological order, views and concats included; ``steps``: those that run. ``inputs``, ``outputs``:
-    (name, tensor) of the graph, in the model's order; the tensor of an output is the one that lies in the request's region.
+    (name, tensor) of the graph, in the model's order; the tensor of an output is the one that lies in the request's region. ``kinds``: of
+    the steps, once somebody has asked `aspen_mp.planner.alike` for them.
     """
 
     nodes: list[Node]
@@ -89,6 +90,7 @@ class Storage:
     outputs: list[tuple[str, Tensor]]
     request_bytes: int
     constants: list[Buffer] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
