@@ -17,13 +17,16 @@
 #endif
 #define WIDE 2          /* vectors of columns in the micro-kernel … */
 #if VL == 8
-#define WIDER 4         /* … or so many, and half as many rows: fewer loads, and input that is read once, … */
-#define WIDER_TERMS 128 /* … as long as a product's weights for all of them stay in L1 */
+#define WIDER 4         /* … or so many, and half as many rows: fewer loads, and input that is read once */
 /* The loads of a term stay behind those of the one before: there is no register for them. */
 #define IN_ORDER __asm__ volatile("" ::: "memory")
 #else
 #define IN_ORDER ((void)0)
 #endif
+
+/* Terms that are summed one after the other: a sum's rounding error grows with their number, so longer sums are sums of such parts. They
+ * begin at multiples of PART, whatever the vectors: a multiple of 4, for what is fetched meanwhile. */
+#define PART 64
 
 /* Cache lines to fetch in a micro-kernel, for every four terms: a run of weights, and a list of others (input and output to come). */
 typedef struct ahead {
@@ -46,8 +49,16 @@ typedef struct ahead {
   }                                                                                                                                \
   while (k < k_end) TERM
 
-/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k. Rows of a are `row` apart, rows of b and to ASPEN_NR. */
-INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
+/* The sums of a part, to what earlier parts have left at `to`. */
+INLINE vf with_earlier(vf sum, const float *to, int more) {
+  if (more) sum = vload(to) + sum;
+  return sum;
+}
+
+/* to[R][V * VL] = a[R][k] · b[k][V * VL], summed in ascending k, and with `more` added to what is there. Rows of a are `row` apart, rows of
+ * b and to ASPEN_NR. */
+INLINE void multiply(const int R, const int V, const float *a, int64_t row, const float *b, int64_t k_end, float *to, int more,
+                     const ahead *h) {
   vf sum[MOST_ROWS][WIDE];
   const float *base[(MOST_ROWS + 2) / 3]; /* of three rows each: more pointers than that find no registers */
 #pragma GCC unroll 16
@@ -73,12 +84,16 @@ INLINE void multiply(const int R, const int V, const float *a, int64_t row, cons
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int j = 0; j < V; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
+    for (int j = 0; j < V; j++) {
+      float *at = to + r * ASPEN_NR + j * VL;
+      vstore(at, with_earlier(sum[r][j], at, more));
+    }
 }
 
 #if VL == 8
 /* The same with WIDER vectors: the rows' values are in registers, and the weights go by. */
-INLINE void multiply_wider(const int R, const float *a, int64_t row, const float *b, int64_t k_end, float *to, const ahead *h) {
+INLINE void multiply_wider(const int R, const float *a, int64_t row, const float *b, int64_t k_end, float *to, int more,
+                           const ahead *h) {
   vf sum[MOST_ROWS / 2][WIDER];
 #pragma GCC unroll 3
   for (int r = 0; r < R; r++)
@@ -101,14 +116,17 @@ INLINE void multiply_wider(const int R, const float *a, int64_t row, const float
 #pragma GCC unroll 3
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int j = 0; j < WIDER; j++) vstore(to + r * ASPEN_NR + j * VL, sum[r][j]);
+    for (int j = 0; j < WIDER; j++) {
+      float *at = to + r * ASPEN_NR + j * VL;
+      vstore(at, with_earlier(sum[r][j], at, more));
+    }
 }
 #endif
 
-typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *, const ahead *);
+typedef void multiply_fn(const float *, int64_t, const float *, int64_t, float *, int, const ahead *);
 #define MULTIPLY_V(R, V)                                                                                                           \
-  static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) {              \
-    multiply(R, V, a, row, b, k, to, h);                                                                                           \
+  static void multiply_##R##x##V(const float *a, int64_t row, const float *b, int64_t k, float *to, int more, const ahead *h) {    \
+    multiply(R, V, a, row, b, k, to, more, h);                                                                                     \
   }
 #define MULTIPLY(R) MULTIPLY_V(R, 1) MULTIPLY_V(R, 2)
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
@@ -125,8 +143,8 @@ static multiply_fn *const by_rows[MOST_ROWS][WIDE] = {
 
 #if VL == 8
 #define WIDE_MULTIPLY(R)                                                                                                           \
-  static void multiply_wider_##R(const float *a, int64_t row, const float *b, int64_t k, float *to, const ahead *h) {              \
-    multiply_wider(R, a, row, b, k, to, h);                                                                                        \
+  static void multiply_wider_##R(const float *a, int64_t row, const float *b, int64_t k, float *to, int more, const ahead *h) {    \
+    multiply_wider(R, a, row, b, k, to, more, h);                                                                                  \
   }
 WIDE_MULTIPLY(1) WIDE_MULTIPLY(2) WIDE_MULTIPLY(3)
 static multiply_fn *const by_rows_wider[] = {multiply_wider_1, multiply_wider_2, multiply_wider_3};
@@ -141,32 +159,35 @@ static int64_t weights_of(const wino *v, int i) {
  * come into L2, evenly over all passes over them, and so do `n_lines` other lines over all products: the memory is never idle. */
 static void products(const wino *v, const workspace *s, const float *panel, int64_t blocks, int64_t columns, int64_t n_lines) {
 #if VL == 8
-  const int wider = v->terms <= WIDER_TERMS && columns > (WIDER - 1) * VL;
+  const int wider = columns > (WIDER - 1) * VL;
   const int64_t most_rows = wider ? MOST_ROWS / 2 : MOST_ROWS, width = wider ? WIDER * VL : WIDE * VL;
 #else
   const int64_t most_rows = MOST_ROWS, width = WIDE * VL;
 #endif
   const int64_t pieces = (blocks + most_rows - 1) / most_rows, size = v->all_terms * ASPEN_NR, used = v->terms * ASPEN_NR;
-  const int64_t passes = pieces * ((columns + width - 1) / width), calls = v->planes * passes, steps = max64(v->terms / 4, 1);
+  const int64_t passes = pieces * ((columns + width - 1) / width), steps = max64(v->terms / 4, 1), all_steps = v->planes * passes * steps;
   const float *input = s->input;
   float *product = s->product;
   ahead h = {.weights_pace = (int)((used / 16 + passes * steps - 1) / (passes * steps)),
-             .lines_pace = (int)((n_lines + calls * steps - 1) / (calls * steps))};
+             .lines_pace = (int)((n_lines + all_steps - 1) / all_steps)};
   for (int64_t i = 0; i < h.lines_pace * steps; i++) s->lines[n_lines + i] = (const char *)s->lines; /* may be fetched too */
-  int64_t call = 0;
+  int64_t step = 0;
   for (int i = 0; i < v->planes; i++, input += s->input_plane, product += s->product_plane) {
     const float *weights = panel + weights_of(v, i) * size;
     h.weights = (const char *)(i + 1 < v->planes ? panel + weights_of(v, i + 1) * size
                                                  : panel + v->rows.weights * v->columns.weights * size);
     for (int64_t at = 0; at < columns; at += width) /* outside: so many weights at a time stay in L1 */
-      for (int64_t piece = 0; piece < pieces; piece++, h.weights += h.weights_pace * steps * 64) {
-        const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
-        h.lines = s->lines + call++ * n_lines / calls;
-        multiply_fn *f = by_rows[rows - 1][columns - at > VL];
+      for (int64_t term = 0, terms; term == 0 || term < v->terms; term += PART) { /* once without any term: sums are 0 then */
+        terms = min64(PART, v->terms - term);
+        for (int64_t piece = 0; piece < pieces; piece++, step += terms / 4, h.weights += h.weights_pace * (terms / 4) * 64) {
+          const int64_t first = mm_cut(blocks, pieces, piece), rows = mm_cut(blocks, pieces, piece + 1) - first;
+          h.lines = s->lines + step * n_lines / all_steps;
+          multiply_fn *f = by_rows[rows - 1][columns - at > VL];
 #if VL == 8
-        if (wider) f = by_rows_wider[rows - 1];
+          if (wider) f = by_rows_wider[rows - 1];
 #endif
-        f(input + first * v->row, v->row, weights + at, v->terms, product + first * ASPEN_NR + at, &h);
+          f(input + first * v->row + term, v->row, weights + term * ASPEN_NR + at, terms, product + first * ASPEN_NR + at, term > 0, &h);
+        }
       }
   }
 }
