@@ -168,7 +168,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "pool.h",
             "    if (!after) aspen_store_guarded(&q->tail, before);\n",
             "",
-            "rush parts walks=30000",
+            "rush crowded parts walks=30000",
         ),
         (
             "leaves what it takes from within a queue",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +32,8 @@ SCENARIOS = [
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
     *("diamond parts", "pair parts"),
 ]
+CROWDED = "crowded"
+"""Word of a scenario: rows keep the tiles of one request only apart, so those of two share a lane."""
 LONGER = ["relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
 DEATHS = [
     *("single deaths=1,0", "diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
@@ -67,8 +69,19 @@ COMPARED_LONG = [
 ]
 
 
+def compiled(folder: Path, checker: list[Path], scenario: str, changes: Sequence[tuple[str, str, str]] = (), optimise: str = "-O2") -> Path:
+    """The model with `changes` (file, old, new) for a scenario."""
+    cbuild.sources(folder)
+    if CROWDED in scenario.split():
+        changes = [*changes, ("layout.h", "#define ASPEN_LANES 2", "#define ASPEN_LANES 1")]
+    for name, old, new in changes:
+        cbuild.replace(folder / name, old, new)
+    return cbuild.build_model(folder, checker, optimise)
+
+
 def run(model: Path, scenario: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(model), *scenario.split()], capture_output=True, text=True, check=False, timeout=WATCHDOG)
+    words = [word for word in scenario.split() if word != CROWDED]
+    return subprocess.run([str(model), *words], capture_output=True, text=True, check=False, timeout=WATCHDOG)
 
 
 def also_found_by(what: str, scenario: str) -> list[str]:
@@ -112,6 +125,13 @@ def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
     assert "stopped: " in done.stdout
 
 
+def test_requests_that_share_a_lane_begin_well(tmp_path: Path, checker: list[Path]) -> None:
+    for scenario in ("beside crowded tso", "rush crowded parts tso"):
+        done = run(compiled(tmp_path / scenario.replace(" ", "-"), checker, scenario), f"{scenario} 100000")
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "stopped: " in done.stdout
+
+
 def test_reduction_loses_nothing(model: Path) -> None:
     def check(scenario: str) -> str:
         done = run(model, f"{scenario} tso compare")
@@ -126,11 +146,9 @@ def test_reduction_loses_nothing(model: Path) -> None:
 def test_planted_faults_are_found(tmp_path: Path, checker: list[Path], area: str) -> None:
     def check(mutant: tuple[str, str, str, str, str]) -> str:
         what, name, old, new, scenario = mutant
-        folder = cbuild.sources(tmp_path / what.replace(" ", "-"))
-        cbuild.replace(folder / name, old, new)
         if LONG and "walks=" not in scenario and "deaths=" not in scenario:
             scenario += " walks=0"  # by the search itself: random executions, with which it begins, find most of them
-        program = cbuild.build_model(folder, checker, "-O0")
+        program = compiled(tmp_path / what.replace(" ", "-"), checker, scenario, [(name, old, new)], "-O0")
         for one in [scenario, *(also_found_by(what, scenario) if LONG else ())]:
             done = run(program, one)
             if done.returncode != 1 or "VIOLATION" not in done.stdout:
