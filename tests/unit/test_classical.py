@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import classical_cases
-import column_cases
 import numpy as np
 import onnxruntime
 import pytest
 from kernel_graphs import run_model
 
+from aspen_mp.bench.drawn import DRAWS
 from aspen_mp.planner import api
 from aspen_mp.workers.operators import Evaluator
 
-DRAWS = classical_cases.DRAWS | column_cases.DRAWS
 SEEDS = 12
 MANY = {"TreeEnsembleClassifier": 40, "TreeEnsembleRegressor": 24, "TreeEnsemble": 24, "SVMClassifier": 30, "LabelEncoder": 20}
 onnxruntime.set_default_logger_severity(4)

@@ -1,4 +1,4 @@
-"""Drawn models of operators that change columns or look elements up (`ai.onnx.ml`), and of those on strings, as `classical_cases`."""
+"""Drawn models of operators that change columns or look elements up (`ai.onnx.ml`), and of those on strings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from classical_cases import ELEMENTS, I64, NUMBERS, Case, D, F, Rng, S, floats, table
+import onnx
 from onnx import TensorProto, helper
+
+from aspen_mp.bench.drawn.case import ELEMENTS, I64, NUMBERS, Case, D, F, Rng, S, floats, table
 
 KINDS: Final[dict[str, tuple[Any, int]]] = {"strings": (object, S), "int64s": (np.int64, I64), "floats": (np.float32, F)}
 TEXTS: Final = (
@@ -121,10 +123,15 @@ def label_encoder(rng: Rng) -> Case:
     """Of versions 2 and 4, with lists."""
     keys, values = (str(rng.choice(list(KINDS))) for _ in range(2))
     count = int(rng.integers(1, 6))
-    a = {f"keys_{keys}": _drawn(rng, keys, count), f"values_{values}": _drawn(rng, values, count)}
+    a: dict[str, Any] = {f"keys_{keys}": _drawn(rng, keys, count), f"values_{values}": _drawn(rng, values, count)}
     if rng.random() < 0.5:
         a |= {"default_string": "none", "default_int64": 99, "default_float": 9.5}
     return Case("LabelEncoder", {"x": _asked(rng, keys)}, [KINDS[values][1]], a, int(rng.choice([2, 4])))
+
+
+def _tensor(name: str, elements: int, values: list[Any]) -> onnx.TensorProto:
+    stored: Any = [v.encode() if isinstance(v, str) else v for v in values]
+    return helper.make_tensor(name, elements, [len(values)], stored)
 
 
 def label_encoder_of_tensors(rng: Rng) -> Case:
@@ -135,9 +142,9 @@ def label_encoder_of_tensors(rng: Rng) -> Case:
     a: dict[str, Any] = {}
     for name, kind, elements in (("keys_tensor", keys, types[0]), ("values_tensor", values, types[1])):
         drawn = _drawn(rng, kind, count)
-        a[name] = helper.make_tensor(name, elements, [count], [w.encode() for w in drawn] if kind == "strings" else drawn)
+        a[name] = _tensor(name, elements, drawn)
     if rng.random() < 0.5:
-        a["default_tensor"] = helper.make_tensor("d", types[1], [1], [b"none"] if values == "strings" else [3])
+        a["default_tensor"] = _tensor("d", types[1], ["none"] if values == "strings" else [3])
     x = _asked(rng, keys)
     return Case("LabelEncoder", {"x": x.astype(np.float64) if types[0] == D else x}, [types[1]], a, 4)
 
