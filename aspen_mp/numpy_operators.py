@@ -239,11 +239,26 @@ def _constant(a: Attrs, opset: int) -> Call | None:
     return lambda: value
 
 
+def range_length(start: Array, limit: Array, delta: Array) -> int:
+    """How many numbers Range gives, of scalars or vectors of one. What is no integer is counted in double precision, as onnxruntime does:
+    in single precision 1.1 - 0.1 is 1, and a number is missing."""
+    first, last, step = start.item(), limit.item(), delta.item()
+    if isinstance(first, int):
+        return max(-((first - last) // step), 0) if step else 0
+    return max(int(np.ceil((float(last) - float(first)) / float(step))), 0) if step else 0
+
+
 def _range(a: Attrs, opset: int) -> Call:
     def run(start: Array, limit: Array, delta: Array) -> Any:
-        if start.dtype.kind != "i" or start.size != 1 or delta.size != 1 or not delta.any():
+        if start.dtype.char not in _PLAIN or not start.size == limit.size == delta.size == 1:
             return NotImplemented
-        return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+        if not delta.any():
+            raise ValueError("steps of 0")
+        if start.dtype.kind not in "iu" and not all(np.isfinite(v).all() for v in (start, limit, delta)):
+            raise ValueError("a range without an end")
+        steps = np.arange(range_length(start, limit, delta))
+        wide = np.int64 if start.dtype.kind in "iu" else np.float64
+        return np.asarray(start.astype(wide).reshape(()) + steps.astype(wide) * delta.astype(wide).reshape(())).astype(start.dtype)
 
     return run
 
@@ -361,7 +376,7 @@ def _reduce(function: Call) -> Callable[[Attrs, int], Call]:
         keep, nothing = bool(a.get("keepdims", 1)), bool(a.get("noop_with_empty_axes", 0))
 
         def run(x: Array, axes: Array | None = None) -> Any:
-            which = _axes(a, axes)
+            which = _axes(a, axes) if x.ndim else None  # a scalar's last axis is named, too
             if not which and nothing:
                 return x
             if not x.size:
@@ -381,13 +396,22 @@ def _identity(a: Attrs, opset: int) -> Call:
     return lambda x: x
 
 
-_ORIGINS: Final[dict[bytes, Callable[[Array, int, int, float], Array]]] = {
+FRACTIONAL_CORNERS: Final = 19
+"""Opset from which on ONNX's tests of Resize align corners by the old length times the scale. Before, that product is rounded down, as in
+onnxruntime and PyTorch."""
+
+_ORIGINS: Final[dict[bytes, Callable[[Array, int, float, float], Array]]] = {
     b"half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5,
-    b"pytorch_half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5 if new > 1 else at * 0,
+    b"pytorch_half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5 if len(at) > 1 else at * 0,
     b"asymmetric": lambda at, old, new, scale: at / scale,
-    b"align_corners": lambda at, old, new, scale: at * (old - 1) / max(new - 1, 1),
+    b"align_corners": lambda at, old, new, scale: at * (old - 1) / (new - 1) if new != 1 else at * 0,
 }
-"""Places on the old axis of those on the new one."""
+"""Places on the old axis of those on the new one, `at`: (at, old length, new length, scale)."""
+
+
+def resized(length: int, scale: float) -> int:
+    """The length of an axis times a scale, counted in single precision as onnxruntime does: 10 times 0.7 is 7."""
+    return int(np.floor(np.float32(length) * np.float32(scale)))
 
 
 def _resize(a: Attrs, opset: int) -> Call | None:
@@ -409,10 +433,11 @@ def _resize(a: Attrs, opset: int) -> Call | None:
         out = x
         for axis, number in zip(axes, numbers.tolist(), strict=True):
             old = x.shape[axis]
-            new, scale = (number, number / old) if given else (int(np.floor(old * number)), number)
+            new, scale = (number, number / old) if given else (resized(old, number), number)
             if new == old and scale == 1:
                 continue
-            weights = _weights(origin(np.arange(new, dtype=np.float64), old, new, scale), old, cubic).astype(x.dtype)
+            length = old * scale if opset >= FRACTIONAL_CORNERS and not given else new
+            weights = _weights(origin(np.arange(new, dtype=np.float64), old, length, scale), old, cubic).astype(x.dtype)
             out = np.moveaxis(np.moveaxis(out, axis, -1) @ weights, -1, axis)
         return np.ascontiguousarray(out)
 

@@ -129,6 +129,8 @@ class Signature:
                 raise RequestError(f"{where} is {info.dtype}, got a {type(value).__name__} that does not convert: {error}") from None
         declared = info.shape
         if declared is not None:
+            if not declared and array.size == 1:
+                return array.reshape(())  # callers give vectors of one element where a scalar is declared
             if len(declared) != array.ndim:
                 raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
             for want, have in zip(declared, array.shape, strict=True):

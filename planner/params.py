@@ -98,6 +98,8 @@ GRID_PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 ROI_MODES = {"avg": 0, "max": 1}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
+RESIZE_COORDINATES |= {"align_fractional_corners": 5}
+"""ONNX's names; the last one is align_corners with a length that is the product of the old one and the scale, before it is rounded."""
 RESIZE_NEAREST = {"round_prefer_floor": 0, "round_prefer_ceil": 1, "floor": 2, "ceil": 3}
 
 

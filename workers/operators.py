@@ -12,7 +12,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_dequantize_linear
 
 from aspen_mp import numpy_operators
-from aspen_mp.workers import boxes, interrupt, loops, ml, recurrent, sampling, windows
+from aspen_mp.workers import boxes, interrupt, loops, ml, randoms, recurrent, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -182,7 +182,28 @@ def _by_rows(parameter: Any, x: Any) -> Any:
 def _requantised(sums: Any, factor: Any, zero: Any) -> Any:
     info = np.iinfo(zero.dtype)
     steps = np.rint(sums.astype(np.float32) * factor.astype(np.float32)) + zero.astype(np.float32)
-    return np.clip(steps, info.min, info.max).astype(zero.dtype)
+    return np.clip(np.where(np.isnan(steps), info.min, steps), info.min, info.max).astype(zero.dtype)
+
+
+class Pad(OpRun):
+    """Sides may be below zero: they are cut off first, and what is left is padded."""
+
+    def _run(self, x: Any, pads: Any = None, value: Any = None, axes: Any = None, mode: str | None = None, **a: Any) -> tuple[Any, ...]:
+        where = range(x.ndim) if axes is None else [int(k) % x.ndim for k in np.asarray(axes).reshape(-1)]
+        sides = [int(p) for p in np.asarray(pads).reshape(-1)]
+        if len(sides) != 2 * len(where):
+            raise ValueError(f"{len(sides)} pads for {len(where)} axes")
+        both = [(0, 0)] * x.ndim
+        for k, axis in enumerate(where):
+            both[axis] = (sides[k], sides[k + len(where)])
+        if any(d + min(p, 0) + min(q, 0) < 0 for d, (p, q) in zip(x.shape, both, strict=True)):
+            raise ValueError(f"{both} cuts more off than there is in {x.shape}")
+        kept = x[tuple(slice(max(-p, 0), d + min(q, 0)) for d, (p, q) in zip(x.shape, both, strict=True))]
+        widths = [(max(p, 0), max(q, 0)) for p, q in both]
+        if (mode or "constant") != "constant":
+            return (np.pad(kept, widths, mode),)  # type: ignore[call-overload]
+        fill = x.dtype.type(0) if value is None or not np.size(value) else np.asarray(value).reshape(())
+        return (np.pad(kept, widths, constant_values=fill).astype(x.dtype),)
 
 
 class BatchNormalization(OpRun):
@@ -316,6 +337,7 @@ OPERATORS: list[type[OpRun]] = [
     QLinearConv,
     MatMulInteger,
     QLinearMatMul,
+    Pad,
     BatchNormalization,
     CumSum,
     OneHot,
@@ -326,6 +348,7 @@ OPERATORS: list[type[OpRun]] = [
     DequantizeLinear,
     Optional,
     *ml.OPERATORS,
+    *randoms.OPERATORS,
 ]
 
 

@@ -25,8 +25,8 @@ import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits
-from aspen_mp.planner.frontends import classical, contrib, functions, legacy, tensors
-from aspen_mp.planner.frontends.check import CHECKED, NO_EMPTY_WINDOWS, domain_of, name_of, rounds_up, schema, taking_bfloat16
+from aspen_mp.planner.frontends import classical, contrib, functions, legacy, own_shapes, scalars, tensors
+from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
@@ -254,6 +254,8 @@ class Binder:
             modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
+            if (flat := scalars.flattened(proto, inputs)) is not None:
+                return self._inlined(flat, entry.opsets)
         if domain == contrib.DOMAIN and op not in classical.LEFT:
             return self._own(entry, inputs)
         expanded = self._expand(entry, inputs)
@@ -423,13 +425,17 @@ class Binder:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
         if domain == "" and any(t is not None and t.dtype == tensors.BFLOAT16 for t in inputs):
             found = taking_bfloat16(proto.op_type, version) or found
-        if rounds_up(proto):
-            found = schema(proto.op_type, max(version, NO_EMPTY_WINDOWS), "") or found
+        if domain == "":
+            found = schema(proto.op_type, inference_opset(proto, version), "") or found
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
             # ONNX's inference takes a missing attribute for 0, its definition for 1.
             proto = _with_attribute(proto, "onesided", 1)
-        if proto.op_type == "Range" and domain == "":
-            self._check_range(entry, inputs)
+        if domain == "":
+            if proto.op_type == "Range":
+                self._check_range(entry, inputs)
+            shape = own_shapes.shape(proto, inputs, entry.attrs, version)
+            if shape is not None:
+                return self._of_shape(entry, inputs, shape)
         if proto.op_type in _SHAPED_AS_INPUT and domain == "" and inputs[0] is not None:
             return {proto.output[0]: (inputs[0].dtype, inputs[0].shape)}
         types, hints = {}, {}
@@ -449,8 +455,6 @@ class Binder:
         except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, IndexError) as error:
             if not found.has_type_and_shape_inference_function or entry.nested:
                 return None
-            if proto.op_type == "Range" and all(t is not None and t.is_const and t.size == 1 for t in inputs):
-                return self._range(entry, inputs)  # ONNX's own function bodies pass vectors of one element
             shapes = ", ".join(f"{n!r} {list(t.shape)}" for n, t in zip(entry.names, inputs, strict=True) if t is not None)
             raise ModelInvalidError(f"{name_of(proto)} does not take inputs {shapes}: {' '.join(str(error).split())}") from None
         if proto.op_type == "Attention" and domain == "":
@@ -464,9 +468,10 @@ class Binder:
             start, limit, delta = (v.item() for v in values)
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot go from {start} to {limit} in steps of {delta}")
 
-    def _range(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]]:
-        value = evaluate(entry.proto, entry.opsets, [t.value() for t in inputs if t is not None])[0]
-        return {entry.proto.output[0]: (value.dtype, value.shape)}
+    def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> dict[str, tuple[np.dtype[Any], Shape]]:
+        """Of a node whose result has the type of its first input."""
+        first = next(t for t in inputs if t is not None)
+        return {entry.proto.output[0]: (first.dtype, shape)}
 
     def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
         out = {}

@@ -13,7 +13,7 @@ from typing import Any, Final
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
-from aspen_mp.planner.frontends import contrib, tensors
+from aspen_mp.planner.frontends import contrib, own_shapes, scalars, tensors
 from aspen_mp.planner.frontends.runnable import Nested, why_not
 from aspen_mp.planner.frontends.said import explained
 from aspen_mp.planner.frontends.wire import REFERENCE
@@ -303,40 +303,65 @@ def _untyped(value: ValueInfoProto) -> bool:
 
 
 WINDOWED_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
-NO_EMPTY_WINDOWS: Final = 22
+_NO_EMPTY_WINDOWS: Final = 22
 """Opset from which on inference leaves out windows of pools that hold nothing but padding, as ONNX's reference and runtimes always do."""
-_LATER: Final = "aspen.pools"
-"""Domain of functions that hold such pools."""
+_AXES_FROM_THE_END: Final = 11
+"""Opset from which on inference of Squeeze and Unsqueeze counts negative axes from the end; before, it forgets them."""
+_LATER: Final = "aspen.later"
+"""Domain of functions that hold nodes of a later opset than the model's."""
+_HIDDEN: Final = "aspen.hidden"
+"""Domain of nodes of which nothing is known."""
 
 
-def rounds_up(node: NodeProto) -> bool:
-    """Whether this is a pool whose last window may be cut off, so that older inferences may find one too many."""
-    return node.op_type in WINDOWED_POOLS and domain_of(node) == "" and any(a.name == "ceil_mode" and a.i for a in node.attribute)
+def inference_opset(node: NodeProto, version: int) -> int:
+    """The opset by whose rules the shapes of a node of the default domain are inferred: a later one than the model's where that has rules
+    that are wrong for this node."""
+    if node.op_type in WINDOWED_POOLS and any(a.name == "ceil_mode" and a.i for a in node.attribute):
+        return max(version, _NO_EMPTY_WINDOWS)  # its last window may be cut off
+    if node.op_type in {"Squeeze", "Unsqueeze"} and any(a.name == "axes" and min(a.ints, default=0) < 0 for a in node.attribute):
+        return max(version, _AXES_FROM_THE_END)
+    return version
 
 
-def _with_later_pools(light: ModelProto) -> ModelProto:
-    """The model with its pools that round up in functions of a later opset, whose inference is right. Itself where it has none."""
-    version = next((o.version for o in light.opset_import if o.domain == ""), 1)
-    if version >= NO_EMPTY_WINDOWS or not any(map(rounds_up, all_nodes(light.graph.node))):
+def _with_later_nodes(light: ModelProto) -> ModelProto:
+    """The model with nodes that a later opset's inference is right for in functions of that opset. Itself where it has none."""
+    version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
+
+    def later(node: NodeProto) -> bool:
+        return domain_of(node) == "" and inference_opset(node, version) > version
+
+    if not any(map(later, all_nodes(light.graph.node))):
         return light
     copy = ModelProto()
     copy.CopyFrom(light)
-    for node in list(filter(rounds_up, all_nodes(copy.graph.node))):
+    for node in list(filter(later, all_nodes(copy.graph.node))):
         inputs, outputs = ([f"{kind}{k}" for k in range(len(names))] for kind, names in (("x", node.input), ("y", node.output)))
         body = NodeProto()
         body.CopyFrom(node)
         body.input[:], body.output[:] = inputs, outputs
-        node.op_type, node.domain = f"Pool{len(copy.functions)}", _LATER
+        opset = helper.make_opsetid("", inference_opset(node, version))
+        node.op_type, node.domain = f"{node.op_type}{len(copy.functions)}", _LATER
         del node.attribute[:]
-        opset = helper.make_opsetid("", NO_EMPTY_WINDOWS)
         copy.functions.append(helper.make_function(_LATER, node.op_type, inputs, outputs, [body], [opset]))
     copy.opset_import.append(helper.make_opsetid(_LATER, 1))
     return copy
 
 
+def _without_own(light: ModelProto) -> ModelProto | None:
+    """The model with the nodes hidden whose shapes binding finds itself; None where it has none."""
+    copy = ModelProto()
+    copy.CopyFrom(light)
+    names = own_shapes.NAMES | scalars.INPUTS.keys()
+    hidden = [node for node in all_nodes(copy.graph.node) if domain_of(node) == "" and node.op_type in names]
+    for node in hidden:
+        node.domain = _HIDDEN
+    copy.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
+    return copy if hidden else None
+
+
 def infer(light: ModelProto) -> ModelProto:
     """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
-    light = _with_later_pools(light)
+    light = _with_later_nodes(light)
     try:
         return _inferred(light, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
@@ -349,6 +374,12 @@ def infer(light: ModelProto) -> ModelProto:
             or f"has unsupported type: {_BFLOAT16}" in str(error)  # see `taking_bfloat16`
         ):
             return _leniently(light)
+        others = _without_own(light)  # what follows from shapes that ONNX's inference gets wrong may not fit
+        if others is not None:
+            try:
+                return _inferred(others, check_type=True, strict_mode=True)
+            except onnx.shape_inference.InferenceError as still:
+                error = still
         raise ModelInvalidError(explained(str(error))) from None
     except (RuntimeError, ValueError, IndexError) as error:  # what the C++ library lets through
         raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None

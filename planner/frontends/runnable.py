@@ -11,9 +11,7 @@ from aspen_mp.planner.frontends import contrib, legacy
 Nested = Literal["", "branch", "body"]
 """Where a node is: in no sub-graph; in a branch of an If, and in nothing else that runs sub-graphs; in another one."""
 
-_OUTSIDE: Final = "compute it outside the model"
 UNRUNNABLE: Final = {
-    ("", "Multinomial"): _OUTSIDE,
     ("ai.onnx.preview.training", "Gradient"): "export the model for inference",
 }
 """Operators that have neither a kernel nor another implementation → what to do about it."""

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.numpy_operators import slices
+from aspen_mp.numpy_operators import FRACTIONAL_CORNERS, slices
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, F32, I64, MAX_RANK, Builder, NoKernel, axis_of, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -115,13 +115,15 @@ def _pad(b: Builder, node: Node) -> Tensor:
         axes = [axis_of(a, rank) for a in ints(node.inputs[3])]
     if x.size == 0 or rank == 0 or len(pads) != 2 * len(axes):
         raise NoKernel("nothing to pad")
-    begin = [0] * rank
+    begin, end = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
-        begin[axis] = pads[k]
-    if min(pads) < 0 and mode != "CONSTANT":
-        raise NoKernel("cropping and reflecting at once")
+        begin[axis], end[axis] = pads[k], pads[k + len(axes)]
     if all(p <= 0 for p in pads):  # a crop
         return b.slice(x, [-p for p in begin], [1] * rank, node.output.shape)
+    if mode != "CONSTANT" and min(pads) < 0:  # what is left after the crop is repeated
+        left = [d + min(p, 0) + min(q, 0) for d, p, q in zip(x.shape, begin, end, strict=True)]
+        x = b.slice(x, [max(-p, 0) for p in begin], [1] * rank, left)
+        begin = [max(p, 0) for p in begin]
     value = None if value is None else b.reshape(value, ())
     return b.emit("PAD", [x, value], node.output.shape, x.dtype, mode=mode, begin=tuple(begin))
 
@@ -301,9 +303,11 @@ def resize(b: Builder, node: Node, x: Tensor) -> Tensor:
     if mode != "nearest" and x.dtype != np.float32:
         raise NoKernel(f"no kernel for {x.dtype}")
     shape, scales = node.output.shape, resize_scales(node, x.shape, old)
+    if coordinate == "align_corners" and version >= FRACTIONAL_CORNERS and optional(node, 3) is None:
+        coordinate = "align_fractional_corners"
     if (
         shape == x.shape
-        and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners"}
+        and coordinate in {"half_pixel", "asymmetric", "half_pixel_symmetric", "align_corners", "align_fractional_corners"}
         and all(s == 1.0 for s in scales)
     ):
         return x

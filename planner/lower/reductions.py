@@ -49,6 +49,8 @@ _IN_PARTS = {
 def _reduce(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
     given = optional(node, 1)
+    if rank == 0:  # whatever its axes are
+        return _of_one(b, node, x)
     axes = list(node.attrs.get("axes") or []) if given is None else ints(given)
     if not axes:
         if node.attrs.get("noop_with_empty_axes", 0):
@@ -57,7 +59,7 @@ def _reduce(b: Builder, node: Node) -> Tensor:
     axes = sorted({axis_of(a, rank) for a in axes})
     if x.size == 0:
         raise NoKernel("empty")
-    if rank == 0 or all(x.shape[a] == 1 for a in axes):
+    if all(x.shape[a] == 1 for a in axes):
         return b.reshape(_of_one(b, node, x), node.output.shape)
     dtype = x.dtype
     if node.op in _LOGARITHMS and dtype.kind in "iu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from aspen_mp.planner import equations
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data
@@ -16,14 +17,11 @@ def _einsum(b: Builder, node: Node) -> Tensor:
     """One or two operands without diagonals: transpose, sum, multiply matrices."""
     tensors = [data(node, k) for k in range(len(node.inputs))]
     require_f32(*tensors)
-    terms, result = _indices(node.attrs["equation"].replace(" ", ""), [len(t.shape) for t in tensors])
+    terms, result = equations.parse(node.attrs["equation"], [len(t.shape) for t in tensors])
     if len(tensors) > 2 or any(len(set(t)) != len(t) for t in (*terms, result)) or any(t.size == 0 for t in tensors):
         raise NoKernel("more than two operands, a diagonal, or nothing")
-    sizes: dict[str, int] = {}
-    for tensor, term in zip(tensors, terms, strict=True):
-        for letter, dim in zip(term, tensor.shape, strict=True):
-            if sizes.setdefault(letter, dim) != dim:
-                raise NoKernel("broadcasting")
+    sizes = equations.sizes(terms, [t.shape for t in tensors])
+    tensors, terms = _without_repeated(b, tensors, terms, sizes)
     if len(tensors) == 1:
         out, letters = _summed(b, tensors[0], terms[0], result)
         return b.transpose(out, [letters.index(c) for c in result])
@@ -40,26 +38,15 @@ def _einsum(b: Builder, node: Node) -> Tensor:
     return b.transpose(out, [order.index(k) for k in result])
 
 
-def _indices(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Letters of each operand and of the result; an ellipsis becomes capital Greek letters, aligned at the right."""
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if len(terms) != len(ranks):
-        raise NoKernel("another number of operands")
-    full = [chr(0x391 + k) for k in range(8)]
-    widest = 0
-    for k, term in enumerate(terms):
-        if "..." in term:
-            n = ranks[k] - len(term.replace("...", ""))
-            widest = max(widest, n)
-            terms[k] = term.replace("...", "".join(full[len(full) - n :]))
-        if len(terms[k]) != ranks[k]:
-            raise NoKernel("another rank")
-    ellipsis = "".join(full[len(full) - widest :]) if widest else ""
-    if not arrow:
-        once = sorted(c for c in set("".join(terms)) if "".join(terms).count(c) == 1 and c not in full)
-        return terms, ellipsis + "".join(once)
-    return terms, right.replace("...", ellipsis)
+def _without_repeated(b: Builder, tensors: list[Tensor], terms: list[str], sizes: dict[str, int]) -> tuple[list[Tensor], list[str]]:
+    """Operands without their axes of length 1 that another operand has longer: to a product such an axis is not there, and what is summed
+    is summed once, over the other's."""
+    kept, letters = [], []
+    for tensor, term in zip(tensors, terms, strict=True):
+        axes = [k for k, letter in enumerate(term) if tensor.shape[k] == sizes[letter]]
+        kept.append(b.reshape(tensor, [tensor.shape[k] for k in axes]))
+        letters.append("".join(term[k] for k in axes))
+    return kept, letters
 
 
 def _summed(b: Builder, tensor: Tensor, term: str, wanted: str) -> tuple[Tensor, str]:

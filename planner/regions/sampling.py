@@ -26,7 +26,7 @@ def _resize(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
         # The kernel's arithmetic may round differently from this one, nearest elements are found in single precision: unless the scale is
         # a power of two, stay on the safe side.
         long = max(dim, target[axis])
-        exact = np.frexp(scale)[0] == 0.5 and a["coordinate"] != "align_corners" and long < _EXACT
+        exact = np.frexp(scale)[0] == 0.5 and not a["coordinate"].startswith("align") and long < _EXACT
         slack = 0.0 if exact else max(1e-4, 1e-6 * long)
         first = _source(lo[:, axis], scale, dim, target[axis], a["coordinate"]) - slack
         last = _source(hi[:, axis] - 1, scale, dim, target[axis], a["coordinate"]) + slack
@@ -47,6 +47,9 @@ def _source(x: Boxes, scale: float, dim: int, target: int, coordinate: str) -> n
         return x / scale
     if coordinate == "align_corners":
         return np.zeros(len(x)) if target == 1 else x * (dim - 1) / (target - 1)
+    if coordinate == "align_fractional_corners":
+        width = scale * dim
+        return np.zeros(len(x)) if width == 1 else x * (dim - 1) / (width - 1)
     if coordinate == "pytorch_half_pixel" and target == 1:
         return np.zeros(len(x))
     if coordinate == "half_pixel_symmetric":

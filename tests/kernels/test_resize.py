@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ISAS, check_tiles, filled, layout, run, same_bits
 
-COORDINATES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric"]
+COORDINATES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric", "align_fractional_corners"]
 ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 MODES = ["nearest", "linear", "cubic"]
 
@@ -24,9 +24,11 @@ def coordinate(kind: str, x: np.floating, scale: np.floating, n_in: np.floating,
         case "asymmetric":
             return x / scale
         case "align_corners":
+            return 0 * x if n_out == 1 else x * (n_in - 1) / (n_out - 1)
+        case "align_fractional_corners":
             return 0 * x if width == 1 else x * (n_in - 1) / (width - 1)
         case "pytorch_half_pixel":
-            return 0 * x - 0.5 if width == 1 else (x + 0.5) / scale - 0.5
+            return 0 * x if n_out == 1 else (x + 0.5) / scale - 0.5
         case "half_pixel_symmetric":
             return n_in / 2 * (1 - n_out / width) + (x + 0.5) / scale - 0.5
     raise AssertionError(kind)

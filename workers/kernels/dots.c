@@ -188,7 +188,7 @@ typedef struct range {
 } range;
 INLINE range range_of(float zero, float lowest) { return (range){vset1(zero), vset1(lowest), vset1(lowest) + vset1(255)}; }
 /* Bytes, as QUANTIZE finds them, in the lanes. */
-INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(of->lowest, vround(q) + of->zero))); }
+INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(vround(q) + of->zero, of->lowest))); }
 
 INLINE void store_levels(uint8_t *to, vi level) {
 #if VL == 16
@@ -239,7 +239,7 @@ INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *
       for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
     if (levelled) { /* as act_fake_quantize has it */
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(round_to.highest, vmax(round_to.lowest, vround(quotient(&by_step, 0, y[v]))));
+      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(round_to.highest, vmax(vround(quotient(&by_step, 0, y[v])), round_to.lowest));
     } else if (e->kind != EPILOGUE_NONE) {
       epilogue_act(e, y, VECTORS);
     }

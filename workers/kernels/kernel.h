@@ -142,8 +142,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        out = X with the updates at their indices along the axis, in ascending order. params: axis, 0 replace / 1 add / 2 multiply / 3 least / 4
  *        greatest (f32, f64, all integers). Any fixed-size dtype otherwise
  * RESIZE any axes, f32 (nearest: any fixed-size dtype). params: mode (0 nearest, 1 linear, 2 cubic), coordinate mode
- *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil,
- *        2 floor, 3 ceil), f64 cubic_coeff_a, f64 scale[8] (per axis), exclude_outside, 7 reserved
+ *        (0 half_pixel, 1 asymmetric, 2 align_corners, 3 pytorch_half_pixel, 4 half_pixel_symmetric, 5 align_corners with the old length times the
+ *        scale, not rounded, as the new length), nearest rounding (0 round_prefer_floor, 1 round_prefer_ceil, 2 floor, 3 ceil), f64 cubic_coeff_a,
+ *        f64 scale[8] (per axis), exclude_outside, 7 reserved
  * GRIDSAMPLE out[N, C, O1, O2 (, O3)], f32, of X[N, C, D1, D2 (, D3)] at the points grid[N, O1, O2 (, O3), 2 (3)], whose last axis counts the axes of X
  *        from the last one on: -1 and 1 are the ends of the image (align_corners: the middles of its outer pixels). params: mode (0 linear, 1 nearest,
  *        2 cubic), padding (0 zeros, 1 border, 2 reflection), align_corners. Every axis of X has 1 to 2^30 - 1 pixels. Any values of the grid are safe:

@@ -1,7 +1,7 @@
 /* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back; EXTREMES, LEVELS: what scale and zero point fit a tensor.
  *
  * Each is one pass over memory with the operations of the chain of kernels that it stands for, in the same order: division (or product),
- * rounding to even, sum, limits, conversion. A value that is no number becomes 0, as CAST has it. Rows whose elements lie side by side go
+ * rounding to even, sum, limits, conversion. A value that is no number becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
  * through whole; all else is staged in blocks (walk.h). Conversions are plain loops, which have the same bits in vectors and one by one.
  */
 #include "walk.h"
@@ -34,8 +34,7 @@ CONVERT(wide_i32, int32_t, float)
 
 INLINE vi level(vf x, vf scale, vf zero, vf low, vf high, int times) {
   const vf whole = vround(times ? x * scale : x / scale) + zero; /* without a zero point + 0, which no result shows */
-  const vf kept = vmin(high, vmax(low, whole));                  /* what is no number stays so */
-  return vtoi(vsel(visnan(kept), vzero(), kept));
+  return vtoi(vmin(high, vmax(whole, low))); /* what is no number becomes the lowest level */
 }
 
 /* The levels of n ≤ CHUNK elements; of scales and zeros there is one, or one for each. */

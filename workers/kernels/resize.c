@@ -12,7 +12,7 @@
 #include "vec.h"
 
 enum { NEAREST, LINEAR, CUBIC };
-enum { HALF_PIXEL, ASYMMETRIC, ALIGN_CORNERS, PYTORCH_HALF_PIXEL, HALF_PIXEL_SYMMETRIC };
+enum { HALF_PIXEL, ASYMMETRIC, ALIGN_CORNERS, PYTORCH_HALF_PIXEL, HALF_PIXEL_SYMMETRIC, ALIGN_FRACTIONAL_CORNERS };
 enum { PREFER_FLOOR, PREFER_CEIL, FLOOR, CEIL };
 
 #define BLOCK 128
@@ -45,8 +45,9 @@ static double input_coordinate(const resize_params *r, const axis_state *a, doub
   const double width = a->scale * (double)a->in; /* before it was rounded to the output's length */
   switch (r->coordinate) {
     case ASYMMETRIC: return x / a->scale;
-    case ALIGN_CORNERS: return width == 1 ? 0 : x * (double)(a->in - 1) / (width - 1);
-    case PYTORCH_HALF_PIXEL: return width == 1 ? -0.5 : (x + 0.5) / a->scale - 0.5;
+    case ALIGN_CORNERS: return a->out == 1 ? 0 : x * (double)(a->in - 1) / (double)(a->out - 1);
+    case ALIGN_FRACTIONAL_CORNERS: return width == 1 ? 0 : x * (double)(a->in - 1) / (width - 1);
+    case PYTORCH_HALF_PIXEL: return a->out == 1 ? 0 : (x + 0.5) / a->scale - 0.5;
     case HALF_PIXEL_SYMMETRIC: return (double)a->in / 2 * (1 - (double)a->out / width) + (x + 0.5) / a->scale - 0.5;
   }
   return (x + 0.5) / a->scale - 0.5;
@@ -57,8 +58,9 @@ static double nearest_coordinate(const resize_params *r, const axis_state *a, fl
   const float scale = (float)a->scale, in = (float)a->in, width = scale * in;
   switch (r->coordinate) {
     case ASYMMETRIC: return x / scale;
-    case ALIGN_CORNERS: return width == 1 ? 0 : x * (in - 1) / (width - 1);
-    case PYTORCH_HALF_PIXEL: return width == 1 ? -0.5f : (x + 0.5f) / scale - 0.5f;
+    case ALIGN_CORNERS: return a->out == 1 ? 0 : x * (in - 1) / ((float)a->out - 1);
+    case ALIGN_FRACTIONAL_CORNERS: return width == 1 ? 0 : x * (in - 1) / (width - 1);
+    case PYTORCH_HALF_PIXEL: return a->out == 1 ? 0 : (x + 0.5f) / scale - 0.5f;
     case HALF_PIXEL_SYMMETRIC: return in / 2 * (1 - (float)a->out / width) + (x + 0.5f) / scale - 0.5f;
   }
   return (x + 0.5f) / scale - 0.5f;
