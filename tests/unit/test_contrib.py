@@ -101,9 +101,12 @@ def test_quantised(op: str, inputs: list[str], constants: dict[str, Any], output
 
 
 REFUSED = {
-    "unknown": ("SparseAttention", {}, "not known here: load the model as it was before onnxruntime's optimizer"),
-    "quantised": ("QMoE", {}, "quantise with QuantFormat.QDQ"),
-    "attribute": ("FusedMatMul", {"transBatchA": 1}, "transBatchA"),
+    "absent": ("SparseAttention", {}, "has no implementation here: load the model with attention to all tokens"),
+    "search": ("GreedySearch", {}, "load the decoder alone"),
+    "device": ("PagedAttention", {}, "onnxruntime itself has no implementation of for CPUs"),
+    "unknown": ("Frobnicate", {}, "is no operator of onnxruntime's that is known here"),
+    "attribute": ("LinearAttention", {"state_window": 2}, "state_window"),
+    "input": ("GatedAdd", {"inputs": 4}, "a gate that is projected"),
     "activation": ("FusedConv", {"activation": "Softsign"}, "'Softsign'"),
     "layout": ("Conv", {"domain": "com.microsoft.nchwc"}, "ORT_ENABLE_EXTENDED"),
     "custom": ("Foo", {"domain": "my.ops"}, "functions of the model"),
@@ -113,7 +116,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("op", "more", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_has_no_rule_is_refused_by_name(op: str, more: dict[str, Any], message: str) -> None:
-    proto = model(op, {"x": FEEDS["x"], "s": FEEDS["s"]}, ["x", "s"], {}, {"y": np.float32}, **more)
+    attributes = {name: value for name, value in more.items() if name != "inputs"}
+    proto = model(op, {"x": FEEDS["x"], "s": FEEDS["s"]}, ["x", "s"] * (more.get("inputs", 2) // 2), {}, {"y": np.float32}, **attributes)
     proto.opset_import.append(helper.make_opsetid(more.get("domain") or "com.other", 1))
     with pytest.raises(UnsupportedModelError, match=rf"node 'it' \({op}\).*{message}"):
         api.load(proto)

@@ -1,6 +1,7 @@
 """Operators of onnxruntime's own (com.microsoft), as its optimizer and quantisation tools and the builders of published language models
 write them, said in ONNX's operators: one rule each, in the file of its family (`products.py`, `norms.py`, `attention.py`, `grouped.py`,
-`quantised.py`, `blocks.py`, `distances.py`), written with `body.py`.
+`quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `spellings.py`), written with `body.py`. `absent.py` lists those that have none, and
+why.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Final
 from onnx import NodeProto
 
 from aspen_mp.planner.frontends.classical import LEFT
-from aspen_mp.planner.frontends.contrib import attention, blocks, distances, grouped, norms, products, quantised
+from aspen_mp.planner.frontends.contrib import attention, blocks, distances, grouped, linear, norms, products, quantised, spellings
+from aspen_mp.planner.frontends.contrib.absent import why_absent
 from aspen_mp.planner.frontends.contrib.body import ADVICE, Body, Rule
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.ir import Tensor
 
 DOMAIN: Final = "com.microsoft"
-OPSET: Final = 25
+OPSET: Final = 27
 """Of what `plain` gives."""
 
 MISPLACED: Final = frozenset({"SimplifiedLayerNormalization", "LayerNormalization"})
@@ -25,16 +27,20 @@ MISPLACED: Final = frozenset({"SimplifiedLayerNormalization", "LayerNormalizatio
 
 _NORMALISED = 17  # ONNX has LayerNormalization from this opset on
 _LAYOUT = "is made for the machine that onnxruntime optimized it on: save it with ORT_ENABLE_EXTENDED at most, or load the original model"
-_QUANTISED = "; quantise with QuantFormat.QDQ"
 
-_FAMILIES = (products, norms, attention, grouped, quantised, blocks, distances)
+_FAMILIES = (products, norms, attention, grouped, quantised, blocks, distances, spellings, linear)
 _RULES: Final[dict[str, Rule]] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 _UNKNOWN: Final[dict[str, set[str]]] = {
-    op: names for family in (products, attention, grouped, quantised, blocks) for op, names in family.UNKNOWN.items()
+    op: names for family in (attention, grouped, quantised, blocks, linear) for op, names in family.UNKNOWN.items()
 }
 """Attributes that change what an operator does in ways that have no rule here."""
-_REFUSED: Final[dict[str, dict[int, str]]] = {op: what for family in (attention, grouped, blocks) for op, what in family.REFUSED.items()}
+_REFUSED: Final[dict[str, dict[int, str]]] = {
+    op: what for family in (attention, grouped, blocks, spellings) for op, what in family.REFUSED.items()
+}
 """Inputs that do, and what they are."""
+_NEEDS: Final = {**grouped.NEEDS, **spellings.NEEDS}
+NAMES: Final = frozenset(_RULES)
+"""Operators that have a rule."""
 
 
 def place(nodes: Iterable[NodeProto], version: int) -> None:
@@ -64,8 +70,7 @@ def why_not(node: NodeProto, nested: bool) -> str:
     if node.op_type in LEFT:
         return ""
     if node.op_type not in _RULES:
-        quantised = _QUANTISED if node.op_type.startswith("Q") else ""
-        return f"is an operator of onnxruntime's own that is not known here: {ADVICE}{quantised}"
+        return why_absent(node.op_type)
     if nested:
         return f"is an operator of onnxruntime's own, in a sub-graph, where it cannot be run: {ADVICE}"
     given = {a.name for a in node.attribute if a.i or a.f or a.s or a.ints}
@@ -83,7 +88,7 @@ def why_not(node: NodeProto, nested: bool) -> str:
 
 def needs(node: NodeProto) -> tuple[str, ...]:
     """The inputs of a node of the domain whose values have to be known before it can be said in others."""
-    return tuple(node.input[k] for k in grouped.NEEDS.get(node.op_type, ()) if k < len(node.input) and node.input[k])
+    return tuple(node.input[k] for k in _NEEDS.get(node.op_type, ()) if k < len(node.input) and node.input[k])
 
 
 def plain(node: NodeProto, inputs: Sequence[Tensor | None]) -> tuple[list[NodeProto], dict[str, Tensor]]:

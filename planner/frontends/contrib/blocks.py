@@ -1,4 +1,4 @@
-"""Weights of few bits, with a scale for each block of a column: MatMulNBits and GatherBlockQuantized.
+"""Weights of few bits, with a scale for each block of a column: MatMulNBits, MatMulBnb4 and GatherBlockQuantized.
 
 Factors become constants as ONNX stores them, 4-bit integers where they have four bits, which DequantizeLinear makes real by blocks: what
 reads them may multiply what is stored, else they become f32 once. Tables are read as bytes, and only the rows that were asked for become
@@ -144,6 +144,47 @@ def _bytes(stored: Array, bits: int, last: int) -> Array:
     return stored.astype(_NIBBLES[stored.dtype]) if stored.dtype in _NIBBLES else _numbers(stored, bits)[..., :last]
 
 
-RULES: Final[dict[str, Rule]] = {"GatherBlockQuantized": _gather, "MatMulNBits": _matmul}
+# --------------------------------------------------------------------------------------------- codes of four bits (bitsandbytes)
+
+_CODES: Final = {
+    0: (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4, -0.0, -1 / 192, -2 / 3, -1.0, -1 / 3, -1 / 2, -1 / 6, -1 / 4),
+    1: (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+}
+"""What a code stands for, times the largest of its block: FP4 (a sign, two bits of exponent, one of mantissa), NF4 (quantiles of a normal
+distribution)."""
+
+
+def _coded_matmul(b: Body) -> list[str]:
+    """(x, codes of all rows of weights [N, K] one behind the other, the largest of each block)."""
+    kind, size, depth, width = b.get("quant_type", 1), b.get("block_size", 0), b.get("K", 0), b.get("N", 0)
+    if kind not in _CODES:
+        raise b.unknown(f"has weights of the type {kind}")
+    if size < 1 or b.tensor(1).size != -(-depth * width // 2) or b.tensor(2).size != -(-depth * width // size):
+        raise b.invalid(
+            f"has codes {list(b.tensor(1).shape)} and scales {list(b.tensor(2).shape)} for {width} x {depth} in blocks of {size}"
+        )
+    turned = bool(b.get("transB", 1))
+    decoded = partial(_decoded, kind=kind, size=size, depth=depth, width=width, turned=turned)
+    shape = (depth, width) if turned else (width, depth)
+    weight = b.derived(f"codes of type {kind}, {width} x {depth}, blocks of {size}, {turned}", [1, 2], shape, np.float32, decoded)
+    half = b.tensor(0).dtype != np.float32
+    y = b.emit("MatMul", b.cast(b.name(0), np.float32) if half else b.name(0), weight)
+    return [b.cast(y, b.tensor(0).dtype) if half else y]
+
+
+def _decoded(codes: Array, largest: Array, kind: int, size: int, depth: int, width: int, turned: bool) -> Array:
+    """The first of a byte is in its higher bits."""
+    numbers = np.stack([codes >> 4, codes & 15], -1).reshape(-1)[: depth * width]
+    scales = np.repeat(largest.astype(np.float32), size)[: depth * width]
+    weights = (np.array(_CODES[kind], np.float32)[numbers] * scales).reshape(width, depth)
+    return weights.T if turned else weights
+
+
+RULES: Final[dict[str, Rule]] = {"GatherBlockQuantized": _gather, "MatMulBnb4": _coded_matmul, "MatMulNBits": _matmul}
 UNKNOWN: Final = {"MatMulNBits": {"weight_prepacked"}}
 REFUSED: Final = {"MatMulNBits": {4: "its terms in another order"}}

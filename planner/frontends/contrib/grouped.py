@@ -1,9 +1,11 @@
 """GroupQueryAttention: causal attention with a cache of keys and values, turned by their places on the way, of heads that share keys.
 
 `total_sequence_length` is a number that shapes depend on, so it has to be known (`needs`); published models compute it from the shape of
-their mask. `seqlens_k` says how many keys each text has, less one. One text has as many as the longest, so that its new keys stand behind
-the old ones: its lengths are known, and nothing is masked but what is_causal hides. Of several texts, each one's new key stands behind its
-own old ones.
+their mask. `seqlens_k` says how many keys each text has, less one. One text whose cache grows has as many as the longest, so that its new
+keys stand behind the old ones: its lengths are known, and nothing is masked but what is_causal hides. Of several texts, and of one whose
+cache has room for more, each one's new keys stand behind its own old ones, wherever `total_sequence_length` says that the longest ends.
+
+A quantised cache (`cache.py`) holds bytes, or two numbers of four bits in each: new keys and values are rounded like those in it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from aspen_mp.planner.frontends.contrib import cache
 from aspen_mp.planner.frontends.contrib.attention import flat, heads, scaled
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
 
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COS, SIN, PLACES, BIAS, SINK = range(12)
-REFUSED: Final = {"GroupQueryAttention": {12: "a quantised cache", 13: "a quantised cache", 16: "padded queries"}}
+REFUSED: Final = {"GroupQueryAttention": {16: "padded queries"}}
+_HIDDEN: Final = -1e30
+_HIDDEN_OF_HALVES: Final = -3e4
+"""What is added to the score of a key that a query does not see."""
 NEEDS: Final = {"GroupQueryAttention": (TOTAL,)}
 """Inputs whose values have to be known."""
 
@@ -50,38 +56,42 @@ class _Lengths:
 
 
 def _group_query(b: Body) -> list[str]:
-    for name in ("k_quant_type", "v_quant_type"):
-        if b.get(name, b"NONE") != b"NONE":
-            raise b.unknown("has a quantised cache, which is not known here")
     n = _lengths(b)
+    held = [cache.held(b, what, b.get("kv_num_heads", 1)) for what in "kv"]
     causal = b.get("causal", 1)
     count, own = b.get("num_heads", 1), b.get("kv_num_heads", 1)
     q, k, v = _parts(b, count, own)
     q, k = (_turned(b, _normed(b, x, gain, heads_of), heads_of, n) for x, gain, heads_of in ((q, 14, count), (k, 15, own)))
     options: dict[str, Any] = {**scaled(b), **b.kept(("softcap",))}
     sinks = bool(b.name(SINK) or b.get("smooth_softmax", 0))
-    if not sinks and not n.ragged and not n.first and n.room == n.old:
+    if not sinks and not n.ragged and not n.first and n.room == n.old and not any(held):
         olds = [b.name(PAST_KEY), b.name(PAST_VALUE)] if n.room else []
         outs = [f"{b.node.output[0]}\0{what}" for what in ("seen", "keys", "values")]
         options |= {"q_num_heads": count, "kv_num_heads": own, "is_causal": causal, **_window(n)}
         return b.several("Attention", q, k, v, b.name(BIAS), *olds, outs=outs, **options)
     if sinks and n.windowed:
         raise b.unknown("has sinks and a window for several tokens at once, which is not known here")
-    q, news = heads(b, q, count), [heads(b, x, own) for x in (k, v)]
-    wholes = [_whole(b, n, past, new) for past, new in zip((PAST_KEY, PAST_VALUE), news, strict=True)]
-    mask = _mask(b, n, sinks)
-    if n.ragged or n.rows == 1:  # what hides keys is a text's length, or nothing
-        keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in wholes]
-        lengths = _own(b, 1 + sinks) if n.ragged else ""
-        inputs = [*keys, mask, "", "", lengths]
-        options |= _window(n)
+    q = heads(b, q, count)
+    stored = [x if h is None else cache.rounded(b, h, x) for h, x in zip(held, (k, v), strict=True)]
+    pasts = [b.name(p) if h is None else cache.opened(b, h, b.name(p)) for h, p in zip(held, (PAST_KEY, PAST_VALUE), strict=True)]
+    wholes = [_whole(b, n, past, new, own) for past, new in zip(pasts, stored, strict=True)]
+    reals = [x if h is None else cache.real(b, h, x) for h, x in zip(held, wholes, strict=True)]
+    several = n.ragged and n.rows > 1
+    mask = _mask(b, n, sinks, _visible(b, n, bool(causal)) if several else b.name(BIAS))
+    if n.ragged or n.rows == 1:  # what hides keys is a text's length, or the mask, or nothing
+        keys = [_behind_sink(b, _cut(b, x, n.first, n.total, n.total), sinks) for x in reals]
+        inputs = [*keys, mask, "", "", _own(b, 1 + sinks) if n.ragged and not several else ""]
+        options |= {} if several else _window(n)
     else:
-        olds = [_behind_sink(b, _cut(b, b.name(p), n.first, n.old, n.room), sinks) for p in (PAST_KEY, PAST_VALUE) if n.old]
+        olds = [_behind_sink(b, b.cut(x, 2, n.first, n.old), sinks) for x in reals if n.old]
+        news = [_cut(b, x, n.old, n.total, n.total) for x in reals]
         if sinks and not olds:
             olds = [_behind_sink(b, b.cut(x, 2, 0, 0), sinks) for x in news]
         inputs = [*news, mask, *olds]
         options |= {"is_causal": causal, **_window(n)}
-    return [flat(b, b.emit("Attention", q, *inputs, **options)), *(_longer(b, x, n.room - n.total) for x in wholes)]
+    presents = [_longer(b, x, n.room - n.total) for x in wholes]
+    presents = [x if h is None else cache.closed(b, h, x) for h, x in zip(held, presents, strict=True)]
+    return [flat(b, b.emit("Attention", q, *inputs, **options)), *presents]
 
 
 def _lengths(b: Body) -> _Lengths:
@@ -93,9 +103,7 @@ def _lengths(b: Body) -> _Lengths:
     if total.size != 1 or not rows <= int(total[0]) <= rows + room:
         raise b.invalid(f"has {rows} new tokens and {room} in its cache, but a total_sequence_length of {total.tolist()}")
     old = int(total[0]) - rows
-    ragged = batch > 1 and (old > 0 or not b.get("causal", 1))
-    if ragged and old and rows > 1:
-        raise b.unknown("has several new tokens for each of several texts that go on", "give it one text, or one token of each")
+    ragged = (batch > 1 and (old > 0 or not b.get("causal", 1))) or 0 < old < room
     return _Lengths(batch, rows, old, room, max(b.get("local_window_size", -1), 0), ragged)
 
 
@@ -133,7 +141,8 @@ def _places(b: Body, n: _Lengths) -> str:
     if b.name(PLACES) and n.old:
         return b.name(PLACES)
     if n.ragged:
-        return b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
+        first = b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
+        return first if n.rows == 1 else b.once("Add", first, b.ints(*range(n.rows)))
     row = b.counted(_start(b, n) if n.old else b.constant(np.int64(0)), _end(b))
     if b.name(PLACES):  # of the first token that there is
         first = b.once("Slice", b.once("Reshape", b.name(PLACES), b.ints(-1)), b.ints(0), b.ints(1))
@@ -160,17 +169,36 @@ def _own(b: Body, more: int) -> str:
 # ------------------------------------------------------------------------------------------------------------------- cache
 
 
-def _whole(b: Body, n: _Lengths, past: int, new: str) -> str:
-    """The old keys (or values), and the new ones where they belong. Of several texts, each has its new one in all places behind its old
-    ones: only the first of them counts, and the others are not what a cache happens to hold."""
+def _whole(b: Body, n: _Lengths, past: str, new: str, count: int) -> str:
+    """The old keys (or values), [batch, heads, places, d], and the new ones, [batch, tokens, heads · d], where they belong. Of several
+    texts, each has its new one in all places behind its old ones: only the first of them counts, and the others are not what a cache
+    happens to hold."""
     if not n.old:
-        return new
-    old = _cut(b, b.name(past), 0, n.old, n.room)
+        return heads(b, new, count)
+    if n.ragged and n.rows > 1:
+        return _among(b, n, past, new, count)
+    new, old = heads(b, new, count), _cut(b, past, 0, n.old, n.room)
     if n.ragged:
         columns = b.once("Unsqueeze", b.counted(b.constant(np.int64(0)), _start(b, n)), b.ints(1))
         mine = b.once("Less", columns, b.once("Unsqueeze", _own(b, 0), b.ints(1, 2, 3)))
         old = b.emit("Where", mine, old, new)
     return b.emit("Concat", old, new, axis=2)
+
+
+def _among(b: Body, n: _Lengths, past: str, new: str, count: int) -> str:
+    """Of each text, its new keys (or values) behind as many old ones as it has; [batch, heads, total, d]."""
+    place = _places_behind(b, n)
+    inside = b.once("And", b.once("GreaterOrEqual", place, b.ints(0)), b.once("Less", place, b.ints(n.rows)))
+    which = b.once("Clip", place, b.constant(np.int64(0)), b.constant(np.int64(n.rows - 1)))
+    spread = heads(b, b.emit("GatherND", new, b.once("Unsqueeze", which, b.ints(2)), batch_dims=1), count)
+    old = _longer(b, _cut(b, past, 0, min(n.total, n.room), n.room), n.total - n.room)
+    return b.emit("Where", b.once("Unsqueeze", inside, b.ints(1, 3)), spread, old)
+
+
+def _places_behind(b: Body, n: _Lengths) -> str:
+    """How far each place of a text is behind its last old key, [batch, total]."""
+    columns = b.once("Unsqueeze", b.counted(b.constant(np.int64(0)), _end(b)), b.ints(0))
+    return b.once("Sub", columns, b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1)))
 
 
 def _longer(b: Body, x: str, more: int) -> str:
@@ -194,9 +222,23 @@ def _window(n: _Lengths) -> dict[str, int]:
     return {"left_window_size": n.window - 1} if n.windowed else {}
 
 
-def _mask(b: Body, n: _Lengths, sinks: bool) -> str:
-    """What is added to scores: the model's own bias, and what each head's sink scores, in a column in front."""
-    bias = b.name(BIAS)
+def _visible(b: Body, n: _Lengths, causal: bool) -> str:
+    """What is added to scores of several new tokens of each text: the model's own bias, and what hides the keys that a token does not
+    see; [batch, 1, tokens, total]."""
+    places = b.once("Unsqueeze", _places_behind(b, n), b.ints(1, 2))
+    rows = b.ints(*range(n.rows)) if causal else b.ints(*(n.rows - 1 for _ in range(n.rows)))
+    ends = b.once("Unsqueeze", rows, b.ints(0, 1, 3))
+    seen = b.once("LessOrEqual", places, ends)
+    if n.windowed:
+        seen = b.once("And", seen, b.once("Greater", places, b.once("Sub", ends, b.ints(n.window))))
+    dtype = b.tensor(QUERY).dtype
+    hidden = np.array(_HIDDEN_OF_HALVES if dtype == np.float16 else _HIDDEN).astype(dtype)
+    added = b.once("Where", seen, b.constant(np.zeros((), dtype)), b.constant(hidden))
+    return b.emit("Add", added, b.name(BIAS)) if b.name(BIAS) else added
+
+
+def _mask(b: Body, n: _Lengths, sinks: bool, bias: str) -> str:
+    """What is added to scores: `bias`, and what each head's sink scores, in a column in front."""
     if bias and n.first:
         bias = b.cut(bias, 3, n.first, n.total)
     if not sinks:
@@ -211,4 +253,4 @@ def _mask(b: Body, n: _Lengths, sinks: bool) -> str:
 
 
 RULES: Final[dict[str, Rule]] = {"GroupQueryAttention": _group_query}
-UNKNOWN: Final = {"GroupQueryAttention": {"sliding_window_cache", "qk_output", "kv_cache_bit_width"}}
+UNKNOWN: Final = {"GroupQueryAttention": {"sliding_window_cache", "qk_output"}}

@@ -11,13 +11,19 @@ ACTIVATIONS: Final = {"Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alph
 """What may follow a fused product → its attributes, in order."""
 
 
+def _order(rank: int, batch: bool, swap: bool) -> list[int]:
+    """Where the axes of a factor come from: with `batch` the first one goes before the last (they are rows), with `swap` the last two are
+    exchanged afterwards."""
+    order = [*range(1, rank - 1), 0, rank - 1] if batch else list(range(rank))
+    return [*order[:-2], order[-1], order[-2]] if swap else order
+
+
 def _fused_matmul(b: Body) -> list[str]:
     names = []
     for k, letter in enumerate("AB"):
         rank, name = len(b.tensor(k).shape), b.name(k)
-        if b.get(f"trans{letter}", 0) and rank > 1:
-            name = b.emit("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
-        names.append(name)
+        order = _order(rank, rank > 2 and bool(b.get(f"transBatch{letter}", 0)), rank > 1 and bool(b.get(f"trans{letter}", 0)))
+        names.append(name if order == list(range(rank)) else b.emit("Transpose", name, perm=order))
     product, alpha = b.emit("MatMul", *names), b.get("alpha", 1.0)
     return [product if alpha == 1 else b.emit("Mul", product, b.number(alpha))]
 
@@ -76,5 +82,5 @@ RULES: Final[dict[str, Rule]] = {
     "FusedMatMul": _fused_matmul,
     "Gelu": _gelu,
     "QuickGelu": _quick_gelu,
+    "TransposeMatMul": _fused_matmul,
 }
-UNKNOWN: Final = {"FusedMatMul": {"transBatchA", "transBatchB"}}

@@ -7,13 +7,16 @@ from typing import Any, Final
 
 from aspen_mp.planner.frontends.contrib.attention import attended
 from aspen_mp.planner.frontends.contrib.body import Body, Rule
+from aspen_mp.planner.frontends.contrib.spellings import channels_last
 
 
 def _between(op: str, *attributes: str) -> Rule:
     """The operator of one real input between both conversions: (x, scale, zero, scale, zero)."""
 
     def rule(b: Body) -> list[str]:
-        return [b.quantised(b.emit(op, b.real(0), **b.kept(attributes)), 3)]
+        if not b.get("channels_last", 0):
+            return [b.quantised(b.emit(op, b.real(0), **b.kept(attributes)), 3)]
+        return [b.quantised(channels_last(b, b.real(0), op, **b.kept(attributes)), 3)]
 
     return rule
 
@@ -23,6 +26,25 @@ def _arithmetic(op: str) -> Rule:
         return [b.quantised(b.emit(op, b.real(0), b.real(3)), 6)]
 
     return rule
+
+
+def _where(b: Body) -> list[str]:
+    """(condition, x, scale, zero, y, scale, zero, scale, zero)."""
+    return [b.quantised(b.emit("Where", b.name(0), b.real(1), b.real(4)), 7)]
+
+
+def _mean(b: Body) -> list[str]:
+    axes = b.get("axes", None)
+    y = b.emit("ReduceMean", b.real(0), b.ints(*axes) if axes else "", keepdims=b.get("keepdims", 1))
+    return [b.quantised(y, 3)]
+
+
+def _convolution(b: Body) -> list[str]:
+    """ONNX's own operator, but that channels may come last; weights are [M, C / groups, …] all the same."""
+    attributes, others = b.kept(("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")), [b.name(k) for k in range(1, 9)]
+    if b.get("channels_last", 0):
+        return [channels_last(b, b.name(0), "QLinearConv", *others, **attributes)]
+    return [b.emit("QLinearConv", b.name(0), *others, **attributes)]
 
 
 def _concat(b: Body) -> list[str]:
@@ -101,15 +123,14 @@ RULES: Final[dict[str, Rule]] = {
     "QLinearAdd": _arithmetic("Add"),
     "QLinearAveragePool": _between("AveragePool", *_POOL),
     "QLinearConcat": _concat,
+    "QLinearConv": _convolution,
     "QLinearGlobalAveragePool": _between("GlobalAveragePool"),
     "QLinearLeakyRelu": _between("LeakyRelu", "alpha"),
     "QLinearMul": _arithmetic("Mul"),
+    "QLinearReduceMean": _mean,
     "QLinearSigmoid": _between("Sigmoid"),
     "QLinearSoftmax": _softmax,
+    "QLinearWhere": _where,
     "QuantizeLinear": _quantize,
 }
-UNKNOWN: Final = {
-    "QAttention": {"do_rotary", "past_present_share_buffer"},
-    "QLinearAveragePool": {"channels_last"},
-    "QLinearGlobalAveragePool": {"channels_last"},
-}
+UNKNOWN: Final = {"QAttention": {"do_rotary", "past_present_share_buffer"}}
