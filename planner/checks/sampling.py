@@ -20,7 +20,7 @@ def _resize(call: Call) -> None:
     need(len(x.shape) == len(out.shape), "rank of input 0", len(x.shape), len(out.shape))
     need(x.dtype == out.dtype, "dtype of input 0", x.dtype, out.dtype)
     need(0 not in x.shape or 0 in out.shape, "shape of input 0", x.shape, "not empty")
-    for k, n in ((0, 3), (1, 5), (2, 4)):
+    for k, n in ((0, 3), (1, 6), (2, 4)):
         in_range(call, k, "mode", 0, n)
     for k in range(len(out.shape)):
         scale = struct.unpack("<d", struct.pack("<q", call.params[4 + k]))[0]

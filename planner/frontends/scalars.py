@@ -10,7 +10,13 @@ from onnx import NodeProto, helper, numpy_helper
 
 from aspen_mp.planner.ir import Tensor
 
-INPUTS: Final = {"DFT": (1, 2), "Dropout": (1, 2), "MelWeightMatrix": (0, 1, 2, 3, 4), "STFT": (1, 3)}
+INPUTS: Final = {
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), (0,)),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "STFT": (1, 3),
+}
 """Operators of the default domain whose shape inference refuses such vectors, and which of their inputs are scalars. Others take both."""
 
 

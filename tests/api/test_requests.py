@@ -150,8 +150,10 @@ def test_initializers_that_are_inputs_can_be_fed(shared_runtime):
         np.testing.assert_array_equal(model.submit({"x": x, "shape": rows}).result(60)["y"], x.reshape(3, 4) * 2)
         np.testing.assert_array_equal(model.run({"shape": np.array([1, 12]), "x": x, "scale": three})["y"], x.reshape(1, 12) * 3)
     np.testing.assert_array_equal(model.run(x)["y"], x.reshape(4, 3) * 2)
-    with pytest.raises(RequestError, match=r"input 'scale' has shape \[\], got an array of shape \(1,\)"):
-        model.run({"x": x, "scale": three.reshape(1)})
+    np.testing.assert_array_equal(model.run({"x": x, "scale": three.reshape(1)})["y"], x.reshape(4, 3) * 3)
+    np.testing.assert_array_equal(model.run({"x": x, "scale": three.reshape(1, 1)})["y"], x.reshape(4, 3) * 3)
+    with pytest.raises(RequestError, match=r"input 'scale' has shape \[\], got an array of shape \(2,\)"):
+        model.run({"x": x, "scale": np.repeat(three, 2)})
     with pytest.raises(RequestError, match="no input 'z'; it has x and 2 optional"):
         model.run({"x": x, "z": x})
     model.unload()

@@ -31,7 +31,11 @@ def run_graph(graph: Graph, feeds: Mapping[str, Any]) -> list[Any]:
         return known[t]
 
     for node in graph.nodes:
-        known.update(zip(node.outputs, run_node(node, [value(t) for t in node.inputs]), strict=True))
+        results = run_node(node, [value(t) for t in node.inputs])
+        for t, x in zip(node.outputs, results, strict=True):
+            planned = not t.name or t.dtype == object or not isinstance(x, np.ndarray) or x.shape == t.shape
+            assert planned, f"{node.onnx_op} {node.name!r} gives shape {x.shape}, the plan expects {t.shape}"
+        known.update(zip(node.outputs, results, strict=True))
     return [value(t) for t in graph.outputs]
 
 

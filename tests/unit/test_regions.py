@@ -606,6 +606,17 @@ def test_resize(mode: str, coordinate: str, sizes: tuple[int, int]) -> None:
         check("RESIZE", partial(_with, function, given), [x], attrs, False)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scales", [(0.6, 0.7), (0.9, 2.3), (1.3, 0.35)])
+def test_resize_by_lengths_that_are_not_rounded(mode: str, scales: tuple[float, float]) -> None:
+    """As ONNX's reference aligns corners: lengths by these scales are no whole numbers."""
+    x = values(8, 9)
+    function = onnx_function("Resize", 3, mode=mode, coordinate_transformation_mode="align_corners", nearest_mode="floor")
+    attrs = {"mode": mode, "coordinate": "align_fractional_corners", "nearest": "floor", "scales": scales}
+    given = [np.array([], F32), np.array(scales, F32)]
+    check("RESIZE", partial(_with, function, given), [x], {**attrs, "cubic_coeff_a": -0.75, "exclude_outside": 0}, False)
+
+
 def test_doubling_nearest_is_exact() -> None:
     attrs = {
         "mode": "nearest",
