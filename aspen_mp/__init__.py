@@ -34,14 +34,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aspen_mp import errors as errors
+    from aspen_mp.compat.environment import get_device as get_device
+    from aspen_mp.compat.options import ExecutionMode as ExecutionMode
+    from aspen_mp.compat.options import GraphOptimizationLevel as GraphOptimizationLevel
+    from aspen_mp.compat.options import NodeArg as NodeArg
+    from aspen_mp.compat.options import RunOptions as RunOptions
+    from aspen_mp.compat.options import SessionOptions as SessionOptions
+    from aspen_mp.compat.providers import get_available_providers as get_available_providers
+    from aspen_mp.compat.session import InferenceSession as InferenceSession
+    from aspen_mp.compat.values import OrtValue as OrtValue
     from aspen_mp.future import RequestFuture as RequestFuture
-    from aspen_mp.inference import ExecutionMode as ExecutionMode
-    from aspen_mp.inference import GraphOptimizationLevel as GraphOptimizationLevel
-    from aspen_mp.inference import InferenceSession as InferenceSession
-    from aspen_mp.inference import RunOptions as RunOptions
-    from aspen_mp.inference import SessionOptions as SessionOptions
-    from aspen_mp.inference import get_available_providers as get_available_providers
-    from aspen_mp.inference import get_device as get_device
     from aspen_mp.model import Model as Model
     from aspen_mp.planner.options import Planning as Planning
     from aspen_mp.runtime import Runtime as Runtime
@@ -49,13 +51,6 @@ if TYPE_CHECKING:
     from aspen_mp.signature import ValueInfo as ValueInfo
 
 _WHERE = {
-    "ExecutionMode": "aspen_mp.inference",
-    "GraphOptimizationLevel": "aspen_mp.inference",
-    "InferenceSession": "aspen_mp.inference",
-    "RunOptions": "aspen_mp.inference",
-    "SessionOptions": "aspen_mp.inference",
-    "get_available_providers": "aspen_mp.inference",
-    "get_device": "aspen_mp.inference",
     "Runtime": "aspen_mp.runtime",
     "connect": "aspen_mp.runtime",
     "Model": "aspen_mp.model",
@@ -72,6 +67,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("aspen_mp.errors")
     if name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    from aspen_mp.compat.names import WHERE  # onnxruntime's names, for `import aspen_mp as ort`
+
+    if name in WHERE:
+        value = getattr(importlib.import_module(WHERE[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'aspen_mp' has no attribute {name!r}")

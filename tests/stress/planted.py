@@ -113,13 +113,6 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
         ),
         ("puts a request's tiles into another's lane", "pool.h", "if (other == order) return lane;", "return lane;", "beside"),
         (
-            "does not say that an older request's tile is there",
-            "pool.h",
-            "!first || order < first ? order : first",
-            "!first ? order : first",
-            "beside",
-        ),
-        (
             "says that a request is there whose last tile it takes",
             "pool.h",
             "  aspen_store_relaxed(&row->first, aspen_row_oldest(row));\n}",
@@ -358,7 +351,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "dse.h",
             (
                 "  aspen_store_release(&v->executed[tile], generation);\n"
-                "  struct aspen_batch ready = {.n = 0};\n"
+                "  struct aspen_batch ready = {.order = aspen_dse_order(d, item)};\n"
                 "  uint64_t best = 0;\n"
                 "  uint32_t best_rank = 0;\n"
                 "  for (uint32_t k = 0; k < t->n_children; k++) {\n"
@@ -366,7 +359,7 @@ MUTANTS: dict[str, list[tuple[str, str, str, str, str]]] = {
                 "    if (aspen_sub_acq_rel(&v->missing[child], 1) != 1) continue;\n"
             ),
             (
-                "  struct aspen_batch ready = {.n = 0};\n"
+                "  struct aspen_batch ready = {.order = aspen_dse_order(d, item)};\n"
                 "  uint64_t best = 0;\n"
                 "  uint32_t best_rank = 0;\n"
                 "  if (!t->n_children) aspen_store_release(&v->executed[tile], generation);\n"

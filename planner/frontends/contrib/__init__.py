@@ -1,7 +1,7 @@
 """Operators of onnxruntime's own (com.microsoft), as its optimizer and quantisation tools and the builders of published language models
-write them, said in ONNX's operators: one rule each, in the file of its family (`products.py`, `norms.py`, `attention.py`, `grouped.py`,
-`quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `spellings.py`), written with `body.py`. `absent.py` lists those that have none, and
-why.
+write them, said in ONNX's operators: one rule each, written with `body.py`, in the file of its family: `products.py`, `norms.py`,
+`attention.py`, `grouped.py`, `quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `spellings.py`. `absent.py` lists those that have
+none, and why.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""onnxruntime's lower layer."""
