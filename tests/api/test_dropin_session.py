@@ -219,12 +219,14 @@ def test_options_in_the_model(
     data = str(tmp_path / "m.onnx")
     onnx.save(model, data)
     for asked, threads in ((1, 5), (0, 0)):
-        for module, more in ((compat, {"runtime": shared_runtime}), (onnxruntime, {})):
-            options = module.InferenceSession(data, read_config_from_model=asked, **more).get_session_options()
-            assert options.inter_op_num_threads == threads
+        with compat.InferenceSession(data, read_config_from_model=asked, runtime=shared_runtime) as session:
+            assert session.get_session_options().inter_op_num_threads == threads
     monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
-    with compat.InferenceSession(data, runtime=shared_runtime) as session:
-        assert session.get_session_options().inter_op_num_threads == 5
+    ours, theirs = (module.InferenceSession(data, **more) for module, more in ((compat, {"runtime": shared_runtime}), (onnxruntime, {})))
+    for one in (ours, theirs):
+        assert one.get_session_options().inter_op_num_threads == 5
+        assert one.get_session_options().execution_mode == 1
+    ours.close()
     helper.set_model_props(model, {"ort_config": "nonsense"})
     with pytest.raises(errors.RequestError, match="ort_config"):
         compat.InferenceSession(model, runtime=shared_runtime)
