@@ -62,7 +62,7 @@ def run(suite: Suite, engine: str, args: argparse.Namespace, records: Path) -> N
         scratch = Path(made)
         suite.lay_out(args.checkouts, scratch)
         environment = dict(os.environ)
-        paths = [str(HERE), str(scratch / suite.folder), str(scratch), *filter(None, [environment.get("PYTHONPATH")])]
+        paths = [str(HERE / "plugin"), str(scratch / suite.folder), str(scratch), *filter(None, [environment.get("PYTHONPATH")])]
         if engine == "aspen_mp":
             paths.insert(0, str(HERE / "shim"))
             environment.setdefault("ASPEN_MP_CACHE", "off")
@@ -73,7 +73,20 @@ def run(suite: Suite, engine: str, args: argparse.Namespace, records: Path) -> N
 
 def _run_file(folder: Path, path: Path, environment: dict[str, str], args: argparse.Namespace) -> None:
     # The scratch folder is no part of any repository: nobody's configuration of pytest counts.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "record", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "suites_record",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(folder),
+    ]
     command += ["-W", "ignore", "--tb", "short", str(path), *(["-k", args.select] if args.select else [])]
     print(f"  {path}", flush=True)
     with open(args.log, "ab") as log:
