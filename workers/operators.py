@@ -3,6 +3,7 @@ graph, in bodies of Loop, Scan and If, and in functions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -353,10 +354,12 @@ OPERATORS: list[type[OpRun]] = [
 
 
 class Evaluator(ReferenceEvaluator):
-    """ONNX's evaluator with our operators; it makes others of its own class for bodies and functions."""
+    """ONNX's evaluator with our operators (`operators`); it makes others of its own class for bodies and functions."""
+
+    operators: Sequence[type[OpRun]] = OPERATORS
 
     def __init__(self, proto: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["new_ops"] = OPERATORS
+        kwargs["new_ops"] = list(self.operators)
         super().__init__(_with_names(proto), *args, **kwargs)
         opset = self.opsets_.get("", 0)
         self._declare(proto)
