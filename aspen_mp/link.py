@@ -61,15 +61,17 @@ class Link:
 
     def _connect(self) -> Session:
         from aspen_mp.control import rundir
+        from aspen_mp.control.identity import Address
         from aspen_mp.session import Session
 
         if self._closed:
             raise RuntimeLost("the runtime is closed")
+        address = Address.parse(self.address)
         try:
-            sock = rundir.connect_to(self.address)
+            sock = rundir.connect_to(address)
         except OSError:
             raise RuntimeLost("the runtime that this handle belongs to has ended") from None
-        return Session(sock, aspen_mp.__version__, CONNECT_S)
+        return Session(sock, aspen_mp.__version__, CONNECT_S, address.secret)
 
     @property
     def lost(self) -> bool:

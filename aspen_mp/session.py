@@ -58,10 +58,12 @@ class Waiting:
 class Session:
     """One connection to one runtime. Any thread may use it."""
 
-    def __init__(self, sock: socket.socket, package: str, timeout: float | None) -> None:
+    def __init__(self, sock: socket.socket, package: str, timeout: float | None, secret: str = "") -> None:
+        """`timeout`: of the handshake, in seconds. `secret`: what the other end has to know (`identity.proof`); empty where that is for the
+        caller to judge. Raises what `ControlClient.handshake` does."""
         self.control = ControlClient(sock, self._on_lost)
         try:
-            welcome, fds = self.control.handshake(package, timeout)
+            welcome, fds = self.control.handshake(package, timeout, secret)
         except BaseException:
             sock.close()
             raise

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from aspen_mp.control import protocol
+from aspen_mp.control import identity, protocol
 from aspen_mp.control.protocol import make_error
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, RuntimeLost
@@ -51,11 +51,13 @@ class ControlClient:
         self.lost: AspenError | None = None
         self._thread: threading.Thread | None = None
 
-    def handshake(self, package: str, timeout: float | None) -> tuple[protocol.Welcome, list[int]]:
-        """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away or stays silent."""
+    def handshake(self, package: str, timeout: float | None, secret: str = "") -> tuple[protocol.Welcome, list[int]]:
+        """Greets and starts the reading thread. ProtocolError if refused; RuntimeLost if the other end goes away, stays silent, or does not
+        know the `secret` of the handle (empty: of none)."""
         self._sock.settimeout(timeout)
+        said = identity.challenge() if secret else ""
         try:
-            hello = protocol.Hello(protocol.VERSION, f"{_tables.LAYOUT_HASH:016x}", package)
+            hello = protocol.Hello(protocol.VERSION, f"{_tables.LAYOUT_HASH:016x}", package, said)
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused this client, and said why, already
                 self._sock.sendall(protocol.encode(hello))
             while True:
@@ -67,6 +69,12 @@ class ControlClient:
                     if not isinstance(message, protocol.Welcome):
                         protocol.close_all(fds)
                         raise ProtocolError(f"{type(message).__name__} instead of Welcome")
+                    if secret:
+                        try:
+                            identity.check_proof(secret, said, message.proof)
+                        except BaseException:
+                            protocol.close_all(fds)
+                            raise
                     self._sock.settimeout(None)
                     self.server_pid = message.pid
                     self._thread = threading.Thread(target=self._read, name="aspen-mp control", daemon=True)

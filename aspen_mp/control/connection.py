@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aspen_mp.control import protocol
+from aspen_mp.control.identity import peer
 from aspen_mp.control.loop import PRIORITY_CLIENT, SCARCE_S, Loop, Timer
 from aspen_mp.shm.errors import AspenError, ProtocolError
 from aspen_mp.shm.scarcity import is_scarce
@@ -26,8 +27,9 @@ class Connection:
         on_message: Callable[[Connection, protocol.Message, list[int]], None],
         on_close: Callable[[Connection], None],
     ) -> None:
-        self.pid, self.uid, _ = protocol.peer(sock)
+        self.pid, self.uid, _ = peer(sock)
         self.greeted = False
+        self.challenge = ""  # of its `Hello`
         self.unanswered = 0  # requests; whoever dispatches them counts up
         self._loop = loop
         self._sock = sock

@@ -10,6 +10,7 @@ from typing import Final
 
 from aspen_mp.control import protocol
 from aspen_mp.control.connection import Connection
+from aspen_mp.control.identity import peer
 from aspen_mp.control.loop import PRIORITY_CLIENT, Loop
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
@@ -59,7 +60,7 @@ class Door:
                 self._rest(listener)
             return
         try:
-            _, uid, _ = protocol.peer(sock)
+            _, uid, _ = peer(sock)
             connection = self._adopt(sock)
         except OSError:
             sock.close()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from aspen_mp.control.hangs import Watched
+from aspen_mp.control.identity import start_time
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.leases import Leases
 from aspen_mp.control.loop import PRIORITY_WORKER, SCARCE_S, Loop, Timer
@@ -304,7 +305,7 @@ class WorkerPool:
         worker = self._rows[row] = Worker(row, pid, pidfd, ours, place, core.core_class, since=since)
         shared = not self._leases.hold(cpu)
         try:
-            self._table.worker_started(row, pid, _start_time(pid))
+            self._table.worker_started(row, pid, start_time(pid))
             worker.boot = self._loop.later(BOOT_S, lambda: self._kill(worker))
             self._loop.watch(worker.pidfd, PRIORITY_WORKER, lambda: self._gone(worker))
             self._loop.watch(ours.fileno(), PRIORITY_WORKER, lambda: self._readable(worker))
@@ -635,15 +636,6 @@ def _is_stopped(worker: Worker) -> bool:
         return os.waitid(os.P_PIDFD, worker.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
-
-
-def _start_time(pid: int) -> int:
-    """Field 22 of /proc/pid/stat: with the pid it names a process for good. 0 if it is gone already."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return 0
 
 
 def _why(status: int, error: str) -> str:

@@ -26,7 +26,7 @@ from aspen_mp.planner.options import Planning, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
-VERSION: Final = 7
+VERSION: Final = 8
 MAX_FRAME: Final = 1 << 20
 MAX_FDS: Final = 4
 HANDSHAKE_S: Final = 5.0
@@ -48,11 +48,13 @@ class Message(msgspec.Struct, array_like=True, tag=True, forbid_unknown_fields=T
 
 
 class Hello(Message):
-    """First message of a client. `layout` is the hash of shm/layout.h that the client was built with."""
+    """First message of a client. `layout` is the hash of shm/layout.h that the client was built with. `challenge`: see `identity.proof`;
+    empty where the client knows no secret yet."""
 
     version: int
     layout: Annotated[str, msgspec.Meta(max_length=32)]
     package: Name
+    challenge: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Load(Message):
@@ -194,13 +196,15 @@ class Stop(Message):
 
 
 class Welcome(Message):
-    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page. `address`: see `rundir.connect_to`."""
+    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page. `address`: of `identity.Address`.
+    `proof`: the answer to the challenge, empty where there was none."""
 
     name: str
     address: str
     pid: int
     client: int
     package: str
+    proof: str = ""
 
 
 class Failed(Message):
@@ -505,12 +509,6 @@ def send_part(sock: socket.socket, data: memoryview, fds: Sequence[int]) -> int:
     """One sendmsg of a frame's remaining bytes; descriptors go with the frame's first byte. Returns how many bytes went."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     return sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
-
-
-def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group id of the other end (SO_PEERCRED)."""
-    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return pid, uid, gid
 
 
 def make_error(name: str, text: str) -> AspenError:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from aspen_mp.control.identity import Address, check_peer
 from aspen_mp.shm.errors import AspenError, ProtocolError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -128,7 +129,8 @@ class Claim:
 
 
 def connect(name: str) -> socket.socket:
-    """A connected socket to the runtime `name`. Raises AspenError if none is running."""
+    """A connected socket to the runtime `name` of this user. Raises AspenError if none is running, ProtocolError if the socket is another
+    user's."""
     check_name(name)
     try:
         directory = open_directory(create=False)
@@ -138,6 +140,7 @@ def connect(name: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
+            check_peer(sock)
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             raise AspenError(f"no runtime named {name!r} is running (start one: aspen-mp launch --name {name})") from None
@@ -149,25 +152,27 @@ def connect(name: str) -> socket.socket:
     return sock
 
 
-def listen_unnamed() -> tuple[socket.socket, str]:
+def listen_unnamed() -> tuple[socket.socket, Address]:
     """A listening socket for the handles of a runtime that get into other processes, and its address. In the kernel's own name space, so
     that nothing is left of it, whatever is killed; who may connect is for the caller to check."""
-    address = f"aspen-mp-{os.getuid()}-{os.urandom(8).hex()}"
+    name = f"aspen-mp-{os.getuid()}-{os.urandom(8).hex()}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.bind("\0" + address)
+        sock.bind("\0" + name)
         sock.listen(64)
     except BaseException:
         sock.close()
         raise
-    return sock, address
+    return sock, Address.make(name)
 
 
-def connect_to(address: str) -> socket.socket:
-    """A connected socket to the runtime that listens at an address of `listen_unnamed`. Raises OSError if none does."""
+def connect_to(address: Address) -> socket.socket:
+    """A connected socket to the runtime that listens at an address of `listen_unnamed`. Raises OSError if nobody listens there, and what
+    `check_peer` raises if somebody else does; nothing has been sent then. The caller checks the secret."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.connect("\0" + address)
+        sock.connect("\0" + address.socket)
+        check_peer(sock, address.started)
     except BaseException:
         sock.close()
         raise

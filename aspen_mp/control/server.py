@@ -21,7 +21,7 @@ import msgspec
 
 import aspen_mp
 from aspen_mp import local_rates
-from aspen_mp.control import places, protocol, rundir
+from aspen_mp.control import identity, places, protocol, rundir
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.clients import Client, ClientMemory
 from aspen_mp.control.connection import MAX_UNANSWERED, Connection
@@ -489,6 +489,7 @@ class Server:
                 f"the client is aspen-mp {hello.package} (protocol {hello.version}, layout {hello.layout}): use the same build"
             )
         connection.greeted = True
+        connection.challenge = hello.challenge
         if self._pool.starting:
             self._greeted.append(connection)
         else:
@@ -508,7 +509,8 @@ class Server:
                 raise
             self._pool.publish()
             self._clients[connection] = Client(connection, number, segment, {}, time.time())
-            welcome = protocol.Welcome(self._config.name, self._address, os.getpid(), number, aspen_mp.__version__)
+            proof = identity.proof(self._address.secret, connection.challenge) if connection.challenge else ""
+            welcome = protocol.Welcome(self._config.name, str(self._address), os.getpid(), number, aspen_mp.__version__, proof)
             connection.send(welcome, (own.fd, self._doorbell.fd))
         if len(self._clients) == 1:
             self._imports.while_idle(lambda: not self._loads)

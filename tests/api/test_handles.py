@@ -16,6 +16,7 @@ import small_models
 
 import aspen_mp
 from aspen_mp.control import rundir
+from aspen_mp.control.identity import Address
 from aspen_mp.errors import RequestError, RuntimeLost
 
 WATCHDOG_S = 60.0
@@ -90,7 +91,7 @@ def test_after_the_runtime_s_end() -> None:
 
 def test_the_way_in_is_for_the_same_user_and_the_same_build() -> None:
     with aspen_mp.Runtime(workers=1) as runtime:
-        address = runtime._link.address
+        address = Address.parse(runtime._link.address)
         sock = rundir.connect_to(address)
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         sock.settimeout(WATCHDOG_S)
@@ -99,4 +100,4 @@ def test_the_way_in_is_for_the_same_user_and_the_same_build() -> None:
         sock.close()
         assert runtime.status()["runtime"]["ready"]
     with pytest.raises(OSError, match="refused"), socket.socket(socket.AF_UNIX) as late:
-        late.connect("\0" + address)
+        late.connect("\0" + address.socket)
