@@ -14,6 +14,8 @@ from aspen_mp.shm.errors import (
     RequestTimeout,
     ResourceLimitError,
     RuntimeLost,
+    RuntimeNotFound,
+    RuntimeStopping,
     UnsupportedModelError,
 )
 
@@ -31,5 +33,7 @@ __all__ = [
     "RequestTimeout",
     "ResourceLimitError",
     "RuntimeLost",
+    "RuntimeNotFound",
+    "RuntimeStopping",
     "UnsupportedModelError",
 ]

@@ -21,12 +21,15 @@ def too_late(model: str, timeout: float | None) -> RequestTimeout:
 class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
     """A request's result to come. `stop`, if set, asks the workers to drop it. `cancel` succeeds until the result is there.
 
-    A request with a time limit fails with RequestTimeout when that is over."""
+    A request with a time limit fails with RequestTimeout when that is over.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.stop: Callable[[], None] | None = None
-        self.ended: Callable[[], None] | None = None  # the model, which stays loaded for as long as the request may need it, is told
+        self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
+        self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more
+        self.over = False  # the model's: it has been told that the request has ended
         self._first = threading.Lock()
         self._unlimited: Callable[[], None] | None = None  # takes the time limit back
 
@@ -38,9 +41,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
                 self.set_exception(late())
             except InvalidStateError:
                 return
-            stop = self.stop
-            if stop is not None:
-                stop()
+            self._leave()
 
         self._unlimited = deadlines.add(seconds, expire)
 
@@ -51,8 +52,9 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         if unlimited is not None:
             unlimited()
         ended, self.ended = self.ended, None
+        self.left = None
         if ended is not None:
-            ended()
+            ended(self)
 
     def cancel(self) -> bool:
         if not super().cancel():
@@ -60,7 +62,13 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         if not self._first.acquire(blocking=False):
             return True  # somebody has cancelled it already
         self.set_running_or_notify_cancel()
-        stop = self.stop
+        self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """Nobody waits for the result any more."""
+        stop, left = self.stop, self.left
         if stop is not None:
             stop()
-        return True
+        if left is not None:
+            left(self)

@@ -138,6 +138,18 @@ class RuntimeCollector:
         if status is not None:
             yield from families(status)
 
+    def health(self, *, ready: bool) -> tuple[bool, str]:
+        """Whether the runtime answers, or, with `ready`, serves requests; and a line for people."""
+        status = self._status()
+        if status is None:
+            return False, f"no runtime named {self._name!r} answers"
+        about = status["runtime"]
+        if about["stopping"]:
+            return not ready, "stopping"
+        if not about["ready"]:
+            return not ready, "no worker runs"
+        return True, "ready"
+
     def _status(self) -> dict[str, Any] | None:
         until = time.monotonic() + ANSWER_S
         if not self._lock.acquire(timeout=ANSWER_S):
@@ -157,7 +169,7 @@ class RuntimeCollector:
     def _ask(self, until: float) -> dict[str, Any]:
         """The status. RuntimeLost where it does not come in time: a call has no end of its own, so the connection is given up."""
         if self._runtime is None:
-            self._runtime = aspen_mp.connect(self._name, timeout=max(until - time.monotonic(), 0.1))
+            self._runtime = aspen_mp.connect(self._name, timeout=max(until - time.monotonic(), 0.1), retry=False)
         hang_up = threading.Timer(max(until - time.monotonic(), 0.1), self._runtime.close)
         hang_up.daemon = True
         hang_up.start()
@@ -180,17 +192,39 @@ class RuntimeCollector:
 
 
 class Endpoint:
-    """Serves a runtime's metrics over HTTP at ``/metrics`` from a thread. `port` 0: any free one; `port` then says which. OSError if it is
-    taken."""
+    """Serves a runtime's metrics over HTTP at ``/metrics`` from a thread, and what orchestrators ask: ``/healthz`` is 200 where the planner
+    process answers, ``/readyz`` where requests are served besides: a worker runs, and the runtime is not stopping. Else both are 503.
+
+    `port` 0: any free one; `port` then says which. OSError if it is taken.
+    """
 
     def __init__(self, name: str, host: str = "127.0.0.1", port: int = 0) -> None:
         self._collector = RuntimeCollector(name)
         registry = CollectorRegistry()
         registry.register(cast("Any", self._collector))
         server, thread = start_http_server(port, host, registry)
+        server.set_app(self._routed(server.get_app()))
         self._server: WSGIServer = server
         self._thread: threading.Thread = thread
         self.port: int = server.server_port
+
+    def _routed(self, metrics: Any) -> Any:
+        """The application: health beside `metrics`, which prometheus_client answers."""
+
+        def answer(environ: dict[str, Any], start: Any) -> Any:
+            path = environ.get("PATH_INFO", "")
+            if path in ("/", "/metrics"):
+                return metrics(environ, start)
+            if path not in ("/healthz", "/readyz"):
+                code, text = "404 Not Found", "there are /metrics, /healthz and /readyz"
+            else:
+                well, text = self._collector.health(ready=path == "/readyz")
+                code = "200 OK" if well else "503 Service Unavailable"
+            body = f"{text}\n".encode()
+            start(code, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+            return [body]
+
+        return answer
 
     def close(self) -> None:
         self._server.shutdown()

@@ -16,11 +16,12 @@ from aspen_mp import arguments, link
 from aspen_mp.borrow import address
 from aspen_mp.buffers import InputBuffers
 from aspen_mp.control import protocol
+from aspen_mp.control.client import fresh
 from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.link import Link
 from aspen_mp.revival import MOST_LOSSES
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.shm.errors import RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
 from aspen_mp.signature import Signature, ValueInfo
 from aspen_mp.source import Source
 from aspen_mp.stages import Stale, Transfers, set_exception
@@ -47,11 +48,11 @@ class Model:
         name: str | None = None,
         *,
         source: Source | None = None,
-        elsewhere: bool = False,
+        elsewhere: str = "",
         runtime: object | None = None,
     ) -> None:
-        """`source`: to load it from again when the runtime was lost. `elsewhere`: it was loaded by another process. `runtime`: which must
-        not end because nobody but this model refers to it any more; it never refers to its models."""
+        """`source`: to load it from again when the runtime was lost. `elsewhere`: address of the runtime where another process loaded it.
+        `runtime`: which must not end because nobody but this model refers to it any more; it never refers to its models."""
         self._runtime = runtime
         self._source = source
         self._link = way
@@ -62,61 +63,89 @@ class Model:
         self.inputs: list[ValueInfo] = self._signature.inputs
         self.outputs: list[ValueInfo] = self._signature.outputs
         self._lock = threading.Lock()
-        self._own = None if elsewhere else self._new_tree()
+        self._own = None if elsewhere else self._new_tree(way.session())
+        self._home = elsewhere or way.address  # of the runtime that `_id` is of
         self._lane: Lane | None = None  # of the stage that the last request ran
         self._gone = False
         self._counting = threading.Lock()
         self._begun = 0  # requests that have not ended
-        way.on_fork(self)
+        self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
+        way.holds(self)
 
     @property
     def _tree(self) -> StageTree:
+        return self._ready()
+
+    def _ready(self, until: float | None = None) -> StageTree:
+        """The model's stages in a runtime that is there. `until`: as of `Link.session`."""
         own = self._own
         if own is None:
-            return self._take_over()
-        if self._source is not None and own.session.lost:
-            return self._load_again(self._source)
+            return self._take_over(until)
+        if self._source is not None and self._left(own):
+            return self._load_again(self._source, until)
         return own
 
-    def _load_again(self, source: Source) -> StageTree:
+    def _left(self, own: StageTree) -> bool:
+        """Whether new requests have to go to another runtime."""
+        return own.session.lost or (own.session.stopping is not None and self._link.revives)
+
+    def _load_again(self, source: Source, until: float | None = None) -> StageTree:
         """The first use since the runtime was lost."""
+        session = self._link.session(until)  # not under the lock, which who waits for less long may need
         with self._lock:
-            own, session = self._own, self._link.session()
+            own = self._own
             if own is None or own.session is not session:
                 self._loaded = source.load(session, None)
-                self._id = self._loaded.model
-                self._own = StageTree(session, self._id, self.name, self._signature.output_names)
+                self._id, self._home = self._loaded.model, session.welcome.address
+                self._own = self._new_tree(session)
                 if own is not None:
                     own.retire()
             assert self._own is not None
             return self._own
 
-    def _take_over(self) -> StageTree:
+    def _take_over(self, until: float | None) -> StageTree:
         """The first use in this process of what another one has loaded."""
+        session = self._link.session(until)
+        if session.welcome.address != self._home:
+            if self._source is None:
+                raise RuntimeLost(
+                    f"the runtime in which model {self.name!r} was loaded has ended; load the model again (handles that other processes "
+                    "got do that by themselves only for models that were loaded from a file)"
+                )
+            return self._load_again(self._source, until)
         with self._lock:
             if self._own is None:
-                self._link.session().adopt(self._id)
-                self._own = self._new_tree()
+                session.adopt(self._id)
+                self._own = self._new_tree(session)
             return self._own
 
-    def _new_tree(self) -> StageTree:
-        return StageTree(self._link.session(), self._id, self.name, self._signature.output_names)
+    def _new_tree(self, session: Session) -> StageTree:
+        return StageTree(session, self._id, self.name, self._signature.output_names)
 
     def forked(self) -> None:
-        """Plans and regions are the parent's, and so is the runtime: it is not started again from here."""
+        """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""
         self._own = None
         self._lane = None
-        self._source = None
+        self._source = self._source if self._link.revives else None
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._begun = 0
+        self._parked = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this process that are under way in the runtime, and whose results somebody waits for."""
+        with self._counting:
+            return self._begun - len(self._parked)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._gone:
             raise RequestError(f"model {self.name!r} has been unloaded")
-        if self._source is not None:
+        named = self._link.travels
+        if self._source is not None and named is None:
             self._load_again(self._source)  # where the runtime was lost: what travels is the new one's
-        return _restore, (self._link.address, msgspec.msgpack.encode(self._loaded), self.name)
+        source = self._source if named is not None and self._source is not None and self._source.travels else None
+        return _restore, (self._home, msgspec.msgpack.encode(self._loaded), self.name, named, source)
 
     def __repr__(self) -> str:
         return f"<aspen_mp.Model {self.name!r}: {self._signature.known_inputs()} -> {', '.join(self._signature.output_names)}>"
@@ -150,7 +179,7 @@ class Model:
             timeout = arguments.seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         losses = 0
-        self._begins()
+        self._begins(deadline)
         try:
             lane = self._lane
             if lane is not None:
@@ -166,11 +195,13 @@ class Model:
             arrays = self._check(feeds)
             while True:
                 try:
-                    return self._run(arrays, outputs, level, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    return self._run(arrays, outputs, level, deadline)
+                except RequestTimeout:
+                    raise too_late(self.name, timeout) from None
                 except RuntimeLost as lost:
+                    if self._link.revives and deadline is not None and time.monotonic() >= deadline:
+                        raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
                     losses = self._losses(losses, lost)
-        except RequestTimeout:
-            raise too_late(self.name, timeout) from None
         finally:
             self._ends()
 
@@ -183,12 +214,13 @@ class Model:
     def _losses(self, losses: int, lost: RuntimeLost) -> int:
         """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
         losses += lost.begun
-        if self._source is None or losses >= MOST_LOSSES or not self._link.revives:
+        if self._source is None or lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
             raise lost
         return losses
 
-    def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, npt.NDArray[Any]]:
-        tree = self._tree
+    def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, deadline: float | None) -> dict[str, npt.NDArray[Any]]:
+        tree = self._ready(deadline)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         stage = tree.single(arrays)
         if stage is not None:
             self._lane = stage.lane
@@ -225,8 +257,8 @@ class Model:
         arrays = self._check(feeds)
         future = RequestFuture()
         request = _Request(names, level, future, copy)
-        self._begins()
-        future.ended = self._ends
+        self._begins(wait=False)
+        future.ended, future.left = self._ends, self._park
         if timeout is not None:
             future.limit(timeout, lambda: too_late(self.name, timeout))
         try:
@@ -237,7 +269,7 @@ class Model:
 
     def _started(self, request: _Request, arrays: dict[str, Any]) -> RequestFuture:
         future, own = request.future, self._own
-        if self._source is not None and own is not None and own.session.lost:
+        if self._source is not None and own is not None and self._left(own):
             # Another runtime has to be started: not while the caller waits, who may be an event loop.
             if not self._submit_later(request, _copied(arrays)):
                 self._submit(request, arrays)
@@ -273,15 +305,19 @@ class Model:
         if self._source is None:
             return False
         request.losses += error.begun
-        return request.losses < MOST_LOSSES and self._link.revives and self._submit_later(request, kept)
+        again = error.wait_s is None and request.losses < MOST_LOSSES and self._link.revives
+        return again and self._submit_later(request, kept)
 
     def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
-        """Submits on the thread that starts another runtime first. False where there will be none."""
+        """Submits on the thread that goes for another runtime first. False where there will be none."""
 
         def submit() -> None:
             future = request.future
             try:
                 if not future.done():
+                    self._link.session()
+                    with self._counting:
+                        self._parked.discard(future)
                     self._submit(request, kept, copied=True)
                     return
             except RuntimeLost as error:
@@ -292,7 +328,15 @@ class Model:
                 set_exception(future, error)
             future.settle()
 
+        self._park(request.future)
         return self._link.later(submit)
+
+    def _park(self, future: RequestFuture) -> None:
+        """A request waits for another runtime, or was cancelled: a runtime that is stopping does not wait for it."""
+        with self._counting:
+            if not future.over:
+                self._parked.add(future)
+        self._link.settled()
 
     async def run_async(
         self,
@@ -486,6 +530,12 @@ class Model:
         blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
         self._tree.plan_first(self._check(blanks), progress, ahead=True)
 
+    def revive(self) -> None:
+        """Loads the model again now where the runtime was lost since, not at its next use, and plans its shapes where all are fixed."""
+        self._ready()
+        if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
+            self.prepare({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
+
     def unload(self) -> None:
         """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
 
@@ -501,20 +551,33 @@ class Model:
         if self._own is not None:
             _release(self._own.session, self._own, self._id)
 
-    def _begins(self) -> None:
-        with self._counting:
-            if self._gone:
-                raise RequestError(f"model {self.name!r} has been unloaded")
-            self._begun += 1
+    def _begins(self, deadline: float | None = None, *, wait: bool = True) -> None:
+        """A request is counted, unless the runtime is stopping: then it waits for the next one up to `deadline`, or is refused where there
+        will be none. `wait=False`: whoever calls sees to it that the request waits elsewhere."""
+        while True:
+            with self._counting:
+                if self._gone:
+                    raise RequestError(f"model {self.name!r} has been unloaded")
+                if self._link.stopping is None or (not wait and self._source is not None and self._link.revives):
+                    self._begun += 1
+                    return
+            stopping = None if self._source is None else self._link.session(deadline).stopping
+            if stopping is not None or self._source is None:
+                raise fresh(stopping or self._link.stopping or RuntimeStopping("the runtime is stopping"))
 
-    def _ends(self) -> None:
+    def _ends(self, future: RequestFuture | None = None) -> None:
         """A request has ended. The last one of a model that has been unloaded meanwhile gives it back: those that no worker had begun
         needed it."""
         with self._counting:
             self._begun -= 1
+            if future is not None:
+                future.over = True
+                self._parked.discard(future)
             last = self._gone and self._begun == 0
         if last:
             self._give_back()
+        if self._link.stopping is not None:
+            self._link.settled()
 
     def __del__(self) -> None:
         if not getattr(self, "_gone", True) and self._own is not None and self._own.session.error is None:
@@ -535,6 +598,10 @@ class _Request:
         self.losses = 0
 
 
+def _fixed(info: ValueInfo) -> bool:
+    return info.shape is not None and all(isinstance(dim, int) for dim in info.shape)
+
+
 def _copied(arrays: Mapping[str, Any], held: Container[int] = ()) -> dict[str, Any]:
     """Arrays that nobody else can change; those at the addresses `held` nobody may."""
     return {
@@ -542,9 +609,10 @@ def _copied(arrays: Mapping[str, Any], held: Container[int] = ()) -> dict[str, A
     }
 
 
-def _restore(address: str, loaded: bytes, name: str) -> Model:
+def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: Source | None = None) -> Model:
     """An unpickled handle."""
-    return Model(link.to(address), msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, elsewhere=True)
+    way = link.to(address, named)
+    return Model(way, msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, source=source, elsewhere=address)
 
 
 def _release(session: Session, tree: StageTree, number: int) -> None:

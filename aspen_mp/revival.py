@@ -1,7 +1,8 @@
 """A planner process of one's own: started, ended, and, with ``retry=True``, started again when it was lost.
 
 What is restarted is the planner process with its workers. Models are read again by their handles when they are next used
-(`Model`), requests that were in flight are submitted again from their inputs, which this process still holds.
+(`Model`), requests that were in flight are submitted again from their inputs, which this process still holds. What does the same for a
+runtime that somebody else starts is in `reconnect.py`.
 """
 
 from __future__ import annotations
@@ -112,21 +113,25 @@ class OwnServer:
 
 
 class Reviver:
-    """What a link needs to outlive its planner process: who starts another, and a thread for what was in flight when the old one went."""
+    """What a link needs to outlive its planner process: a way to another one, and a thread for what was in flight when the old one went."""
 
-    def __init__(self, server: OwnServer) -> None:
-        self._server = server
+    def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self.given_up = False
 
-    def again(self, lost: Session) -> Session:
-        """As `OwnServer.again`; after it has failed, there are no more attempts."""
-        try:
-            return self._server.again(lost)
-        except AspenError:
-            self.given_up = True
-            raise
+    def again(self, lost: Session | None, until: float | None = None) -> Session:
+        """In place of a session that is lost, or whose runtime is stopping, another one. `lost`: None where there was none in this process.
+        `until`: of `time.monotonic`; None: as long as it takes. Raises RuntimeLost where there is none."""
+        raise NotImplementedError
+
+    def forked(self) -> Reviver | None:
+        """What takes its place in a forked child."""
+        return None
+
+    def travels(self) -> tuple[str, float] | None:
+        """What a pickled handle needs to find another runtime in its turn: name, and seconds to wait for it."""
+        return None
 
     def later(self, action: Callable[[], None]) -> bool:
         """Runs it on the thread, in order. False after `close`."""
@@ -146,3 +151,22 @@ class Reviver:
             self.given_up = True
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
+
+
+class Restarts(Reviver):
+    """The runtime is this process's own: it starts another one."""
+
+    def __init__(self, server: OwnServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def again(self, lost: Session | None, until: float | None = None) -> Session:
+        """As `OwnServer.again`; after it has failed, there are no more attempts. A runtime that is stopping is left to end first."""
+        assert lost is not None
+        if not lost.lost and not lost.gone.wait(None if until is None else max(0.0, until - time.monotonic())):
+            raise lost.stopping or RuntimeLost("the runtime is stopping")
+        try:
+            return self._server.again(lost)
+        except AspenError:
+            self.given_up = True
+            raise

@@ -11,10 +11,10 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import arguments, config, link
@@ -22,7 +22,8 @@ from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
 from aspen_mp.planner.options import PRECISIONS, Planning, Precision
-from aspen_mp.revival import MOST_LOSSES, OwnServer, Reviver
+from aspen_mp.reconnect import WAIT_S, Reconnects
+from aspen_mp.revival import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Progress = Callable[[str, int, int], None]
+GRACE_S: Final = 30.0
+"""How long a runtime that drains gives to what is in flight, unless somebody says otherwise."""
 
 
 class Runtime:
@@ -56,8 +59,10 @@ class Runtime:
     models are read again from what they were loaded from when they are next used, and requests that were in flight are submitted again
     from their inputs: whoever waits for them notices nothing but the time, and handles stay what they are. What was loaded from bytes
     or a ModelProto stays in memory for that. A request that workers had begun each of 3 times that the runtime was lost fails
-    with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has connected to a
-    runtime, or has its handle by fork or pickle, gets RuntimeLost: the runtime is not his to start.
+    with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has its handle by fork or
+    pickle gets RuntimeLost: the runtime is not his to start. Who has connected to it by name goes on with the next one (`connect`).
+
+    `grace_s`: seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
 
     `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
 
@@ -79,6 +84,7 @@ class Runtime:
         log: Literal["info", "warning", "off"] | None = None,
         retry: bool = False,
         cancel_grace_s: float | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._server: OwnServer | None
         self._life: Trace | None
@@ -86,9 +92,10 @@ class Runtime:
         command = server_config(
             workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log, cancel_grace_s=cancel_grace_s
         )
+        command["grace_s"] = arguments.grace("grace_s", grace_s)
         self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
         session = self._server.session()
-        self._begin(Link(session.welcome.address, session, Reviver(self._server) if retry else None))
+        self._begin(Link(session.welcome.address, session, Restarts(self._server) if retry else None))
         if trace is not False:
             try:
                 life = self._life = self.trace("trace.json" if trace is True else trace)
@@ -98,35 +105,37 @@ class Runtime:
                 raise
 
     @classmethod
-    def _connect(cls, name: str, timeout: float) -> Runtime:
+    def _connect(cls, name: str, timeout: float, retry: bool, wait_s: float) -> Runtime:
         from aspen_mp.control import rundir
         from aspen_mp.session import Session
 
         rundir.check_name(name)
         limit = arguments.seconds("timeout", timeout)
+        patience = arguments.seconds("wait_s", wait_s)
+        reviver = Reconnects(name, arguments.ENDLESS_S if patience is None else patience) if arguments.flag("retry", retry) else None
         self = cls.__new__(cls)
         self._server = None
         self._profile = config.load(None)
         session = Session(rundir.connect(name), aspen_mp.__version__, limit)
-        self._begin(Link(session.welcome.address, session))
+        self._begin(Link(session.welcome.address, session, reviver))
         return self
 
     @classmethod
-    def _restore(cls, address: str, profile: Profile) -> Runtime:
+    def _restore(cls, address: str, profile: Profile, named: tuple[str, float] | None = None) -> Runtime:
         """An unpickled handle."""
         self = cls.__new__(cls)
         self._server = None
         self._profile = profile
-        self._begin(link.to(address))
+        self._begin(link.to(address, named))
         self._unpickled = True
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Runtime._restore, (self._link.address, self._profile)
+        return Runtime._restore, (self._link.address, self._profile, self._link.travels)
 
     def _begin(self, way: Link) -> None:
         self._link = way
-        way.on_fork(self)
+        way.holds(self)
         self._lock = threading.Lock()
         self._closed = False
         self._unpickled = False
@@ -148,7 +157,9 @@ class Runtime:
         return self._session.welcome.pid
 
     def __repr__(self) -> str:
-        return f"<aspen_mp.Runtime {self.name or 'private'}, process {self.pid}{', closed' if self._closed else ''}>"
+        session = self._link.latest  # as it is: to say who one is must not wait for a runtime
+        who = f"{session.welcome.name or 'private'}, process {session.welcome.pid}" if session else "not connected"
+        return f"<aspen_mp.Runtime {who}{', closed' if self._closed else ''}>"
 
     # ---- models
 
@@ -202,9 +213,9 @@ class Runtime:
                 loaded = source.load(self._session, progress)
                 result = Model(self._link, loaded, name, source=source if self._link.revives else None, runtime=self)
                 return self._prepared(result, shapes, progress)
-            except RuntimeLost:
+            except RuntimeLost as lost:
                 losses += 1
-                if losses >= MOST_LOSSES or not self._link.revives:
+                if lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
                     raise
 
     def _prepared(self, result: Model, input_shapes: Mapping[str, tuple[int, ...]] | None, progress: Progress | None) -> Model:
@@ -293,10 +304,23 @@ class Runtime:
         while True:
             try:
                 return question(self._session)
-            except RuntimeLost:
+            except RuntimeLost as lost:
                 losses += 1
-                if losses >= MOST_LOSSES or not self._link.revives:
+                if lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
                     raise
+
+    def revive(self, models: Iterable[Model] = ()) -> None:
+        """Starts the runtime again if it was lost (``retry=True``), or finds the next one of its name, and loads these models again now.
+
+        Without this both happen at the next use. RuntimeLost where there is no other runtime."""
+        self._ask(lambda session: session.status())
+        for model in models:
+            model.revive()
+
+    @property
+    def in_flight(self) -> int:
+        """Of a runtime's handle itself nothing is."""
+        return 0
 
     # ---- the end
 
@@ -305,26 +329,52 @@ class Runtime:
         """Whether this handle is of no more use: closed, or its planner process gone."""
         return self._closed or self._link.lost
 
-    def wait(self, fd: int = -1) -> None:
-        """Sleeps until the runtime has ended, or `fd` is readable."""
+    @property
+    def own_pid(self) -> int:
+        """Process id of the planner process that this object started last, whether it still lives or not; 0 where it started none."""
+        return 0 if self._server is None else self._server.pid
+
+    def wait(self, fd: int = -1, timeout: float | None = None) -> None:
+        """Sleeps until the runtime has ended, `fd` is readable, or `timeout` seconds have passed. A runtime that is lost has ended, even if
+        the next use would start it again."""
+        session = self._link.latest
+        pid = self.own_pid or (session.welcome.pid if session is not None else self.pid)
         try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
+            pidfd = os.pidfd_open(pid)
+        except (ProcessLookupError, ValueError):
             return
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-            poll.poll()
+            poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
         finally:
             os.close(pidfd)
 
-    def stop(self) -> None:
-        """Ends the runtime for everybody who uses it, and closes this handle."""
-        with contextlib.suppress(RuntimeLost):
-            self._session.stop()
+    def stop(self, *, drain: bool = False, grace_s: float = GRACE_S) -> None:
+        """Ends the runtime for everybody who uses it, and closes this handle. `drain`: as of `drain`, and waits until it has ended."""
+        if drain:
+            self.drain(grace_s)
+            self.wait()
+        else:
+            with contextlib.suppress(RuntimeLost):
+                self._present().stop()
         self.close()
+
+    def drain(self, grace_s: float = GRACE_S) -> None:
+        """Has the runtime finish what is in flight and then end, after `grace_s` seconds at the latest, and returns at once.
+
+        From now on new requests, loads and clients get RuntimeStopping. Handles from `connect(retry=True)` wait for the next runtime of the
+        name instead."""
+        grace = arguments.seconds("grace_s", grace_s)
+        with contextlib.suppress(RuntimeLost):
+            self._present().drain(arguments.ENDLESS_S if grace is None else grace)
+
+    def _present(self) -> Session:
+        """The session with the runtime that is there now; not of one that would have to be started, or waited for, to be stopped."""
+        session = self._link.latest
+        return session if session is not None else self._session
 
     def close(self) -> None:
         """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost. What may be raised, once
@@ -364,13 +414,20 @@ class Runtime:
         self._lock = threading.Lock()
 
 
-def connect(name: str = "default", *, timeout: float = CONNECT_S) -> Runtime:
+def connect(name: str = "default", *, timeout: float = CONNECT_S, retry: bool = True, wait_s: float = WAIT_S) -> Runtime:
     """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
 
-    Raises AspenError if there is none, ProtocolError if it is of another build or user, RuntimeLost if it does not answer in `timeout`
-    seconds.
+    `retry`: when it is lost, or stops, its handles go on with the next runtime of that name, also in forked children and after unpickling:
+    models are loaded again from what they were loaded from, when they are next used, and requests that were in flight are submitted again
+    from their inputs. For `wait_s` seconds after the loss requests wait for that runtime; later they fail at once with RuntimeLost, whose
+    `wait_s` says so, until it is there. A request that workers had begun each of 3 times that the runtime was lost fails with RuntimeLost.
+    A file that has changed since is not loaded again. What was loaded from bytes or a ModelProto stays in this process's memory for that;
+    pickled handles of such models cannot load it again.
+
+    Raises RuntimeNotFound if there is none, ProtocolError if it is of another build or user, RuntimeStopping if it is about to end,
+    RuntimeLost if it does not answer in `timeout` seconds.
     """
-    return Runtime._connect(name, timeout)
+    return Runtime._connect(name, timeout, retry, wait_s)
 
 
 # ---- starting a planner process

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
 from aspen_mp.planner.options import Planning, Precision
 from aspen_mp.shm import _channel
-from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
@@ -61,7 +62,17 @@ class Session:
     def __init__(self, sock: socket.socket, package: str, timeout: float | None, secret: str = "") -> None:
         """`timeout`: of the handshake, in seconds. `secret`: what the other end has to know (`identity.proof`); empty where that is for the
         caller to judge. Raises what `ControlClient.handshake` does."""
-        self.control = ControlClient(sock, self._on_lost)
+        self.error: AspenError | None = None
+        self.stopping: RuntimeStopping | None = None
+        """Why no new requests are taken, once the runtime has announced its end; what is in flight goes on."""
+        self.gone = threading.Event()
+        """Set when the runtime is lost, or this session was closed."""
+        self.gone_at = 0.0
+        """When that was, as `time.monotonic` says it."""
+        self._told: Callable[[], None] | None = None
+        self._quiet = False
+        self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
+        self.control = ControlClient(sock, self._on_lost, self._on_stopping)
         try:
             welcome, fds = self.control.handshake(package, timeout, secret)
         except BaseException:
@@ -81,8 +92,6 @@ class Session:
         self.loans = Loans(self._make_loan, self._drop_data)
         self.held: dict[int, Region] = {}
         """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
-        self.error: AspenError | None = None
-        self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
         self._scarce = threading.Condition()
         self.wanting = 0
         """Threads that sleep until there is a slot."""
@@ -149,6 +158,34 @@ class Session:
     def stop(self) -> None:
         """Ends the runtime for everybody."""
         self.control.call(protocol.Stop, protocol.Done)
+
+    def drain(self, grace_s: float) -> None:
+        """Has the runtime end when what is in flight has ended, in `grace_s` seconds at the latest; `gone` is set when it has."""
+        self.control.call(lambda number: protocol.Stop(number, True, grace_s), protocol.Done)
+
+    def when_stopping(self, told: Callable[[], None]) -> None:
+        """`told()` is called once `stopping` is set: now, or on the control connection's thread."""
+        with self._lock:
+            self._told = told
+            now = self.stopping is not None
+        if now:
+            told()
+
+    def quiet(self) -> None:
+        """Tells a runtime that is stopping that nothing of this process is in flight any more."""
+        with self._lock:
+            first, self._quiet = not self._quiet, True
+        if first:
+            self.control.tell(protocol.Quiet)
+
+    def _on_stopping(self, message: protocol.Stopping) -> None:
+        with self._lock:
+            self.stopping = RuntimeStopping(
+                f"the runtime is stopping: it finishes what is in flight, for {message.grace_s:g} s at most, and takes nothing new"
+            )
+            told = self._told
+        if told is not None:
+            told()
 
     # ---- tracing
 
@@ -382,7 +419,9 @@ class Session:
         """Every request in flight, and every later one, ends with `error`."""
         with self._lock:
             if self.error is None:
+                self.gone_at = time.monotonic()
                 self.error = error
+        self.gone.set()
         self.channel.lost()
         with self._scarce:
             self._scarce.notify_all()

@@ -36,6 +36,11 @@ class Source:
         self._options = (name, instances, precision, winograd, planning)
         self._stamp = _stamp(path) if path and keep else ()
 
+    @property
+    def travels(self) -> bool:
+        """Whether it can be pickled: a file's path can, bytes would be copied into every pickled handle."""
+        return self._data is None
+
     def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
         """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
         if self._path and self._keep and _stamp(self._path) != self._stamp:

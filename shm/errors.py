@@ -44,9 +44,24 @@ class ProtocolError(AspenError):
 
 
 class RuntimeLost(AspenError):
-    """The runtime's planner process is gone; requests in flight are lost with it. `begun`: workers may have begun with this one."""
+    """The runtime's planner process is gone; requests in flight are lost with it.
+
+    `begun`: workers may have begun with this one. `wait_s`: set where the runtime has a name, no other of that name has come within so many
+    seconds (`connect(wait_s=…)`), and requests go on as soon as one does.
+    """
 
     begun: bool = True
+    wait_s: float | None = None
+
+
+class RuntimeStopping(RuntimeLost):
+    """The runtime finishes what is in flight, takes no new requests, models or clients, and then ends. Nothing of this request has run."""
+
+    begun: bool = False
+
+
+class RuntimeNotFound(AspenError):
+    """No runtime of this name is running; the message names the directory that was searched and the command that starts one."""
 
 
 class PoisonTile(RequestError):

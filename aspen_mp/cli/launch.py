@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aspen_mp import errors
 from aspen_mp.arguments import MOST_WORKERS
 from aspen_mp.cli import options, output, sources
+from aspen_mp.cli.options import GRACE_S
 from aspen_mp.errors import AspenError, RuntimeLost
+
+if TYPE_CHECKING:
+    from aspen_mp import Model, Runtime
+    from aspen_mp.cli.notify import Notifier
 
 
 class LogLevel(StrEnum):
@@ -46,11 +53,20 @@ def launch(
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics there, from a process of its own.")
     ] = None,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Start the runtime again, with its models, where its planner process is lost.")
+    ] = False,
+    grace: options.Grace = GRACE_S,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
-    """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`."""
+    """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`.
+
+    SIGTERM lets it finish what is in flight for --grace seconds; Ctrl-C, or another signal, ends it at once. Under systemd use Type=notify
+    and KillMode=mixed; WatchdogSec is answered as long as the planner process is.
+    """
     from aspen_mp.cli import metrics as endpoint
+    from aspen_mp.cli.notify import Notifier
 
     cpus, rounded = options.cpus(cores), sources.precision(precision)
     if metrics is not None:
@@ -59,14 +75,24 @@ def launch(
     if detach:
         for text in models or ():
             sources.exists(text)  # said here, as wrong use, not by the process in the background
-        _detached(models or [], workers, cores, max_workers, name, profile, log.value, metrics, precision, as_json=as_json)
+        given: dict[str, object] = {
+            "--workers": workers,
+            "--cores": cores,
+            "--max-workers": max_workers,
+            "--profile": profile,
+            "--metrics": metrics,
+        }
+        given |= {"--precision": precision, "--log": log.value, "--grace": grace}
+        _detached(models or [], name, given, supervise=supervise, as_json=as_json)
         return
     import aspen_mp
 
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
     found = [sources.resolve(text) for text in models or ()]
-    with aspen_mp.Runtime(workers=workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value) as runtime:
+    notifier = Notifier()
+    start = functools.partial(aspen_mp.Runtime, workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value)
+    with start(retry=supervise, grace_s=grace) as runtime:
         held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
@@ -86,31 +112,80 @@ def launch(
                     json.dump(report, ready)
             else:
                 _announce(report, as_json)
-            runtime.wait(stopped.fd)
-            _check_end(runtime.pid)
+            notifier.ready()
+            _serve(runtime, held, stopped, notifier, grace, supervise)
     if not as_json and ready_fd < 0:
         output.notice(f"runtime {name!r} has ended")
 
 
-def _check_end(pid: int) -> None:
-    """RuntimeLost where the planner process, our child, has ended otherwise than it was asked to: whoever supervises us has to know."""
+def _serve(runtime: Runtime, models: list[Model], stopped: _Stop, notifier: Notifier, grace: float, supervise: bool) -> None:
+    """Until the runtime has ended, or a signal has come and what is in flight has ended. RuntimeLost where nobody asked it to end and it is
+    not started again."""
+    while not stopped.number:
+        pid = runtime.own_pid
+        runtime.wait(stopped.fd, notifier.beat_s)
+        if stopped.number:
+            break
+        try:
+            if _ended(pid):
+                return
+            if notifier.beat_s is not None:
+                runtime.status()
+                notifier.alive()
+        except RuntimeLost as lost:
+            if not supervise:
+                raise
+            notifier.status(f"starting again: {lost}")
+            _revive(runtime, models)
+            notifier.status("ready")
+    notifier.stopping()
+    if stopped.number == signal.SIGTERM:
+        stopped.clear()
+        runtime.drain(grace)
+        runtime.wait(stopped.fd)
+
+
+def _revive(runtime: Runtime, models: list[Model]) -> None:
+    """Starts the runtime again, as often as it is lost meanwhile. RuntimeLost where it is lost in short order too often."""
+    while True:
+        try:
+            runtime.revive(models)
+            return
+        except RuntimeLost:
+            if runtime.closed:
+                raise
+
+
+def _ended(pid: int) -> bool:
+    """Whether the planner process, our child, has ended as it was asked to. RuntimeLost where it has ended otherwise: whoever supervises us
+    has to know."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended is None or (ended.si_code == os.CLD_EXITED and ended.si_status == 0):
-        return
+    if ended is None:
+        return False
+    if ended.si_code == os.CLD_EXITED and ended.si_status == 0:
+        return True
     how = f"status {ended.si_status}" if ended.si_code == os.CLD_EXITED else signal.Signals(ended.si_status).name
     raise RuntimeLost(f"the runtime's planner process has ended with {how}")
 
 
 class _Stop:
-    """A descriptor that becomes readable on Ctrl-C or SIGTERM, so that waiting for the runtime and for signals is one sleep."""
+    """A descriptor that becomes readable on Ctrl-C or SIGTERM, so that waiting for the runtime and for signals is one sleep. `number`: the
+    signal that came last, 0 for none."""
 
     def __init__(self) -> None:
+        self.number = 0
         self.fd, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
                 signal.signal(number, self._caught)
 
+    def clear(self) -> None:
+        """Makes the descriptor one for the next signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 1 << 12)
+
     def _caught(self, number: int, frame: object) -> None:
+        self.number = number
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"!")
 
@@ -125,28 +200,14 @@ def _announce(report: dict[str, Any], as_json: bool) -> None:
     output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}; process {report['pid']}{where}")
 
 
-def _detached(
-    models: list[str],
-    workers: int | None,
-    cores: str | None,
-    max_workers: int | None,
-    name: str,
-    profile: str | None,
-    log: str,
-    metrics: str | None,
-    precision: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Starts the same command in a session of its own and waits until it is ready or has failed."""
+def _detached(models: list[str], name: str, given: Mapping[str, object], *, supervise: bool, as_json: bool) -> None:
+    """Starts the same command in a session of its own, with the options `given`, and waits until it is ready or has failed."""
     read, write = os.pipe()
-    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--log", log, "--ready-fd", str(write), *models]
-    options = {"--workers": workers, "--cores": cores, "--max-workers": max_workers, "--profile": profile, "--metrics": metrics}
-    options["--precision"] = precision
-    for option, value in options.items():
+    arguments = [sys.executable, "-m", "aspen_mp.cli", "launch", "--name", name, "--ready-fd", str(write), *models]
+    for option, value in given.items():
         if value is not None:
             arguments += [option, str(value)]
-    arguments.append("--json")
+    arguments += ["--json", *(["--supervise"] if supervise else [])]
     # What the runtime has to say goes to memory that lives as long as it does: a pipe would break when this process ends.
     answer, said = (os.memfd_create(f"aspen-{what}", os.MFD_CLOEXEC) for what in ("launch-answer", "launch-log"))
     try:

@@ -23,7 +23,7 @@ Count = Annotated[int, typer.Argument(metavar="N", min=0, max=MOST_WORKERS, help
 def _runtime(name: str) -> Iterator[Runtime]:
     import aspen_mp
 
-    with aspen_mp.connect(name) as runtime:
+    with aspen_mp.connect(name, retry=False) as runtime:
         yield runtime
 
 
@@ -81,10 +81,17 @@ def scale(
 
 
 @output.command
-def stop(name: options.Name = "default", as_json: output.Json = False) -> None:
-    """End a runtime: its workers, planner process and shared memory."""
+def stop(
+    name: options.Name = "default",
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Finish what is in flight first, for --grace seconds at most; new requests are refused.")
+    ] = False,
+    grace: options.Grace = options.GRACE_S,
+    as_json: output.Json = False,
+) -> None:
+    """End a runtime: its workers, planner process and shared memory; with --drain once what is in flight has ended."""
     with _runtime(name) as runtime:
-        runtime.stop()
+        runtime.stop(drain=drain, grace_s=grace)
     if as_json:
         output.emit_json({"name": name, "stopped": True})
     else:

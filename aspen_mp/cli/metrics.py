@@ -42,7 +42,7 @@ def metrics(
         import aspen_mp
         from aspen_mp.metrics import text
 
-        with aspen_mp.connect(name) as runtime:
+        with aspen_mp.connect(name, retry=False) as runtime:
             exposition = text(runtime.status())
         if as_json:
             output.emit_json({"text": exposition})

@@ -22,6 +22,8 @@ def named(name: str | None) -> str | None:
 
 
 Name = Annotated[str, typer.Option("--name", help="Name of the runtime.", callback=named)]
+GRACE_S = 30.0
+Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=1e9, help="Seconds for what is in flight when it stops.")]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Workers of a private runtime; default: one for each core."),

@@ -54,7 +54,7 @@ def run(
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     rounded = sources.precision(precision)
     source = sources.resolve(model, batch, seq)
-    runtime = aspen_mp.connect(name) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
+    runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
     with runtime:
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:

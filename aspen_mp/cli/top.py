@@ -33,7 +33,7 @@ def top(
 
     import aspen_mp
 
-    with aspen_mp.connect(name) as runtime, Pause() as pause:
+    with aspen_mp.connect(name, retry=False) as runtime, Pause() as pause:
         before, look = runtime.status(), 0
         began = time.monotonic()
         with Live(console=output.out, auto_refresh=False, transient=False) if not as_json else _Lines() as screen:

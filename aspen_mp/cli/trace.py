@@ -67,13 +67,13 @@ def trace(
 
         plot.check()
     if model is None:
-        with aspen_mp.connect(name or "default") as runtime:
+        with aspen_mp.connect(name or "default", retry=False) as runtime:
             recorded = _watch(runtime, seconds, records, quiet=as_json)
             _report(recorded, file, png, as_json)
         return
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
-    runtime = aspen_mp.connect(name) if name is not None else aspen_mp.Runtime(workers=workers)
+    runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers)
     with runtime:
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
             loaded = runtime.load(source.model, name=source.label, instances=max(2, min(32, concurrency)), progress=update)

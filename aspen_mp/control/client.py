@@ -39,9 +39,16 @@ class _Call:
 class ControlClient:
     """Any thread may call. One daemon thread reads the socket; when it ends, `on_lost(error)` is called once, unless `close` came first."""
 
-    def __init__(self, sock: socket.socket, on_lost: Callable[[RuntimeLost], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_lost: Callable[[RuntimeLost], None],
+        on_stopping: Callable[[protocol.Stopping], None] = lambda _: None,
+    ) -> None:
+        """`on_stopping` is called on the reading thread when the runtime announces its end."""
         self._sock = sock
         self._on_lost = on_lost
+        self._on_stopping = on_stopping
         self._receiver = protocol.client_receiver()
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
@@ -126,6 +133,12 @@ class ControlClient:
             raise ProtocolError(f"{type(call.answer).__name__} instead of {kind.__name__}")
         return call.answer, call.fds
 
+    def tell(self, make: Callable[[int], protocol.Message]) -> None:
+        """Sends ``make(id)``; nobody waits for its answer. Nothing happens where the runtime is gone."""
+        with self._lock, suppress(OSError):
+            if self.lost is None:
+                self._send(make(next(self._ids)))
+
     def _check(self) -> None:
         if self.lost is not None:
             raise fresh(self.lost)
@@ -161,7 +174,7 @@ class ControlClient:
                 return
             except protocol.Undelivered as error:
                 message = cast("protocol.ToClient", error.message)
-                if isinstance(message, protocol.Progress | protocol.Welcome):
+                if isinstance(message, protocol.Progress | protocol.Welcome | protocol.Stopping):
                     continue
                 self._give_back(message)
                 with self._lock:
@@ -173,6 +186,10 @@ class ControlClient:
     def _handle(self, message: protocol.ToClient, fds: list[int]) -> None:
         if isinstance(message, protocol.Welcome):
             raise ProtocolError("Welcome twice")
+        if isinstance(message, protocol.Stopping):
+            protocol.close_all(fds)
+            self._on_stopping(message)
+            return
         with self._lock:
             call = self._calls.get(message.id) if isinstance(message, protocol.Progress) else self._calls.pop(message.id, None)
         if call is None:

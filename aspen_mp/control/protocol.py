@@ -192,6 +192,16 @@ class TraceDrop(Message):
 
 
 class Stop(Message):
+    """End the runtime: at once, or, with `drain`, when what is in flight has ended, after `grace_s` seconds at the latest."""
+
+    id: Count
+    drain: bool = False
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+
+
+class Quiet(Message):
+    """After `Stopping`: nothing of this client is in flight any more."""
+
     id: Count
 
 
@@ -205,6 +215,12 @@ class Welcome(Message):
     client: int
     package: str
     proof: str = ""
+
+
+class Stopping(Message):
+    """Unasked: the runtime takes no new requests and ends when every client has said `Quiet`, or after `grace_s` seconds."""
+
+    grace_s: float
 
 
 class Failed(Message):
@@ -350,9 +366,10 @@ ToServer = (
     | TracePlan
     | TraceDrop
     | Stop
+    | Quiet
 )
-ToClient = Welcome | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply | TraceReady | TraceEnded | TracedPlan
-"""Every request of a client has an `id`; `Hello` alone has none."""
+ToClient = Welcome | Stopping | Failed | Progress | Done | Loaded | Planned | DataReady | StatusReply | TraceReady | TraceEnded | TracedPlan
+"""Every request of a client has an `id`; `Hello` alone has none. Of what a client gets, `Welcome` and `Stopping` have none."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_server = msgspec.msgpack.Decoder(ToServer)

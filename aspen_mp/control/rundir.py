@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from aspen_mp.control.identity import Address, check_peer
-from aspen_mp.shm.errors import AspenError, ProtocolError
+from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeNotFound
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -107,16 +107,23 @@ class Claim:
             os.close(fd)
 
     def listen(self) -> socket.socket:
-        """The listening socket, mode 0600. Only the holder of the lock gets here, so a socket file that exists is a dead one's."""
+        """The listening socket, mode 0600. Only the holder of the lock gets here, so socket files that exist are a dead one's.
+
+        The file gets its name once somebody listens: whoever sees it come can connect."""
+        new = f"{self.name}.new"
         with suppress(FileNotFoundError):
-            os.unlink(f"{self.name}.sock", dir_fd=self._dir)
+            os.unlink(new, dir_fd=self._dir)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         mask = os.umask(0o177)
         try:
-            sock.bind(f"/proc/self/fd/{self._dir}/{self.name}.sock")
+            sock.bind(f"/proc/self/fd/{self._dir}/{new}")
+            sock.listen(64)
+            os.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
+        except BaseException:
+            sock.close()
+            raise
         finally:
             os.umask(mask)
-        sock.listen(64)
         return sock
 
     def release(self) -> None:
@@ -129,13 +136,13 @@ class Claim:
 
 
 def connect(name: str) -> socket.socket:
-    """A connected socket to the runtime `name` of this user. Raises AspenError if none is running, ProtocolError if the socket is another
-    user's."""
+    """A connected socket to the runtime `name` of this user. Raises RuntimeNotFound if none is running, ProtocolError if the socket is
+    another user's."""
     check_name(name)
     try:
         directory = open_directory(create=False)
     except FileNotFoundError:
-        raise AspenError(f"no runtime named {name!r} is running (start one: aspen-mp launch --name {name})") from None
+        raise _not_found(name) from None
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -143,13 +150,21 @@ def connect(name: str) -> socket.socket:
             check_peer(sock)
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
-            raise AspenError(f"no runtime named {name!r} is running (start one: aspen-mp launch --name {name})") from None
+            raise _not_found(name) from None
         except BaseException:
             sock.close()
             raise
     finally:
         os.close(directory)
     return sock
+
+
+def _not_found(name: str) -> RuntimeNotFound:
+    alive = sorted(other for other, lives in names().items() if lives)
+    if name in alive:
+        return RuntimeNotFound(f"the runtime named {name!r} in {path()} does not listen: it is about to start, or to end")
+    there = f"running: {', '.join(alive)}" if alive else "nothing runs there"
+    return RuntimeNotFound(f"no runtime named {name!r} is running in {path()} ({there}); start one: aspen-mp launch --name {name}")
 
 
 def listen_unnamed() -> tuple[socket.socket, Address]:
@@ -210,11 +225,11 @@ def clean() -> list[str]:
 
 def _names(directory: int) -> list[str]:
     entries = (entry.rpartition(".") for entry in os.listdir(directory))
-    return sorted({stem for stem, _, suffix in entries if suffix in {"sock", "lock"} and _NAME.fullmatch(stem)})
+    return sorted({stem for stem, _, suffix in entries if suffix in {"new", "sock", "lock"} and _NAME.fullmatch(stem)})
 
 
 def _remove(directory: int, name: str) -> None:
-    for suffix in ("sock", "lock"):
+    for suffix in ("new", "sock", "lock"):
         with suppress(FileNotFoundError):
             os.unlink(f"{name}.{suffix}", dir_fd=directory)
 

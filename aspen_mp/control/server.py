@@ -26,6 +26,7 @@ from aspen_mp.control.cache import Cache
 from aspen_mp.control.clients import Client, ClientMemory
 from aspen_mp.control.connection import MAX_UNANSWERED, Connection
 from aspen_mp.control.door import Door
+from aspen_mp.control.drain import Drain
 from aspen_mp.control.hangs import HangWatch
 from aspen_mp.control.imports import Imports
 from aspen_mp.control.jobs import Limits
@@ -61,7 +62,7 @@ SCARCE_SAID_S = 10.0
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a runtime is started with. `name` empty: reachable by its starter alone. It ends with its starter. `restarts`: how often its
-    starter has lost it before."""
+    starter has lost it before. `grace_s`: how long SIGTERM gives to what is in flight."""
 
     name: str = ""
     workers: int | None = None
@@ -80,6 +81,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replan: bool = True
     cancel_grace_s: float = 1.0
     restarts: int = 0
+    grace_s: float = 30.0
     log: Level = "warning"
 
 
@@ -198,8 +200,9 @@ class Server:
         )
         self._slow_tiles = 0
         self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.on_signal(number, self._loop.stop)
+        self._drain = Drain(self._loop, lambda: self._clients, self._journal)
+        self._loop.on_signal(signal.SIGTERM, lambda: self._drain.begin(config.grace_s))
+        self._loop.on_signal(signal.SIGINT, self._loop.stop)
         if config.restarts:
             self._journal.warning("runtime-restarted", restarts=config.restarts)
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
@@ -384,6 +387,7 @@ class Server:
             self._models.client_gone(client.number)
             self._traces.client_gone(client.number)
             self._collect()
+            self._drain.gone(connection)
         if connection is self._door.starter:
             self._loop.stop()
 
@@ -426,6 +430,8 @@ class Server:
         if client.connection.unanswered > MAX_UNANSWERED:
             raise ResourceLimitError(f"{MAX_UNANSWERED} requests of this client wait for their answers already")
         match message:
+            case protocol.Load() | protocol.Adopt() if self._drain.going_on:
+                raise self._drain.refusal()
             case protocol.Load():
                 self._loads += 1
                 taken = list(fds)
@@ -469,7 +475,13 @@ class Server:
                 send(protocol.Done(message.id))
             case protocol.Stop():
                 send(protocol.Done(message.id))
-                self._loop.stop()
+                if message.drain:
+                    self._drain.begin(message.grace_s)
+                else:
+                    self._loop.stop()
+            case protocol.Quiet():
+                send(protocol.Done(message.id))
+                self._drain.quiet(client.connection)
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
@@ -482,6 +494,8 @@ class Server:
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
         if connection.greeted:
             raise ProtocolError("Hello twice")
+        if self._drain.going_on:
+            raise self._drain.refusal()
         ours = f"{_tables.LAYOUT_HASH:016x}"
         if hello.version != protocol.VERSION or hello.layout != ours:
             raise ProtocolError(
@@ -499,6 +513,8 @@ class Server:
         """Makes a client of a connection that has greeted."""
         if connection.closed:
             return
+        if self._drain.going_on:
+            raise self._drain.refusal()
         with _sealed("client", _control.CLIENT_BYTES) as own:
             segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
             try:
@@ -577,6 +593,7 @@ class Server:
                 "ready": self._pool.running > 0,
                 "max_workers": self._max_workers,
                 "restarts": self._config.restarts,
+                "stopping": self._drain.going_on,
             },
             "machine": {
                 "cpus": topology.format_cpus(self._seen.cpus),
