@@ -185,11 +185,3 @@ class Graph:
             yield from (t for t in node.inputs if t is not None)
             yield from node.outputs
         yield from self.outputs
-
-    def replace(self, old: Tensor, new: Tensor) -> None:
-        """Every reader of `old` reads `new` from now on; graph outputs keep the name of `old`."""
-        for node in self.nodes:
-            node.inputs = [new if t is old else t for t in node.inputs]
-        for i, t in enumerate(self.outputs):
-            if t is old:
-                self.outputs[i] = new

@@ -41,6 +41,8 @@ BY_ROWS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "STRASSEN", "ATTENTION"}
 OPS = CONVOLUTIONS | ELEMENTWISE | VIEW_OPS | BY_ROWS | {"LRN", "RESIZE", "REDUCE", "SOFTMAX", "NORM", "MOMENTS", "STANDARDIZE", "concat"}
 """Whose attributes say nothing of the first axis' length."""
 
+MOST_LOOKED_AT = 8192
+"""Nodes of a graph that runs are looked for in: from each of them, all that follow are summed up."""
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -66,10 +68,12 @@ def in_parts(graph: Graph) -> list[Graph]:
 def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
     nodes = graph.nodes
+    batch = np.array([_batch(node) for node in nodes])
+    if not batch.any() or len(nodes) > MOST_LOOKED_AT:
+        return []
     each, cached = np.array([cost.activation_bytes(node) for node in nodes]), cost.rates().cached
     if not (each > cached).any():
         return []
-    batch = np.array([_batch(node) for node in nodes])
     steps = np.array([node.op not in VIEW_OPS and node.op != "concat" for node in nodes])
     written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
     moved = np.where(each > cached, [cost.memory_bytes(node)[1] for node in nodes], written) * steps
@@ -127,9 +131,9 @@ def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[flo
 
 
 def _batch(node: Node) -> int:
-    """The length of the first axis, if each of its rows is computed from the same row of every input that is not constant; else 0."""
+    """The length of the first axis, if there are several rows, each computed from the same row of every input that is not constant; else 0."""
     shape = node.output.shape
-    if len(node.outputs) != 1 or not shape or 0 in shape or node.op not in OPS or (node.op in BY_ROWS and len(shape) < 3):
+    if len(node.outputs) != 1 or not shape or shape[0] < 2 or 0 in shape or node.op not in OPS or (node.op in BY_ROWS and len(shape) < 3):
         return 0
     if node.op == "concat" and node.attrs["axis"] == 0:
         return 0
@@ -153,6 +157,8 @@ def _along(node: Node, i: int) -> bool:
     assert x is not None
     if not x.shape or x.shape[0] != shape[0]:
         return False
+    if node.op == "concat":  # along another axis, of maybe very many inputs
+        return True
     lo = np.zeros((2, len(shape)), np.int64)
     hi = np.array([shape, shape], np.int64)
     lo[:, 0], hi[:, 0] = (0, shape[0] - 1), (1, shape[0])

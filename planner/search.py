@@ -54,6 +54,11 @@ STARTS: Final = 1.5
 """A quick search does not start anew when it has spent the effort of so many."""
 FEW: Final = 4.0
 """On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
+BEGIN: Final = 30
+"""… and for each step before the first one is taken: where that alone is too much, nothing is searched."""
+MANY_STEPS: Final = 2048
+LAYER: Final = 5
+"""Of networks of more steps than so many, so much more for each further one whenever a latency is found."""
 FOR_EACH_NS: Final = 0.2
 """So many µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
 TOO_SMALL_NS: Final = 100_000.0
@@ -111,6 +116,8 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
     if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
         return Found(grids)
     budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
+    if BEGIN * len(storage.steps) > budget:
+        return Found(grids)
     found = _Search(storage, machine, budget)
     start = found.latency(grids)
     best: Found | None = None
@@ -292,7 +299,8 @@ class _Search:
         for k, kind in enumerate(self.kinds):
             if len(self.ladders[k]) > 1:
                 kinds.setdefault(kind, []).append(k)
-        groups = sorted(kinds.values(), key=lambda group: -sum(tilecost.whole_ns(self.storage.steps[k]) for k in group))
+        each = whole_ns(self.storage)
+        groups = sorted(kinds.values(), key=lambda group: -sum(each[k] for k in group))
         alone = [group for group in groups if len(group) > 1 and not self._steps(group[0])]
         return groups + [[k] for group in alone for k in group]
 
@@ -335,6 +343,7 @@ class _Search:
         known, followed = len(self.edges.known), self.edges.followed
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
         self.spent += STEP + NODE * (len(self.edges.known) - known) + SOURCE * (self.edges.followed - followed)
+        self.spent += LAYER * max(0, len(rungs) - MANY_STEPS)
         self.tiles += self.samples * tiles.n
         self.spent += int(TILE * self.samples * tiles.n) * (1 + len(self.machine) // AT_ONCE)
         factors = np.ones((self.samples, tiles.n))

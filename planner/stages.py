@@ -339,7 +339,8 @@ class _Stages:
             frontier, others = frontier[:half], frontier[half:] + others
             cluster, outside, delivered = self._cluster(frontier, others)
         self.binder.pending = outside
-        return cluster, [self._value(name, name in self.binder.outputs) for name in delivered]
+        final = set(self.binder.outputs)
+        return cluster, [self._value(name, name in final) for name in delivered]
 
     def _operands(self, cluster: list[Item]) -> int:
         """How many it would have at least: what is moved with it may have one source."""

@@ -15,6 +15,7 @@ Nothing here may depend on the number of workers: kernels with a fixed order of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -361,8 +362,9 @@ class _Assignment:
             if node.op == "concat":
                 if t not in self.placed:
                     self.placed[t] = self._fresh(t, st.dense(t.shape, self.order[t]))
+                times = Counter(node.inputs)
                 for x, ref in self._slices(node, self.placed[t]):
-                    found = self._place(x, ref) if sum(x is y for y in node.inputs) == 1 else None
+                    found = self._place(x, ref) if times[x] == 1 else None
                     if found:
                         self.placed.update(found)
             elif node.op == "view.reshape":

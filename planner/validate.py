@@ -8,6 +8,7 @@ shortest extent and at some between the two as well. `PlanError` names field, va
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -495,31 +496,36 @@ def _execution_order(s: _Segment) -> list[int]:
 
 class _Live:
     """Accesses to a space that a later writer has to come after: those of ops so far, less what has been overwritten entirely (who comes
-    after the new writer comes after them too)."""
+    after the new writer comes after them too). By length, so that those near a run are found without looking at all others."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
-        self.low = self.high = self.op = np.zeros(0, np.int64)
-        self.fresh: list[tuple[int, Run]] = []
+        self.lows: dict[int, list[int]] = {}  # by the number of bits of their length; sorted
+        self.runs: dict[int, list[tuple[int, Run]]] = {}  # (op, run), in the same order
+
+    def add(self, op: int, run: Run) -> None:
+        bits = (run.high - run.low).bit_length()
+        lows = self.lows.setdefault(bits, [])
+        at = bisect_right(lows, run.low)
+        lows.insert(at, run.low)
+        self.runs.setdefault(bits, []).insert(at, (op, run))
 
     def near(self, run: Run) -> list[tuple[int, Run]]:
         """(op, run) of accesses whose extent meets that of `run`."""
-        if self.fresh:
-            self.runs += [r for _, r in self.fresh]
-            self.low = np.concatenate([self.low, np.array([r.low for _, r in self.fresh])])
-            self.high = np.concatenate([self.high, np.array([r.high for _, r in self.fresh])])
-            self.op = np.concatenate([self.op, np.array([op for op, _ in self.fresh])])
-            self.fresh = []
-        found = np.flatnonzero((self.low <= run.high) & (self.high >= run.low)).tolist()
-        return [(int(self.op[k]), self.runs[k]) for k in found]
+        found: list[tuple[int, Run]] = []
+        for bits, lows in self.lows.items():
+            begin, end = bisect_left(lows, run.low - (1 << bits)), bisect_right(lows, run.high)
+            found += [one for one in self.runs[bits][begin:end] if one[1].high >= run.low]
+        return found
 
     def overwritten(self, run: Run) -> None:
-        """Forgets accesses inside a gapless run."""
-        inside = (self.low >= run.low) & (self.high <= run.high)
-        if run.gapless and inside.any():
-            keep = ~inside
-            self.runs = [r for r, k in zip(self.runs, keep.tolist(), strict=True) if k]
-            self.low, self.high, self.op = self.low[keep], self.high[keep], self.op[keep]
+        """Forgets accesses inside a gapless run, or to the same bytes as another."""
+        whole = run.gapless
+        for bits, lows in self.lows.items():
+            begin, end = bisect_left(lows, run.low), bisect_right(lows, run.high)
+            if begin < end:
+                kept = [one for one in self.runs[bits][begin:end] if not (one[1].high <= run.high if whole else one[1] == run)]
+                lows[begin:end] = [left.low for _, left in kept]
+                self.runs[bits][begin:end] = kept
 
 
 def _check_memory(s: _Segment, above: list[int] | None) -> None:
@@ -543,7 +549,7 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
             for _, space, run in outputs:
                 spaces[space].overwritten(run)
             for _, space, run in (*outputs, *inputs):
-                spaces[space].fresh.append((op, run))
+                spaces[space].add(op, run)
 
 
 _Place = tuple[int, int, Run]

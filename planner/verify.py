@@ -125,7 +125,7 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: queries {list(q)}, keys {list(k)} and values {list(v)} do not fit each other")
     if node.op in KERNELS:
         _call(node, where)
-    if prod(shape):
+    if prod(shape) and node.op != "concat":  # whose parts have just been found to fill it
         _regions(node, where)
 
 

@@ -121,13 +121,16 @@ def round_to_levels(graph: Graph) -> None:
     producer = graph.producers()
     stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS}
     kept: list[Node] = []
+    outputs, replaced = set(graph.outputs), dict[Tensor, Tensor]()
     for node in graph.nodes:
+        if replaced:
+            node.inputs = [None if t is None else replaced.get(t, t) for t in node.inputs]
         there = bool(node.inputs) and node.inputs[0] in stored  # what a product reads anyway is less to read
         levels = None if there else _levels(node, producer)
         if levels is not None:
             x, scale, lowest = levels
-            if node.output not in graph.outputs and _on_levels(x, scale, lowest, producer):
-                graph.replace(node.output, x)
+            if node.output not in outputs and _on_levels(x, scale, lowest, producer):
+                replaced[node.output] = x
                 continue
             node.op, node.inputs, node.attrs, node.source = "FakeQuantize", [x], {"scale": scale, "lowest": lowest}, None
         kept.append(node)

@@ -22,6 +22,7 @@ class Rewriter:
         self.producer: dict[Tensor, Node] = {}
         self.dead: set[int] = set()
         self._before: dict[int, list[Node]] = {}
+        self._views: dict[Tensor, list[Node]] | None = None
         self._order = {id(node): k for k, node in enumerate(graph.nodes)}
         for node in graph.nodes:
             for tensor in node.inputs:
@@ -76,26 +77,22 @@ class Rewriter:
                 self.uses[tensor] = self.uses.get(tensor, 0) + 1
         return out
 
-    def alias(self, node: Node, tensor: Tensor) -> bool:
-        """Lets every reader of the node's output read `tensor`. False where the output must stay, being the graph's."""
-        if node.output in self.kept:
-            return False
-        for other in self.graph.nodes:
-            if id(other) not in self.dead and node.output in other.inputs:
-                n = other.inputs.count(node.output)
-                other.inputs = [tensor if t is node.output else t for t in other.inputs]
-                self.uses[tensor] = self.uses.get(tensor, 0) + n
-                self.uses[node.output] -= n
-        self._kill(node)
-        return True
-
     def skip_view(self, node: Node) -> None:
         """Lets reshapes of a reshape's result read what it reads."""
         source = node.inputs[0]
         assert source is not None
-        for other in self.graph.nodes:
+        for other in self._reshapes().get(node.output, ()):
             if id(other) not in self.dead and other.op == "view.reshape" and other.inputs[0] is node.output:
                 self.replace(other, "view.reshape", [source], other.attrs)
+
+    def _reshapes(self) -> dict[Tensor, list[Node]]:
+        """The reshapes that read each tensor, as they were when somebody first asked: no pass that asks adds others."""
+        if self._views is None:
+            self._views = {}
+            for node in self.graph.nodes:
+                if node.op == "view.reshape" and (tensor := node.inputs[0]) is not None:
+                    self._views.setdefault(tensor, []).append(node)
+        return self._views
 
     def finish(self) -> None:
         nodes: list[Node] = []
