@@ -42,7 +42,6 @@ PLAN_CONSTANT = 1 << 20
 _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _MOST_REPEATED = 4 << 20
 _HINT = 8192  # values of more bytes never decide shapes
-_MAX_INLINE = 64  # functions in functions
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
 _SHAPED_AS_INPUT = {"GroupNormalization"}  # no shape inference in onnx
@@ -162,8 +161,8 @@ class Binder:
             if function is None:
                 yield item(node, opsets)
                 continue
-            if depth > _MAX_INLINE:
-                raise ModelInvalidError(f"{name_of(node)}: functions call each other more than {_MAX_INLINE} deep")
+            if depth > functions.MOST_DEEP:
+                raise ModelInvalidError(f"{name_of(node)}: functions call each other more than {functions.MOST_DEEP} deep")
             yield from self._flatten(self._call(function, node), self._versions(function, opsets), depth + 1)
 
     def _call(self, function: FunctionProto, node: NodeProto) -> list[NodeProto]:

@@ -7,18 +7,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any, Final
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from aspen_mp.planner.frontends import contrib, own_shapes, scalars, tensors
+from aspen_mp.planner.frontends.functions import MOST_DEEP, expanded
 from aspen_mp.planner.frontends.runnable import Nested, why_not
 from aspen_mp.planner.frontends.said import explained
-from aspen_mp.planner.frontends.wire import REFERENCE
+from aspen_mp.planner.frontends.wire import MAX_NODES, REFERENCE
 from aspen_mp.planner.ir import Tensor
-from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, UnsupportedModelError
+from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
 _MAX_EXTENT = 2**31 - 1
 _FEW_INDICES = 4096
@@ -112,6 +113,7 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
     Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError.
     """
     _opsets(proto)
+    _expansion(proto.graph, functions)
     unknown: list[str] = []
     scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
     scopes += [(f.node, f.opset_import) for f in proto.functions]
@@ -129,6 +131,20 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
         raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
     _graph(proto.graph, store)
+
+
+def _expansion(graph: GraphProto, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
+    """Functions that become too many nodes are refused before ONNX's library or anybody else puts their bodies in place."""
+    total = 0.0
+    for node, n in expanded(graph.node, functions):
+        total += n
+        if n == inf:
+            raise ModelInvalidError(f"{name_of(node)}: functions call each other in a circle, or more than {MOST_DEEP} deep")
+        if total > MAX_NODES:
+            raise ResourceLimitError(
+                f"{name_of(node)}: with the bodies of functions in their places the model has more than {MAX_NODES} nodes, of which this one "
+                f"becomes {n}; export the model with less in functions, or in parts"
+            )
 
 
 def _undefined(node: NodeProto, version: int, domain: str) -> bool:

@@ -3,10 +3,17 @@ every name inside made unique."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf
+from typing import Any, Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+
+MOST_DEEP: Final = 64
+"""Functions in functions."""
+_UNTOLD: Final = 1 << 62
+"""So many nodes, or more."""
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -23,6 +30,27 @@ def captured(node: NodeProto) -> list[str]:
     for graph in subgraphs(node):
         _free(graph, set(), found)
     return list(found)
+
+
+def expanded(nodes: Iterable[NodeProto], functions: Mapping[tuple[str, str, str], FunctionProto]) -> Iterator[tuple[NodeProto, float]]:
+    """Each node of a graph, and how many nodes it becomes when functions are replaced by their bodies: infinitely many where they call each
+    other in a circle, or more than `MOST_DEEP` deep. Counted, not made: each function is looked at once, however often it is called."""
+    known: dict[tuple[str, str, str], float] = {}
+
+    def count(node: NodeProto, depth: int) -> float:
+        key = ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
+        if key not in functions:
+            return 1
+        if depth > MOST_DEEP:
+            return inf
+        if key not in known:
+            known[key] = inf  # for whom it calls
+            total = sum(count(inner, depth + 1) for inner in functions[key].node)
+            known[key] = total if total == inf else min(total, _UNTOLD)
+        return known[key]
+
+    for node in nodes:
+        yield node, count(node, 0)
 
 
 def _free(graph: GraphProto, bound: set[str], found: dict[str, None]) -> None:

@@ -24,7 +24,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 from aspen_mp.planner.frontends import check, light, tensors
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
-from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference, strip
+from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
@@ -36,7 +36,6 @@ _OTHER_FILES = {
     b"<": "a web page or another kind of XML",
 }
 """What is met in place of models, by its first bytes, with which no ModelProto begins: as fields they are of kinds that there are not."""
-MAX_NODES = 200_000
 
 
 @dataclass(frozen=True, slots=True)

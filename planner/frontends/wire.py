@@ -16,6 +16,9 @@ from aspen_mp.shm.errors import ModelParseError, ResourceLimitError
 INLINE_LIMIT = 4096
 """Tensors of fewer bytes stay in the stripped model."""
 
+MAX_NODES = 200_000
+"""Most nodes of a model, with the bodies of functions in their places."""
+
 REFERENCE = "\0aspen"
 """Location of a reference; no path may contain a NUL."""
 
