@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-
 MOST_DEEP: Final = 64
 """Functions in functions."""
 _UNTOLD: Final = 1 << 62

@@ -8,6 +8,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from kernel_graphs import run_model
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.bench.drawn import DRAWS
 from aspen_mp.planner import api
@@ -47,3 +49,43 @@ def test_drawn_models_agree(family: str, seed: int) -> None:
     for results in (Evaluator(proto).run(None, case.feeds), run_model(api.load(proto), case.feeds)):
         for got, expected in zip(results, want, strict=True):
             agrees(got, expected, case.tolerance)
+
+
+@pytest.mark.parametrize("transform", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_of_post_transforms_are_the_standards(seed: int, transform: int) -> None:
+    """SOFTMAX is 1 and LOGISTIC 2 in TreeEnsemble of version 5; onnxruntime takes them the other way round."""
+    rng = np.random.default_rng(seed)
+    case = DRAWS["TreeEnsemble"](rng)
+    case.attributes |= {"post_transform": transform, "n_targets": 3, "aggregate_function": 1}
+    proto, x = case.model(), np.nan_to_num(case.feeds["x"])
+    (want,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    (got,) = run_model(api.load(proto), {"x": x})
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_one_ensemble_of_floats_and_doubles() -> None:
+    """A threshold of one tenth as float lies above that as double: rows are compared in their own type, whichever came first."""
+    case = DRAWS["TreeEnsembleRegressor"](np.random.default_rng(0))
+    lists = {"nodes_modes": ["BRANCH_LT", "LEAF", "LEAF"], "nodes_values": [0.1, 0.0, 0.0], "nodes_featureids": [0, 0, 0]}
+    lists |= {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0]}
+    lists |= {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [1.0, 2.0], "n_targets": 1}
+    case.attributes = lists
+    evaluator = Evaluator(case.model())
+    for _ in range(2):
+        for dtype, want in ((np.float32, 2.0), (np.float64, 1.0)):
+            assert evaluator.run(None, {"x": np.array([[0.1]], dtype)})[0].tolist() == [[want]]
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (40, 9, 17)])
+def test_distances_of_rows(shape: tuple[int, int, int], metric: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((n, shape[2])).astype(np.float32) for n in shape[:2])
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, shape[2]]) for name in ("a", "b")]
+    node = helper.make_node("CDist", ["a", "b"], ["y"], domain="com.microsoft", metric=metric)
+    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
+    (got,) = run_model(api.load(proto), {"a": a, "b": b})
+    apart = ((a.astype(np.float64)[:, None] - b) ** 2).sum(-1)
+    np.testing.assert_allclose(got, apart if metric == "sqeuclidean" else np.sqrt(apart), rtol=1e-3, atol=1e-3)

@@ -183,15 +183,18 @@ def cast_map(a: Attributes) -> Callable[[Mapping[int, Any]], Array]:
 
 
 def zip_map(a: Attributes) -> Callable[[Array], Maps]:
-    """ZipMap: a sequence of one map a row, from class to score."""
+    """ZipMap: a sequence of one map a row, from class to score, in the order of classes, which is that of onnxruntime's maps."""
     words, numbers = a.strings("classlabels_strings"), a.ints("classlabels_int64s")
     if bool(words) == bool(numbers.size):
         raise ValueError("one of classlabels_strings and classlabels_int64s must be given")
     keys: list[Any] = list(words) if words else numbers.tolist()
+    places = {key: k for k, key in enumerate(keys)}
+    ordered = sorted(places, key=lambda key: key.encode() if isinstance(key, str) else key)
+    columns = [places[key] for key in ordered]
 
     def run(x: Array) -> Maps:
         if x.ndim not in {1, 2} or x.shape[-1] != len(keys):
             raise ValueError(f"{len(keys)} class labels for scores of shape {list(x.shape)}")
-        return Maps(keys, x.reshape(-1, len(keys)))
+        return Maps(ordered, x.reshape(-1, len(keys))[:, columns])
 
     return run

@@ -310,16 +310,13 @@ class _Inputs:
 
 def _regressed(ensemble: Ensemble, x: Array, targets: int, aggregate: str, base: Array, transform: str) -> Array:
     """[rows, targets], float32. Of one target only PROBIT is a transform, as in onnxruntime."""
-    total, there = ensemble.totals(x, targets, aggregate)
-    if targets == 1:
-        total = total + (base[0] if base.size == 1 else total.dtype.type(0))
-        return (scores.transformed(total, transform) if transform == "PROBIT" else total).astype(np.float32)
-    if base.size == targets:
-        total = total + base
-    elif base.size:
+    if base.size not in {0, targets}:
         raise ValueError(f"{base.size} base values for {targets} targets")
-    total = np.where(there, total, 0)
-    return scores.transformed(total, transform)
+    total, there = ensemble.totals(x, targets, aggregate)
+    total = total + base if base.size else total
+    if targets == 1:
+        return (scores.transformed(total, transform) if transform == "PROBIT" else total).astype(np.float32)
+    return scores.transformed(np.where(there, total, 0), transform)
 
 
 def regressor(a: Attributes) -> Callable[[Array], Array]:
