@@ -444,10 +444,9 @@ def _old_constant(message: str) -> bool:
 def _in_function_body(light: ModelProto, message: str) -> bool:
     """Whether inference failed inside an operator that ONNX defines by a function alone: its own bodies do not all pass
     (MeanVarianceNormalization with its axes left out); binding to shapes finds real errors there."""
-    match = re.search(r"\(op_type: ?(\w+)", message)
     version = next((o.version for o in light.opset_import if o.domain == ""), 1)
-    found = schema(match.group(1), version, "") if match else None
-    return found is not None and not found.has_type_and_shape_inference_function
+    found = [schema(op, version, "") for op in re.findall(r"\(op_type: ?(\w+)", message)]
+    return any(one is not None and not one.has_type_and_shape_inference_function for one in found)
 
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "DeformConv": 3, "QLinearConv": 8}

@@ -189,6 +189,41 @@ def beside(**entries: str) -> Callable[[Path], Path]:
     return build
 
 
+def calling(*functions: onnx.FunctionProto, gives: int = 1) -> onnx.ModelProto:
+    """A model of one node, which calls the first of these."""
+    proto = model([N(functions[0].name, ["x"] * gives, ["y"], domain="own", name="call")])
+    proto.functions.extend(functions)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    return proto
+
+
+def function(name: str, *nodes: onnx.NodeProto) -> onnx.FunctionProto:
+    return helper.make_function("own", name, ["a"], ["b"], list(nodes), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)])
+
+
+def changed(proto: onnx.ModelProto, change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    change(proto)
+    return proto
+
+
+def sparse(values: list[float], indices: Any, *dims: int) -> onnx.ModelProto:
+    """A model that adds a sparse constant s to its input."""
+    proto = model([N("Add", ["x", "s"], ["y"])])
+    tensor = helper.make_sparse_tensor(constant("s", np.array(values, np.float32)), constant("", np.asarray(indices)), dims)
+    proto.graph.sparse_initializer.append(tensor)
+    return proto
+
+
+def with_default(shape: list[int], kind: int, ir_version: int) -> onnx.ModelProto:
+    """A model whose initializer w is an input too, of this shape and type."""
+    proto = model(MATMUL, [weights(8, 8)], [value("x", [1, 4, 8, 8]), value("w", shape, kind)])
+    proto.ir_version = ir_version
+    return proto
+
+
+ADD_S = [N("Add", ["x", "s"], ["y"])]
+BRANCH = helper.make_graph([N("Relu", ["nope"], ["t"], name="inside")], "then", [], [value("t", None)])
+CONDITION = constant("c", np.array(True))
 FILL = np.array([1, 1, 1e5, 1e5], np.float32)
 
 BAD: dict[str, Bad] = {
@@ -214,10 +249,92 @@ BAD: dict[str, Bad] = {
     "a pipe": Bad(ModelParseError, ("cannot read",), special(os.mkfifo)),
     "a device": Bad(ModelParseError, ("cannot read",), special(lambda path: path.symlink_to("/dev/zero"))),
     # ModelInvalidError: ONNX's rules
-    "cycle": Bad(ModelInvalidError, ("'b'",), model([N("Add", ["x", "b"], ["a"]), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])])),
+    "cycle": Bad(
+        ModelInvalidError, ("'b'", "circle"), model([N("Add", ["x", "b"], ["a"]), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])])
+    ),
+    "cycle of a node with itself": Bad(ModelInvalidError, ("own7", "circle"), model([N("Add", ["x", "y"], ["y"], name="own7")])),
+    "cycle through a branch": Bad(
+        ModelInvalidError,
+        ("choose", "circle", "Relu → 'nope'"),
+        model([N("If", ["c"], ["y"], name="choose", then_branch=BRANCH, else_branch=BRANCH), N("Relu", ["y"], ["nope"])], [CONDITION]),
+    ),
     "undefined input": Bad(ModelInvalidError, ("'nope'", "sum"), model([N("Add", ["x", "nope"], ["y"], name="sum")])),
-    "output twice": Bad(ModelInvalidError, ("'y'",), model([N("Relu", ["x"], ["y"]), N("Abs", ["x"], ["y"])])),
+    "undefined input in a branch": Bad(
+        ModelInvalidError,
+        ("'nope'", "choose"),
+        model([N("If", ["c"], ["y"], name="choose", then_branch=BRANCH, else_branch=BRANCH)], [CONDITION]),
+    ),
+    "undefined input in a function": Bad(
+        ModelInvalidError, ("'nope'", "own.F", "inner"), calling(function("F", N("Relu", ["nope"], ["b"], name="inner")))
+    ),
+    "undefined output of a function": Bad(ModelInvalidError, ("'b'", "own.F"), calling(function("F", N("Relu", ["a"], ["c"])))),
+    "output twice": Bad(
+        ModelInvalidError, ("'y'", "Relu", "Abs", "defined once"), model([N("Relu", ["x"], ["y"]), N("Abs", ["x"], ["y"])])
+    ),
+    "output that is an input": Bad(
+        ModelInvalidError, ("'x'", "an input", "again"), model([N("Relu", ["x"], ["x"], name="again"), N("Abs", ["x"], ["y"])])
+    ),
+    "output that is an initializer": Bad(
+        ModelInvalidError, ("'w'", "an initializer"), model([N("Relu", ["x"], ["w"]), N("Abs", ["w"], ["y"])], [weights(8, 8)])
+    ),
     "output missing": Bad(ModelInvalidError, ("'y'",), model([N("Relu", ["x"], ["z"])])),
+    "output without a name": Bad(
+        ModelInvalidError, ("output 1", "no name"), model([N("Relu", ["x"], ["y"])], outputs=[value("y", None), value("", None)])
+    ),
+    "input without a name": Bad(
+        ModelInvalidError, ("input 1", "no name"), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [4]), value("", [4])])
+    ),
+    "input without a type": Bad(
+        ModelInvalidError, ("'x'", "no type"), model([N("Relu", ["x"], ["y"])], inputs=[onnx.ValueInfoProto(name="x")])
+    ),
+    "input twice": Bad(
+        ModelInvalidError, ("'x'", "two inputs"), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [4]), value("x", [4])])
+    ),
+    "no IR version": Bad(
+        ModelInvalidError, ("IR version",), changed(model([N("Relu", ["x"], ["y"])]), lambda m: m.ClearField("ir_version"))
+    ),
+    "two versions of a domain": Bad(
+        ModelInvalidError,
+        ("17", "13", "'ai.onnx'"),
+        changed(model([N("Relu", ["x"], ["y"])]), lambda m: m.opset_import.append(helper.make_opsetid("ai.onnx", 13))),
+    ),
+    "initializer twice": Bad(
+        ModelInvalidError, ("'w'", "twice"), model(MATMUL, [weights(8, 8), constant("w", np.zeros((8, 8), np.float32))])
+    ),
+    "default of another shape": Bad(ModelInvalidError, ("'w'", "[8, 9]", "[8, 8]"), with_default([8, 9], TensorProto.FLOAT, 8)),
+    "default of another rank": Bad(ModelInvalidError, ("'w'", "[8]", "[8, 8]"), with_default([8], TensorProto.FLOAT, 3)),
+    "default of another type": Bad(ModelInvalidError, ("'w'", "DOUBLE", "FLOAT"), with_default([8, 8], TensorProto.DOUBLE, 8)),
+    "function twice": Bad(
+        ModelInvalidError, ("own.F", "twice"), calling(function("F", N("Relu", ["a"], ["b"])), function("F", N("Abs", ["a"], ["b"])))
+    ),
+    "function that calls itself": Bad(ModelInvalidError, ("own.F → own.F",), calling(function("F", N("F", ["a"], ["b"], domain="own")))),
+    "functions that call each other": Bad(
+        ModelInvalidError,
+        ("own.F → own.G → own.F",),
+        calling(function("F", N("G", ["a"], ["b"], domain="own")), function("G", N("F", ["a"], ["b"], domain="own"))),
+    ),
+    "call with too many inputs": Bad(
+        ModelInvalidError, ("call", "2 values", "own.F"), calling(function("F", N("Relu", ["a"], ["b"])), gives=2)
+    ),
+    "sparse index outside": Bad(ModelInvalidError, ("'s'", "outside"), sparse([1, 2], [1, 8], 8)),
+    "sparse index negative": Bad(ModelInvalidError, ("'s'", "outside"), sparse([1, 2], [[1], [-1]], 8)),
+    "sparse index twice": Bad(ModelInvalidError, ("'s'", "same index"), sparse([1, 2], [[0, 3], [0, 3]], 8, 8)),
+    "sparse indices too few": Bad(ModelInvalidError, ("'s'", "2 values"), sparse([1, 2], [1], 8)),
+    "sparse indices of another rank": Bad(ModelInvalidError, ("'s'", "[2, 1]"), sparse([1, 2], [[1], [2]], 8, 8)),
+    "sparse indices that are no integers": Bad(ModelInvalidError, ("'s'", "float64"), sparse([1, 2], [1.0, 2.0], 8)),
+    "sparse shape negative": Bad(ModelInvalidError, ("'s'", "negative"), sparse([1, 2], [1, 2], -8)),
+    "sparse constant": Bad(
+        ModelInvalidError,
+        ("hold", "'s'", "outside"),
+        model([N("Constant", [], ["s"], name="hold", sparse_value=sparse([1], [9], 8).graph.sparse_initializer[0]), *ADD_S]),
+    ),
+    "declared as another type": Bad(
+        ModelInvalidError,
+        ("Relu → 'y'", "float", "double"),
+        model([N("Relu", ["x"], ["y"])], outputs=[value("y", None, TensorProto.DOUBLE)]),
+    ),
+    "too many inputs": Bad(ModelInvalidError, ("Relu → 'y'", "input size 2"), model([N("Relu", ["x", "x"], ["y"])])),
+    "unknown attribute": Bad(ModelInvalidError, ("rectify", "slope"), model([N("Relu", ["x"], ["y"], name="rectify", slope=1)])),
     "negative input": Bad(ModelInvalidError, ("'x'",), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [-5, 4])])),
     "negative dimension": Bad(ModelInvalidError, ("'w'",), model(MATMUL, [altered(weights(8, 8), set_dims(-8, -8))])),
     "product over int64": Bad(ModelInvalidError, ("'w'",), model(MATMUL, [altered(weights(8, 8), set_dims(2**40, 2**40))])),
@@ -311,7 +428,19 @@ BAD: dict[str, Bad] = {
     "opset too new": Bad(UnsupportedModelError, ("999", "opset"), model([N("Relu", ["x"], ["y"])], opset=999)),
     "type of a weight": Bad(UnsupportedModelError, ("'w'", "99"), model(MATMUL, [altered(weights(8, 8), set_type(99))])),
     "type of an input": Bad(UnsupportedModelError, ("'x'", "99"), model([N("Relu", ["x"], ["y"])], inputs=[value("x", [1], 99)])),
+    "opset of a function too new": Bad(
+        UnsupportedModelError,
+        ("999", "opset"),
+        changed(calling(function("F", N("Relu", ["a"], ["b"]))), lambda m: setattr(m.functions[0].opset_import[0], "version", 999)),
+    ),
+    "IR version too new": Bad(
+        UnsupportedModelError, ("999", "IR"), changed(model([N("Relu", ["x"], ["y"])]), lambda m: setattr(m, "ir_version", 999))
+    ),
+    "domain that nobody knows": Bad(
+        UnsupportedModelError, ("com.x.Foo", "'com.x'"), model([N("Foo", ["x"], ["y"], domain="com.x", name="first")])
+    ),
     # ResourceLimitError: needed and limit
+    "sparse": Bad(ResourceLimitError, ("'s'", "elements"), sparse([1, 2], [1, 2], 2**20, 2**20)),
     "million nodes": Bad(ResourceLimitError, ("200000", "nodes"), chain_of(10**6)),
     "tile": Bad(
         ResourceLimitError,
