@@ -251,6 +251,83 @@ def test_causal_convolution(width: int, activation: str, past: bool) -> None:
     agree(own("CausalConvWithState", inputs, {"activation": activation}, [FLOAT] * 2))
 
 
+# ---------------------------------------------------------------------------------------------------------------- experts
+
+
+def experts(rng: np.random.Generator, kind: str, fusion: int) -> tuple[list[Any], dict[str, Any]]:
+    """Inputs of MoE, with or without biases, of matrices or batches of them."""
+    count, tokens, width, inner = int(rng.integers(2, 6)), int(rng.integers(1, 5)), 8, 6
+    rows = inner * (2 if fusion else 1)
+    x = floats(rng, tokens, width) if rng.random() < 0.5 else floats(rng, 1, tokens, width)
+    inputs: list[Any] = [x, floats(rng, tokens, count), floats(rng, count, rows, width), floats(rng, count, rows)]
+    inputs += [floats(rng, count, width, inner), floats(rng, count, width)]
+    if rng.random() < 0.3:
+        inputs[3] = inputs[5] = None
+    attributes = {"k": int(rng.integers(1, count + 1)), "activation_type": kind, "swiglu_fusion": fusion}
+    attributes["normalize_routing_weights"] = int(rng.integers(0, 2))
+    if kind == "swiglu" and rng.random() < 0.5:
+        attributes |= {"swiglu_limit": 1.0, "activation_alpha": 1.702, "activation_beta": 1.0}
+    return inputs[: 5 if inputs[5] is None else 6], attributes
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("kind", "fusion"), [("relu", 0), ("silu", 0), ("gelu", 0), ("identity", 0), ("swiglu", 1)])
+def test_experts(kind: str, fusion: int, seed: int) -> None:
+    inputs, attributes = experts(np.random.default_rng([seed, 7]), kind, fusion)
+    case = own("MoE", inputs, attributes, constants=range(2, len(inputs)))
+    counts: dict[str, int] = {}
+    same(case, here(case, counts), there(case))
+    assert "OPAQUE" not in counts
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_layouts_of_gated_experts(third: bool) -> None:
+    """What onnxruntime has for other devices alone: halves one behind the other, or in a product of their own, are those in turn."""
+    inputs, attributes = experts(np.random.default_rng(12), "swiglu", 1)
+    inputs[3:] = [floats(np.random.default_rng(1), *inputs[2].shape[:2]), inputs[4]]
+    turns = own("MoE", inputs, attributes, constants=(2, 3, 4))
+    halves = [np.concatenate([x[:, ::2], x[:, 1::2]], 1) for x in inputs[2:4]]
+    other = [*inputs[:2], *halves, inputs[4]]
+    if third:
+        (w1, w3), (b1, b3) = (np.split(x, 2, 1) for x in halves)
+        other = [*inputs[:2], w1, b1, inputs[4], None, w3, b3]
+    case = own("MoE", other, {**attributes, "swiglu_fusion": 0 if third else 2}, constants=(2, 3, 4, 6, 7))
+    same(case, here(case), there(turns))
+
+
+def packed(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Array:
+    """Numbers of so many bits, the first in the lowest ones of a byte; the last axis filled up to whole bytes."""
+    each = 8 // bits
+    numbers = np.zeros((*shape[:-1], -(-shape[-1] // each) * each), np.int64)
+    numbers[..., : shape[-1]] = rng.integers(0, 1 << bits, shape)
+    return np.sum([numbers[..., k::each] << (bits * k) for k in range(each)], 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("block", [0, 16])
+def test_quantised_experts(bits: int, block: int, seed: int) -> None:
+    """onnxruntime rounds what goes into products with weights of 8 bits in blocks."""
+    rng = np.random.default_rng([seed, bits, block])
+    count, width, fusion = 4, 32, seed % 2
+    inputs: list[Any] = [floats(rng, 3, width), floats(rng, 3, count)]
+    zeros: list[Any] = []
+    for rows in (width * (1 + fusion), width):
+        scales = np.abs(floats(rng, count, rows, *([width // block] if block else []))) * F32(0.1) + F32(0.02)
+        inputs += [packed(rng, (count, rows, width), bits), scales, floats(rng, count, rows) if rng.random() < 0.5 else None]
+        zeros.append(packed(rng, scales.shape, bits))
+    if rng.random() < 0.5:
+        inputs += [None, None, None, *zeros]
+        inputs += [None, np.abs(floats(rng, 3, count))] if rng.random() < 0.5 else []
+    attributes = {"k": 2, "activation_type": "swiglu" if fusion else "relu", "swiglu_fusion": fusion, "expert_weight_bits": bits}
+    attributes |= {"normalize_routing_weights": int(rng.integers(0, 2)), **({"block_size": block} if block else {})}
+    while inputs[-1] is None:
+        inputs.pop()
+    case = own("QMoE", inputs, attributes, constants=range(2, 14))
+    got, want = here(case)[0], there(case)[0]
+    assert np.abs(got - want).max() < (0.05 if bits == 8 and block else 1e-3) * np.abs(want).max(), str(case)
+
+
 # ------------------------------------------------------------------------------------------------------- other spellings
 
 X = np.random.default_rng(8).standard_normal((2, 3, 4, 5)).astype(F32)

@@ -1,7 +1,7 @@
 """Operators of onnxruntime's own (com.microsoft), as its optimizer and quantisation tools and the builders of published language models
 write them, said in ONNX's operators: one rule each, written with `body.py`, in the file of its family: `products.py`, `norms.py`,
-`attention.py`, `grouped.py`, `quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `spellings.py`. `absent.py` lists those that have
-none, and why.
+`attention.py`, `grouped.py` and `cache.py`, `quantised.py`, `blocks.py`, `distances.py`, `linear.py`, `experts.py`, `spellings.py`.
+`absent.py` lists those without a rule, and why they have none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from onnx import NodeProto
 
 from aspen_mp.planner.frontends.classical import LEFT
-from aspen_mp.planner.frontends.contrib import attention, blocks, distances, grouped, linear, norms, products, quantised, spellings
+from aspen_mp.planner.frontends.contrib import attention, blocks, distances, experts, grouped, linear, norms, products, quantised, spellings
 from aspen_mp.planner.frontends.contrib.absent import why_absent
 from aspen_mp.planner.frontends.contrib.body import ADVICE, Body, Rule
 from aspen_mp.planner.frontends.functions import subgraphs
@@ -28,10 +28,10 @@ MISPLACED: Final = frozenset({"SimplifiedLayerNormalization", "LayerNormalizatio
 _NORMALISED = 17  # ONNX has LayerNormalization from this opset on
 _LAYOUT = "is made for the machine that onnxruntime optimized it on: save it with ORT_ENABLE_EXTENDED at most, or load the original model"
 
-_FAMILIES = (products, norms, attention, grouped, quantised, blocks, distances, spellings, linear)
+_FAMILIES = (products, norms, attention, grouped, quantised, blocks, distances, spellings, linear, experts)
 _RULES: Final[dict[str, Rule]] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 _UNKNOWN: Final[dict[str, set[str]]] = {
-    op: names for family in (attention, grouped, quantised, blocks, linear) for op, names in family.UNKNOWN.items()
+    op: names for family in (attention, grouped, quantised, blocks, linear, experts) for op, names in family.UNKNOWN.items()
 }
 """Attributes that change what an operator does in ways that have no rule here."""
 _REFUSED: Final[dict[str, dict[int, str]]] = {

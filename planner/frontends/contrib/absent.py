@@ -22,7 +22,7 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
     _SEARCH: ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"),
     _TOKENS: ("BifurcationDetector", "NGramRepeatBlock"),
     _SPARSE: ("SparseAttention",),
-    _EXPERTS: ("MoE", "MoEGroupRouter", "QMoE"),
+    _EXPERTS: ("MoEGroupRouter",),
     _HELD: ("DecoderMaskedMultiHeadAttention",),
     _PRIVATE: ("MatMulFpQ4", "GatherPacked"),
     _BUILT: (

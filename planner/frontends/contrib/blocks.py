@@ -68,10 +68,10 @@ def _columns(stored: Array, width: int, count: int) -> Array:
 
 def _unpacked(stored: Array, bits: int, width: int, count: int) -> Array:
     """The first `count` numbers of each column, side by side: [count, columns]. The first is in the lowest bits of a byte."""
-    return _numbers(stored.reshape(width, -1), bits)[:, :count].T.astype(_BITS[bits])
+    return packed_numbers(stored.reshape(width, -1), bits)[:, :count].T.astype(_BITS[bits])
 
 
-def _numbers(stored: Array, bits: int) -> Array:
+def packed_numbers(stored: Array, bits: int) -> Array:
     """Those in the bytes of the last axis, as bytes."""
     if bits == 8:
         return stored
@@ -81,7 +81,7 @@ def _numbers(stored: Array, bits: int) -> Array:
 
 def _real(stored: Array, scales: Array, zeros: Array, bits: int, size: int, depth: int, width: int) -> Array:
     """(value - zero) * scale, for zero points that are no whole numbers."""
-    values = _numbers(stored.reshape(width, -1), bits).reshape(width, -1, size).astype(np.float32)
+    values = packed_numbers(stored.reshape(width, -1), bits).reshape(width, -1, size).astype(np.float32)
     scales, zeros = (t.reshape(width, -1, 1).astype(np.float32) for t in (scales, zeros))
     return ((values - zeros) * scales).reshape(width, -1)[:, :depth].T
 
@@ -141,7 +141,7 @@ def _as_bytes(b: Body, k: int, bits: int, last: int) -> str:
 
 
 def _bytes(stored: Array, bits: int, last: int) -> Array:
-    return stored.astype(_NIBBLES[stored.dtype]) if stored.dtype in _NIBBLES else _numbers(stored, bits)[..., :last]
+    return stored.astype(_NIBBLES[stored.dtype]) if stored.dtype in _NIBBLES else packed_numbers(stored, bits)[..., :last]
 
 
 # --------------------------------------------------------------------------------------------- codes of four bits (bitsandbytes)
