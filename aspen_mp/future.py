@@ -29,6 +29,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
         self.stop: Callable[[], None] | None = None
         self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
         self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more
+        self.began = 0  # of `_tally.now`
         self.over = False  # the model's: it has been told that the request has ended
         self._first = threading.Lock()
         self._unlimited: Callable[[], None] | None = None  # takes the time limit back

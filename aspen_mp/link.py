@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import aspen_mp
 from aspen_mp.reconnect import Reconnects
-from aspen_mp.shm.errors import AspenError, RuntimeLost
+from aspen_mp.shm.errors import AspenError, QueueFull, RuntimeLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +28,15 @@ class Link:
     """`address` leads to this very runtime, as long as it lives, from any process of the same user. `session` is None in a process that
     has not used its handles yet."""
 
-    def __init__(self, address: str, session: Session | None = None, reviver: Reviver | None = None) -> None:
-        """`reviver`: knows the way to another runtime where this one is lost; the address is then that one's."""
+    def __init__(self, address: str, session: Session | None = None, reviver: Reviver | None = None, max_queued: int | None = None) -> None:
+        """`reviver`: knows the way to another runtime where this one is lost; the address is then that one's. `max_queued`: see `limit`."""
         self.address = address
         self._session = session
         self._reviver = reviver
         self._closed = False
+        self._max_queued = max_queued
+        self.admission = threading.Lock()
+        """Held while a request is admitted, where their number is limited."""
         self._lock = threading.Lock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self._counting = threading.Lock()
@@ -65,6 +68,24 @@ class Link:
             self._lock.release()
         session.when_stopping(self._teller())
         return session
+
+    @property
+    def limit(self) -> int:
+        """Requests of this process that may wait for workers: the lower one of its own limit and the runtime's. 0: no limit."""
+        session = self._session
+        own, common = self._max_queued or 0, session.welcome.max_queued if session is not None else 0
+        return min(own, common) if own and common else own or common
+
+    def admit(self) -> None:
+        """Raises QueueFull where as many requests of this process wait as `limit` says. With `admission` held until the request counts."""
+        session, limit = self._session, self.limit
+        if session is None or not limit:
+            return
+        with self._counting:
+            handles = list(self._handles)
+        waiting = sum(handle.in_flight for handle in handles) - session.channel.running
+        if waiting >= limit:
+            raise QueueFull(f"{waiting} requests of this process wait for workers, max_queued allows {limit}: submit it again later")
 
     @property
     def latest(self) -> Session | None:
@@ -165,6 +186,7 @@ class Link:
         """The session is the parent's, the lock may be held for ever."""
         self._lock = threading.Lock()
         self._counting = threading.Lock()
+        self.admission = threading.Lock()
         self._reviver = None if self._reviver is None else self._reviver.forked()
         session, self._session = self._session, None
         if session is not None:

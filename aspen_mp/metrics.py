@@ -10,12 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 import aspen_mp
+from aspen_mp.shm._tally import OUTCOMES
 from aspen_mp.shm.errors import AspenError
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
         "client_borrowed_bytes", "Clients' own shared memory that workers read in place.", sum(c["borrowed_bytes"] for c in clients)
     )
     yield from _models(status["models"])
+    yield from _requests(status)
 
 
 def _workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -104,6 +107,28 @@ def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         users.add_metric(who, model["clients"])
         plans.add_metric(who, len(model["plans"]))
     yield from (weights, users, plans)
+
+
+def _requests(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """As clients count them: by model, with how long they took from the call to the result."""
+    counts = CounterMetricFamily("aspen_mp_requests", "Requests that have ended, by model and outcome.", labels=["model", "outcome"])
+    flying = GaugeMetricFamily("aspen_mp_requests_in_flight", "Requests that clients have begun, by model.", labels=["model"])
+    seconds = HistogramMetricFamily("aspen_mp_request_seconds", "From the call to the result, by model.", labels=["model"])
+    for name, found in status["requests"].items():
+        for outcome in OUTCOMES:
+            counts.add_metric([name, outcome], found[outcome])
+        flying.add_metric([name], found["in_flight"])
+        seconds.add_metric([name], *_buckets(found["seconds"]))
+    queue = HistogramMetricFamily("aspen_mp_queue_seconds", "From the submission of a request to a worker's beginning with it.", labels=[])
+    queue.add_metric([], *_buckets(status["queue_seconds"]))
+    yield from (counts, flying, seconds, queue)
+    yield _gauge("queue_depth", "Requests that clients have begun and no worker has.", status["scheduler"]["queue_depth"])
+
+
+def _buckets(histogram: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:
+    """A histogram of `Counts.histogram` as prometheus_client takes it: cumulative counts by upper bound, and the sum."""
+    bounds = [*(repr(bound) for bound in histogram["le"]), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(histogram["counts"])), strict=True)), histogram["sum_s"]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

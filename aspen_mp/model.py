@@ -20,8 +20,8 @@ from aspen_mp.control.client import fresh
 from aspen_mp.future import RequestFuture, too_late
 from aspen_mp.link import Link
 from aspen_mp.revival import MOST_LOSSES
-from aspen_mp.shm import _control
-from aspen_mp.shm.errors import RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+from aspen_mp.shm import _control, _tally
+from aspen_mp.shm.errors import QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
 from aspen_mp.signature import Signature, ValueInfo
 from aspen_mp.source import Source
 from aspen_mp.stages import Stale, Transfers, set_exception
@@ -63,13 +63,16 @@ class Model:
         self.inputs: list[ValueInfo] = self._signature.inputs
         self.outputs: list[ValueInfo] = self._signature.outputs
         self._lock = threading.Lock()
-        self._own = None if elsewhere else self._new_tree(way.session())
         self._home = elsewhere or way.address  # of the runtime that `_id` is of
+        self._own: StageTree | None = None
         self._lane: Lane | None = None  # of the stage that the last request ran
         self._gone = False
         self._counting = threading.Lock()
+        self._row: _tally.Row | None = None  # where requests are counted for the runtime, in the session's memory
         self._begun = 0  # requests that have not ended
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
+        if not elsewhere:
+            self._own = self._new_tree(way.session())
         way.holds(self)
 
     @property
@@ -120,6 +123,10 @@ class Model:
             return self._own
 
     def _new_tree(self, session: Session) -> StageTree:
+        row = session.tally.row(self._id)
+        with self._counting:
+            row.flight(self._begun)
+            self._row = row
         return StageTree(session, self._id, self.name, self._signature.output_names)
 
     def forked(self) -> None:
@@ -129,6 +136,7 @@ class Model:
         self._source = self._source if self._link.revives else None
         self._lock = threading.Lock()
         self._counting = threading.Lock()
+        self._row = None
         self._begun = 0
         self._parked = set()
 
@@ -178,32 +186,45 @@ class Model:
         if timeout is not None:
             timeout = arguments.seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        losses = 0
-        self._begins(deadline)
+        began = self._begins(deadline)
         try:
-            lane = self._lane
-            if lane is not None:
-                try:
-                    results = lane.run(feeds, outputs, level, timeout)
-                    if results is not None:
-                        return results
-                except Stale:
-                    self._tree.stale(lane.stage)
-                    self._lane = None
-                except RuntimeLost as lost:
-                    losses = self._losses(losses, lost)
-            arrays = self._check(feeds)
-            while True:
-                try:
-                    return self._run(arrays, outputs, level, deadline)
-                except RequestTimeout:
-                    raise too_late(self.name, timeout) from None
-                except RuntimeLost as lost:
-                    if self._link.revives and deadline is not None and time.monotonic() >= deadline:
-                        raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
-                    losses = self._losses(losses, lost)
-        finally:
-            self._ends()
+            results = self._answer(feeds, outputs, level, timeout, deadline)
+        except BaseException as error:
+            self._ends(began, _outcome(error))
+            raise
+        self._ends(began, 0)
+        return results
+
+    def _answer(
+        self, feeds: Any, outputs: Sequence[str] | None, level: int, timeout: float | None, deadline: float | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`run`, once the request counts: by the way that the last one took, or whatever it needs, as often as the runtime is lost."""
+        losses = 0
+        lane = self._lane
+        if lane is not None:
+            try:
+                results = lane.run(feeds, outputs, level, timeout)
+                if results is not None:
+                    return results
+            except Stale:
+                self._tree.stale(lane.stage)
+                self._lane = None
+            except RuntimeLost as lost:
+                losses = self._losses(losses, lost)
+        arrays = self._check(feeds)
+        while True:
+            try:
+                return self._run(arrays, outputs, level, deadline)
+            except RequestTimeout:
+                raise too_late(self.name, timeout) from None
+            except RuntimeLost as lost:
+                if self._link.revives and deadline is not None and time.monotonic() >= deadline:
+                    raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
+                losses = self._losses(losses, lost)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """RequestError where one of these is no input; the message names the one that is most like it."""
+        self._signature.check_names(names)
 
     def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
@@ -257,8 +278,8 @@ class Model:
         arrays = self._check(feeds)
         future = RequestFuture()
         request = _Request(names, level, future, copy)
-        self._begins(wait=False)
-        future.ended, future.left = self._ends, self._park
+        future.began = self._begins(wait=False)
+        future.ended, future.left = self._over, self._park
         if timeout is not None:
             future.limit(timeout, lambda: too_late(self.name, timeout))
         try:
@@ -551,25 +572,56 @@ class Model:
         if self._own is not None:
             _release(self._own.session, self._own, self._id)
 
-    def _begins(self, deadline: float | None = None, *, wait: bool = True) -> None:
-        """A request is counted, unless the runtime is stopping: then it waits for the next one up to `deadline`, or is refused where there
-        will be none. `wait=False`: whoever calls sees to it that the request waits elsewhere."""
+    def _begins(self, deadline: float | None = None, *, wait: bool = True) -> int:
+        """A request is counted, and when that was is returned, as `_tally.now` says it.
+
+        Where the runtime is stopping it waits for the next one up to `deadline`, or is refused where there will be none. `wait=False`: the
+        caller sees to it that the request waits elsewhere. QueueFull where too many wait already."""
         while True:
-            with self._counting:
-                if self._gone:
-                    raise RequestError(f"model {self.name!r} has been unloaded")
-                if self._link.stopping is None or (not wait and self._source is not None and self._link.revives):
-                    self._begun += 1
-                    return
+            if self._link.limit:
+                with self._link.admission:
+                    try:
+                        self._link.admit()
+                    except QueueFull:
+                        with self._counting:
+                            if self._row is not None:
+                                self._row.refused()
+                        raise
+                    counted = self._count(wait)
+            else:
+                counted = self._count(wait)
+            if counted:
+                return _tally.now()
             stopping = None if self._source is None else self._link.session(deadline).stopping
             if stopping is not None or self._source is None:
                 raise fresh(stopping or self._link.stopping or RuntimeStopping("the runtime is stopping"))
 
-    def _ends(self, future: RequestFuture | None = None) -> None:
-        """A request has ended. The last one of a model that has been unloaded meanwhile gives it back: those that no worker had begun
-        needed it."""
+    def _count(self, wait: bool) -> bool:
+        """Counts a request, unless it is to wait for another runtime first."""
+        with self._counting:
+            if self._gone:
+                raise RequestError(f"model {self.name!r} has been unloaded")
+            if self._link.stopping is not None and (wait or self._source is None or not self._link.revives):
+                return False
+            self._begun += 1
+            if self._row is not None:
+                self._row.flight(1)
+            return True
+
+    def _over(self, future: RequestFuture) -> None:
+        """The request of a future has ended, however it did."""
+        error = None if future.cancelled() or not future.done() else future.exception()
+        self._ends(future.began, 3 if future.cancelled() else 1 if not future.done() else 0 if error is None else _outcome(error), future)
+
+    def _ends(self, began: int, outcome: int, future: RequestFuture | None = None) -> None:
+        """A request has ended; `outcome`: an index of `_tally.OUTCOMES`. The last one of a model that has been unloaded meanwhile gives it
+        back: those that no worker had begun needed it."""
         with self._counting:
             self._begun -= 1
+            row = self._row
+            if row is not None:
+                row.flight(-1)
+                row.ends(began, outcome)
             if future is not None:
                 future.over = True
                 self._parked.discard(future)
@@ -596,6 +648,15 @@ class _Request:
         self.level = level
         self.future = future
         self.losses = 0
+
+
+def _outcome(error: BaseException) -> int:
+    """How a request has ended that raised this, as an index of `_tally.OUTCOMES`."""
+    if isinstance(error, RequestTimeout):
+        return 2
+    if isinstance(error, RequestCancelled | KeyboardInterrupt):
+        return 3
+    return 4 if isinstance(error, RuntimeLost) else 1
 
 
 def _fixed(info: ValueInfo) -> bool:

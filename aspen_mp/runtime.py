@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import select
@@ -26,6 +27,7 @@ from aspen_mp.reconnect import WAIT_S, Reconnects
 from aspen_mp.revival import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
+from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 Progress = Callable[[str, int, int], None]
+MOST_QUEUED: Final = 1 << 30
 GRACE_S: Final = 30.0
 """How long a runtime that drains gives to what is in flight, unless somebody says otherwise."""
 
@@ -62,6 +65,7 @@ class Runtime:
     with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has its handle by fork or
     pickle gets RuntimeLost: the runtime is not his to start. Who has connected to it by name goes on with the next one (`connect`).
 
+    `max_queued`: requests of each client process that may wait for workers; one more raises QueueFull. None: as many as memory allows.
     `grace_s`: seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
 
     `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
@@ -85,6 +89,7 @@ class Runtime:
         retry: bool = False,
         cancel_grace_s: float | None = None,
         grace_s: float = GRACE_S,
+        max_queued: int | None = None,
     ) -> None:
         self._server: OwnServer | None
         self._life: Trace | None
@@ -93,6 +98,7 @@ class Runtime:
             workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log, cancel_grace_s=cancel_grace_s
         )
         command["grace_s"] = arguments.grace("grace_s", grace_s)
+        command["max_queued"] = 0 if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
         self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
         session = self._server.session()
         self._begin(Link(session.welcome.address, session, Restarts(self._server) if retry else None))
@@ -105,19 +111,20 @@ class Runtime:
                 raise
 
     @classmethod
-    def _connect(cls, name: str, timeout: float, retry: bool, wait_s: float) -> Runtime:
+    def _connect(cls, name: str, timeout: float, retry: bool, wait_s: float, max_queued: int | None) -> Runtime:
         from aspen_mp.control import rundir
         from aspen_mp.session import Session
 
         rundir.check_name(name)
         limit = arguments.seconds("timeout", timeout)
+        most = None if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
         patience = arguments.seconds("wait_s", wait_s)
         reviver = Reconnects(name, arguments.ENDLESS_S if patience is None else patience) if arguments.flag("retry", retry) else None
         self = cls.__new__(cls)
         self._server = None
         self._profile = config.load(None)
         session = Session(rundir.connect(name), aspen_mp.__version__, limit)
-        self._begin(Link(session.welcome.address, session, reviver))
+        self._begin(Link(session.welcome.address, session, reviver, most))
         return self
 
     @classmethod
@@ -224,10 +231,7 @@ class Runtime:
         shapes.update(input_shapes or {})
         fixed = {key: shape for key, shape in shapes.items() if shape is not None and all(isinstance(d, int) for d in shape)}
         try:
-            names = [info.name for info in result.inputs]
-            for name in input_shapes or ():
-                if name not in names:
-                    raise RequestError(f"model {result.name!r} has no input {name!r}; it has {', '.join(sorted(names))}")
+            result.check_names(input_shapes or ())
             if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
                 result.prepare(fixed, progress)  # type: ignore[arg-type]
             elif input_shapes is not None:
@@ -414,7 +418,14 @@ class Runtime:
         self._lock = threading.Lock()
 
 
-def connect(name: str = "default", *, timeout: float = CONNECT_S, retry: bool = True, wait_s: float = WAIT_S) -> Runtime:
+def connect(
+    name: str = "default",
+    *,
+    timeout: float = CONNECT_S,
+    retry: bool = True,
+    wait_s: float = WAIT_S,
+    max_queued: int | None = None,
+) -> Runtime:
     """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
 
     `retry`: when it is lost, or stops, its handles go on with the next runtime of that name, also in forked children and after unpickling:
@@ -424,10 +435,13 @@ def connect(name: str = "default", *, timeout: float = CONNECT_S, retry: bool = 
     A file that has changed since is not loaded again. What was loaded from bytes or a ModelProto stays in this process's memory for that;
     pickled handles of such models cannot load it again.
 
+    `max_queued`: requests of this process that may wait for workers; one more raises QueueFull. The runtime may have a lower limit
+    (``Runtime(max_queued=…)``).
+
     Raises RuntimeNotFound if there is none, ProtocolError if it is of another build or user, RuntimeStopping if it is about to end,
     RuntimeLost if it does not answer in `timeout` seconds.
     """
-    return Runtime._connect(name, timeout, retry, wait_s)
+    return Runtime._connect(name, timeout, retry, wait_s, max_queued)
 
 
 # ---- starting a planner process
@@ -507,8 +521,12 @@ def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
     except OSError as error:
         if not is_scarce(error):
             raise
-        raise ResourceLimitError(f"this process cannot start a runtime: {reason(error)}") from error
+        raise ResourceLimitError(f"this process cannot start a runtime: {reason(error)}{_advice(error)}") from error
     return pid, ours
+
+
+def _advice(error: OSError) -> str:
+    return " (limit of processes: ulimit -u, pids.max of the control group)" if error.errno == errno.EAGAIN else ""
 
 
 # ---- models' bytes
@@ -534,7 +552,7 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
             return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
         except ValueError as error:
             raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
-    raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}")
+    raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")
 
 
 # ---- processes that end or fork

@@ -20,7 +20,9 @@ from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
 from aspen_mp.planner.options import Planning, Precision
 from aspen_mp.shm import _channel
+from aspen_mp.shm._tally import Tally
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
@@ -79,15 +81,17 @@ class Session:
             sock.close()
             raise
         self.welcome = welcome
-        if len(fds) != 2:
+        if len(fds) != 3:
             protocol.close_all(fds)
             self.control.close()
             raise RuntimeLost("the runtime's answer lacks its descriptors")
         self._own = Segment.from_fd(fds[0], "client", writable=True)
         self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
-        self._own.close_fd()
-        self._doorbell.close_fd()
-        self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping)
+        self._counts = Segment.from_fd(fds[2], "tally", writable=True, check=False)
+        for own in (self._own, self._doorbell, self._counts):
+            own.close_fd()
+        self.tally = Tally(self._counts.mapping)
+        self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
         self.memory = DataMemory(self._make_data, self._drop_data)
         self.loans = Loans(self._make_loan, self._drop_data)
         self.held: dict[int, Region] = {}
@@ -370,8 +374,9 @@ class Session:
 
     def _start_resolver(self) -> None:
         if self._resolver is None:
-            self._resolver = threading.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
-            self._resolver.start()
+            resolver = threading.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
+            start_thread(resolver)
+            self._resolver = resolver
 
     def _step(self) -> bool:
         """Resolves what is done and publishes what was queued. False when the thread should end."""
@@ -439,8 +444,9 @@ class Session:
         self.held.clear()
         self._garbage.clear()
         self.channel = cast("_channel.ClientChannel", _NoChannel())
-        self._own.close()
-        self._doorbell.close()
+        self.tally.close()
+        for own in (self._own, self._doorbell, self._counts):
+            own.close()
 
     def abandon(self, error: AspenError) -> None:
         """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
@@ -473,6 +479,8 @@ def _contents(fds: list[int]) -> bytes:
 
 class _NoChannel:
     """In place of a closed session's channel, so that its memory is unmapped: refuses everything that is not harmless."""
+
+    running = 0
 
     def offer(self, *_: object) -> int:
         raise RuntimeLost("the runtime is closed")

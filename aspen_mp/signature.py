@@ -12,6 +12,7 @@ import numpy.typing as npt
 from aspen_mp.control import protocol
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.words import a, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Signature:
             return {needed[0]: feeds}
         names = ", ".join(f"{name!r}: array" for name in needed)
         alone = " or that array alone" if len(needed) == 1 else ""
-        raise TypeError(f"model {self.model!r}: feeds must be a dict {{{names}}}{alone}, not a {type(feeds).__name__}")
+        raise TypeError(f"model {self.model!r}: feeds must be a dict {{{names}}}{alone}, not {a(type(feeds).__name__)}")
 
     def item(self, item: Any) -> Mapping[str, Any]:
         """The same of an item of a stream."""
@@ -91,11 +92,18 @@ class Signature:
                 except (ValueError, OverflowError):
                     raise ValueError(f"model {self.model!r}: no array can have the shape {shape} of input {info.name!r}") from None
             elif not info.optional:
+                self.check_names(shapes)
                 raise RequestError(f"model {self.model!r}: no shape is given for input {info.name!r}")
-        for name in shapes:
-            if name not in self._input_names:
-                raise RequestError(f"model {self.model!r} has no input {name!r}; it has {self.known_inputs()}")
+        self.check_names(shapes)
         return arrays
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """RequestError where one of these is no input of the model; the message names that one and the input that it is most like."""
+        for name in names:
+            if name not in self._input_names:
+                meant = nearest(str(name), self._input_names)
+                advice = "" if meant is None else f" (is {meant!r} meant?)"
+                raise RequestError(f"model {self.model!r} has no input {name!r}{advice}; it has {self.known_inputs()}")
 
     def check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
@@ -105,13 +113,13 @@ class Signature:
             value = feeds.get(info.name)
             if value is None and info.name not in feeds:
                 if not info.optional:
-                    raise RequestError(f"model {self.model!r}: input {info.name!r} is missing")
+                    self.check_names(feeds)  # a misspelt one says more
+                    raise RequestError(f"model {self.model!r}: input {info.name!r} is missing; it needs {self.known_inputs()}")
                 continue
             used += 1
             result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
         if used != len(feeds):
-            extra = sorted(str(name) for name in feeds if name not in self._input_names)
-            raise RequestError(f"model {self.model!r} has no input {', '.join(map(repr, extra))}; it has {self.known_inputs()}")
+            self.check_names(feeds)
         return result
 
     def _tensor(self, info: ValueInfo, value: Any) -> npt.NDArray[Any]:
@@ -126,7 +134,7 @@ class Signature:
             try:
                 array = np.asarray(value, dtype=info.dtype)
             except (TypeError, ValueError, OverflowError) as error:
-                raise RequestError(f"{where} is {info.dtype}, got a {type(value).__name__} that does not convert: {error}") from None
+                raise RequestError(f"{where} is {info.dtype}, got {a(type(value).__name__)} that does not convert: {error}") from None
         declared = info.shape
         if declared is not None:
             if not declared and array.size == 1:
@@ -147,7 +155,9 @@ class Signature:
         names = [outputs] if isinstance(outputs, str) else list(outputs)
         for name in names:
             if name not in self.output_names:
-                raise RequestError(f"model {self.model!r} has no output {name!r}; it has {', '.join(self.output_names)}")
+                meant = nearest(str(name), self.output_names)
+                advice = "" if meant is None else f" (is {meant!r} meant?)"
+                raise RequestError(f"model {self.model!r} has no output {name!r}{advice}; it has {', '.join(self.output_names)}")
         return names
 
 

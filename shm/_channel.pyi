@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol, TypeVar, final
 
 from typing_extensions import Buffer
 
+from aspen_mp.shm._tally import Tally
+
 class Offered(Protocol):
     """What `hand_over` publishes."""
 
@@ -41,12 +43,17 @@ class ClientChannel:
 
     A ticket is an int that names one submission for good (slot and sequence)."""
 
-    def __init__(self, client: Buffer, doorbell: Buffer) -> None: ...
+    def __init__(self, client: Buffer, doorbell: Buffer, tally: Tally | None = None) -> None:
+        """`tally`: is told how long each request waited for a worker."""
+
     @property
     def client(self) -> int:
         """The client's number in the control table."""
     @property
     def in_flight(self) -> int: ...
+    @property
+    def running(self) -> int:
+        """Requests that workers have begun."""
     @property
     def capacity(self) -> int:
         """Most requests in flight: 256."""

@@ -8,6 +8,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t
 
 from aspen_mp.shm._control cimport Mapped
+from aspen_mp.shm._tally cimport Tally
 
 from aspen_mp.shm.errors import RequestError, ResourceLimitError, RuntimeLost
 
@@ -50,8 +51,10 @@ cdef class ClientChannel:
     cdef aspen_doorbell *bell
     cdef list _free
     cdef bint _lost
+    cdef Tally _tally
 
-    def __init__(self, client, doorbell):
+    def __init__(self, client, doorbell, Tally tally=None):
+        self._tally = tally
         self._client_buf = Mapped(client, "client", sizeof(aspen_client_segment))
         self._bell_buf = Mapped(doorbell, "doorbell", sizeof(aspen_doorbell), False)  # other clients may have written anything there
         self.c = <aspen_client_segment *>self._client_buf.view.buf
@@ -179,7 +182,17 @@ cdef class ClientChannel:
         self._give(ticket)
         return result
 
+    @property
+    def running(self):
+        cdef uint32_t i, n = 0
+        for i in range(<uint32_t>ASPEN_SLOTS):
+            n += ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_RUNNING
+        return n
+
     cdef int _give(self, ticket) except -1:
+        cdef aspen_slot *s = &self.c.slot[<uint32_t>(ticket % ASPEN_SLOTS)]
+        if self._tally is not None and s.started_ns >= s.submitted_ns and not self._lost:
+            self._tally.add(0, s.started_ns - s.submitted_ns)
         aspen_release(self.c, ticket % ASPEN_SLOTS)
         self._free.append(ticket % ASPEN_SLOTS)
         return 0

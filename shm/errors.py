@@ -68,6 +68,10 @@ class PoisonTile(RequestError):
     """A tile's kernel faulted every time it was tried; the message names model, node and op."""
 
 
+class QueueFull(RequestError):
+    """As many requests of this process wait for workers as `max_queued` allows; nothing of this one has run. Submit it again later."""
+
+
 class RequestTimeout(RequestError, TimeoutError):
     """The request did not finish in the time given; it has been cancelled."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import threading
 from typing import Final
+
+from aspen_mp.shm.errors import ResourceLimitError
 
 OPENING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a file that is there cannot be opened."""
@@ -16,6 +19,16 @@ def is_scarce(error: BaseException) -> bool:
     if isinstance(error, ImportError):  # why a library could not be loaded is told in words alone
         return not isinstance(error, ModuleNotFoundError)
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SCARCE)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts it. ResourceLimitError where no thread can be had: Python says so by a bare RuntimeError."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ResourceLimitError(
+            f"this process cannot start a thread ({error}): raise its limit of processes and threads (ulimit -u, pids.max of its cgroup)"
+        ) from None
 
 
 def reason(error: BaseException) -> str:

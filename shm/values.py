@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.words import a
 
 MAGIC = b"ASPENVAL"
 MAGIC_LARGER = b"ASPENBIG"  # no value: the buffer was too small, and the second word says how many bytes are needed
@@ -153,7 +154,7 @@ class Encoded:
         if isinstance(key, np.generic):
             key = key.item()
         if isinstance(key, bool) or not isinstance(key, (int, str)):
-            raise RequestError(f"a map's key is a {type(key).__name__}, not an integer or string")
+            raise RequestError(f"a map's key is {a(type(key).__name__)}, not an integer or string")
         return key
 
     @staticmethod

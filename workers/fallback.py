@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestError
+from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -141,7 +142,7 @@ def _store(opaque: Opaque, outputs: Sequence[Operand], results: list[Any]) -> in
                 values.write_needed(out, encoded.nbytes)
             continue
         if not isinstance(result, np.ndarray) or result.shape != out.shape:
-            got = f"shape {result.shape}" if isinstance(result, np.ndarray) else f"a {type(result).__name__}"
+            got = f"shape {result.shape}" if isinstance(result, np.ndarray) else a(type(result).__name__)
             raise RequestError(f"{opaque.name}: result {name!r} has {got}, the plan expects shape {out.shape}")
         out[...] = result.view(out.dtype) if result.dtype != out.dtype and result.dtype.itemsize == out.dtype.itemsize == 1 else result
     return total if short else 0

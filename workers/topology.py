@@ -26,6 +26,7 @@ from types import MappingProxyType
 
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.scarcity import OPENING
+from aspen_mp.shm.words import count
 
 # A quota is spent by the workers together with whatever else runs in the cgroup. A fraction below this is not enough for one more worker:
 # the kernel would stop *all* threads of the cgroup for the rest of every period, each in the middle of a tile that others wait for.
@@ -118,7 +119,7 @@ class Topology:
         if cores is not None:
             return self.choose(len(cores) if workers is None else workers, cores)
         if workers is not None and workers < 1:
-            raise ResourceLimitError(f"{workers} workers asked for; a runtime needs at least one")
+            raise ResourceLimitError(f"{count(workers, 'worker')} asked for; a runtime needs at least one")
         there = self.limited(classes, smt)
         others = set(taken)
         if workers is None:
@@ -170,7 +171,7 @@ class Topology:
                     f"CPU {format_cpus(refused)} cannot be used: this process may run on CPUs {have} (affinity mask and cpuset)"
                 )
             if len(explicit) != n:
-                raise ResourceLimitError(f"{n} workers asked for, but {len(explicit)} cores named")
+                raise ResourceLimitError(f"{count(n, 'worker')} asked for, but {count(len(explicit), 'core')} named")
             return list(explicit)
         order = self.placement()
         uses = Counter(taken)

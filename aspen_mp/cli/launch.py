@@ -57,6 +57,9 @@ def launch(
         bool, typer.Option("--supervise", help="Start the runtime again, with its models, where its planner process is lost.")
     ] = False,
     grace: options.Grace = GRACE_S,
+    max_queued: Annotated[
+        int | None, typer.Option("--max-queued", min=1, help="Requests of a client that may wait; further ones are refused.")
+    ] = None,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
@@ -82,7 +85,7 @@ def launch(
             "--profile": profile,
             "--metrics": metrics,
         }
-        given |= {"--precision": precision, "--log": log.value, "--grace": grace}
+        given |= {"--precision": precision, "--log": log.value, "--grace": grace, "--max-queued": max_queued}
         _detached(models or [], name, given, supervise=supervise, as_json=as_json)
         return
     import aspen_mp
@@ -92,7 +95,7 @@ def launch(
     found = [sources.resolve(text) for text in models or ()]
     notifier = Notifier()
     start = functools.partial(aspen_mp.Runtime, workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value)
-    with start(retry=supervise, grace_s=grace) as runtime:
+    with start(retry=supervise, grace_s=grace, max_queued=max_queued) as runtime:
         held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:

@@ -28,7 +28,7 @@ def _runtime(name: str) -> Iterator[Runtime]:
 
 
 @output.command
-def status(name: options.Name = "default", as_json: output.Json = False) -> None:
+def status(name: options.Running = "", as_json: output.Json = False) -> None:
     """What a runtime is doing: workers, models, memory, requests."""
     with _runtime(name) as runtime:
         report = runtime.status()
@@ -41,7 +41,7 @@ def status(name: options.Name = "default", as_json: output.Json = False) -> None
 @output.command
 def add(
     n: Count,
-    name: options.Name = "default",
+    name: options.Running = "",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs for the new workers.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -55,7 +55,7 @@ def add(
 @output.command
 def remove(
     n: Count,
-    name: options.Name = "default",
+    name: options.Running = "",
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs whose workers leave.")] = None,
     as_json: output.Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def remove(
 @output.command
 def scale(
     n: Annotated[str, typer.Argument(metavar="N|auto", help="Number of workers; auto: as many as the machine is good for.")],
-    name: options.Name = "default",
+    name: options.Running = "",
     as_json: output.Json = False,
 ) -> None:
     """Bring a running runtime to N workers; requests go on, or wait where N is 0. With "auto" it follows what the machine allows."""
@@ -82,7 +82,7 @@ def scale(
 
 @output.command
 def stop(
-    name: options.Name = "default",
+    name: options.Running = "",
     drain: Annotated[
         bool, typer.Option("--drain", help="Finish what is in flight first, for --grace seconds at most; new requests are refused.")
     ] = False,

@@ -25,7 +25,7 @@ END_S = 5.0
 
 @output.command
 def metrics(
-    name: options.Name = "default",
+    name: options.Running = "",
     listen: Annotated[str, typer.Option("--listen", "-l", metavar="[HOST:]PORT", help="Where to serve /metrics; port 0: any.")] = DEFAULT,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics once, in Prometheus' text format, and exit.")] = False,
     parent: Annotated[int, typer.Option(hidden=True)] = 0,

@@ -8,6 +8,8 @@ import typer
 
 from aspen_mp.arguments import MOST_CPU, MOST_WORKERS
 from aspen_mp.control import rundir
+from aspen_mp.errors import AspenError
+from aspen_mp.shm.words import count
 from aspen_mp.workers import topology
 
 
@@ -21,6 +23,21 @@ def named(name: str | None) -> str | None:
     return name
 
 
+def running(name: str | None) -> str:
+    """The value of a --name, checked; where it is left out, the only runtime that there is, or the one that is called "default"."""
+    if name:
+        return named(name) or name
+    try:
+        alive = [other for other, lives in rundir.names().items() if lives]
+    except (AspenError, OSError):  # whoever connects next says what is wrong
+        alive = []
+    if len(alive) < 2 or DEFAULT in alive:
+        return alive[0] if len(alive) == 1 else DEFAULT
+    raise typer.BadParameter(f"{count(len(alive), 'runtime')} run ({', '.join(alive)}): say which", param_hint="--name")
+
+
+DEFAULT = "default"
+Running = Annotated[str, typer.Option("--name", help="Name of the runtime; default: the only one that runs.", callback=running)]
 Name = Annotated[str, typer.Option("--name", help="Name of the runtime.", callback=named)]
 GRACE_S = 30.0
 Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=1e9, help="Seconds for what is in flight when it stops.")]

@@ -22,6 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from aspen_mp.errors import AspenError
+from aspen_mp.shm.words import count
+
+__all__ = ["Json", "command", "count", "emit_json", "err", "facts", "fail", "mebibytes", "notice", "out", "progress", "table"]
 
 _REDRAW_S = 0.5
 
@@ -135,11 +138,6 @@ def progress(label: str, quiet: bool = False, *, moving: bool = True) -> Iterato
                 drawn = time.monotonic()
 
         yield update
-
-
-def count(n: int, what: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def mebibytes(n: float | None) -> str:

@@ -12,6 +12,7 @@ import typer
 from aspen_mp.cli import output, sources
 from aspen_mp.cli.output import mebibytes
 from aspen_mp.errors import UnsupportedModelError
+from aspen_mp.shm.words import a
 from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def plan(
         bindings: dict[str, Any] = {}
         for value in opened.signature.inputs:
             if value.kind != "tensor":
-                raise UnsupportedModelError(f"input {value.name!r} is a {value.kind}: such a model is planned stage by stage while it runs")
+                raise UnsupportedModelError(
+                    f"input {value.name!r} is {a(value.kind)}: such a model is planned stage by stage while it runs"
+                )
             dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
             bindings[value.name] = api.Binding(value.dtype, dims)
         options = api.Options(

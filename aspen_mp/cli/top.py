@@ -20,7 +20,7 @@ EVENTS = 6
 
 @output.command
 def top(
-    name: options.Name = "default",
+    name: options.Running = "",
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0: on Ctrl-C.")] = 0,
     as_json: output.Json = False,
@@ -44,7 +44,7 @@ def top(
                 if isinstance(screen, _Lines):
                     screen.show(found)
                 else:
-                    screen.update(_screen(found), refresh=True)
+                    screen.update(_screen(found, output.out.width), refresh=True)
                 before, look = now, look + 1
         if look and not isinstance(screen, _Lines) and not output.out.is_terminal:
             output.out.print()  # rich ends the last line on terminals only
@@ -111,7 +111,11 @@ def _losses(recovery: dict[str, Any]) -> str:
     return f"; workers: {', '.join(said)}" if said else ""
 
 
-def _screen(found: dict[str, Any]) -> RenderableType:
+WIDE = 120
+"""Columns of a terminal from which on all is shown; narrower ones leave out what is told elsewhere (`status`)."""
+
+
+def _screen(found: dict[str, Any], width: int = WIDE) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -124,17 +128,15 @@ def _screen(found: dict[str, Any]) -> RenderableType:
         f"{found['requests_running']} running, {found['requests_waiting']} waiting, {output.count(found['clients'], 'client')}; {where}; "
         f"models: {', '.join(found['models']) or 'none'}{_losses(found['recovery'])}"
     )
+    wide = width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("worker", "cpu"):
-        table.add_column(column, justify="right")
-    table.add_column("class")
-    table.add_column("state")
-    table.add_column("busy", justify="right")
-    table.add_column("", min_width=20)
-    for column in ("overhead", "tiles/s", "steals/s"):
-        table.add_column(column, justify="right")
-    table.add_column("queued", justify="right")
-    table.add_column("tile [request:tile]", no_wrap=True)
+    columns = {"worker": "right", "cpu": "right", "class": "left", "state": "left", "busy": "right", "": "left", "overhead": "right"}
+    columns |= {"tiles/s": "right", "steals/s": "right", "queued": "right", "tile [request:tile]": "left"}
+    shown = [wide or column not in ("class", "", "overhead") for column in columns]
+    for (column, side), show in zip(columns.items(), shown, strict=True):
+        if show:
+            last = column.startswith("tile [")  # what is cut where there is too little room
+            table.add_column(Text(column, no_wrap=True), justify=side, no_wrap=not last, min_width=20 if not column else None)  # type: ignore[arg-type]
     for worker in found["workers"]:
         cpu = f"{worker['cpu']}{'*' * worker['shared']}"
         bar = "█" * round(20 * worker["busy"])
@@ -142,11 +144,12 @@ def _screen(found: dict[str, Any]) -> RenderableType:
         if worker["current"]:
             request, tile = worker["current"]
             at = f"{worker['op'] or '?'} [{request}:{tile}]"
-        table.add_row(
+        cells = (
             *(str(worker["id"]), cpu, worker["core_class"], worker["process"], f"{worker['busy']:.0%}", bar),
             *(f"{worker['overhead']:.1%}", f"{worker['tiles_per_s']:.0f}", f"{worker['steals_per_s']:.0f}"),
-            *(str(worker["queued"] or ""), Text(at)),
+            *(str(worker["queued"] or ""), Text(at, no_wrap=True, overflow="ellipsis")),
         )
+        table.add_row(*(cell for cell, show in zip(cells, shown, strict=True) if show))
     lines = []
     for event in found["events"]:
         facts = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "level", "event"))

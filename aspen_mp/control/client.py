@@ -14,6 +14,7 @@ from aspen_mp.control import identity, protocol
 from aspen_mp.control.protocol import make_error
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.scarcity import start_thread
 
 M = TypeVar("M", bound=protocol.Message)
 ProgressCallback = Callable[[str, int, int], None]
@@ -85,7 +86,12 @@ class ControlClient:
                     self._sock.settimeout(None)
                     self.server_pid = message.pid
                     self._thread = threading.Thread(target=self._read, name="aspen-mp control", daemon=True)
-                    self._thread.start()
+                    try:
+                        start_thread(self._thread)
+                    except BaseException:
+                        self._thread = None
+                        protocol.close_all(fds)
+                        raise
                     return message, fds
         except TimeoutError:
             raise RuntimeLost(f"the runtime did not answer within {timeout or 0:g} s") from None

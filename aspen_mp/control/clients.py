@@ -24,13 +24,15 @@ file, which costs nothing, and each worker maps them all: an eighth of its addre
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """A connected client, once greeted: its number in the control table, its own segment's, and its data segments' by index."""
+    """A connected client, once greeted: its number in the control table, its own segment's, and its data segments' by index. `tally`: a
+    descriptor of what it counts (`shm/_tally.pyi`)."""
 
     connection: Connection
     number: int
     segment: int
     data: dict[int, int]
     since: float
+    tally: int
 
 
 class ClientMemory:

@@ -248,6 +248,10 @@ class ModelStore:
             model.source.close()
             model.spares.close()
 
+    def names(self) -> dict[int, str]:
+        """What models are called, by their numbers."""
+        return {model.id: model.name for model in self._models.values()}
+
     def describe(self) -> list[dict[str, Any]]:
         """For status: each model with its plans and the bytes they take."""
         result = []

@@ -26,6 +26,7 @@ from aspen_mp.control.segments import Held
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
+from aspen_mp.shm.words import count
 from aspen_mp.workers import topology, wire
 
 BOOT_S = 30.0
@@ -184,7 +185,7 @@ class WorkerPool:
         cannot be started: those that have been started by then stay, the others are given up."""
         if len(self) + n > self._max:
             raise ResourceLimitError(
-                f"{n} more workers do not fit: {len(self)} of max_workers={self._max} are taken; "
+                f"no room for {count(n, 'more worker')}: {len(self)} of max_workers={self._max} are taken; "
                 "start the runtime with a larger max_workers"
             )
         machine = topology.read()

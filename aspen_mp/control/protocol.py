@@ -206,8 +206,9 @@ class Quiet(Message):
 
 
 class Welcome(Message):
-    """Answer to `Hello`, with the descriptors of the client's own segment and of the doorbell page. `address`: of `identity.Address`.
-    `proof`: the answer to the challenge, empty where there was none."""
+    """Answer to `Hello`, with the descriptors of the client's own segment, of the doorbell page and of its tally. `address`: of
+    `identity.Address`. `proof`: the answer to the challenge, empty where there was none. `max_queued`: requests of a client that may wait;
+    0: as many as there is memory for."""
 
     name: str
     address: str
@@ -215,6 +216,7 @@ class Welcome(Message):
     client: int
     package: str
     proof: str = ""
+    max_queued: int = 0
 
 
 class Stopping(Message):

@@ -8,6 +8,7 @@ the 107 bytes of a socket address.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 
 from aspen_mp.control.identity import Address, check_peer
 from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeNotFound
+from aspen_mp.shm.scarcity import is_scarce
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -47,7 +49,7 @@ def open_directory(*, create: bool) -> int:
         except FileExistsError:
             pass
         except OSError as error:
-            raise AspenError(f"a runtime with a name needs the directory {where}, which cannot be made ({error.strerror})") from None
+            raise AspenError(_unusable(error)) from None
     try:
         fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
@@ -62,6 +64,13 @@ def open_directory(*, create: bool) -> int:
         mode = f"{stat.S_IMODE(info.st_mode):04o}"
         raise ProtocolError(f"{where} belongs to user {info.st_uid} with mode {mode}; it must be yours with mode 0700")
     return fd
+
+
+def _unusable(error: OSError) -> str:
+    return (
+        f"a runtime with a name needs files in the directory {path()}, which cannot be made ({error.strerror}); "
+        "set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
+    )
 
 
 @contextmanager
@@ -90,7 +99,12 @@ class Claim:
 
     def _acquire(self) -> int:
         while True:
-            fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+            try:
+                fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+            except OSError as error:
+                if is_scarce(error) and error.errno != errno.ENOSPC:
+                    raise
+                raise AspenError(_unusable(error)) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -39,6 +39,7 @@ from aspen_mp.control.nursery import Nursery
 from aspen_mp.control.pool import WorkerPool
 from aspen_mp.control.recovery import Death, Recovery
 from aspen_mp.control.releasing import Releaser
+from aspen_mp.control.requests import RequestTotals
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import Held, SegmentStore
 from aspen_mp.control.spawn import SOCKET_FD
@@ -49,6 +50,7 @@ from aspen_mp.shm._mapping import Mapping
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.words import count
 from aspen_mp.workers import process, topology
 
 LOOK_S = 1.0
@@ -62,7 +64,8 @@ SCARCE_SAID_S = 10.0
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a runtime is started with. `name` empty: reachable by its starter alone. It ends with its starter. `restarts`: how often its
-    starter has lost it before. `grace_s`: how long SIGTERM gives to what is in flight."""
+    starter has lost it before. `grace_s`: how long SIGTERM gives to what is in flight. `max_queued`:
+    requests of a client that may wait; 0: any number."""
 
     name: str = ""
     workers: int | None = None
@@ -82,6 +85,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cancel_grace_s: float = 1.0
     restarts: int = 0
     grace_s: float = 30.0
+    max_queued: int = 0
     log: Level = "warning"
 
 
@@ -109,7 +113,7 @@ class Server:
         max_workers = config.max_workers or max(16, len(cpus), self._machine.online)
         self._max_workers = min(max_workers, _tables.LIMITS["workers"])
         if len(cpus) > self._max_workers:
-            raise ResourceLimitError(f"{len(cpus)} workers asked for, max_workers is {self._max_workers}")
+            raise ResourceLimitError(f"{count(len(cpus), 'worker')} asked for, max_workers is {self._max_workers}")
         self._control = Segment.create("control", _control.CONTROL_BYTES)
         self._doorbell = _sealed("doorbell", _control.DOORBELL_BYTES)
         self._table = _control.ControlTable(
@@ -165,6 +169,7 @@ class Server:
             self._imports.ready,
         )
         self._clients: dict[Connection, Client] = {}
+        self._requests = RequestTotals(self._models.names)
         self._greeted: list[Connection] = []  # that wait for the first workers
         self._memory = ClientMemory(
             *(self._table, self._segments, self._reserver, self._releaser, self._pool.publish, self._collect, self._guarded),
@@ -357,7 +362,7 @@ class Server:
             facts |= {"quota": limits.quota or "none", "was": before.quota or "none"}
         facts |= {"workers": len(self._pool), "had": workers}
         if len(self._pool) > len(limits.cpus):
-            self._journal.warning("machine-changed", **facts, why=f"{len(self._pool)} workers share {len(limits.cpus)} CPUs")
+            self._journal.warning("machine-changed", **facts, why=f"{count(len(self._pool), 'worker')} on {count(len(limits.cpus), 'CPU')}")
         else:
             self._journal.info("machine-changed", **facts)
 
@@ -383,6 +388,7 @@ class Server:
     def _closed(self, connection: Connection) -> None:
         client = self._clients.pop(connection, None)
         if client is not None:
+            self._requests.close(client.tally)
             self._table.drop_client(client.number)
             self._models.client_gone(client.number)
             self._traces.client_gone(client.number)
@@ -442,6 +448,7 @@ class Server:
             case protocol.Plan():
                 self._models.plan(message, self._asker(client, message.id))
             case protocol.Unload():
+                self._requests.note_names()
                 self._models.unload(message.model, client.number)
                 send(protocol.Done(message.id))
             case protocol.Data():
@@ -516,20 +523,29 @@ class Server:
         if self._drain.going_on:
             raise self._drain.refusal()
         with _sealed("client", _control.CLIENT_BYTES) as own:
-            segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
+            tally = self._requests.make()
             try:
-                number = self._table.add_client(segment, own.mapping)
-            except AspenError:
-                self._segments.drop(segment)
-                self._pool.publish()
+                segment = self._segments.add("client", own.nbytes, os.dup(own.fd), f"process {connection.pid}")
+                try:
+                    number = self._table.add_client(segment, own.mapping)
+                except AspenError:
+                    self._segments.drop(segment)
+                    self._pool.publish()
+                    raise
+            except BaseException:
+                os.close(tally)
                 raise
             self._pool.publish()
-            self._clients[connection] = Client(connection, number, segment, {}, time.time())
-            proof = identity.proof(self._address.secret, connection.challenge) if connection.challenge else ""
-            welcome = protocol.Welcome(self._config.name, str(self._address), os.getpid(), number, aspen_mp.__version__, proof)
-            connection.send(welcome, (own.fd, self._doorbell.fd))
+            client = self._clients[connection] = Client(connection, number, segment, {}, time.time(), tally)
+            connection.send(self._about(client), (own.fd, self._doorbell.fd, tally))
         if len(self._clients) == 1:
             self._imports.while_idle(lambda: not self._loads)
+
+    def _about(self, client: Client) -> protocol.Welcome:
+        said = client.connection.challenge
+        proof = identity.proof(self._address.secret, said) if said else ""
+        facts = (self._config.name, str(self._address), os.getpid(), client.number, aspen_mp.__version__)
+        return protocol.Welcome(*facts, proof, self._config.max_queued)
 
     def _scarce(self, error: BaseException) -> None:
         """Something could not be done now, and is done later."""
@@ -564,9 +580,13 @@ class Server:
             return
         change = message.total - len(self._pool) if message.total >= 0 else message.add - message.remove
         if message.cores and abs(change) != len(message.cores):
-            raise RequestError(f"{abs(change)} workers to {'add' if change > 0 else 'remove'}, but {len(message.cores)} cores named")
+            raise RequestError(
+                f"{count(abs(change), 'worker')} to {'add' if change > 0 else 'remove'}, but {count(len(message.cores), 'core')} named"
+            )
         if len(self._pool) + change < 0:
-            raise RequestError(f"{-change} workers to remove, but there are {len(self._pool)}")
+            raise RequestError(
+                f"{count(-change, 'worker')} to remove, but there {'is' if len(self._pool) == 1 else 'are'} {len(self._pool)}"
+            )
         self._follows = False
         if change > 0:
             self._pool.start(change, message.cores)
@@ -582,6 +602,10 @@ class Server:
             entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
             entry["segments"] += 1
             entry["bytes"] += held.own_bytes
+        requests = self._requests.describe([client.tally for client in self._clients.values()])
+        scheduler = {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())}
+        begun = sum(found["in_flight"] for found in requests["requests"].values())
+        scheduler["queue_depth"] = max(scheduler["waiting"], begun - scheduler["instances"]["running"], 0)
         return {
             "runtime": {
                 "name": self._config.name,
@@ -620,6 +644,7 @@ class Server:
             },
             "workers": [self._worker(worker) for worker in self._pool.describe()],
             "models": self._models.describe(),
+            **requests,
             "clients": [
                 {
                     "client": client.number,
@@ -635,7 +660,7 @@ class Server:
             ],
             "memory": memory,
             "events": self._journal.latest(),
-            "scheduler": {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())},
+            "scheduler": scheduler,
         }
 
     def _worker(self, worker: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_numbers_of_numpy_are_numbers(shared_runtime: aspen_mp.Runtime) -> None:
 
 @pytest.mark.parametrize("model", [MLP.graph, 5, None, [MLP]])
 def test_what_is_no_model(shared_runtime: aspen_mp.Runtime, model: Any) -> None:
-    with pytest.raises(TypeError, match=rf"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not a {type(model).__name__}"):
+    with pytest.raises(TypeError, match=rf"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not an? {type(model).__name__}"):
         shared_runtime.load(model)
 
 
@@ -180,7 +180,7 @@ def test_the_array_alone(mlp: aspen_mp.Model, shared_runtime: aspen_mp.Runtime) 
     for y in (mlp.run(X), mlp.submit(X).result(WATCHDOG_S), asyncio.run(mlp.run_async(X))):
         np.testing.assert_array_equal(y["y"], expected)
     two = shared_runtime.load(small_models.two_inputs())
-    with pytest.raises(TypeError, match=r"model 'two': feeds must be a dict \{'a': array, 'b': array\}, not a ndarray"):
+    with pytest.raises(TypeError, match=r"model 'two': feeds must be a dict \{'a': array, 'b': array\}, not an ndarray"):
         two.run(X)
     two.unload()
 

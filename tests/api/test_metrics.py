@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aspen_mp
 from aspen_mp import metrics
 from aspen_mp.cli import metrics as cli
-from aspen_mp.errors import RequestError
+from aspen_mp.errors import QueueFull, RequestError, RequestTimeout
 
 WATCHDOG_S = 60.0
 
@@ -187,3 +191,128 @@ def test_wrong_addresses():
         refused = command("metrics", "--listen", text)
         refused.communicate(timeout=WATCHDOG_S)
         assert refused.returncode == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ what clients count
+
+
+def bucket_counts(found: dict, name: str, **labels: str) -> list[float]:
+    """A histogram's cumulative counts in the order of their bounds."""
+    at = [
+        (float(dict(has)["le"]), value)
+        for (sample, has), value in found.items()
+        if sample == f"{name}_bucket" and labels.items() <= dict(has).items()
+    ]
+    return [value for _, value in sorted(at)]
+
+
+def scrape(runtime: aspen_mp.Runtime) -> dict:
+    return samples(metrics.text(runtime.status()))
+
+
+def test_requests_by_model_and_outcome(runtime):
+    """Every way to make a request, and every way in which one ends, of clients in this process and in one that is killed."""
+    good, failing, slow = (
+        runtime.load(small_models.mlp("n")),
+        runtime.load(small_models.gather(), name="gather"),
+        runtime.load(small_models.loop(), name="loop"),
+    )
+    x = {"x": np.ones((2, 16), np.float32)}
+    good.run(x)
+    good.submit(x).result(WATCHDOG_S)
+    asyncio.run(good.run_async(x))
+    assert len(list(good.map([x] * 5))) == 5
+    for use in (failing.run, lambda feeds: failing.submit(feeds).result(WATCHDOG_S)):
+        with pytest.raises(RequestError):
+            use({"i": np.array([0, 1, 7], np.int64)})
+    runtime.scale(0)
+    with pytest.raises(RequestTimeout):
+        good.run(x, timeout=0.01)
+    future = good.submit(x)
+    assert scrape(runtime)["aspen_mp_requests_in_flight", (("model", "mlp"),)] == 1
+    assert total(scrape(runtime), "aspen_mp_queue_depth") >= 1
+    assert future.cancel()
+    runtime.scale(2)
+    wait_for(lambda: total(scrape(runtime), "aspen_mp_requests_in_flight") == 0)
+    found = scrape(runtime)
+    for model, outcomes in (("mlp", {"completed": 8, "timed_out": 1, "cancelled": 1}), ("gather", {"failed": 2}), ("loop", {})):
+        for outcome in ("completed", "failed", "timed_out", "cancelled", "lost", "refused"):
+            assert total(found, "aspen_mp_requests_total", model=model, outcome=outcome) == outcomes.get(outcome, 0), (model, outcome)
+        counts = bucket_counts(found, "aspen_mp_request_seconds", model=model)
+        assert counts == sorted(counts)
+        ended = sum(outcomes.values())
+        assert counts[-1:] == ([ended] if ended else counts[-1:])
+        assert total(found, "aspen_mp_request_seconds_count", model=model) == ended
+    assert total(found, "aspen_mp_request_seconds_sum", model="mlp") >= 0.01  # one waited for so long
+    waited = bucket_counts(found, "aspen_mp_queue_seconds")
+    assert waited[-1] >= 10
+    code = (
+        "import os, pickle, sys; import numpy as np; m = pickle.load(sys.stdin.buffer)\n"
+        "for _ in range(3): m.run({'x': np.ones((2, 16), np.float32)})\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(good), check=False, timeout=WATCHDOG_S)
+    wait_for(lambda: len(runtime.status()["clients"]) == 1)
+    assert total(scrape(runtime), "aspen_mp_requests_total", model="mlp", outcome="completed") == 11
+    good.unload()
+    slow.unload()
+    assert total(scrape(runtime), "aspen_mp_requests_total", model="mlp", outcome="completed") == 11
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WATCHDOG_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("whose", ["client", "runtime", "both"])
+def test_bounded_queues(whose: str) -> None:
+    """What waits is limited, not what runs; once some have ended there is room again. The lower limit counts."""
+    own = {"client": 3, "runtime": None, "both": 3}[whose]
+    common = {"client": None, "runtime": 3, "both": 50}[whose]
+    with (
+        aspen_mp.Runtime(workers=1, name=f"test-queue-{whose}", max_queued=common, log="off"),
+        aspen_mp.connect(f"test-queue-{whose}", max_queued=own) as runtime,
+    ):
+        model, other = runtime.load(small_models.mlp(), name="bounded"), runtime.load(small_models.mlp(seed=1), name="beside")
+        x = {"x": np.ones((4, 16), np.float32)}
+        runtime.scale(0)
+        waiting = [model.submit(x), other.submit(x), model.submit(x)]
+        for use in (model.run, model.submit, other.submit, lambda feeds: next(other.map([feeds]))):
+            with pytest.raises(QueueFull, match="3 requests of this process wait for workers, max_queued allows 3"):
+                use(x)
+        assert waiting[0].cancel()
+        waiting.append(model.submit(x))
+        runtime.scale(1)
+        assert all(future.result(WATCHDOG_S) for future in waiting[1:])
+        for _ in range(10):
+            model.run(x)
+        assert total(scrape(runtime), "aspen_mp_requests_total", outcome="refused", model="bounded") == 2
+        assert total(scrape(runtime), "aspen_mp_requests_total", outcome="refused", model="beside") == 2
+
+
+def test_threads_cannot_outrun_the_limit() -> None:
+    with aspen_mp.Runtime(workers=1, max_queued=5, log="off") as runtime:
+        model = runtime.load(small_models.mlp())
+        x = {"x": np.ones((4, 16), np.float32)}
+        runtime.scale(0)
+        with ThreadPoolExecutor(8) as pool:
+            tried = [pool.submit(model.submit, x) for _ in range(40)]
+        kept = [attempt.result() for attempt in tried if attempt.exception() is None]
+        assert len(kept) == 5
+        assert {type(attempt.exception()) for attempt in tried} == {QueueFull, type(None)}
+        runtime.scale(1)
+        assert all(future.result(WATCHDOG_S) for future in kept)
+
+
+def test_a_client_that_writes_nonsense_into_its_counts(runtime) -> None:
+    """They are its own; the planner process shows what it reads, and goes on."""
+    model = runtime.load(small_models.mlp())
+    x = {"x": np.ones((4, 16), np.float32)}
+    model.run(x)
+    view = memoryview(runtime._session._counts.mapping).cast("B")
+    view[:] = np.random.default_rng(0).bytes(len(view))
+    view.release()
+    for _ in range(2):
+        assert scrape(runtime)
+        model.run(x)

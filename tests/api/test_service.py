@@ -87,6 +87,7 @@ def test_a_planner_process_that_hangs_is_no_longer_said_to_be_alive(place: Path,
     process = launch(place)
     try:
         pid = report(process)["pid"]
+        assert manager.recv(100) == b"READY=1"
         os.kill(pid, signal.SIGSTOP)
         manager.settimeout(1.0)
         with contextlib.suppress(TimeoutError):

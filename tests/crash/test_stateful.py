@@ -170,7 +170,7 @@ class RuntimeMachine(RuleBasedStateMachine):
     @rule(n=st.integers(1, 3))
     def remove(self, n: int) -> None:
         if n > self.workers:
-            with pytest.raises(RequestError, match=f"{n} workers to remove"):
+            with pytest.raises(RequestError, match=f"{n} workers? to remove"):
                 self.runtime.remove_workers(n)
         else:
             self.workers -= n
