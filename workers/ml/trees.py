@@ -8,7 +8,7 @@ that order, unless it shares the trees of a row out to threads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -27,11 +27,12 @@ _PAIRS: Final = 1 << 20
 """Pairs of a row and a tree that walk at once: some tens of megabytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ensemble:
     """Nodes: `mode` (LEAF: 7), `feature`, `value` (what is compared with; of a MEMBER node the number of its set), children `true` and
     `false`, `missing` (NaN goes the true way). `roots`: of each tree. Weights of node k: entries `first[k]` … `first[k + 1]` of
-    `targets` and `weights`. `members`, `keys`: all values that are in sets, and (set, value) pairs that are, as sorted numbers."""
+    `targets` and `weights`. `members`, `keys`: all values that are in sets, and (set, value) pairs that are, as sorted numbers. `kinds`:
+    modes of inner nodes; `columns`: the first and the last that they read, (0, -1) for none."""
 
     mode: Array
     feature: Array
@@ -45,6 +46,14 @@ class Ensemble:
     weights: Array
     members: Array
     keys: Array
+    kinds: list[int] = field(init=False)
+    columns: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inner = self.mode != LEAF
+        self.kinds = np.unique(self.mode[inner]).tolist()
+        read = self.feature[inner]
+        self.columns = (int(read.min()), int(read.max())) if read.size else (0, -1)
 
     def leaves(self, x: Array) -> Array:
         """The leaf that each tree leads each row of x [rows, columns] to: [rows, trees]."""
@@ -62,12 +71,10 @@ class Ensemble:
 
     def _goes(self, node: Array, v: Array) -> Array:
         """Whether values go the true way."""
-        modes = self.mode[node]
-        kinds = np.unique(modes)
         bound = self.value[node]
         out = np.zeros(len(v), bool)
-        for kind in kinds.tolist():
-            which = slice(None) if len(kinds) == 1 else modes == kind
+        for kind in self.kinds:
+            which = slice(None) if len(self.kinds) == 1 else self.mode[node] == kind
             if kind == _MEMBER:
                 out[which] = self._member(bound[which], v[which])
             else:
@@ -302,9 +309,9 @@ class _Inputs:
         if found is None:
             found = self._made[dtype] = self._make(dtype)
         table = rows(x).astype(dtype, copy=False)
-        used = found.feature[found.mode != LEAF]
-        if used.size and not (used.min() >= 0 and used.max() < table.shape[1]):
-            raise ValueError(f"trees read columns {used.min()} to {used.max()} of rows of {table.shape[1]}")
+        first, last = found.columns
+        if first < 0 or last >= table.shape[1]:
+            raise ValueError(f"trees read columns {first} to {last} of rows of {table.shape[1]}")
         return found, table
 
 
