@@ -76,6 +76,7 @@ _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
 _ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9}
 _ELEMENT_NS |= {"MOMENTS": 0.06, "STANDARDIZE": 0.05}
 _ELEMENT_NS |= {"QUANTIZE": 0.07, "DEQUANTIZE": 0.03, "EXTREMES": 0.03}
+_ELEMENT_NS |= {"SCORES": 1.5, "LABELS": 1.0, "COUPLE": 20.0}
 _ELEMENT_NS |= {"TOPK": 1.2, "INDEX": 2.0, "SCATTER": 0.4}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
 _PLAIN_NS = 0.05
@@ -93,6 +94,10 @@ REGION = 14.0
 """Pixels along an axis of a region of ROIALIGN: detectors take them from images in which they have about so many."""
 DEFORM_NS, PLACE_NS = 0.15, 20.0
 """An element that DEFORM writes, and a place where it reads."""
+TREE_STEP_NS = 0.8
+"""A step of a row from one node of TREES to the next."""
+RBF_TERM_NS, DUEL_TERM_NS = 0.06, 1.0
+"""A difference that RBF squares, and a product that DUELS adds."""
 RECURRENT = {"LSTM": 2.2, "GRU": 1.4, "RNN": 0.5}
 """Kernels of recurrent layers, and what the functions of a unit take in a step."""
 
@@ -393,6 +398,17 @@ def _deform_ns(node: Node, ops: float) -> float:
     return node.output.size * (DEFORM_NS + runs * PLACE_NS)
 
 
+def _trees_ns(node: Node, steps: float) -> float:
+    """A row takes each tree down to a leaf; few rows wait for the memory that nodes lie in, many find them in a cache."""
+    return steps * TREE_STEP_NS + node.output.size * _PLAIN_NS
+
+
+def _inputs_terms(node: Node) -> float:
+    """Two operations for each element of the output and of an input's row."""
+    x = node.inputs[0]
+    return 2.0 * node.output.size * (x.shape[-1] if x is not None else 1)
+
+
 FAMILIES = {
     "GEMM": Family(_gemm_flops, hides=True),
     "NGEMM": Family(_gemm_flops, hides=True),
@@ -419,6 +435,11 @@ FAMILIES = {
     "GRIDSAMPLE": Family(_grid_flops, _grid_ns),
     "ROIALIGN": Family(_roi_flops, _roi_ns),
     "DEFORM": Family(_deform_flops, _deform_ns),
+    "TREES": Family(lambda node: float(node.output.shape[0] * node.attrs["steps"]), _trees_ns),
+    "LABELS": Family(_reduce_flops),
+    "RBF": Family(_inputs_terms, lambda node, flops: flops * RBF_TERM_NS / 2 + node.output.size * _FUNCTION_NS["EXP"]),
+    "DUELS": Family(lambda node: 2.0 * _reduce_flops(node), lambda node, flops: flops / 2 * DUEL_TERM_NS),
+    "COUPLE": Family(lambda node: float(node.output.size * node.output.shape[1])),
 }
 """Kernels that are not here do one operation for each element of their output, at `element_ns`. A new family is one line."""
 _OTHERS = Family()
@@ -500,6 +521,17 @@ def scratch_bytes(node: Node) -> int:
         x = node.inputs[0]
         assert x is not None
         return roi_scratch(node.output.shape, x.shape, node.attrs["mode"], node.attrs["ratio"])
+    if node.op == "TREES":
+        x = node.inputs[0]
+        assert x is not None
+        return 64 * 8 * (x.shape[1] + node.output.shape[1])
+    if node.op == "SCORES":
+        return 8 * max(1024, node.output.shape[1])
+    if node.op == "LABELS":
+        table = node.inputs[1]
+        return 4 * table.size if table is not None else 0
+    if node.op == "COUPLE":
+        return 4 * node.output.shape[1] * (node.output.shape[1] + 2)
     if node.op in RECURRENT:
         return 4 * node.output.shape[2] * (4 * -(-node.output.shape[3] // 16) * 16 + 8 * 16)
     if node.op == "ATTENTION":

@@ -59,6 +59,12 @@ op                   attrs
 ``GRIDSAMPLE``       ``mode``, ``padding`` (`GRID_MODES`, `GRID_PADDINGS`), ``align_corners``. Inputs X, grid
 ``ROIALIGN``         ``mode`` (`ROI_MODES`), ``ratio``, ``scale``, ``half_pixel``. Inputs X, regions, which image each is of
 ``DEFORM``           ``groups``, ``parts``, ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left). Inputs X, offsets, mask?
+``TREES``            ``aggregate`` (`AGGREGATES`), ``flags``, ``most``, ``steps`` (for the cost), see `ensembles.Packed`. Inputs X [N, F],
+                     nodes, trees, weights?, base? [C]
+``SCORES``           ``transform`` (`TRANSFORMS`), ``second`` ("", "1 - s" or "-s": how two scores are made of one)
+``LABELS``           ``mode`` (`LABEL_MODES`), ``column``, ``threshold``. Inputs scores, labels
+``RBF``              ``gamma``. Inputs X, vectors (packed, see `Builder.packed_panels`)
+``DUELS, COUPLE``    nothing. Inputs K, coefficients, starts, rho; scores of pairs, a, b
 ``CUMSUM``           ``axis``, ``exclusive``, ``reverse``
 ``ATTENTION``        ``scale``, ``causal``, ``offset``, ``fill``, ``softcap`` (0: none), ``guard`` ("none", "nan", "unseen"),
                      ``mask_first``. Inputs Q, K, V, mask?
@@ -95,6 +101,10 @@ GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
 GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 GRID_MODES = {"linear": 0, "nearest": 1, "cubic": 2}
 GRID_PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
+TRANSFORMS = {"NONE": 0, "LOGISTIC": 1, "SOFTMAX": 2, "SOFTMAX_ZERO": 3, "PROBIT": 4}
+AGGREGATES = {"SUM": 0, "AVERAGE": 1, "MIN": 2, "MAX": 3}
+SECOND_SCORES = {"": 0, "1 - s": 1, "-s": 2}
+LABEL_MODES = {"greatest": 0, "above": 1, "votes": 2}
 ROI_MODES = {"avg": 0, "max": 1}
 RESIZE_MODES = {"nearest": 0, "linear": 1, "cubic": 2}
 RESIZE_COORDINATES = {"half_pixel": 0, "asymmetric": 1, "align_corners": 2, "pytorch_half_pixel": 3, "half_pixel_symmetric": 4}
@@ -262,6 +272,12 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GRIDSAMPLE": lambda a: [GRID_MODES[a["mode"]], GRID_PADDINGS[a["padding"]], int(a["align_corners"])],
     "ROIALIGN": lambda a: [ROI_MODES[a["mode"]], a["ratio"], bits(a["scale"]), int(a["half_pixel"])],
     "DEFORM": lambda a: [a["groups"], a["parts"], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"]],
+    "TREES": lambda a: [AGGREGATES[a["aggregate"]], int(a["flags"]), a["most"]],
+    "SCORES": lambda a: [TRANSFORMS[a["transform"]], SECOND_SCORES[a["second"]]],
+    "LABELS": lambda a: [LABEL_MODES[a["mode"]], a["column"], bits(a["threshold"])],
+    "RBF": lambda a: [bits(a["gamma"])],
+    "DUELS": lambda a: [],
+    "COUPLE": lambda a: [],
     "RESIZE": _resize,
     "ATTENTION": _attention,
     "LSTM": lambda a: [a["first"], int(a["reverse"]), 0],

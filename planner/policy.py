@@ -114,6 +114,8 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
 
 
+WHOLE_ROWS = frozenset({"TREES", "SCORES", "COUPLE"})
+"""Kernels that make all of a row at once."""
 RUN_LINES = 8
 """Cache lines that sums of columns go through side by side: of fewer, memory is read at half the rate."""
 
@@ -137,6 +139,8 @@ def _fixed_axes(node: Node) -> frozenset[int]:
     if node.op == "MOMENTS":
         return frozenset({2, 3})  # pixels are cut: channels lie side by side
     if node.op == "EXTREMES":
+        return frozenset({1})
+    if node.op in WHOLE_ROWS:
         return frozenset({1})
     return frozenset({1}) if node.op == "LRN" else frozenset()
 

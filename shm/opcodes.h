@@ -82,7 +82,13 @@
   X(ICONV, 42, 2, 6, 15, 1)                                                                                                        \
   X(NGEMM, 43, 2, 7, 9, 1)                                                                                                         \
   X(BCONV, 44, 2, 8, 15, 1)                                                                                                        \
-  X(BGEMM, 45, 2, 6, 5, 1)
+  X(BGEMM, 45, 2, 6, 5, 1)                                                                                                         \
+  X(TREES, 46, 3, 5, 3, 1)                                                                                                         \
+  X(SCORES, 47, 1, 1, 2, 1)                                                                                                        \
+  X(LABELS, 48, 2, 2, 3, 1)                                                                                                        \
+  X(RBF, 49, 2, 2, 1, 1)                                                                                                           \
+  X(DUELS, 50, 4, 4, 0, 1)                                                                                                         \
+  X(COUPLE, 51, 3, 3, 0, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -7,12 +7,12 @@ raises `Misfit` naming what does not fit.
 
 from __future__ import annotations
 
-from aspen_mp.planner.checks import axes, elementwise, images, indexing, padding, products, recurrent, sampling
+from aspen_mp.planner.checks import axes, elementwise, images, indexing, padding, products, recurrent, rows, sampling
 from aspen_mp.planner.checks.call import Arg, Call, Misfit, Rule
 
 __all__ = ["Arg", "Call", "Misfit", "check_call"]
 
-_FAMILIES = (products, images, elementwise, axes, indexing, padding, sampling, recurrent)
+_FAMILIES = (products, images, elementwise, axes, indexing, padding, sampling, recurrent, rows)
 _RULES: dict[str, Rule] = {kernel: rule for family in _FAMILIES for kernel, rule in family.RULES.items()}
 
 

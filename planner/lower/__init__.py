@@ -11,6 +11,8 @@ from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.lower import (
     attention,
     elementwise,
+    ensembles,
+    linear,
     movement,
     products,
     quantized,
@@ -29,6 +31,8 @@ from aspen_mp.shm.errors import ModelInvalidError
 _FAMILIES = (
     attention,
     elementwise,
+    ensembles,
+    linear,
     movement,
     products,
     quantized,

@@ -8,12 +8,12 @@ computed, and never less than them. A box with hi ≤ lo on any axis is empty: n
 from __future__ import annotations
 
 from aspen_mp.planner.ir import Node
-from aspen_mp.planner.regions import axes, elementwise, images, indexing, padding, products, recurrent, sampling, views
+from aspen_mp.planner.regions import axes, elementwise, images, indexing, padding, products, recurrent, rows, sampling, views
 from aspen_mp.planner.regions.boxes import Boxes, Region, Rule
 
 __all__ = ["input_region"]
 
-_FAMILIES = (views, products, images, elementwise, axes, indexing, padding, sampling, recurrent)
+_FAMILIES = (views, products, images, elementwise, axes, indexing, padding, sampling, recurrent, rows)
 _RULES: dict[str, Rule] = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 
 

@@ -170,6 +170,25 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        2, 3: one step of 0 in two halves, so that tiles can share its units: the update gate and r * h, out[2, 1, B, H], and what follows from them (as input 3).
  *        Sums over the terms of h are in ascending order, as in GEMM, then P is added. Boxes may cut any axis; what a cut of steps or units makes a tile
  *        compute beside its box is lost, except units of the run's last step that it needs.
+ * TREES  out[N, C], f32 or f64: what an ensemble of decision trees makes of each row of X[N, F] (f32, f64, i32, i64; converted to the type of the thresholds).
+ *        in: X, nodes, trees, weights? [W], base? [C] (both of the thresholds' type). nodes (i32, contiguous): [n, 4] with f32 thresholds {value, weight, feature, child},
+ *        or [n, 6] with f64 ones {value (2), weight (2), feature, child}: a row goes on to child + (x[feature] <= value). Flags in `feature`: bit 29, x must also
+ *        be no less than the value; bit 30, a NaN goes to child + 1, else to child. A leaf has the value NaN and is its own child; where its tree has one target it
+ *        holds the weight, else (first word, u32) where its weights begin. trees (i32, contiguous) [t, 4]: {root, steps to the deepest leaf, first target, targets}.
+ *        A target's weights are combined in the order of the trees, from 0, in the type of the thresholds; then base is added. Indices outside their table are
+ *        taken for others inside. params: 0 sum / 1 average / 2 least / 3 greatest (NaN: no weight; of none the result is 0), flags (1: some node has one), most steps
+ * SCORES out[N, E], f32, from the scores S[N, C] (f32 or f64) of classes. params: 0 none / 1 logistic / 2 softmax / 3 softmax that leaves zeros out / 4 probit,
+ *        second (0: E = C; of one score (C = 1) two are made first (E = 2): 1: 1 - s, s; 2: -s, s)
+ * LABELS out[N], i64, from scores S[N, C] (f32 or f64). in: S, labels (i64, [L]). params: mode (0: that of the greatest score, of equals the first, L = C; 1: the
+ *        second label where S[:, column] > threshold, else the first; 2: S has the scores of the L (L - 1) / 2 pairs of classes (i, j), i < j: a score > 0 is a vote for
+ *        i, else for j, and most votes win, of equals the first), column, f64 threshold
+ * RBF    out[N, V] = exp(-gamma |x - s|^2), f32, of rows of X[N, F] and vectors s, packed as GEMM's B: [ceil(V/32), F, 32]. Squares are summed over ascending features,
+ *        one fused (portable: plain) multiply-add each. params: f64 gamma
+ * DUELS  out[N, C (C - 1) / 2], f32: for each pair of classes (i, j), i < j, the sum over the vectors v of i of coef[j - 1, v] K[:, v] and then over those of j of
+ *        coef[i, v] K[:, v], in f64 (eight sums side by side, then each other's), + rho. in: K[N, V], coef[C - 1, V], starts (i64, [C + 1]: class i has the vectors
+ *        starts[i] … starts[i + 1] - 1), rho. No params
+ * COUPLE out[N, C], f32: probabilities of classes from the scores S[N, C (C - 1) / 2] of pairs of them, by the second method of Wu, Lin and Weng (2004), as libsvm
+ *        does it. in: S, a, b (of each pair: class i wins with 1 / (1 + exp(a s + b))). No params
  */
 
 /* Instruction sets, best first. ASPEN_MP_ISA forces one. */
