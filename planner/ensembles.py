@@ -1,7 +1,7 @@
 """Ensembles of decision trees: from the attributes of ONNX's operators to the tables that the kernel TREES reads.
 
-All versions of ONNX's operators become one `Trees`. `pack` lays that out: the nodes of a tree lie together, level by level, the two children of
-a node side by side, so that a step of a walk is ``child + (x <= value)``. Every other comparison is spelled as that one:
+All versions of ONNX's operators become one `Trees`. `pack` lays that out: the nodes of a tree lie together, level by level, and the two
+children of a node side by side, so that a step of a walk is ``child + (x <= value)``. Every other comparison is spelled as that one:
 
 - ``x < v`` is ``x <= w`` with w the number before v;
 - ``x > v``, ``x >= v`` and ``x != v`` are the opposites of others, with the children in the other order;
@@ -14,6 +14,7 @@ Converters let several nodes share a child. The first of them owns it; for the o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -319,7 +320,7 @@ def _slots(t: Trees, level: Ints, owner: Ints) -> tuple[_Slots, int, Ints]:
     order = np.argsort(level, kind="stable")
     order = order[level[order] > 0]
     bounds = np.searchsorted(level[order], np.arange(1, level.max() + 2))
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, last in pairwise(bounds.tolist()):
         nodes = order[first:last]
         tree[nodes] = tree[owner[nodes] // 2]
     inner = np.flatnonzero((level >= 0) & (t.mode != LEAF))
@@ -339,7 +340,8 @@ def _slots(t: Trees, level: Ints, owner: Ints) -> tuple[_Slots, int, Ints]:
 def _weights(
     t: Trees, level: Ints, slots: _Slots, nodes: Any, table: npt.NDArray[np.int32], targets: int, aggregate: str, dtype: np.dtype[Any]
 ) -> Floats | None:
-    """Writes weights, or where they begin, into leaves, and the range of its targets into each tree. Returns the weights that are elsewhere."""
+    """Writes weights, or where they begin, into leaves, and the range of its targets into each tree. Returns the weights that lie
+    elsewhere, if any do."""
     none = dtype.type(0 if aggregate in ("SUM", "AVERAGE") else np.nan)
     leaves = np.flatnonzero((level >= 0) & (t.mode == LEAF))
     used = level[t.leaf] >= 0

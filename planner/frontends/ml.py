@@ -1,7 +1,7 @@
 """Operators of ``ai.onnx.ml`` that have kernels: shapes, of which ONNX's inference knows few, and labels.
 
-Kernels give classes as integers. Where a model names them by strings, its classifier gives places in the list of names, and a Gather behind it
-takes the names: all that is left to do without a kernel (`named`).
+Kernels give classes as integers. Where a model names them by strings, its classifier gives places in the list of names, and a Gather
+behind it takes the names: all that is left to do without a kernel (`named`).
 """
 
 from __future__ import annotations

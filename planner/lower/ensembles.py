@@ -1,7 +1,7 @@
 """Tree ensembles of ai.onnx.ml: TREES gives the scores, LABELS and SCORES what a classifier makes of them.
 
-onnxruntime's rules are followed where ONNX leaves them open: two classes of which only the first has weights have one score, and whether all weights are
-positive decides how it is read (`_one_score`).
+onnxruntime's rules are followed where ONNX leaves them open: two classes of which only the first has weights have one score, and whether
+all weights are positive decides how it is read (`_two_classes`).
 """
 
 from __future__ import annotations
@@ -136,17 +136,14 @@ def _ensemble(b: Builder, node: Node) -> Tensor:
         trees = ensembles.from_leaves(attrs)
     except ModelInvalidError as error:
         raise ModelInvalidError(f"node {node.name!r} ({node.onnx_op}): {error}") from None
-    return (
-        scores(b, _emit(b, x, trees, targets, _AGGREGATES_BY_NUMBER[aggregate], None, node.output.dtype), name)
-        if name != "NONE"
-        else _emit(b, x, trees, targets, _AGGREGATES_BY_NUMBER[aggregate], None, node.output.dtype)
-    )
+    y = _emit(b, x, trees, targets, _AGGREGATES_BY_NUMBER[aggregate], None, node.output.dtype)
+    return y if name == "NONE" else scores(b, y, name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the scores of classes are read. `base`: what they begin with; `second`: see `scores`; `column`, `threshold`: the second of `table`
-    where that score is above; without a column, the greatest score."""
+    """How the scores of classes are read. `base`: what they begin with; `second`: see `scores`; `column`, `threshold`: the second of
+    `table` where that score is above; without a column, that of the greatest score."""
 
     base: npt.NDArray[Any] | None
     table: npt.NDArray[np.int64]

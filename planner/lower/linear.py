@@ -1,4 +1,5 @@
-"""Linear models, support vector machines and what prepares their features (ai.onnx.ml), by products, element-wise kernels and those of `svm.c`.
+"""Linear models, support vector machines and what prepares their features (ai.onnx.ml): by products, element-wise kernels and those of
+`svm.c`.
 
 Everything but Imputer and Binarizer is computed in f32 and gives f32, whatever numbers come in, as ONNX has it.
 """

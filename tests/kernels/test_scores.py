@@ -86,10 +86,9 @@ def test_labels(isa, seed, rows, classes, mode, kind):
     s = (rng.integers(-3, 4, (rows, classes * (classes - 1) // 2 if mode == VOTES else classes)) / 2).astype(kind)
     column, threshold = int(rng.integers(s.shape[1])), float(rng.choice([0.0, 0.5]))
     table = rng.integers(-(2**40), 2**40, 2 if mode == ABOVE else classes)
-    if mode == GREATEST:
-        index = s.argmax(1)
-    else:
-        index = (s[:, column] > threshold).astype(int) if mode == ABOVE else elected(s, classes)
+    index = {GREATEST: lambda: s.argmax(1), ABOVE: lambda: (s[:, column] > threshold).astype(int), VOTES: lambda: elected(s, classes)}[
+        mode
+    ]()
     out = layout(rng, (rows,), np.int64)
     operands, params = [filled(rng, s), filled(rng, table)], [mode, column, threshold]
     result = run("LABELS", out, operands, params, isa=isa)

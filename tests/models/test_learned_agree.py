@@ -210,8 +210,8 @@ def test_trees_that_are_none_are_refused_by_name() -> None:
     rng = np.random.default_rng(2)
     attrs = attributes(rng, features=9) | {"n_targets": 1}
     x = np.zeros((3, 2), np.float32)
-    with pytest.raises(ModelInvalidError, match="treeensembleregressor.*looks at feature"):
+    with pytest.raises(ModelInvalidError, match=r"treeensembleregressor.*looks at feature"):
         planned(model("TreeEnsembleRegressor", attrs, x, 1).SerializeToString(), {"x": x}, 1)
     attrs["nodes_truenodeids"][0] = 10_000
-    with pytest.raises(ModelInvalidError, match="treeensembleregressor.*names node 10000"):
+    with pytest.raises(ModelInvalidError, match=r"treeensembleregressor.*names node 10000"):
         planned(model("TreeEnsembleRegressor", attrs, x, 1).SerializeToString(), {"x": x}, 1)

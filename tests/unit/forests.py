@@ -37,7 +37,8 @@ def attributes(
     shared: bool = False,
     positive: bool = False,
 ) -> dict[str, Any]:
-    """Attributes of TreeEnsembleRegressor (or, `weights` "class", Classifier). Nodes of a tree have ids in any order but for the root, which is first.
+    """Attributes of TreeEnsembleRegressor (or, `weights` "class", Classifier). Nodes of a tree have ids in any
+    order; the root is first.
     `targets`: those that every leaf gives a weight to (`sparse`: some of them). `shared`: some nodes have a child that another node has."""
     rows: list[tuple[Any, ...]] = []
     leaves: list[tuple[int, int, int, float]] = []
