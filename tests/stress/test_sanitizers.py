@@ -188,6 +188,16 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
     offsets[0, 0, 0, 0] = rng.choice([np.nan, np.inf, 3e38])
     for image in (f, last):
         yield "DEFORM", [odd(n, 6 * c, 3, 5), image, offsets, odd(n, 6, 3, 5)], [1, 1, 2, 3, *rng.integers(1, 4, 4).tolist(), 1, 1]
+    for words, kind in ((4, np.float32), (6, np.float64)):  # tables that say anything
+        table = rng.integers(-(2**31), 2**31, (int(rng.integers(1, 9)), words)).astype(np.int32)
+        trees = np.where(rng.random((5, 4)) < 0.5, rng.integers(0, 4, (5, 4)), rng.integers(-(2**31), 2**31, (5, 4))).astype(np.int32)
+        operands = [odd(11, 3), odd(11, 4, dtype=kind), table, trees, rng.standard_normal(7).astype(kind)]
+        yield "TREES", operands, [int(rng.integers(4)), int(rng.integers(2)), 9]
+    yield "SCORES", [odd(9, 5), odd(9, 5)], [int(rng.integers(5)), 0]
+    yield "LABELS", [odd(9, dtype=np.int64), odd(9, 6), odd(4, dtype=np.int64)], [2, 0, 0.0]
+    yield "RBF", [odd(7, 40), odd(7, 5), np.ones((2, 5, 32), np.float32)], [0.5]
+    yield "DUELS", [odd(5, 3), odd(5, 6), odd(2, 6), rng.integers(-9, 9, 4), odd(3)], []
+    yield "COUPLE", [odd(5, 3), odd(5, 3), odd(3), odd(3)], []
     for mode in range(3):
         scale = [1.0, 1.0, float(rng.choice([0.4, 1.7, 2.0])), float(rng.choice([0.5, 3.0]))]
         grown = [n, c, max(1, int(h * scale[2])), max(1, int(w * scale[3]))]

@@ -11,8 +11,10 @@ from forests import MODES, attributes, reached, rows
 from onnx import numpy_helper
 
 from aspen_mp.planner import ensembles
+from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.lower.builder import NoKernel
 from aspen_mp.shm.errors import ModelInvalidError
+from aspen_mp.shm.tables import DTYPES
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -150,3 +152,83 @@ def test_sets() -> None:
     packed = ensembles.pack(ensembles.from_leaves(attrs), 1, "SUM", F32)
     found = [walk(packed, np.array([x], np.float32), F32)[0] for x in (1, 3, 8, 2, 5, np.nan)]
     assert found == [1, 1, 1, 3, 4, 4]
+
+
+def call(kernel: str, shapes: list[tuple[str, tuple[int, ...]] | None], params: list[int], change: tuple[int, Any] | None = None) -> None:
+    """Checks a call; `change`: an operand, or a parameter behind them, that is another."""
+    if change is not None and change[0] >= len(shapes):
+        params = [*params[: change[0] - len(shapes)], change[1], *params[change[0] - len(shapes) + 1 :]]
+    elif change is not None:
+        shapes = [*shapes[: change[0]], change[1], *shapes[change[0] + 1 :]]
+    out, *inputs = (None if s is None else Arg(DTYPES[s[0]], s[1], True) for s in shapes)
+    assert out is not None
+    check_call(kernel, Call(out, inputs, params))
+
+
+CALLS: dict[str, tuple[list[tuple[str, tuple[int, ...]] | None], list[int], list[tuple[int, Any]]]] = {
+    "TREES": (
+        [("F32", (9, 2)), ("F32", (9, 5)), ("I32", (30, 4)), ("I32", (3, 4)), ("F32", (7,)), ("F32", (2,))],
+        [0, 0, 6],
+        [
+            (0, ("F32", (8, 2))),
+            (0, ("I32", (9, 2))),
+            (0, ("F32", (9, 0))),
+            (1, ("BOOL", (9, 5))),
+            (1, ("F32", (9, 0))),
+            (2, ("I32", (30, 5))),
+            (2, ("I32", (0, 4))),
+            (2, ("F32", (30, 4))),
+            (3, ("I32", (3, 3))),
+            (3, ("I32", (0, 4))),
+            (4, ("F64", (7,))),
+            (5, ("F32", (3,))),
+            (6, 4),
+            (7, 2),
+            (8, -1),
+            (8, 1 << 30),
+        ],
+    ),
+    "SCORES": (
+        [("F32", (9, 2)), ("F64", (9, 1))],
+        [1, 2],
+        [(0, ("F64", (9, 2))), (0, ("F32", (9, 3))), (1, ("F64", (9, 2))), (1, ("I32", (9, 1))), (2, 5), (3, 3), (3, 0)],
+    ),
+    "LABELS": (
+        [("I64", (9,)), ("F32", (9, 3)), ("I64", (3,))],
+        [2, 0, 0],
+        [
+            (0, ("I64", (8,))),
+            (0, ("I32", (9,))),
+            (1, ("F32", (9, 4))),
+            (1, ("I64", (9, 3))),
+            (2, ("I64", (4,))),
+            (2, ("I32", (3,))),
+            (3, 3),
+            (3, 1),
+        ],
+    ),
+    "RBF": (
+        [("F32", (9, 40)), ("F32", (9, 5)), ("F32", (2, 5, 32))],
+        [0],
+        [(0, ("F32", (9, 70))), (1, ("F32", (8, 5))), (1, ("F64", (9, 5))), (2, ("F32", (2, 4, 32)))],
+    ),
+    "DUELS": (
+        [("F32", (9, 3)), ("F32", (9, 6)), ("F32", (2, 6)), ("I64", (4,)), ("F32", (3,))],
+        [],
+        [(0, ("F32", (9, 2))), (1, ("F32", (9, 7))), (2, ("F32", (3, 6))), (3, ("I64", (3,))), (3, ("I32", (4,))), (4, ("F32", (2,)))],
+    ),
+    "COUPLE": (
+        [("F32", (9, 3)), ("F32", (9, 3)), ("F32", (3,)), ("F32", (3,))],
+        [],
+        [(0, ("F32", (9, 4))), (1, ("F32", (8, 3))), (2, ("F32", (2,))), (3, ("F64", (3,)))],
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", CALLS)
+def test_operands_that_do_not_fit_are_refused(kernel: str) -> None:
+    shapes, params, changes = CALLS[kernel]
+    call(kernel, shapes, params)
+    for change in changes:
+        with pytest.raises(Misfit):
+            call(kernel, shapes, params, change)

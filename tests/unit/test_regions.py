@@ -629,6 +629,21 @@ def test_doubling_nearest_is_exact() -> None:
     check("RESIZE", lambda x: x.repeat(2, 0).repeat(2, 1), [values(3, 4)], attrs, True)
 
 
+def test_rows_of_learned_models() -> None:
+    """A row of the same row; of vectors by panels, of scores by columns where each is transformed for itself, of tables all."""
+    lo, hi = np.array([[1, 0], [0, 33], [2, 31]]), np.array([[3, 1], [4, 40], [3, 33]])
+    rbf = kernel_node("RBF", [values(4, 5), values(2, 5, 32)], (4, 40), {"gamma": 1.0})
+    assert [a.tolist() for a in input_region(rbf, 0, lo, hi)] == [[[1, 0], [0, 0], [2, 0]], [[3, 5], [4, 5], [3, 5]]]
+    assert [a[:, 0].tolist() for a in input_region(rbf, 1, lo, hi)] == [[0, 1, 0], [1, 2, 2]]
+    for transform, first in (("LOGISTIC", [0, 33, 31]), ("SOFTMAX", [0, 0, 0])):
+        scores = kernel_node("SCORES", [values(4, 40)], (4, 40), {"transform": transform, "second": ""})
+        assert input_region(scores, 0, lo, hi)[0][:, 1].tolist() == first
+    attrs = {"aggregate": "SUM", "flags": False, "most": 1, "steps": 1}
+    trees = kernel_node("TREES", [values(4, 5), np.zeros((6, 4), np.int32), np.zeros((2, 4), np.int32)], (4, 40), attrs)
+    assert input_region(trees, 0, lo, hi)[1].tolist() == [[3, 5], [4, 5], [3, 5]]
+    assert input_region(trees, 1, lo, hi)[1].tolist() == [[6, 4]] * 3
+
+
 def test_opaque_reads_everything() -> None:
     node = kernel_node("OPAQUE", [values(2, 3)], (5,), {})
     lo, hi = input_region(node, 0, np.array([[1]]), np.array([[2]]))
