@@ -256,7 +256,8 @@ def pack(t: Trees, targets: int, aggregate: str, dtype: np.dtype[Any]) -> Packed
 
 def _turned(t: Trees) -> npt.NDArray[np.bool_]:
     """Whose comparison is the opposite of the one that a node makes. Nothing is greater than a threshold that is no number."""
-    return (t.mode == NEQ) | (np.isin(t.mode, (GT, GTE)) & ~np.isnan(t.value))
+    turned: npt.NDArray[np.bool_] = (t.mode == NEQ) | (np.isin(t.mode, (GT, GTE)) & ~np.isnan(t.value))
+    return turned
 
 
 def features(t: Trees) -> int:

@@ -26,15 +26,16 @@ def _trees(call: Call) -> None:
     need(nodes.dtype == I32 and trees.dtype == I32, "dtype of inputs 1 and 2", (nodes.dtype, trees.dtype), I32)
     need(1 <= nodes.shape[0] < 1 << 31 and nodes.shape[1] in WORDS, "shape of input 1", nodes.shape, "nodes of 4 or 6 words")
     need(trees.shape[0] >= 1 and trees.shape[1] == 4, "shape of input 2", trees.shape, "trees of 4 words")
+    own = WORDS[nodes.shape[1]]
     for i, rows in ((3, None), (4, out.shape[1])):
-        arg = call.optional(i)
-        if arg is not None:
-            ranked(arg, 1, f"input {i}")
-            need(arg.dtype == WORDS[nodes.shape[1]], f"dtype of input {i}", arg.dtype, WORDS[nodes.shape[1]])
-            need(rows is None or arg.shape[0] == rows, f"shape of input {i}", arg.shape, rows)
+        given = call.optional(i)
+        if given is not None:
+            ranked(given, 1, f"input {i}")
+            need(given.dtype == own, f"dtype of input {i}", given.dtype, own)
+            need(rows is None or given.shape[0] == rows, f"shape of input {i}", given.shape, rows)
     for i in range(1, 5):
-        arg = call.optional(i)
-        need(arg is None or arg.dense, f"strides of input {i}", "not contiguous", "contiguous")
+        table = call.optional(i)
+        need(table is None or table.dense, f"strides of input {i}", "not contiguous", "contiguous")
     in_range(call, 0, "aggregate", 0, 4)
     in_range(call, 1, "flags", 0, 2)
     in_range(call, 2, "steps", 0, MOST_STEPS)

@@ -260,7 +260,7 @@ class Binder:
         if domain == ml.DOMAIN and (of_places := ml.named(proto, attrs, inputs)) is not None:
             nodes, names = of_places
             self.env[names.name] = names
-            return self._inlined(nodes, entry.opsets)
+            return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": ml.OPSET})
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded

@@ -16,6 +16,8 @@ from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.ir import Shape, Tensor
 
 DOMAIN: Final = "ai.onnx.ml"
+OPSET: Final = 13
+"""Of the default domain, for models that import none."""
 _LABELS: Final = {
     "TreeEnsembleClassifier": "classlabels_int64s",
     "LinearClassifier": "classlabels_ints",
