@@ -221,3 +221,25 @@ def test_values_of_shapes_may_be_columns() -> None:
         api.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)), {"x": np.zeros((4, 5), np.float32)}
     )
     np.testing.assert_array_equal(got, np.array([[4, 8, 12], [5, 10, 15]], np.float32))
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_names_in_branches_of_functions(positive: bool) -> None:
+    """A branch defines names which values of the caller have, too: it reads the caller's, not its own."""
+    then = helper.make_graph(
+        [N("Neg", ["v"], ["x"]), N("Exp", ["x"], ["w"])], "then", [], [value("w", None)], [constant("y", np.float32(3))]
+    )
+    orelse = helper.make_graph([N("Identity", ["v"], ["x"])], "else", [], [value("x", None)])
+    nodes = [N("If", ["c"], ["r"], then_branch=then, else_branch=orelse)]
+    body = helper.make_function("own", "F", ["v", "c"], ["r"], nodes, [helper.make_opsetid("", 17)])
+    calls = [
+        N("ReduceMax", ["x"], ["m"], keepdims=0),
+        N("Greater", ["m", "zero"], ["c"]),
+        N("F", ["x", "c"], ["w"], domain="own"),
+        N("F", ["w", "c"], ["y"], domain="own"),
+    ]
+    proto = model(calls, [constant("zero", np.float32(0))], [value("x", [3])])
+    proto.functions.append(body)
+    x = np.array([-0.5, -1, 2 if positive else -2], np.float32)
+    want = np.exp(-np.exp(-x)) if positive else x
+    np.testing.assert_allclose(run_model(api.load(proto), {"x": x})[0], want, rtol=1e-6)
