@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from onnx import AttributeProto, GraphProto, ModelProto, SparseTensorProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.check import all_nodes, name_of
@@ -30,13 +30,19 @@ def make_dense(proto: ModelProto, store: tensors.Store) -> None:
         for graph in graphs_in(nodes):
             _initializers(graph, store)
         for node in all_nodes(nodes):
-            for attribute in node.attribute:
-                if node.op_type == "Constant" and attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
-                    try:
-                        tensor = _dense(attribute.sparse_tensor, store)
-                    except ModelInvalidError as error:
-                        raise ModelInvalidError(f"{name_of(node)}: {error}") from None
-                    attribute.CopyFrom(AttributeProto(name="value", type=AttributeProto.TENSOR, t=tensor))
+            if node.op_type == "Constant":
+                _value(node, store)
+
+
+def _value(node: NodeProto, store: tensors.Store) -> None:
+    """Of a Constant node."""
+    for attribute in node.attribute:
+        if attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
+            try:
+                tensor = _dense(attribute.sparse_tensor, store)
+            except ModelInvalidError as error:
+                raise ModelInvalidError(f"{name_of(node)}: {error}") from None
+            attribute.CopyFrom(AttributeProto(name="value", type=AttributeProto.TENSOR, t=tensor))
 
 
 def _initializers(graph: GraphProto, store: tensors.Store) -> None:
