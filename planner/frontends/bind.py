@@ -428,8 +428,8 @@ class Binder:
             raise UnsupportedModelError(f"{name_of(proto)}: no operator {proto.op_type} in opset {version} of domain {domain!r}")
         if domain == "" and any(t is not None and t.dtype == tensors.BFLOAT16 for t in inputs):
             found = taking_bfloat16(proto.op_type, version) or found
-        if domain == "":
-            found = schema(proto.op_type, inference_opset(proto, version), "") or found
+        if domain == "" and (later := inference_opset(proto, version)) != version:
+            found = schema(proto.op_type, later, "") or found
         if proto.op_type == "STFT" and not any(a.name == "onesided" for a in proto.attribute):
             # ONNX's inference takes a missing attribute for 0, its definition for 1.
             proto = _with_attribute(proto, "onesided", 1)

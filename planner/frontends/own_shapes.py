@@ -85,17 +85,22 @@ def _resize(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
     scales, x = inputs[k] if len(inputs) > k else None, inputs[0]
     if len(inputs) > 3 and inputs[3] is not None and inputs[3].size:
         return None
-    return _scaled(x, scales, attrs)
+    return _scaled(x, _known(scales), attrs)
 
 
 def _upsample(inputs: Inputs, attrs: Attrs, version: int) -> Shape | None:
-    return _scaled(inputs[0], inputs[1] if len(inputs) > 1 else None, attrs)
+    """By scales that are an attribute in older opsets."""
+    return _scaled(inputs[0], attrs.get("scales") or _known(inputs[1] if len(inputs) > 1 else None), attrs)
 
 
-def _scaled(x: Tensor | None, scales: Tensor | None, attrs: Attrs) -> Shape | None:
-    if x is None or scales is None or not scales.is_const or not scales.size:
+def _known(scales: Tensor | None) -> list[float]:
+    return scales.value().reshape(-1).tolist() if scales is not None and scales.is_const else []
+
+
+def _scaled(x: Tensor | None, factors: Sequence[float], attrs: Attrs) -> Shape | None:
+    if x is None or not factors:
         return None
-    rank, factors = len(x.shape), scales.value().reshape(-1).tolist()
+    rank = len(x.shape)
     axes = [a % rank for a in attrs.get("axes") or range(rank)]
     if len(axes) != len(factors) or not all(np.isfinite(f) and f > 0 for f in factors):
         return None  # which inference refuses

@@ -130,6 +130,15 @@ def test_channels_last(op: str, seed: int) -> None:
     agree(case, steps=1)
 
 
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2])
+def test_quantised_softmax(opset: int, axis: int) -> None:
+    """Before opset 13 of all axes from one on."""
+    scales = [np.array(0.05, F32), np.array(100, np.uint8), np.array(1 / 256, F32), np.array(0, np.uint8)]
+    case = own("QLinearSoftmax", [small(np.uint8, 2, 3, 4), *scales], {"axis": axis, "opset": opset}, [UINT8], range(1, 5))
+    agree(case, steps=1)
+
+
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_quantised_lstm(tmp_path: Any, direction: str, per_channel: bool) -> None:

@@ -31,7 +31,8 @@ class _Layer:
 
 
 def _real(b: Body, weights: int, bias: int) -> _Layer:
-    return _Layer(b.name(weights), *b.shape(weights, 3), b.name(bias))
+    count, rows, width = b.shape(weights, 3)
+    return _Layer(b.name(weights), count, rows, width, b.name(bias))
 
 
 def _experts(b: Body) -> list[str]:
@@ -124,6 +125,8 @@ def _function(b: Body, kind: str, x: str) -> str:
 
 def _quantised_experts(b: Body) -> list[str]:
     """(x, router, then weights, scales and biases of up to three products, their zero points, what experts count by)."""
+    if b.get("weights_prepacked", 0) == 1:
+        raise b.unknown("has weights in the layout of another device")
     if b.get("quant_type", b"int") != b"int":
         raise b.unknown(f"has weights of the type {b.get('quant_type', b'').decode(errors='replace')!r}")
     layers = [_dequantised(b, k, 2 + 3 * k) for k in range(3) if b.name(2 + 3 * k)]
@@ -143,7 +146,7 @@ def _dequantised(b: Body, number: int, at: int) -> _Layer:
     sources = [at, at + 1, *([zeros] if b.name(zeros) else [])]
     make = partial(_unpacked, bits=bits, shape=shape)
     weights = b.derived(f"experts of {bits} bits, {shape}", sources, shape, b.tensor(0).dtype, make)
-    return _Layer(weights, *shape, b.name(at + 2))
+    return _Layer(weights, count, rows, width, b.name(at + 2))
 
 
 def _unpacked(stored: Array, scales: Array, zeros: Array | None = None, *, bits: int, shape: Shape) -> Array:
@@ -161,4 +164,4 @@ def _unpacked(stored: Array, scales: Array, zeros: Array | None = None, *, bits:
 
 
 RULES: Final[dict[str, Rule]] = {"MoE": _experts, "QMoE": _quantised_experts}
-UNKNOWN: Final = dict.fromkeys(RULES, {"swiglu_limit_after_activation", "use_sparse_mixer"})
+UNKNOWN: Final = {op: {"swiglu_limit_after_activation", "use_sparse_mixer"} for op in RULES}

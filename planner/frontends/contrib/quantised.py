@@ -73,10 +73,12 @@ def _dequantize(b: Body) -> list[str]:
 
 def _softmax(b: Body) -> list[str]:
     """Of the opset in an attribute; before 13 all axes from `axis` on are one."""
-    rank, axis = len(b.tensor(0).shape), b.get("axis", -1)
-    if b.get("opset", 13) < 13 and axis not in {-1, rank - 1}:
-        raise b.unknown(f"is of opset {b.get('opset', 13)}, over several axes")
-    return [b.quantised(b.emit("Softmax", b.real(0), axis=axis), 3)]
+    shape = b.tensor(0).shape
+    axis = b.get("axis", -1) % max(len(shape), 1)
+    if b.get("opset", 13) >= 13 or axis == len(shape) - 1:
+        return [b.quantised(b.emit("Softmax", b.real(0), axis=axis), 3)]
+    flat = b.emit("Softmax", b.emit("Flatten", b.real(0), axis=axis), axis=1)
+    return [b.quantised(b.emit("Reshape", flat, b.emit("Shape", b.name(0))), 3)]
 
 
 # --------------------------------------------------------------------------------------------------- products of integers
