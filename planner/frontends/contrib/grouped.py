@@ -142,7 +142,7 @@ def _places(b: Body, n: _Lengths) -> str:
         return b.name(PLACES)
     if n.ragged:
         first = b.once("Unsqueeze", _own(b, 1 - n.rows), b.ints(1))
-        return first if n.rows == 1 else b.once("Add", first, b.ints(*range(n.rows)))
+        return first if n.rows == 1 else b.once("Add", first, _rows(b))
     row = b.counted(_start(b, n) if n.old else b.constant(np.int64(0)), _end(b))
     if b.name(PLACES):  # of the first token that there is
         first = b.once("Slice", b.once("Reshape", b.name(PLACES), b.ints(-1)), b.ints(0), b.ints(1))
@@ -153,6 +153,11 @@ def _places(b: Body, n: _Lengths) -> str:
 def _end(b: Body) -> str:
     """`total_sequence_length` as the model computes it."""
     return b.once("Reshape", b.once("Cast", b.name(TOTAL), to=7), b.constant(np.zeros(0, np.int64)))  # int64
+
+
+def _rows(b: Body) -> str:
+    """Numbers of the new tokens."""
+    return b.counted(b.constant(np.int64(0)), b.length(b.name(QUERY), 1))
 
 
 def _start(b: Body, n: _Lengths) -> str:
@@ -226,8 +231,7 @@ def _visible(b: Body, n: _Lengths, causal: bool) -> str:
     """What is added to scores of several new tokens of each text: the model's own bias, and what hides the keys that a token does not
     see; [batch, 1, tokens, total]."""
     places = b.once("Unsqueeze", _places_behind(b, n), b.ints(1, 2))
-    rows = b.ints(*range(n.rows)) if causal else b.ints(*(n.rows - 1 for _ in range(n.rows)))
-    ends = b.once("Unsqueeze", rows, b.ints(0, 1, 3))
+    ends = b.once("Unsqueeze", _rows(b) if causal else b.ints(n.rows - 1), b.ints(0, 1, 3))
     seen = b.once("LessOrEqual", places, ends)
     if n.windowed:
         seen = b.once("And", seen, b.once("Greater", places, b.once("Sub", ends, b.ints(n.window))))
