@@ -63,16 +63,10 @@ class IOBinding:
 
     def bind_output(self, name: str, device_type: Any = "cpu", *more: Any, **named: Any) -> None:
         """Wherever the result lies; or ``(name, device_type, device_id, element_type, shape, buffer_ptr)`` for memory of the caller's."""
-        output = self._output(name)
-        if named.get("buffer_ptr") is None and len(more) < 3:
-            on_cpu(device_type, more[0] if more and isinstance(more[0], int) else 0)
-            self._outputs[output] = None
-            return
-        if isinstance(device_type, str) and len(more) >= 4 and more[3] is None:
-            on_cpu(device_type)
-            self._outputs[output] = None
-            return
-        self._outputs[output] = OrtValue(_memory(device_type, more, named))
+        given = _given(device_type, more, named)
+        on_cpu(device_type, given.get("device_id", 0))
+        here = given.get("buffer_ptr") is not None
+        self._outputs[self._output(name)] = OrtValue(_memory(device_type, more, named)) if here else None
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         self._outputs[self._output(name)] = ortvalue
@@ -136,9 +130,16 @@ SessionIOBinding = IOBinding
 """What onnxruntime's lower layer calls it."""
 
 
-def _memory(device: Any, more: Sequence[Any], named: dict[str, Any]) -> npt.NDArray[Any]:
+def _given(device: Any, more: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments behind the device's by name. An OrtDevice has its number already."""
     order = ("device_id", "element_type", "shape", "buffer_ptr") if isinstance(device, str) else ("element_type", "shape", "buffer_ptr")
-    given = {**dict(zip(order, more, strict=False)), **named}
+    if len(more) > len(order) or named.keys() - {"device_id", *order}:
+        raise TypeError(f"behind the device come {', '.join(order)}; given were {len(more)} and {', '.join(named) or 'none by name'}")
+    return {**dict(zip(order, more, strict=False)), **named}
+
+
+def _memory(device: Any, more: Sequence[Any], named: dict[str, Any]) -> npt.NDArray[Any]:
+    given = _given(device, more, named)
     missing = [key for key in ("element_type", "shape", "buffer_ptr") if given.get(key) is None]
     if missing:
         raise TypeError(f"memory is bound with element_type, shape and buffer_ptr; {', '.join(missing)} is missing")

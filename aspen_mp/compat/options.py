@@ -59,7 +59,7 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SessionOptions:
     """`intra_op_num_threads`: workers of the runtime, if this session is the one that starts it; 0: one for each core.
 
@@ -158,7 +158,7 @@ class SessionOptions:
         """Does nothing: none was set."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunOptions:
     """`terminate`: True when a run begins fails it with RequestCancelled. The other options are onnxruntime's and do nothing."""
 

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
 class InferenceSession:
     """A loaded model.
 
-    `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: `SessionOptions`, onnxruntime's too. `providers`: names, or pairs
-    of a name and options; everything runs on the CPU, and each other name is warned of. `disabled_optimizers` and `enable_fallback` do
-    nothing. `read_config_from_model`: 1 takes options from the model's metadata (``ort_config``), as the environment variable
-    ORT_LOAD_CONFIG_FROM_MODEL does. `runtime`: a `Runtime`, or the name of a running one; without it all sessions of the process share one
-    private runtime, which the first session starts. `load_options`: others of `Runtime.load`, such as `precision`. Raises what that raises,
-    as classes of `aspen_mp.compat.errors`, and TypeError or ValueError for what onnxruntime does not take either.
+    `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: `SessionOptions`; onnxruntime's own will do, but what its methods
+    have added to them, such as initializers, cannot be read. `providers`: names, or pairs of a name and options; everything runs on the
+    CPU, and each other name is warned of. `disabled_optimizers` and `enable_fallback` do nothing. `read_config_from_model`: 1 takes options
+    from the model's metadata (``ort_config``), as the environment variable ORT_LOAD_CONFIG_FROM_MODEL does. `runtime`: a `Runtime`, or the
+    name of a running one; without it all sessions of the process share one private runtime, which the first session starts.
+    `load_options`: others of `Runtime.load`, such as `precision`. Raises what that raises, as classes of `aspen_mp.compat.errors`, and
+    TypeError or ValueError for what onnxruntime does not take either.
     """
 
     def __init__(
