@@ -75,6 +75,22 @@ class ModelLoaded(Fail):
     """Never raised; here so that it can be named."""
 
 
+class NotFound(Fail):
+    """Never raised; here so that it can be named."""
+
+
+class DeviceReset(Fail):
+    """Never raised; here so that it can be named."""
+
+
+class ModelLoadCanceled(Fail):
+    """Never raised; here so that it can be named."""
+
+
+class ModelRequiresCompilation(Fail):
+    """Never raised; here so that it can be named."""
+
+
 _OF_LOADING: dict[type[errors.AspenError], type[errors.AspenError]] = {
     errors.ModelInvalidError: InvalidGraph,
     errors.ModelParseError: InvalidProtobuf,

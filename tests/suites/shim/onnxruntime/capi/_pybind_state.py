@@ -9,15 +9,19 @@ from typing import Any
 
 import onnxruntime
 from aspen_mp.compat.errors import (
+    DeviceReset,
     EngineError,
     EPFail,
     Fail,
     InvalidArgument,
     InvalidGraph,
     InvalidProtobuf,
+    ModelLoadCanceled,
     ModelLoaded,
+    ModelRequiresCompilation,
     NoModel,
     NoSuchFile,
+    NotFound,
     RuntimeException,
 )
 from aspen_mp.compat.errors import Unsupported as NotImplemented
@@ -26,15 +30,19 @@ from aspen_mp.compat.options import SessionOptions
 from aspen_mp.compat.values import OrtValueVector
 
 __all__ = [
+    "DeviceReset",
     "EPFail",
     "EngineError",
     "Fail",
     "InvalidArgument",
     "InvalidGraph",
     "InvalidProtobuf",
+    "ModelLoadCanceled",
     "ModelLoaded",
+    "ModelRequiresCompilation",
     "NoModel",
     "NoSuchFile",
+    "NotFound",
     "NotImplemented",
     "OrtValueVector",
     "RuntimeException",
