@@ -25,8 +25,8 @@ INLINE float winograd_point(const int pairs, const int j) {
   case 1: return 1.0f;
   case 2: return j == 0 ? 0.625f : 1.5f;
   case 3: return j == 0 ? 0.5f : j == 1 ? 1.0f : 2.0f;
-  case 4: return j == 0 ? 0.375f : j == 1 ? 0.75f : j == 2 ? 1.5f : 2.25f;
-  default: return j == 0 ? 0.25f : j == 1 ? 0.75f : j == 2 ? 1.0f : j == 3 ? 1.5f : 3.0f;
+  case 4: return j == 0 ? 0.4375f : j == 1 ? 0.8125f : j == 2 ? 1.25f : 2.25f;
+  default: return j == 0 ? 0.375f : j == 1 ? 0.6875f : j == 2 ? 1.0f : j == 3 ? 1.5f : 2.75f;
   }
 }
 #define LONE_PAIR 0.75f /* n = 5: 0, ±3/4, 2 */
