@@ -67,7 +67,7 @@ class Backend(OnnxBackend):
         if not cls.supports_device(device):
             raise RequestError(f"aspen-mp runs on the CPU, not on {device}")
         runtime = kwargs.pop("runtime", None) or shared.runtime()
-        known = {key: kwargs[key] for key in ("name", "instances", "precision", "winograd", "planning") if key in kwargs}
+        known = {key: kwargs[key] for key in ("name", "instances", "precision", "winograd", "accuracy", "planning") if key in kwargs}
         return PreparedModel(model, runtime, **known)
 
     @classmethod

@@ -116,8 +116,8 @@ class Conv(OpRun):
         factors = weights.reshape(groups, outputs // groups, weights.shape[1], *w.kernel)
         out = np.zeros((images, groups, outputs // groups, prod(space)))
         for tap in w.taps():
-            columns = view[(..., *tap)].reshape(images, groups, weights.shape[1], -1)
-            out += factors[(..., *tap)] @ columns
+            last: Any = (..., *tap)
+            out += factors[last] @ view[last].reshape(images, groups, weights.shape[1], -1)
         y = out.reshape(images, outputs, *space)
         return (y if bias is None else y + bias.reshape(-1, *(1,) * n),)
 

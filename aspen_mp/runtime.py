@@ -22,7 +22,7 @@ from aspen_mp import arguments, config, link
 from aspen_mp.control import leases
 from aspen_mp.control.spawn import spawn
 from aspen_mp.link import CONNECT_S, Link
-from aspen_mp.planner.options import PRECISIONS, Planning, Precision
+from aspen_mp.planner.options import ACCURACIES, PRECISIONS, Accuracy, Planning, Precision
 from aspen_mp.reconnect import WAIT_S, Reconnects
 from aspen_mp.revival import MOST_LOSSES, OwnServer, Restarts
 from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
@@ -179,6 +179,7 @@ class Runtime:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         precision: Precision | None = None,
         winograd: bool | None = None,
+        accuracy: Accuracy | None = None,
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
@@ -191,10 +192,12 @@ class Runtime:
         normalisations, softmax, residuals, what passes between layers) stays f32, and so does everything on other processors. Such products
         take half the time and their weights half the memory; results differ by about 1e-2 of the largest output, and have the same bits for
         any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
-        convolutions and Strassen's for products; results differ from direct ones by rounding (whole networks: about 1e-5 of the largest
-        output). None takes the profile's value. `planning`: for experiments with tiles and barriers; results have the same bits. Raises
-        FileNotFoundError, ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError
-        where `input_shapes` does not fit the model, TypeError and ValueError for arguments that no model could take.
+        convolutions and Strassen's for products; results differ from direct ones by rounding. `accuracy`: how much error such algorithms
+        may add: at most four times that of direct sums ("default"), at most 1.5 times ("strict"), or whatever is fastest ("fast"); the
+        choice follows from the weights alone (`aspen_mp.planner.accuracy`). None takes the profile's value. `planning`: for experiments
+        with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError,
+        UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the model, TypeError
+        and ValueError for arguments that no model could take.
         """
         from aspen_mp.model import Model
         from aspen_mp.source import Source
@@ -205,6 +208,7 @@ class Runtime:
         instances = arguments.whole("instances", defaults.instances if instances is None else instances, 1, arguments.MOST_INSTANCES)
         precision = arguments.one_of("precision", defaults.precision if precision is None else precision, PRECISIONS)
         winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
+        accuracy = arguments.one_of("accuracy", defaults.accuracy if accuracy is None else accuracy, ACCURACIES)
         shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
         planning = Planning() if planning is None else planning
         if not isinstance(planning, Planning):
@@ -212,7 +216,7 @@ class Runtime:
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = _source(model)
-        source = Source(path, data, name or label, instances, precision, winograd, planning.checked(), keep=self._link.revives)
+        source = Source(path, data, name or label, instances, precision, winograd, accuracy, planning.checked(), keep=self._link.revives)
         del data
         losses = 0
         while True:

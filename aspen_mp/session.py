@@ -18,7 +18,7 @@ from aspen_mp.borrow import Loans
 from aspen_mp.control import protocol
 from aspen_mp.control.client import ControlClient, ProgressCallback, fresh
 from aspen_mp.memory import DataMemory
-from aspen_mp.planner.options import Planning, Precision
+from aspen_mp.planner.options import Accuracy, Planning, Precision
 from aspen_mp.shm import _channel
 from aspen_mp.shm._tally import Tally
 from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
@@ -131,13 +131,14 @@ class Session:
         instances: int,
         precision: Precision,
         winograd: bool,
+        accuracy: Accuracy,
         planning: Planning,
         progress: ProgressCallback | None,
     ) -> protocol.Loaded:
         """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
         fds = () if path else (fd,)
         loaded, _ = self.control.call(
-            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning),
+            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning, accuracy),
             protocol.Loaded,
             fds=fds,
             progress=progress,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aspen_mp.control import protocol
-from aspen_mp.planner.options import AUTOMATIC, Planning, Precision
+from aspen_mp.planner.options import AUTOMATIC, Accuracy, Planning, Precision
 from aspen_mp.shm._mapping import Memfd
 from aspen_mp.shm.errors import RuntimeLost
 
@@ -26,6 +26,7 @@ class Source:
         instances: int,
         precision: Precision,
         winograd: bool,
+        accuracy: Accuracy,
         planning: Planning = AUTOMATIC,
         *,
         keep: bool = False,
@@ -33,7 +34,7 @@ class Source:
         self._path = path
         self._data = data
         self._keep = keep
-        self._options = (name, instances, precision, winograd, planning)
+        self._options = (name, instances, precision, winograd, accuracy, planning)
         self._stamp = _stamp(path) if path and keep else ()
 
     @property

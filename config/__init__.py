@@ -45,6 +45,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
     precision: Literal["f32", "bf16"] = "f32"
     winograd: bool = True
+    accuracy: Literal["strict", "default", "fast"] = "default"
     replan: bool = True
     patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] | Literal["auto"] = "auto"

@@ -5,6 +5,7 @@ The choice shows in the last bits of results, so it rests on built-in figures al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -32,9 +33,16 @@ IMAGE_OUT_NS = 0.05
 """An element of its output besides."""
 
 
-def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1), pairs: bool = False) -> int:
+def block_for(
+    x: Shape,
+    out: Shape,
+    kernel: tuple[int, int] = (3, 3),
+    strides: tuple[int, int] = (1, 1),
+    pairs: bool = False,
+    allowed: Callable[[int], bool] = lambda block: True,
+) -> int:
     """The side of the blocks with which a convolution without groups and dilation is fastest, 0 where the direct way is. `pairs`: that way
-    may multiply pairs of bf16.
+    may multiply pairs of bf16. `allowed`: which blocks are accurate enough (`planner.accuracy`); it is asked for faster ones only.
 
     The transformed weights are larger, and read from memory once by every inference: where there are few pixels for each of them, memory
     decides. A core is thought to have its share of the memory's bandwidth, so the choice is good for any number of workers, as it must be
@@ -46,7 +54,7 @@ def block_for(x: Shape, out: Shape, kernel: tuple[int, int] = (3, 3), strides: t
     best, least = 0, _direct_ns(channels, out, prod(kernel), pairs and by_pairs(channels))
     for block in BLOCKS.get((kernel[0], kernel[1], strides[0]), ()):
         ns = _block_ns(channels, out, kernel, strides, block)
-        if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least:
+        if ns < (1 - (WORTH if best else WORTH_AT_ALL)) * least and allowed(block):
             best, least = block, ns
     return best
 
@@ -63,22 +71,30 @@ class Phases:
     block: int
 
 
-def phases_for(x: Shape, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, int]) -> Phases | None:
+def phases_for(
+    x: Shape,
+    out: Shape,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    pads: tuple[int, int],
+    allowed: Callable[[Phases], bool] = lambda phases: True,
+) -> Phases | None:
     """The phases of a convolution of a few channels without groups and dilation, if that is faster than the direct way. With many channels
-    blocks of stride 2 need nothing moved."""
+    blocks of stride 2 need nothing moved. `allowed`: whether they are accurate enough."""
     if strides != (2, 2) or x[1] >= LEAST_CHANNELS or out[1] < LEAST_OUTPUTS:
         return None
     before = (pads[0] % 2, pads[1] % 2)
     folded = ((kernel[0] + before[0] + 1) // 2, (kernel[1] + before[1] + 1) // 2)
     channels = 4 * x[1]
-    block = block_for((x[0], channels, x[2], x[3]), out, folded)
+    inner = ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2)
+    block = block_for((x[0], channels, x[2], x[3]), out, folded, allowed=lambda side: allowed(Phases(before, folded, inner, side)))
     if not block:
         return None
     moves = 1 + (x[2] % 2 or x[3] % 2)
     there = _block_ns(channels, out, folded, (1, 1), block) + PHASE_NS * moves * prod(x)
     if there > (1 - WORTH_AT_ALL) * _image_ns(x[1], out, prod(kernel)):
         return None
-    return Phases(before, folded, ((pads[0] + before[0]) // 2, (pads[1] + before[1]) // 2), block)
+    return Phases(before, folded, inner, block)
 
 
 PAIRS_FLOPS_PER_NS = 190.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aspen_mp.planner import stages, verify
+from aspen_mp.planner import accuracy, stages, verify
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.elastic import Elastic, Rigid, Stretch
 from aspen_mp.planner.frontends.bind import Binding
@@ -16,7 +16,7 @@ from aspen_mp.planner.ir import Graph, Node
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import UNSEARCHED, Planning, Vectors
+from aspen_mp.planner.options import UNSEARCHED, Accuracy, Planning, Vectors
 from aspen_mp.planner.passes import cleanup, half_precision, pairs, pipeline, strassen, streams
 from aspen_mp.planner.plan import Plan
 from aspen_mp.planner.stages import Value
@@ -30,6 +30,7 @@ __all__ += ["inspect", "load", "lowered", "plan_range", "plan_stage"]
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to plan. `fuse`: False leaves operators as they are. `winograd`: False computes every convolution and every product directly;
+    `accuracy`: how much error such algorithms may add (`planner.accuracy`).
     `strassen`: for which vectors products are computed by Strassen's algorithm; "": none is.
     `sums_bytes`: whether processors sum products of bytes in one instruction; where they do not, convolutions of what is stored in bytes
     are computed in f32. `pairs`: constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
@@ -38,6 +39,7 @@ class Options:
 
     fuse: bool = True
     winograd: bool = True
+    accuracy: Accuracy = "default"
     strassen: Vectors = "halved"
     sums_bytes: bool = True
     pairs: bool = False
@@ -172,7 +174,8 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     verify.check(graph, "half precision", kernel_level=False)
     if options.fuse:
         pipeline.onnx_level(graph, options.sums_bytes)
-    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs)
+    budget = accuracy.budget_of(graph, options.accuracy)
+    kernels = lower(graph, model, report, winograd=options.winograd, pairs=options.pairs, budget=budget)
     verify.check(kernels, "lowering", kernel_level=True)
     cleanup.own_outputs(kernels, names)
     cleanup.remove_dead(kernels)
@@ -182,7 +185,7 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     if options.pairs:
         pairs.use_pairs(kernels)
         verify.check(kernels, "products of pairs", kernel_level=True)
-    if options.fuse and options.winograd and options.strassen:
+    if options.fuse and options.winograd and options.strassen and budget.allows_sevens:
         strassen.use_seven_products(kernels, options.strassen)
         verify.check(kernels, "Strassen's products", kernel_level=True)
     streams.stream_weights(kernels)

@@ -14,6 +14,9 @@ Vectors = Literal["", "short", "halved", "whole"]
 Precision = Literal["f32", "bf16"]
 """What products with constant weights may round their factors to."""
 PRECISIONS: Final[tuple[Precision, ...]] = ("f32", "bf16")
+Accuracy = Literal["strict", "default", "fast"]
+"""How much rounding error algorithms of fewer multiplications may add to that of direct sums (`planner.accuracy`)."""
+ACCURACIES: Final[tuple[Accuracy, ...]] = ("strict", "default", "fast")
 EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.cli import doctor, figures, launch, manage, metrics, plan, run, top, trace
+from aspen_mp.cli import agreement, doctor, launch, manage, metrics, plan, run, top, trace
 
 app = typer.Typer(
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
@@ -45,4 +45,4 @@ app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)
 app.command("stop")(manage.stop)
 app.command("doctor")(doctor.doctor)
-app.add_typer(figures.app, name="bench")
+app.add_typer(agreement.app, name="bench")

@@ -51,6 +51,7 @@ def plan(
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
     winograd: sources.WinogradOption = None,
+    accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
     profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
@@ -79,6 +80,7 @@ def plan(
             bindings[value.name] = api.Binding(value.dtype, dims)
         options = api.Options(
             winograd=winograd is not False,
+            accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
             pairs=rounded == "bf16" and _isa.sums_pairs(),

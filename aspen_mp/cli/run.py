@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 @output.command
 def run(
     model: sources.ModelArgument,
+    against: Annotated[
+        str | None, typer.Argument(metavar="[onnxruntime|float64]", help="What --check compares with.", show_default=False)
+    ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. Repeatable.")
     ] = None,
@@ -37,8 +40,16 @@ def run(
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Timed runs, after one that is not counted.")] = 1,
     output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare every output with onnxruntime's.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare every output with onnxruntime's; --check float64: with the model evaluated in float64, beside the errors of "
+            "direct sums and of onnxruntime.",
+        ),
+    ] = False,
     winograd: sources.WinogradOption = None,
+    accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
     tolerance: Annotated[
@@ -49,6 +60,7 @@ def run(
     """Run MODEL once or several times; print its outputs' shapes and the latency."""
     import aspen_mp
 
+    model, reference = _checked(model, against, check)
     if name is not None and (workers is not None or profile is not None):
         raise typer.BadParameter("a running runtime has its own workers and profile", param_hint="--name")
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
@@ -59,6 +71,7 @@ def run(
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
             how: dict[str, Any] = {"winograd": winograd, "precision": rounded, "planning": sources.planning(search)}
+            how["accuracy"] = sources.accuracy(accuracy)
             loaded = runtime.load(source.model, name=source.label, progress=update, **how)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
@@ -74,6 +87,13 @@ def run(
         count = len(runtime.workers)
         order = [o.name for o in loaded.outputs]
         loaded.unload()
+        direct: dict[str, Any] = {}
+        if reference == "float64":
+            with output.progress(f"running {source.label} by direct sums", quiet=as_json):
+                how = {"winograd": False, "precision": "f32", "planning": sources.planning("none")}
+                plain = runtime.load(source.model, name=f"{source.label}, direct", **how)
+                direct = plain.run(feeds)
+                plain.unload()
     report: dict[str, Any] = {
         "model": source.label,
         "workers": count,
@@ -85,7 +105,12 @@ def run(
     if output_dir is not None:
         report["files"] = _write(output_dir, {key: results[key] for key in order})
     if check:
-        report["check"] = _check(source, feeds, {key: results[key] for key in order}, tolerance)
+        results = {key: results[key] for key in order}
+        if reference == "float64":
+            with output.progress(f"evaluating {source.label} in float64", quiet=as_json):
+                report["check"] = _check_exactly(source, feeds, results, direct, tolerance)
+        else:
+            report["check"] = _check(source, feeds, results, tolerance)
     _show(report, as_json)
     if check and not all(row["ok"] for row in report["check"]):
         raise typer.Exit(1)
@@ -163,7 +188,26 @@ def _write(folder: Path, results: dict[str, Any]) -> list[str]:
     return written
 
 
+CHECKS = ("onnxruntime", "float64")
+
+
+def _checked(model: str, against: str | None, check: bool) -> tuple[str, str]:
+    """The model, and what it is to be compared with ("": nothing). The word that follows --check comes as an argument, before or after the
+    model."""
+    if against is not None and model in CHECKS and against not in CHECKS:
+        model, against = against, model
+    if against is not None and (against not in CHECKS or not check):
+        raise typer.BadParameter(f"{against!r}: after the model only --check {' or --check '.join(CHECKS)} may stand")
+    return model, (against or CHECKS[0]) if check else ""
+
+
 def _check(source: sources.Source, feeds: dict[str, Any], results: dict[str, Any], tolerance: float) -> list[dict[str, Any]]:
+    expected = _by_onnxruntime(source, feeds, list(results))
+    return [{"name": key, **compare(results[key], want, tolerance)} for key, want in zip(results, expected, strict=True)]
+
+
+def _by_onnxruntime(source: sources.Source, feeds: dict[str, Any], names: list[str]) -> list[Any]:
+    """onnxruntime's outputs. AspenError: it is not installed, or cannot run the model."""
     try:
         import onnxruntime
     except ImportError:
@@ -173,10 +217,41 @@ def _check(source: sources.Source, feeds: dict[str, Any], results: dict[str, Any
     model = source.model if isinstance(source.model, str) else source.model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        expected = session.run(list(results), feeds)
+        return list(session.run(names, feeds))
     except Exception as error:  # onnxruntime's errors share no base class
         raise AspenError(f"onnxruntime cannot run this model, so there is nothing to compare with: {error}") from None
-    return [{"name": key, **compare(results[key], want, tolerance)} for key, want in zip(results, expected, strict=True)]
+
+
+def _check_exactly(
+    source: sources.Source, feeds: dict[str, Any], results: dict[str, Any], direct: dict[str, Any], tolerance: float
+) -> list[dict[str, Any]]:
+    """Errors of every output against float64: `error` of ours, `direct` of ours by direct sums, `onnxruntime`, None where it is missing or
+    cannot run the model."""
+    from aspen_mp import float64
+
+    names = list(results)
+    exact = float64.evaluate(source.proto(), feeds, names)
+    try:
+        theirs: list[Any] | None = _by_onnxruntime(source, feeds, names)
+    except AspenError:
+        theirs = None
+    rows = []
+    for k, (name, want) in enumerate(zip(names, exact, strict=True)):
+        error = error_from(results[name], want)
+        other = None if theirs is None else error_from(theirs[k], want)
+        plain = error_from(direct[name], want)
+        rows.append({"name": name, "error": error, "ok": error <= tolerance, "direct": plain, "onnxruntime": other})
+    return rows
+
+
+def error_from(got: Any, exact: Any) -> float:
+    """The largest difference from a value in float64, relative to its largest magnitude; infinite for another shape."""
+    if isinstance(exact, (list, tuple)):
+        if not isinstance(got, (list, tuple)) or len(got) != len(exact):
+            return float("inf")
+        return max((error_from(g, e) for g, e in zip(got, exact, strict=True)), default=0.0)
+    got, exact = np.asarray(got), np.asarray(exact)
+    return largest_error(got, exact) if got.shape == exact.shape else float("inf")
 
 
 def compare(got: Any, want: Any, tolerance: float) -> dict[str, Any]:
@@ -222,13 +297,18 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
         output.emit_json(report)
         return
     checks = {row["name"]: row for row in report.get("check", ())}
-    columns = ["output", "dtype", "shape", *(["error vs onnxruntime", ""] if checks else [])]
+    exactly = any("direct" in row for row in checks.values())
+    headings = ["error vs float64", "", "direct sums", "onnxruntime"] if exactly else ["error vs onnxruntime", ""]
+    columns = ["output", "dtype", "shape", *(headings if checks else [])]
     rows = []
     for row in report["outputs"]:
         cells = [row["name"], row["dtype"], sources.describe(row["shape"])]
         if checks:
             found = checks[row["name"]]
             cells += [f"{found['error']:.2e}", "ok" if found["ok"] else f"differs {found.get('got', '')} {found.get('want', '')}".strip()]
+            if exactly:
+                theirs = found["onnxruntime"]
+                cells += [f"{found['direct']:.2e}", "cannot run it" if theirs is None else f"{theirs:.2e}"]
         rows.append(cells)
     output.table("", columns, rows)
     times = report["latency_ms"]

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     import onnx
 
-    from aspen_mp.planner.options import Planning, Precision
+    from aspen_mp.planner.options import Accuracy, Planning, Precision
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
@@ -22,6 +22,14 @@ SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of sym
 WinogradOption = Annotated[
     bool | None,
     typer.Option("--winograd/--no-winograd", help="Winograd's and Strassen's algorithms, or none; default: the profile's."),
+]
+AccuracyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--accuracy",
+        metavar="strict|default|fast",
+        help="How much rounding error such algorithms may add: 1.5 or 4 times that of direct sums, or any; default: the profile's.",
+    ),
 ]
 PrecisionOption = Annotated[
     str | None,
@@ -57,6 +65,18 @@ def precision(text: str | None) -> Precision | None:
             return known
     if text is not None:
         raise typer.BadParameter(f"{text!r} is none of {', '.join(PRECISIONS)}", param_hint="--precision")
+    return None
+
+
+def accuracy(text: str | None) -> Accuracy | None:
+    """What --accuracy says."""
+    from aspen_mp.planner.options import ACCURACIES
+
+    for known in ACCURACIES:
+        if text == known:
+            return known
+    if text is not None:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(ACCURACIES)}", param_hint="--accuracy")
     return None
 
 

@@ -91,7 +91,7 @@ class ModelStore:
         number, self._next = self._next, self._next + 1
         pairs = message.precision == "bf16" and sums_pairs()
         strassen = vectors() if message.winograd else ""
-        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs)
+        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
         name = message.name or source.name
         spares = Spares(self._segments)
         model = Model(number, key, source, message.instances, options, spares, None, None, name)  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ class ModelStore:
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[planning.Source, tuple[Any, ...]]:
-    options = (message.instances, message.precision, message.winograd, message.planning)
+    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")

@@ -202,6 +202,7 @@ class Planner:
         how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
         options = api.Options(
             winograd=mine.winograd,
+            accuracy=mine.accuracy,
             strassen=mine.strassen,
             sums_bytes=mine.sums_bytes,
             pairs=mine.pairs,

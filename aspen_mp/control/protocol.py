@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.options import Planning, Precision
+from aspen_mp.planner.options import Accuracy, Planning, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
@@ -67,6 +67,7 @@ class Load(Message):
     precision: Precision
     winograd: bool
     planning: Planning = Planning()
+    accuracy: Accuracy = "default"
 
 
 class Bind(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aspen_mp.planner import verify
+from aspen_mp.planner import accuracy, verify
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.lower import (
@@ -51,11 +51,18 @@ def has_rule(domain: str, op: str) -> bool:
 
 
 def lower(
-    graph: Graph, model: Model, report: Callable[[Node, str], None] | None = None, *, winograd: bool = True, pairs: bool = False
+    graph: Graph,
+    model: Model,
+    report: Callable[[Node, str], None] | None = None,
+    *,
+    winograd: bool = True,
+    pairs: bool = False,
+    budget: accuracy.Budget = accuracy.UNLIMITED,
 ) -> Graph:
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
-    algorithm; `pairs`: where that is not faster than products of pairs (`passes.pairs`)."""
-    builder = Builder(winograd, pairs)
+    algorithm, where the `budget` of error allows it (`planner.accuracy`); `pairs`: where that is not faster than products
+    of pairs (`passes.pairs`)."""
+    builder = Builder(winograd, pairs, budget)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in graph.nodes:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import nbits, winograd
+from aspen_mp.planner import accuracy, nbits, winograd
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
@@ -30,15 +30,17 @@ class NoKernel(Exception):
 
 
 class Builder:
-    """Emits nodes into `nodes` under the name of the ONNX node being lowered."""
+    """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add."""
 
-    def __init__(self, winograd: bool = True, pairs: bool = False) -> None:
+    def __init__(self, winograd: bool = True, pairs: bool = False, budget: accuracy.Budget = accuracy.UNLIMITED) -> None:
         self.winograd = winograd
         self.pairs = pairs
+        self.budget = budget
         self.nodes: list[Node] = []
         self.name = ""
         self.onnx_op = ""
         self._packed: dict[str, Tensor] = {}
+        self._layers: dict[Tensor, accuracy.Layer] = {}
         self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
 
@@ -309,6 +311,14 @@ class Builder:
         """[OC, C, KH, KW] or [OC, C, KD, KH, KW] → `winograd.packed_shape`, transformed and zero-padded."""
         shape = winograd.packed_shape(w.shape, block, strides)
         return self._pack(w, f"winograd{block}/{strides[0]}", shape, partial(winograd.pack, block, strides=strides))
+
+    def accurate(self, w: Tensor, strides: tuple[int, int], block: int) -> bool:
+        """Whether a convolution with weights `w` may run in blocks of `block` by Winograd's algorithm: for the error that it adds."""
+        if self.budget == accuracy.UNLIMITED:
+            return True
+        if w not in self._layers:
+            self._layers[w] = accuracy.layer_of(w.value())
+        return self.budget.allows(self._layers[w], strides, block)
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
         """[OC, 1, KH, KW] or [OC, 1, KD, KH, KW] → [KD*KH*KW, OC]."""

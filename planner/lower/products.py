@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.algorithms import block_for, phases_for
+from aspen_mp.planner.algorithms import Phases, block_for, phases_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
@@ -134,10 +135,11 @@ def convolve(
     kernel, step = (w.shape[2], w.shape[3]), (strides[0], strides[1])
     attrs: dict[str, Any] = {"groups": groups, "kernel": kernel, "strides": step, "dilations": tuple(dilations), "pads": tuple(pads)}
     plain = groups == 1 and attrs["dilations"] == (1, 1) and not exact
-    block = block_for(x.shape, shape, kernel, step, b.pairs) if b.winograd and plain and w.is_const else 0
+    may = b.winograd and plain and w.is_const
+    block = block_for(x.shape, shape, kernel, step, b.pairs, partial(b.accurate, w, step)) if may else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, act=NO_ACT, block=block)
-    phases = phases_for(x.shape, shape, kernel, step, (pads[0], pads[1])) if b.winograd and plain and w.is_const else None
+    phases = phases_for(x.shape, shape, kernel, step, (pads[0], pads[1]), partial(_accurate_phases, b, w)) if may else None
     if phases:
         w = phases_of_weights(b, w, phases.before, phases.kernel)
         attrs |= {"kernel": phases.kernel, "strides": (1, 1), "pads": phases.pads}
@@ -146,6 +148,10 @@ def convolve(
     depthwise = _is_depthwise(x, w, groups)
     attrs |= {"exact": True} if exact else {}
     return b.emit("DWCONV" if depthwise else "CONV", [x, packed(b, w, groups, depthwise), bias], shape, F32, **attrs, act=NO_ACT)
+
+
+def _accurate_phases(b: Builder, w: Tensor, phases: Phases) -> bool:
+    return b.accurate(phases_of_weights(b, w, phases.before, phases.kernel), (1, 1), phases.block)
 
 
 MOST_REPEATED = 8
@@ -193,7 +199,7 @@ def _convolve_volume(
     plain = groups == 1 and attrs["dilations"] == (1, 1) and w.is_const and not exact
     images = [(s[0] * s[2], s[1], *s[3:]) for s in (x.shape, shape)]
     images[0] = (images[0][0], w.shape[2] * x.shape[1], *images[0][2:])
-    block = block_for(images[0], images[1], kernel, step) if b.winograd and plain else 0
+    block = block_for(images[0], images[1], kernel, step, allowed=partial(b.accurate, w, step)) if b.winograd and plain else 0
     if block:
         return b.emit("WINO", [x, b.packed_winograd(w, block, step), bias], shape, F32, **attrs, block=block)
     depthwise = _is_depthwise(x, w, groups)
