@@ -38,8 +38,7 @@ PART = 64
 ROUNDING = 0.42 * 2.0**-24
 """Root mean square of the relative error of one rounding to f32: uniform within half a unit, mantissas logarithmic."""
 MARGIN: Final = 1.2
-"""How far a layer's factor is above its estimate where inputs have a mean, as behind a Relu, which the estimate leaves out: typically, not at
-most."""
+"""How far a layer's factor typically is above its estimate where inputs have a mean, as behind a Relu, which the estimate leaves out."""
 MOST_ROWS = 64
 """Output channels of a layer that the estimate looks at, evenly spread."""
 
