@@ -35,12 +35,15 @@ class Link:
         self._reviver = reviver
         self._closed = False
         self._max_queued = max_queued
+        self.limit = max_queued or 0
+        """Requests of this process that may wait for workers: the lower one of its own limit and the runtime's. 0: no limit."""
         self.admission = threading.Lock()
         """Held while a request is admitted, where their number is limited."""
         self._lock = threading.Lock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self._counting = threading.Lock()
         if session is not None:
+            self._note_limit(session)
             session.when_stopping(self._teller())
         _links.add(self)
 
@@ -63,18 +66,16 @@ class Link:
             else:
                 return session
             self.address = session.welcome.address
+            self._note_limit(session)
             self._session = session
         finally:
             self._lock.release()
         session.when_stopping(self._teller())
         return session
 
-    @property
-    def limit(self) -> int:
-        """Requests of this process that may wait for workers: the lower one of its own limit and the runtime's. 0: no limit."""
-        session = self._session
-        own, common = self._max_queued or 0, session.welcome.max_queued if session is not None else 0
-        return min(own, common) if own and common else own or common
+    def _note_limit(self, session: Session) -> None:
+        own, common = self._max_queued or 0, session.welcome.max_queued
+        self.limit = min(own, common) if own and common else own or common
 
     def admit(self) -> None:
         """Raises QueueFull where as many requests of this process wait as `limit` says. With `admission` held until the request counts."""

@@ -120,7 +120,7 @@ def _requests(status: Mapping[str, Any]) -> Iterator[Metric]:
         flying.add_metric([name], found["in_flight"])
         seconds.add_metric([name], *_buckets(found["seconds"]))
     queue = HistogramMetricFamily("aspen_mp_queue_seconds", "From the submission of a request to a worker's beginning with it.", labels=[])
-    queue.add_metric([], *_buckets(status["queue_seconds"]))
+    queue.add_metric([], *_buckets(status["scheduler"]["queue_seconds"]))
     yield from (counts, flying, seconds, queue)
     yield _gauge("queue_depth", "Requests that clients have begun and no worker has.", status["scheduler"]["queue_depth"])
 

@@ -620,7 +620,6 @@ class Model:
             self._begun -= 1
             row = self._row
             if row is not None:
-                row.flight(-1)
                 row.ends(began, outcome)
             if future is not None:
                 future.over = True

@@ -159,14 +159,24 @@ class Restarts(Reviver):
     def __init__(self, server: OwnServer) -> None:
         super().__init__()
         self._server = server
+        self._awaited: Session | None = None  # which is stopping, and whose end is waited for
 
     def again(self, lost: Session | None, until: float | None = None) -> Session:
         """As `OwnServer.again`; after it has failed, there are no more attempts. A runtime that is stopping is left to end first."""
         assert lost is not None
+        self._awaited = lost
         if not lost.lost and not lost.gone.wait(None if until is None else max(0.0, until - time.monotonic())):
             raise lost.stopping or RuntimeLost("the runtime is stopping")
+        if self.given_up:
+            raise RuntimeLost("the runtime is closed")
         try:
             return self._server.again(lost)
         except AspenError:
             self.given_up = True
             raise
+
+    def close(self) -> None:
+        """As of every `Reviver`; a wait for the end of a runtime that is stopping ends."""
+        super().close()
+        if self._awaited is not None:
+            self._awaited.gone.set()

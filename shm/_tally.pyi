@@ -41,7 +41,7 @@ class Row:
         """So many requests more are in flight, or less."""
 
     def ends(self, began_ns: int, outcome: int) -> None:
-        """A request has ended that began at `began_ns` (`now`); `outcome` is an index of `OUTCOMES`."""
+        """A request has ended, so one less is in flight, that began at `began_ns` (`now`); `outcome` is an index of `OUTCOMES`."""
 
     def refused(self) -> None:
         """A request was refused, because too many wait."""

@@ -88,6 +88,7 @@ cdef class Row:
     def ends(self, uint64_t began_ns, int outcome):
         cdef uint64_t now = _now()
         if self._tally.words != NULL:
+            self._tally.words[self._row * WORDS + IN_FLIGHT] -= 1
             self._tally.words[self._row * WORDS + OUTCOME + outcome] += 1
             self._tally.add(self._row, now - began_ns if now > began_ns else 0)
 

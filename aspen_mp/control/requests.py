@@ -80,8 +80,9 @@ class RequestTotals:
         finally:
             os.close(tally)
 
-    def describe(self, tallies: Iterable[int]) -> dict[str, Any]:
-        """`requests`, a dict a model by its name: endings by outcome, `in_flight`, `seconds` (a histogram); and `queue_seconds`."""
+    def describe(self, tallies: Iterable[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A dict for each model, by its name: endings by outcome, `in_flight`, `seconds` (a histogram); and the histogram of time in the
+        queue. `tallies`: of the clients that are connected."""
         self.note_names()
         models: dict[str, Counts] = {}
         queue = Counts()
@@ -90,17 +91,11 @@ class RequestTotals:
             models.setdefault(name, Counts()).add(counts)
         for tally in tallies:
             self._take(tally, models, queue)
-        return {
-            "requests": {
-                name: {
-                    "in_flight": counts.in_flight,
-                    **dict(zip(_tally.OUTCOMES, counts.outcomes, strict=True)),
-                    "seconds": counts.histogram(),
-                }
-                for name, counts in models.items()
-            },
-            "queue_seconds": queue.histogram(),
-        }
+        found = {}
+        for name, counts in models.items():
+            outcomes = dict(zip(_tally.OUTCOMES, counts.outcomes, strict=True))
+            found[name] = {"in_flight": counts.in_flight, **outcomes, "seconds": counts.histogram()}
+        return found, queue.histogram()
 
     def _take(self, tally: int, models: dict[str, Counts], queue: Counts) -> None:
         for number, in_flight, outcomes, sum_ns, buckets in _tally.read(os.pread(tally, _tally.BYTES, 0)):

@@ -602,9 +602,10 @@ class Server:
             entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
             entry["segments"] += 1
             entry["bytes"] += held.own_bytes
-        requests = self._requests.describe([client.tally for client in self._clients.values()])
+        requests, waited = self._requests.describe([client.tally for client in self._clients.values()])
         scheduler = {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())}
-        begun = sum(found["in_flight"] for found in requests["requests"].values())
+        begun = sum(found["in_flight"] for found in requests.values())
+        scheduler["queue_seconds"] = waited
         scheduler["queue_depth"] = max(scheduler["waiting"], begun - scheduler["instances"]["running"], 0)
         return {
             "runtime": {
@@ -644,7 +645,7 @@ class Server:
             },
             "workers": [self._worker(worker) for worker in self._pool.describe()],
             "models": self._models.describe(),
-            **requests,
+            "requests": requests,
             "clients": [
                 {
                     "client": client.number,
