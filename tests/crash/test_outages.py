@@ -421,3 +421,25 @@ def test_stop_with_drain(host: Host) -> None:
         assert not alive(host.runtime.own_pid)
         with pytest.raises((RuntimeLost, RequestError)):
             model.run(feeds())
+
+
+def test_a_runtime_of_ones_own_that_is_stopped_is_started_again() -> None:
+    """What is in flight ends first; what is new waits for the next one. Closing the handle ends that wait."""
+    with aspen_mp.Runtime(workers=1, retry=True, log="off") as runtime:
+        model, slow = runtime.load(small_models.mlp()), runtime.load(small_models.conv_chain(12, 64, 64))
+        expected = model.run(X)["y"].tobytes()
+        flying = [slow.submit(feeds()) for _ in range(5)]
+        os.kill(runtime.own_pid, signal.SIGTERM)
+        wait_until(lambda: runtime._link.stopping is not None, "word of it")
+        assert model.submit(X).result(WATCHDOG_S)["y"].tobytes() == expected
+        assert all(future.result(WATCHDOG_S) for future in flying)
+        assert model.run(X)["y"].tobytes() == expected
+        assert runtime.status()["runtime"]["restarts"] == 1
+        endless = runtime.load(small_models.loop()).submit(ENDLESS)
+        wait_until(lambda: any(worker["current"] for worker in runtime.workers), "it to begin")
+        os.kill(runtime.own_pid, signal.SIGTERM)
+        wait_until(lambda: runtime._link.stopping is not None, "word of it")
+        later = model.submit(X)
+    for future in (endless, later):
+        with pytest.raises(RuntimeLost):
+            future.result(WATCHDOG_S)
