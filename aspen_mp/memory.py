@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aspen_mp.shm import _control
+from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 ALIGN = 64
@@ -89,11 +90,22 @@ class DataMemory:
                 offset = free.take(nbytes)
                 if offset is not None:
                     return Span(index, offset, nbytes, free.segment.buf)
-            index, segment = self._make(max(nbytes + _control.DATA_FIRST, min(self.nbytes, MAX_STEP), FIRST_BYTES))
+            index, segment = self._another(nbytes + _control.DATA_FIRST)
             free = self._free[index] = _Free(segment)
             offset = free.take(nbytes)
             assert offset is not None
             return Span(index, offset, nbytes, segment.buf)
+
+    def _another(self, least: int) -> tuple[int, Segment]:
+        """A segment of so many bytes or more; where memory is short of no more, and those that hold nothing go before."""
+        wanted = max(least, min(self.nbytes, MAX_STEP), FIRST_BYTES)
+        try:
+            return self._make(wanted)
+        except ResourceLimitError:
+            if wanted == least and not any(free.unused for free in self._free.values()):
+                raise
+        self.trim()
+        return self._make(least)
 
     def has(self, nbytes: int) -> bool:
         """Whether `allocate` would find so many bytes at once. False too while another thread is getting some."""

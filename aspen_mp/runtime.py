@@ -493,6 +493,7 @@ def server_config(
         "leases": leases.folder(),
         "patience_s": profile.models.patience_s,
         "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
+        "plans_bytes": 0 if profile.models.plans_mib == "auto" else profile.models.plans_mib << 20,
         "replan": profile.models.replan,
         "cancel_grace_s": own.cancel_grace_s if cancel_grace_s is None else arguments.grace("cancel_grace_s", cancel_grace_s),
         "log": log or profile.log,

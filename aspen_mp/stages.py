@@ -361,6 +361,10 @@ class Stage:
         if self._range is not None:
             with _regions:
                 self._range.idle.pop(self._number, None)
+        self.shed()
+
+    def shed(self) -> None:
+        """Gives the regions back that wait for a request."""
         while True:
             try:
                 region = self._free.pop()

@@ -25,7 +25,8 @@ from aspen_mp.lengths import MANY, Key, Range
 from aspen_mp.region import Region
 from aspen_mp.session import Session
 from aspen_mp.shm import values
-from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, RuntimeLost
+from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.segments import memory_available
 from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ MAX_SHAPES: Final = 256
 """Shapes of inputs whose plans a client remembers."""
 MAX_KEPT_BYTES: Final = 512 << 20
 """Bytes of regions that a model keeps for coming requests; beyond, those of the shapes that were met first are given back."""
+KEPT_PART: Final = 8
+"""Of the memory that is left when the model is loaded, they may be this part."""
 MAX_BEHIND: Final = 64
 """Stages behind data, each for some number of detections, say, that a client remembers; beyond, those that were not met for longest go."""
 MAX_VALUE_BYTES: Final = 64 << 10
@@ -136,6 +139,7 @@ class StageTree:
         self._lock = threading.Lock()
         self._drivers: ThreadPoolExecutor | None = None
         self._closed = False
+        self._most_kept = min(MAX_KEPT_BYTES, memory_available() // KEPT_PART)
 
     @property
     def transfers(self) -> Transfers:
@@ -293,7 +297,7 @@ class StageTree:
             new = id(node) not in self._behind
             self._behind[id(node)] = node
             self._behind.move_to_end(id(node))
-            while new and len(self._behind) > 1 and (len(self._behind) > MAX_BEHIND or self._behind_bytes() > MAX_KEPT_BYTES):
+            while new and len(self._behind) > 1 and (len(self._behind) > MAX_BEHIND or self._behind_bytes() > self._most_kept):
                 leaving.append(self._behind.popitem(last=False)[1])
         for old in leaving:
             if old.place is not None:
@@ -306,9 +310,9 @@ class StageTree:
         return sum(node.stage.kept_bytes for node in self._behind.values() if node.stage is not None)
 
     def _keeps_too_much(self) -> bool:
-        if self._session.memory.nbytes <= MAX_KEPT_BYTES:
+        if self._session.memory.nbytes <= self._most_kept:
             return False
-        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages()) > MAX_KEPT_BYTES
+        return sum(stage.kept_bytes for node in self._roots.values() for stage in node.stages()) > self._most_kept
 
     def _find(self, node: _Node, known: Mapping[str, Any]) -> _Node:
         """The node with the stage to run, planned if it is new."""
@@ -345,12 +349,31 @@ class StageTree:
         self, node: _Node, progress: ProgressCallback | None, *, ahead: bool = False, often: bool = False, beside: bool = False
     ) -> protocol.Planned:
         capacities = [protocol.Capacity(name, nbytes) for name, nbytes in node.capacities.items()]
-        planned, _ = self._session.control.call(
-            lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often, beside),
-            protocol.Planned,
-            progress=progress,
-        )
-        return planned
+
+        def call() -> protocol.Planned:
+            return self._session.control.call(
+                lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+                protocol.Planned,
+                progress=progress,
+            )[0]
+
+        try:
+            return call()
+        except ResourceLimitError:
+            if not self._shed():
+                raise
+        return call()
+
+    def _shed(self) -> bool:
+        """Gives all memory back that waits for requests, because memory is wanted. Whether there was any."""
+        with self._lock:
+            stages = [stage for node in self._roots.values() for stage in node.stages()]
+            stages += [node.stage for node in self._behind.values() if node.stage is not None]
+        for stage in stages:
+            stage.shed()
+        before = self._session.memory.nbytes
+        self._session.memory.trim()
+        return self._session.memory.nbytes < before
 
     def _plan(self, node: _Node, progress: ProgressCallback | None, ahead: bool = False) -> None:
         known = None if ahead or len(node.binds) > 1 else self._known(node)

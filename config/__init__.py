@@ -49,6 +49,7 @@ class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replan: bool = True
     patience_s: Annotated[int, msgspec.Meta(ge=1, le=86400)] = 120
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] | Literal["auto"] = "auto"
+    plans_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] | Literal["auto"] = "auto"
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,11 +16,8 @@ _BY_VALUE = frozenset({"GATHER", "ROIALIGN"})
 
 
 def kinds(storage: Storage) -> list[int]:
-    """A number for each of ``storage.steps``, equal for steps that are alike. Worked out once for a storage.
-
-    Alike are steps with the same kernel and attributes, and with operands of the same shapes, dtypes and strides, the same of them
-    constant.
-    """
+    """A number for each of ``storage.steps``, equal for steps that are alike: same kernel and attributes, operands of the same shapes,
+    dtypes and strides, the same of them constant. Worked out once for a storage."""
     if len(storage.kinds) != len(storage.steps):
         numbers: dict[Hashable, int] = {}
         storage.kinds[:] = [numbers.setdefault(_kind(node, storage), len(numbers)) for node in storage.steps]

@@ -131,9 +131,7 @@ def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[flo
 
 
 def _batch(node: Node) -> int:
-    """The length of the first axis, if there are several rows, each computed from the same row of every input that is not constant.
-
-    Else 0."""
+    """The length of the first axis, if it has several rows, each computed from the same one of every input that is not constant; else 0."""
     shape = node.output.shape
     if len(node.outputs) != 1 or not shape or shape[0] < 2 or 0 in shape or node.op not in OPS or (node.op in BY_ROWS and len(shape) < 3):
         return 0

@@ -59,7 +59,12 @@ def memory_available() -> int:
 
     Asked before memory is reserved: reserving more than there is does not fail, it makes the kernel kill a process.
     """
-    available = _first_int(_read("/proc/meminfo"), "MemAvailable:") * 1024 or sys.maxsize
+    return memory_left()[0]
+
+
+def memory_left() -> tuple[int, str]:
+    """`memory_available`, and which limit that is up to."""
+    available, limit_is = _first_int(_read("/proc/meminfo"), "MemAvailable:") * 1024 or sys.maxsize, "the machine's memory"
     for line in _read("/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -75,8 +80,10 @@ def memory_available() -> int:
             if most.isdigit():
                 reclaimable = _first_int(_read(f"{group}/memory.stat"), cache)
                 now = _read(f"{group}/{used}").strip()
-                available = min(available, int(most) - (int(now) if now.isdigit() else 0) + reclaimable)
-    return max(available, 0)
+                left = int(most) - (int(now) if now.isdigit() else 0) + reclaimable
+                if left < available:
+                    available, limit_is = left, f"the memory limit of control group {group}, {format_bytes(int(most))}"
+    return max(available, 0), limit_is
 
 
 def _read(path: str) -> str:
@@ -291,8 +298,14 @@ def _checked(role: str, nbytes: int, holes: Sequence[tuple[int, int]] = ()) -> i
     if nbytes <= 0:
         raise ValueError(f"a segment needs a positive size, not {nbytes}")
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    if nbytes - sum(end - begin for begin, end in holes) > memory_available():
-        raise _no_space(role, nbytes, OSError(errno.ENOMEM, f"{format_bytes(memory_available())} of memory are available"))
+    left, limit = memory_left()
+    if nbytes - sum(end - begin for begin, end in holes) > left:
+        advice = "raise that limit" if "control group" in limit else "free some, or use a machine with more"
+        raise ResourceLimitError(
+            f"not enough shared memory for the {role} segment: {format_bytes(nbytes)} needed, {format_bytes(left)} are left of {limit}, "
+            f"the limit that is met first ({_SHM_DIR} has {format_bytes(shm_free())} free): {advice}, unload models, or keep fewer plans "
+            "(plans_mib in section [models] of the profile)"
+        )
     return nbytes
 
 

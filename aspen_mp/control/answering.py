@@ -40,11 +40,12 @@ class Answerer:
         speeds: Callable[[], list[float]],
         calibration: str,
         prepared: Callable[[], bool],
+        relieve: Callable[[Callable[[], None]], bool],
     ) -> None:
-        """`speeds()`, `prepared()`: as of `ModelStore`. `calibration`: the name of the cost model's rates."""
+        """`relieve`: as of `Pressure`. `speeds()`, `prepared()`: as of `ModelStore`. `calibration`: the name of the cost model's rates."""
         self._publisher = publisher
         self._dropper = dropper
-        self._maker = Maker(publisher, cache, reserver, prepared, self._made, self._failed)
+        self._maker = Maker(publisher, cache, reserver, prepared, self._made, self._failed, relieve)
         self._journal = journal
         self._speeds = speeds
         self._calibration = calibration
@@ -67,6 +68,7 @@ class Answerer:
         if stage is not None:
             if message.often and stage.stretched is not None and len(model.often) < MAX_OFTEN:
                 model.often.setdefault(own, message)
+            stage.asked_at = time.monotonic()
             model.stages[key] = stage  # most recently asked for: last
             stage.tell(asker)
             if message.beside and stage.stretched is not None:

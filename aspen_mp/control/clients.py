@@ -48,9 +48,11 @@ class ClientMemory:
         collect: Callable[[], None],
         guarded: Callable[[Connection, int | None, Callable[[], None]], None],
         present: Callable[[Client], bool],
+        relieve: Callable[[Callable[[], None]], bool],
     ) -> None:
         """`publish`: tells the workers of what has been added; `collect`: lets go of what is no longer used; `guarded`: runs what may go
-        wrong for a client's request; `present`: whether a client is still there."""
+        wrong for a client's request; `present`: whether a client is still there; `relieve`: as of `Pressure`."""
+        self._relieve = relieve
         self._table, self._segments, self._reserver, self._releaser = table, segments, reserver, releaser
         self._publish, self._collect, self._guarded, self._present = publish, collect, guarded, present
         self._coming_pieces = self._coming_bytes = 0  # of segments with clients' memory in them, while theirs is being reserved
@@ -59,7 +61,12 @@ class ClientMemory:
         """A segment for a client's inputs and outputs; the answer is DataReady. Takes over the descriptors of `borrowed`."""
         connection = client.connection
 
+        def reserve() -> None:
+            self._reserver.reserve("data", nbytes, ready, [(piece.at, piece.at + piece.nbytes) for piece in borrowed])
+
         def ready(created: Segment | AspenError) -> None:
+            if isinstance(created, ResourceLimitError) and self._present(client) and self._relieve(reserve):
+                return
             pieces = list(borrowed)  # whose descriptors are still ours
             if borrowed:
                 self._coming_pieces -= len(borrowed)
@@ -81,7 +88,7 @@ class ClientMemory:
             self._coming_pieces += len(borrowed)
             self._coming_bytes += nbytes
         if nbytes:
-            self._reserver.reserve("data", nbytes, ready, [(piece.at, piece.at + piece.nbytes) for piece in borrowed])
+            reserve()
         else:
             ready(RequestError("a data segment of 0 bytes"))
 

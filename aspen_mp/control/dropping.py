@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aspen_mp.control.loaded import Model, Stage
+from aspen_mp.control.pressure import Pressure
 from aspen_mp.control.publishing import Publisher
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.shm import _control
@@ -28,7 +29,10 @@ with the most plans loses the one that was asked for longest ago. The rest is fo
 class Dropper:
     """`models`: those that are loaded, by number."""
 
-    def __init__(self, models: Mapping[int, Model], table: _control.ControlTable, segments: SegmentStore, publisher: Publisher) -> None:
+    def __init__(
+        self, models: Mapping[int, Model], table: _control.ControlTable, segments: SegmentStore, publisher: Publisher, pressure: Pressure
+    ) -> None:
+        self._pressure = pressure
         self._models = models
         self._table = table
         self._segments = segments
@@ -45,6 +49,7 @@ class Dropper:
                 break  # so many models: whoever loads another one is told
             largest.stop_replanning()
             self._publisher.drop(largest, next(iter(largest.stages)))
+        self._pressure.make_room(newest)
 
     def _drop_behind(self, model: Model, newest: Stage) -> None:
         """Plans behind data that are too many."""

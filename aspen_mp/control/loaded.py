@@ -7,6 +7,7 @@ has a segment of its own and one arena an instance.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,9 @@ class Stage:
     had served when others were dropped, requests that lie further back counted less.
 
     `speeds`: of the cores that it was made for. `tried_at`: when it was last made again for others, or that was tried; `failed`: how often
-    in a row that has failed since, `why` the last time. `served`: requests, when it was last looked at."""
+    in a row that has failed since, `why` the last time. `served`: requests, when it was last looked at.
+
+    `asked_at`: when a client last asked for it; `seen`: requests that it had served when memory was last wanted (`pressure`)."""
 
     answer: protocol.Planned
     segments: list[int]
@@ -57,6 +60,8 @@ class Stage:
     why: str = ""
     served: int = 0
     mark: float = 0.0
+    asked_at: float = field(default_factory=time.monotonic)
+    seen: int = 0
 
     def extent(self, asked: protocol.Plan) -> int:
         """Of a plan for a range: the extent that the shapes of a request have which it serves."""

@@ -27,15 +27,33 @@ class Maker:
         prepared: Callable[[], bool],
         made: Callable[[Model, bytes, Stage], None],
         failed: Callable[[Model, bytes, AspenError], None],
+        relieve: Callable[[Callable[[], None]], bool],
     ) -> None:
-        """`prepared()` says whether a planning child can be forked at once, and sees to it. `made(model, key, stage)` or
+        """`relieve(then)`: as of `Pressure`.
+
+        `prepared()` says whether a planning child can be forked at once, and sees to it. `made(model, key, stage)` or
         `failed(model, key, error)` says what became of a plan, now or later. Of one that nobody waits for it may never be said."""
         self._publisher = publisher
         self._cache = cache
         self._reserver = reserver
         self._prepared = prepared
         self._made = made
-        self._failed = failed
+        self._tell = failed
+        self._relieve = relieve
+
+    def _failed(self, model: Model, key: bytes, job: PlanStage, error: AspenError) -> None:
+        """Where it was for want of memory and somebody waits, it is tried again as soon as plans that are not used have made room."""
+        askers = model.planning.get(key)
+
+        def again() -> None:
+            if model.planning.get(key) is askers and model.users:
+                self._plan(model, key, job)
+            elif model.planning.get(key) is askers:
+                self._tell(model, key, error)
+
+        wanted = isinstance(error, ResourceLimitError) and bool(askers) and key != model.replanning
+        if not (wanted and self._relieve(again)):
+            self._tell(model, key, error)
 
     def kept(self, model: Model, job: PlanStage) -> Entry | None:
         """What the plan cache has for a job."""
@@ -85,7 +103,7 @@ class Maker:
 
         def failed(error: AspenError) -> None:
             model.spares.give_back(lent)
-            self._failed(model, key, error)
+            self._failed(model, key, job, error)
 
         (model.behind if again else model.child).submit(Job(job, done, failed, lambda progress: report(askers, progress)))
 
@@ -108,7 +126,7 @@ class Maker:
             for arena in arenas:
                 arena.close()
             if model.planning.get(key) is askers:
-                self._failed(model, key, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
+                self._failed(model, key, job, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
 
         self._reserver.reserve("arena", entry.note.arena_bytes, reserved)
 
@@ -122,7 +140,7 @@ class Maker:
             if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.behind.renew()):
                 found = recall.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
         except (AspenError, OSError, MemoryError) as error:
-            self._failed(model, key, _known(error))
+            self._failed(model, key, job, _known(error))
             return
         finally:
             for arena in arenas:
@@ -138,7 +156,7 @@ class Maker:
         try:
             stage = self._publisher.publish(model, job, made)
         except (AspenError, OSError, MemoryError) as error:
-            self._failed(model, key, _known(error))
+            self._failed(model, key, job, _known(error))
             return
         if len(model.weight_segments) > known:  # which the other child does not know of; neither is busy while the other is
             (model.child if key == model.replanning else model.behind).renew()

@@ -23,6 +23,7 @@ from aspen_mp.control.loaded import Asker, Model, not_loaded, report
 from aspen_mp.control.loop import Loop
 from aspen_mp.control.options import Options
 from aspen_mp.control.plans import Plans
+from aspen_mp.control.pressure import Pressure
 from aspen_mp.control.publishing import Publisher
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
@@ -50,10 +51,12 @@ class ModelStore:
         added: Callable[[int, str], None],
         journal: Journal,
         prepared: Callable[[], bool] = lambda: True,
+        plans_bytes: int = 0,
     ) -> None:
         """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
         before a planning child is forked; `prepared()` says whether that takes no time any more, and sees to it. `rates`: of the cost
-        model, and their name. `limits`: of such a child. `added(plan, model)` comes before a plan is announced."""
+        model, and their name. `limits`: of such a child. `added(plan, model)` comes before a plan is announced.
+        `plans_bytes`: what plans may hold, 0: by what is free."""
         self._limits = limits
         self._rates, self._calibration = rates
         self._prepare = prepare
@@ -69,8 +72,10 @@ class ModelStore:
         self._leaving_weights: dict[int, list[int]] = {}
         self.plans = Plans(loop, segments)
         self._publisher = Publisher(table, segments, self.plans, changed, added)
-        dropper = Dropper(self._models, table, segments, self._publisher)
-        self._answerer = Answerer(self._publisher, dropper, cache, reserver, journal, speeds, self._calibration, prepared)
+        self._pressure = Pressure(self._models, table, segments, self._publisher, loop, journal, plans_bytes)
+        dropper = Dropper(self._models, table, segments, self._publisher, self._pressure)
+        relieve = self._pressure.relieve
+        self._answerer = Answerer(self._publisher, dropper, cache, reserver, journal, speeds, self._calibration, prepared, relieve)
 
     # ---- loading
 
@@ -182,6 +187,10 @@ class ModelStore:
             for stage in model.stages.values():
                 stage.segments = [new if segment == old else segment for segment in stage.segments]
 
+    def relieve(self, then: Callable[[], None]) -> bool:
+        """Memory is wanted: see `Pressure`."""
+        return self._pressure.relieve(then)
+
     # ---- unloading
 
     def unload(self, number: int, client: int) -> None:
@@ -238,6 +247,7 @@ class ModelStore:
             if not plans:
                 del self._leaving_weights[weight]
                 self._segments.drop(weight)
+        self._pressure.collected(segments)
 
     def close(self) -> None:
         self.plans.close()

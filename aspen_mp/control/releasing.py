@@ -4,6 +4,7 @@ tenth of a second a gigabyte, and neither the planner process nor a worker, for 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NoReturn
 
 from aspen_mp.control import protocol
@@ -20,6 +21,14 @@ class Releaser:
         self._waiting: list[int] = []
         self._busy = False
         self._closed = False
+        self._after: list[Callable[[], object]] = []
+
+    def released(self, then: Callable[[], object]) -> None:
+        """Calls `then`, now or later, when all that has been taken over is closed."""
+        if self._busy or self._waiting:
+            self._after.append(then)
+        else:
+            then()
 
     def release(self, fd: int) -> None:
         """Takes over a descriptor. Where no process can be had, it is closed here."""
@@ -32,6 +41,9 @@ class Releaser:
     def _next(self) -> None:
         self._busy = False
         if not self._waiting:
+            after, self._after = self._after, []
+            for then in after:
+                then()
             return
         parent, ends = os.getpid(), list[int]()
         try:
@@ -40,6 +52,7 @@ class Releaser:
         except OSError:
             protocol.close_all(ends)
             self._here()
+            self._next()
             return
         if pid == 0:
             _release(parent, set(self._waiting), ends[0])
@@ -50,6 +63,7 @@ class Releaser:
             self._busy = True
         except OSError:
             status_of(pid)  # it is reaped with the next one
+            self._next()
 
     def _here(self) -> None:
         protocol.close_all(self._waiting)

@@ -47,7 +47,8 @@ LARGE: Final = 16 << 20
 
 class SegmentStore:
     """Owns descriptors. `attach` and `detach` tell all workers; `publish` makes them look. `detach` returns a number by which `unmapped`
-    is told that none of them has the segment any more, 0 where none has. `release(fd)` closes a descriptor elsewhere."""
+    is told that none of them has the segment any more, 0 where none has. `release(fd)` closes a descriptor elsewhere; `released(then)`
+    calls `then` when all such have been closed."""
 
     def __init__(
         self,
@@ -55,11 +56,14 @@ class SegmentStore:
         attach: Callable[[Held], None],
         detach: Callable[[int], int],
         release: Callable[[int], None] = os.close,
+        released: Callable[[Callable[[], object]], object] = lambda then: then(),
     ) -> None:
         self._table = table
         self._attach = attach
         self._detach = detach
         self._release = release
+        self._released = released
+        self._settled: list[Callable[[], object]] = []
         self._held: dict[int, Held] = {}
         self._leaving: dict[int, int] = {}  # descriptors of large segments, by the number of their detachment
 
@@ -125,6 +129,17 @@ class SegmentStore:
         fd = self._leaving.pop(number, -1)
         if fd >= 0:
             self._release(fd)
+        if not self._leaving:
+            settled, self._settled = self._settled, []
+            for then in settled:
+                self._released(then)
+
+    def settled(self, then: Callable[[], object]) -> None:
+        """Calls `then`, now or later, when the memory of all large segments that were given up has come back."""
+        if self._leaving:
+            self._settled.append(then)
+        else:
+            self._released(then)
 
     def close(self) -> None:
         for held in self._held.values():

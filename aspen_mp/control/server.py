@@ -81,6 +81,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leases: str = ""
     patience_s: float = 120.0
     planning_bytes: int = 0
+    plans_bytes: int = 0
     replan: bool = True
     cancel_grace_s: float = 1.0
     restarts: int = 0
@@ -144,7 +145,7 @@ class Server:
             own.mapping.keep_from_children()
         self._reserver = Reserver(self._loop)
         self._releaser = Releaser(self._loop)
-        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach, self._releaser.release)
+        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach, self._releaser.release, self._releaser.released)
         self._traces = Traces(
             *(config.name, self._table, self._segments, self._max_workers, self._journal),
             reserve=self._reserver.reserve,
@@ -167,6 +168,7 @@ class Server:
             self._traces.plan_added,
             self._journal,
             self._imports.ready,
+            config.plans_bytes,
         )
         self._clients: dict[Connection, Client] = {}
         self._requests = RequestTotals(self._models.names)
@@ -174,6 +176,7 @@ class Server:
         self._memory = ClientMemory(
             *(self._table, self._segments, self._reserver, self._releaser, self._pool.publish, self._collect, self._guarded),
             present=lambda client: self._clients.get(client.connection) is client,
+            relieve=self._models.relieve,
         )
         self._recovery = Recovery(
             self._loop,

@@ -55,13 +55,20 @@ class Spares:
                 self._segments.discard(nbytes, fd)
         spares.clear()
 
-    def close(self) -> None:
-        """The model goes, or the planner process does."""
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(nbytes for nbytes, _ in self._spares)
+
+    def close(self) -> int:
+        """The model goes, or the planner process does, or memory is wanted: how many bytes that gives back."""
+        freed = self.nbytes
         for nbytes, fd in self._spares:
             self._segments.discard(nbytes, fd)
         self._spares.clear()
+        self._expected.clear()
+        return freed
 
     def _room(self, nbytes: int) -> bool:
         """For another one."""
-        taken = sum(n for n, _ in self._spares)
-        return len(self._spares) < MAX_SPARES and taken + nbytes <= MAX_SPARE_BYTES
+        return len(self._spares) < MAX_SPARES and self.nbytes + nbytes <= MAX_SPARE_BYTES

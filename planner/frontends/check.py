@@ -142,8 +142,8 @@ def _expansion(graph: GraphProto, functions: Mapping[tuple[str, str, str], Funct
             raise ModelInvalidError(f"{name_of(node)}: functions call each other in a circle, or more than {MOST_DEEP} deep")
         if total > MAX_NODES:
             raise ResourceLimitError(
-                f"{name_of(node)}: with the bodies of functions in their places the model has more than {MAX_NODES} nodes, of which "
-                f"this one becomes {n}; export the model with less in functions, or in parts"
+                f"{name_of(node)}: with the bodies of functions in their places the model has more than {MAX_NODES} nodes, "
+                f"of which this one becomes {n}; export the model with less in functions, or in parts"
             )
 
 
