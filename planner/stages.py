@@ -390,7 +390,8 @@ class _Stages:
                 assert tensor is not None
                 feeds[name] = tensor
         opsets = cluster[0].opsets if cluster else self.model.opsets
-        types = {name: kind for name, kind in self._model_types().items() if kind.WhichOneof("value") is not None}
+        known = self._model_types()
+        types = {name: known[name] for name in inner if name in known and known[name].WhichOneof("value") is not None}
         blob, operands = build(
             [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store, types
         )

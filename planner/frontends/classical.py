@@ -52,7 +52,14 @@ def _same(dtype: np.dtype[Any] | None) -> Rule:
 
 def _columns(count: Callable[[Attrs], int], dtype: np.dtype[Any] | None = _FLOAT) -> Rule:
     """[rows, columns]"""
-    return lambda attrs, inputs: [(dtype or _x(inputs).dtype, (_rows(_x(inputs)), count(attrs)))]
+
+    def rule(attrs: Attrs, inputs: Sequence[Tensor | None]) -> list[Typed]:
+        x, columns = _x(inputs), count(attrs)
+        if columns < 1:
+            raise ValueError(f"its result would have {columns} columns")
+        return [(dtype or x.dtype, (_rows(x), columns))]
+
+    return rule
 
 
 def _classes(attrs: Attrs, ints: str) -> tuple[np.dtype[Any], int]:

@@ -181,6 +181,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"post_transform": "ODD"}, "ODD"),
     ({"aggregate_function": "ODD"}, "ODD"),
     ({"base_values": [1.0, 2.0]}, "base values"),
+    ({"n_targets": 0}, "0 columns"),
+    ({"n_targets": -3}, "-3 columns"),
 ]
 
 

@@ -130,11 +130,8 @@ class _Places:
     """Which node has which number in which tree."""
 
     def __init__(self, trees: Array, nodes: Array) -> None:
-        self._names = np.unique(trees)
-        self._span = int(nodes.max(initial=0)) + 1
-        if nodes.size and nodes.min() < 0:
-            raise ValueError(f"a node has the negative number {nodes.min()}")
-        key = np.searchsorted(self._names, trees) * self._span + nodes
+        self._trees, self._nodes = np.unique(trees), np.unique(nodes)
+        key, _ = self._key(trees, nodes)
         self._order = np.argsort(key, kind="stable")
         self._keys = key[self._order]
         twice = np.flatnonzero(self._keys[1:] == self._keys[:-1])
@@ -142,19 +139,21 @@ class _Places:
             k = self._order[twice[0] + 1]
             raise ValueError(f"tree {trees[k]} has two nodes {nodes[k]}")
 
+    def _key(self, trees: Array, nodes: Array) -> tuple[Array, Array]:
+        """One number for a tree and a node, whatever theirs are; and whether both are known."""
+        tree, node = (np.minimum(np.searchsorted(of, x), len(of) - 1) for of, x in ((self._trees, trees), (self._nodes, nodes)))
+        return tree * len(self._nodes) + node, (self._trees[tree] == trees) & (self._nodes[node] == nodes)
+
     def __call__(self, trees: Array, nodes: Array) -> Array:
         if not trees.size:
             return np.zeros(0, np.int64)
-        name = np.minimum(np.searchsorted(self._names, trees), max(len(self._names) - 1, 0))
-        key = name * self._span + nodes
-        place = np.minimum(np.searchsorted(self._keys, key), max(len(self._keys) - 1, 0))
-        if self._keys.size:
-            good = (self._names[name] == trees) & (self._keys[place] == key) & (nodes >= 0) & (nodes < self._span)
-        else:
-            good = np.zeros(len(trees), bool)
-        if not good.all():
-            k = int(np.flatnonzero(~good)[0])
-            raise ValueError(f"tree {trees[k]} has no node {nodes[k]}")
+        if not self._keys.size:
+            raise ValueError("there are no nodes")
+        key, known = self._key(trees, nodes)
+        place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        absent = np.flatnonzero(~(known & (self._keys[place] == key)))
+        if absent.size:
+            raise ValueError(f"tree {trees[absent[0]]} has no node {nodes[absent[0]]}")
         return self._order[place]
 
 
