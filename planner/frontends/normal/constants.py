@@ -147,7 +147,7 @@ def _agrees(name: str, tensor: TensorProto, declared: Any) -> None:
         raise ModelInvalidError(f"input {name!r} is declared as {types[0]}, but its initializer is {types[1]}")
     if not kind.HasField("shape"):
         return
-    want = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    want = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in kind.shape.dim]
     if len(want) != len(tensor.dims) or any(w not in {None, d} for w, d in zip(want, tensor.dims, strict=True)):
         shape = ["?" if d is None else d for d in want]
         raise ModelInvalidError(f"input {name!r} is declared with shape {shape}, but its initializer has shape {list(tensor.dims)}")

@@ -49,7 +49,7 @@ def complete(proto: ModelProto) -> None:
     """Puts onnxruntime's operators into its domain, and imports what is used: in a function as the model does."""
     own = {function.domain for function in proto.functions}
     versions = {entry.domain: entry.version for entry in proto.opset_import}
-    for nodes, imports in scopes(proto):
+    for k, (nodes, imports) in enumerate(scopes(proto)):
         local = {entry.domain: entry.version for entry in imports}
         default = local.get("", versions.get("", defs.onnx_opset_version()))
         contrib.place(nodes, default)
@@ -59,7 +59,7 @@ def complete(proto: ModelProto) -> None:
                 if version:
                     local[domain] = version
                     imports.append(OperatorSetIdProto(domain=domain, version=version))
-        if nodes is proto.graph.node:
+        if k == 0:  # the model's own
             versions = local
     # ONNX's checker asks the model for the domains that its functions use, too.
     for function in proto.functions:
