@@ -31,6 +31,9 @@ __all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "rese
 CLIENTS_WRITE = frozenset({"doorbell", "client", "data", "trace"})
 """Roles of the segments that clients have mapped too. For workers nothing in them is true, their first line included (I11): how long they
 are the kernel and the control table say. Nor is it in the doorbell page for other clients."""
+PRIVATE_BYTES = 32 << 20
+"""So much of a control group's limit is not counted as available, or a 32nd of it where that is less: processes need memory of their own
+while shared memory is reserved, and where there is none the kernel ends one of them."""
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
 
@@ -80,7 +83,7 @@ def memory_left() -> tuple[int, str]:
             if most.isdigit():
                 reclaimable = _first_int(_read(f"{group}/memory.stat"), cache)
                 now = _read(f"{group}/{used}").strip()
-                left = int(most) - (int(now) if now.isdigit() else 0) + reclaimable
+                left = int(most) - (int(now) if now.isdigit() else 0) + reclaimable - min(PRIVATE_BYTES, int(most) // 32)
                 if left < available:
                     available, limit_is = left, f"the memory limit of control group {group}, {format_bytes(int(most))}"
     return max(available, 0), limit_is

@@ -1,0 +1,132 @@
+"""Graphs of very many nodes: what is worked out once for steps that are alike, and what takes the place of what would grow by the square.
+None of it changes a plan but where it is said."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from aspen_mp.bench import models
+from aspen_mp.planner import alike, api, build, memory, planfile, policy, search, validate
+from aspen_mp.planner.memory import MARGIN, Tenant, assign_offsets
+from aspen_mp.planner.options import Planning
+from aspen_mp.planner.storage import ARENA, Buffer, Storage
+from aspen_mp.planner.strides import Run
+from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError
+
+
+@pytest.mark.parametrize("network", ["resnet18", "densenet121", "squeezenet1_1", "bert_base", "gpt2", "smollm2_135m", "unet", "tcn"])
+def test_steps_that_are_alike_change_no_plan(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.build(network, **models.miniature(network))
+    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
+
+    def planned() -> bytes:
+        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=Planning())).plan
+        assert plan is not None
+        return planfile.dump(plan)
+
+    shared = planned()
+
+    def each(storage: Storage) -> list[int]:
+        return list(range(len(storage.steps)))
+
+    for module in (alike, build, policy, search):
+        monkeypatch.setattr(module, "kinds", each)
+    assert planned() == shared
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_places_found_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two buffers that live at the same time share a byte, and equal ones that follow each other take the same memory."""
+    rng = random.Random(seed)
+    print("seed", seed)
+    monkeypatch.setattr(memory, "MANY_BUFFERS", 0)
+    lives = []
+    for first in range(rng.randrange(1, 120)):
+        sizes = (rng.choice([0, 1, 64, 640, rng.randrange(1, 5000)]) for _ in range(rng.randrange(3)))
+        lives += [
+            Tenant(Buffer(ARENA, size, "b"), [first], [first + rng.randrange(rng.choice([2, 40])) for _ in range(rng.randrange(3))])
+            for size in sizes
+        ]
+    total = assign_offsets(lives)
+    for k, a in enumerate(lives):
+        assert a.buffer.offset >= 0
+        assert a.end <= total
+        for b in lives[:k]:
+            if a.buffer.nbytes and b.buffer.nbytes and a.first <= b.last + MARGIN and b.first <= a.last + MARGIN:
+                assert a.end <= b.buffer.offset or b.end <= a.buffer.offset
+    chain = [Tenant(Buffer(ARENA, 4096, "b"), [k], [k + 1]) for k in range(100)]
+    assert assign_offsets(chain) == (2 + MARGIN) * 4096
+
+
+def chain(nodes: int) -> bytes:
+    made = [helper.make_node("Relu", [f"t{k}"], [f"t{k + 1}"]) for k in range(nodes)]
+    made = [helper.make_node("Sigmoid" if k % 2 else "Tanh", list(n.input), list(n.output)) for k, n in enumerate(made)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64]) for name in ("t0", f"t{nodes}")]
+    graph = helper.make_graph(made, "chain", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def test_plan_of_many_buffers_and_tiles_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of very large graphs, on a small one; the validator goes by the exact sets all the same."""
+    monkeypatch.setattr(memory, "MANY_BUFFERS", 16)
+    monkeypatch.setattr(memory, "EXACT_TILES", 16)
+    bindings = [{"t0": api.Binding(np.dtype(np.float32), (1, 64), None)}]
+    plan = api.plan_stage(chain(300), bindings, workers=2).plan
+    assert plan is not None
+    assert plan.activation_bytes <= 8 * 256
+    validate.validate(plan.segment())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_accesses_near_a_run(seed: int) -> None:
+    """What the validator finds near a run is what a look at all accesses finds."""
+    rng = random.Random(seed)
+    print("seed", seed)
+    live = validate._Live()
+    kept: list[tuple[int, Run]] = []
+    for op in range(200):
+        low, length = rng.randrange(4000), rng.choice([1, 4, 64, rng.randrange(1, 3000)])
+        run = Run(low, low + length - 1, ((length, 1),)) if rng.random() < 0.7 else Run(low, low + 2 * length, ((length, 2), (1, 1)))
+        found = sorted(live.near(run), key=lambda one: one[0])
+        assert found == [(k, old) for k, old in kept if old.low <= run.high and old.high >= run.low]
+        if rng.random() < 0.5:
+            live.overwritten(run)
+            inside = [old for _, old in kept if (run.low <= old.low and old.high <= run.high if run.gapless else old == run)]
+            kept = [(k, old) for k, old in kept if old not in inside]
+        live.add(op, run)
+        kept.append((op, run))
+
+
+def doubling(depth: int, last: str) -> bytes:
+    """A function that calls another twice, which calls another twice …"""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    names = [*(f"F{k}" for k in range(depth)), last]
+    functions = []
+    for name, inner in pairwise(names):
+        domain = "f" if inner.startswith("F") else ""
+        calls = [helper.make_node(inner, [a], [b], domain=domain) for a, b in (("x", "m"), ("m", "y"))]
+        functions.append(helper.make_function("f", name, ["x"], ["y"], calls, opsets))
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("F0", ["x"], ["y"], "start", domain="f")], "doubling", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8).SerializeToString()
+
+
+@pytest.mark.parametrize("depth", [18, 40, 64])
+def test_functions_that_become_too_many_nodes(depth: int) -> None:
+    with pytest.raises(ResourceLimitError, match=r"'start' \(F0\).*more than 200000 nodes"):
+        api.load(doubling(depth, "Relu"))
+
+
+@pytest.mark.parametrize(("depth", "last"), [(3, "F0"), (1, "F0"), (90, "Relu")])
+def test_functions_without_end(depth: int, last: str) -> None:
+    with pytest.raises(ModelInvalidError, match=r"'start' \(F0\).*in a circle, or more than 64 deep"):
+        api.load(doubling(depth, last))
+
+
+def test_functions_that_become_few_nodes() -> None:
+    assert api.load(doubling(8, "Relu")).signature.outputs[0].shape == (4,)
