@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits
-from aspen_mp.planner.frontends import classical, contrib, functions, legacy, ml, own_shapes, scalars, tensors
+from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, own_shapes, scalars, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
@@ -257,10 +257,10 @@ class Binder:
                 return self._inlined(flat, entry.opsets)
         if domain == contrib.DOMAIN and op not in classical.LEFT:
             return self._own(entry, inputs)
-        if domain == ml.DOMAIN and (of_places := ml.named(proto, attrs, inputs)) is not None:
+        if domain == classical.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
             nodes, names = of_places
             self.env[names.name] = names
-            return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": ml.OPSET})
+            return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
@@ -441,8 +441,6 @@ class Binder:
                 return self._of_shape(entry, inputs, shape)
         if proto.op_type in _SHAPED_AS_INPUT and domain == "" and inputs[0] is not None:
             return {proto.output[0]: (inputs[0].dtype, inputs[0].shape)}
-        if domain == ml.DOMAIN and (told := ml.types(proto, entry.attrs, inputs)) is not None:
-            return {name: kind for name, kind in told.items() if name in self._used}
         types, hints = {}, {}
         for name, tensor in zip(entry.names, inputs, strict=True):
             if tensor is not None:
