@@ -136,7 +136,6 @@ def test_heads_are_normalised() -> None:
         (grouped(1, 2, 3, 3), {"qk_output": 1}, "attribute qk_output"),
         (grouped(1, 2, 3, 3), {"sliding_window_cache": 1, "local_window_size": 2}, "attribute sliding_window_cache"),
         (grouped(1, 2, 3, 3), {"k_quant_type": "PER_TENSOR"}, "quantised cache"),
-        (grouped(2, 2, 3, 3), {}, "several texts that go on: give it one text"),
         (grouped(1, 6, 3, 3, sink=array(HEADS)), {"local_window_size": 4}, "sinks and a window"),
     ],
 )
