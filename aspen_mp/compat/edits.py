@@ -7,49 +7,53 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, external_data_helper, helper, numpy_helper
 
 from aspen_mp.compat.errors import InvalidArgument
+from aspen_mp.compat.options import changes_models
 from aspen_mp.compat.values import plain
 from aspen_mp.planner.frontends.evaluate import RANDOM
 from aspen_mp.planner.frontends.functions import subgraphs
+from aspen_mp.shm.errors import ExternalDataError, ModelParseError
 
 _STEP: Final = 1_000_003
 """Tells seeds apart from the numbers of operators."""
 
 
 def read(source: Any) -> ModelProto:
-    """The model, without its external data; a copy of one that is there already."""
+    """The model, without its external data; a copy of one that is there already. ModelParseError for bytes that are none."""
     if isinstance(source, ModelProto):
         copy = ModelProto()
         copy.CopyFrom(source)
         return copy
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return onnx.load_from_string(bytes(source))
-    return onnx.load(os.fspath(source), load_external_data=False)
+    try:
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            return onnx.load_from_string(bytes(source))
+        return onnx.load(os.fspath(source), load_external_data=False)
+    except DecodeError as error:
+        raise ModelParseError(f"not an ONNX model: {error}") from None
 
 
 def complete(model: ModelProto, source: Any) -> None:
-    """Reads what is left of its external data, from the folder that the model came from."""
-    if isinstance(source, (str, os.PathLike)):
+    """Reads what is left of its external data, from the folder that the model came from. ExternalDataError where that fails."""
+    if not isinstance(source, (str, os.PathLike)):
+        return
+    try:
         external_data_helper.load_external_data_for_model(model, os.path.dirname(os.path.abspath(os.fspath(source))))
-
-
-def asked(options: Any) -> bool:
-    """Whether these options change models."""
-    names = ("_dims_by_name", "_dims_by_denotation", "_initializers", "_external", "_files")
-    return any(getattr(options, name, None) for name in names)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ExternalDataError(f"external data of {os.fspath(source)!r} cannot be read: {error}") from None
 
 
 def edited(source: Any, options: Any, seed: int | None) -> Any:
     """`source` itself where nothing is to be changed; otherwise the changed model. InvalidArgument where it lacks what is named."""
-    if not asked(options) and seed is None:
+    if not changes_models(options) and seed is None:
         return source
     model = read(source)
     seeded = seed is not None and _place_seeds(model, seed)
-    if not asked(options) and not seeded:
+    if not changes_models(options) and not seeded:
         return source
-    if asked(options):
+    if changes_models(options):
         _fix_dimensions(model, options._dims_by_name, options._dims_by_denotation)
         _replace(model, options._initializers)
         _supply(model, options._external, options._files)

@@ -158,6 +158,12 @@ class SessionOptions:
         """Does nothing: none was set."""
 
 
+def changes_models(options: Any) -> bool:
+    """Whether what was added to these options changes the model before it is loaded."""
+    names = ("_dims_by_name", "_dims_by_denotation", "_initializers", "_external", "_files")
+    return any(getattr(options, name, None) for name in names)
+
+
 @dataclass(slots=True, eq=False)
 class RunOptions:
     """`terminate`: True when a run begins fails it with RequestCancelled. The other options are onnxruntime's and do nothing."""

@@ -22,7 +22,7 @@ from aspen_mp.compat import described, providers, seeds
 from aspen_mp.compat.binding import IOBinding
 from aspen_mp.compat.devices import CPU_MEMORY, OrtMemoryInfo
 from aspen_mp.compat.errors import Fail, InvalidArgument, MissingInputs, Terminated, Unsupported, of_loading, of_running
-from aspen_mp.compat.options import ModelMetadata, NodeArg, SessionOptions
+from aspen_mp.compat.options import ModelMetadata, NodeArg, SessionOptions, changes_models
 from aspen_mp.compat.values import OrtValue, OrtValueVector, plain
 from aspen_mp.errors import AspenError, RequestError
 
@@ -97,7 +97,7 @@ class InferenceSession:
         """Writes the optimized model where the options say so, and makes the changes that they ask for."""
         self._changed: Any = self._source
         seed = seeds.current()
-        if seed is not None or getattr(self._options, "_initializers", None) is not None:
+        if seed is not None or changes_models(self._options):
             from aspen_mp.compat import edits
 
             self._changed = edits.edited(self._source, self._options, seed)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -517,3 +519,31 @@ def test_models_are_compiled_to_models(scaled: onnx.ModelProto, tmp_path: Path) 
     pieces: list[bytes] = []
     compat.ModelCompiler(compat.SessionOptions(), scaled.SerializeToString()).compile_to_stream(pieces.append)
     assert onnx.load_from_string(b"".join(pieces)).graph.node[0].op_type == "Mul"
+
+
+def test_bad_models_where_options_change_them(shared_runtime: aspen_mp.Runtime, tmp_path: Path, scaled: onnx.ModelProto) -> None:
+    options = compat.SessionOptions()
+    options.add_free_dimension_override_by_name("n", 2)
+    outside = onnx.ModelProto()
+    outside.CopyFrom(scaled)
+    outside.graph.initializer[0].ClearField("raw_data")
+    outside.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    outside.graph.initializer[0].external_data.add(key="location", value="nowhere.bin")
+    (tmp_path / "m.onnx").write_bytes(outside.SerializeToString())
+    for source, kind in ((b"nonsense", errors.ModelParseError), (tmp_path / "m.onnx", errors.ExternalDataError)):
+        with pytest.raises(kind) as raised:
+            compat.InferenceSession(source, options, runtime=shared_runtime)
+        assert isinstance(raised.value, ort_errors.Fail)
+
+
+def test_sessions_import_no_onnx_unless_they_need_it(scaled: onnx.ModelProto, shared_runtime: aspen_mp.Runtime, tmp_path: Path) -> None:
+    onnx.save(scaled, tmp_path / "m.onnx")
+    program = (
+        "import sys, aspen_mp.compat.onnxruntime as ort, numpy as np\n"
+        "s = ort.InferenceSession(sys.argv[1], ort.SessionOptions(intra_op_num_threads=1), providers=['CPUExecutionProvider'])\n"
+        "s.run(None, {'x': np.ones((1, 3), np.float32)})\n"
+        "s.close()\n"
+        "print('onnx' in sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program, tmp_path / "m.onnx"], capture_output=True, text=True, timeout=300, check=True)
+    assert found.stdout.strip() == "False", found
