@@ -176,6 +176,14 @@ def _scaler(b: Builder, node: Node) -> Tensor:
     return b.cast(b.binary("MUL", centred, _by_feature(b, node, "scale", x, own)), F32)
 
 
+@rule("ai.onnx.ml.ArrayFeatureExtractor")
+def _array_feature_extractor(b: Builder, node: Node) -> Tensor:
+    x, places = rows_of(b, node), data(node, 1)
+    if places.size == 0:
+        raise NoKernel("empty")
+    return b.emit("GATHER", [x, b.reshape(places, (places.size,))], (x.shape[0], places.size), x.dtype, axis=1)
+
+
 @rule("ai.onnx.ml.Imputer")
 def _imputer(b: Builder, node: Node) -> Tensor:
     x = data(node)

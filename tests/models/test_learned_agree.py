@@ -198,11 +198,21 @@ def test_features(kind: Any, one: bool) -> None:
         check(model("Binarizer", {"threshold": 0.5}, x, 1, 1), x, 0)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])
+def test_extracted_features(kind: Any) -> None:
+    x, places = rows(np.random.default_rng(4), 6, 5, kind, special=False), np.array([[3, 0, 3]])
+    proto = model("ArrayFeatureExtractor", {}, x, 1, 1)
+    proto.graph.node[0].input.append("places")
+    proto.graph.initializer.append(numpy_helper.from_array(places, "places"))
+    proto.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(x.dtype)
+    assert check(proto, x, 4) == ["GATHER"]
+
+
 def test_a_vector_is_one_row() -> None:
     rng = np.random.default_rng(2)
     attrs = attributes(rng) | {"n_targets": 1}
     x = rows(rng, 1, 5)[0]
-    runner = KernelRunner(planned(model("TreeEnsembleRegressor", attrs, x, 1).SerializeToString(), {"x": x}, 1).plan)
+    runner = KernelRunner(planned(model("TreeEnsembleRegressor", attrs, x, 1, 1).SerializeToString(), {"x": x}, 1).plan)
     np.testing.assert_allclose(runner.run({"x": x})[0], sums(attrs, x[None], 1), rtol=1e-6)
 
 
