@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,interleavings sanitizers tsan unlike_cores)) \
+BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,ages interleavings sanitizers tsan unlike_cores)) \
   tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,bench_plans cli examples handles metrics peers runtime trace)) \
