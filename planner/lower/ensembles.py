@@ -118,7 +118,15 @@ def _regressor(b: Builder, node: Node) -> Tensor:
         transform = "NONE"
     aggregate = text(node, "aggregate_function", "SUM")
     dtype = F32 if transform == "NONE" or x.dtype != F64 else F64
-    return scores(b, _emit(b, x, _trees(node, "target"), targets, aggregate, _base(node.attrs, targets), dtype), transform)
+    trees = _trees(node, "target")
+    _check_scores(trees, targets)
+    return scores(b, _emit(b, x, trees, targets, aggregate, _base(node.attrs, targets), dtype), transform)
+
+
+def _check_scores(trees: ensembles.Trees, targets: int) -> None:
+    """Of several targets, one for which no tree has a weight counts as none of them: what then comes out is not left to TREES."""
+    if targets > 1 and len(_always(trees, list(range(targets)))) < targets:
+        raise NoKernel("rows without a score for a target")
 
 
 @rule("ai.onnx.ml.TreeEnsemble")
@@ -136,6 +144,8 @@ def _ensemble(b: Builder, node: Node) -> Tensor:
         trees = ensembles.from_leaves(attrs)
     except ModelInvalidError as error:
         raise ModelInvalidError(f"node {node.name!r} ({node.onnx_op}): {error}") from None
+    if name != "NONE":
+        _check_scores(trees, targets)
     y = _emit(b, x, trees, targets, _AGGREGATES_BY_NUMBER[aggregate], None, node.output.dtype)
     return y if name == "NONE" else scores(b, y, name)
 
@@ -194,9 +204,7 @@ def _always(trees: ensembles.Trees, used: list[int]) -> list[int]:
 
 def _two_classes(used: list[int], base: npt.NDArray[Any], table: npt.NDArray[np.int64], positive: bool) -> _Reading:
     threshold = 0.5 if positive else 0.0
-    if used == [0]:
-        if len(base) == 2:
-            return _Reading(base, table, "", 0, threshold)
+    if used == [0] and len(base) < 2:
         return _Reading(base if len(base) else None, table, "1 - s" if positive else "-s", 0, threshold)
     if len(base) == 2:
         raise NoKernel("base values of two classes that have weights")

@@ -195,6 +195,7 @@ def test_features(kind: Any, one: bool) -> None:
     if kind in (np.float32, np.int64):
         check(model("Imputer", imputed, x, 1, 1), x, 0)
     if kind is np.float32:
+        x = np.nan_to_num(x)  # onnxruntime refuses what is no number
         check(model("Binarizer", {"threshold": 0.5}, x, 1, 1), x, 0)
 
 

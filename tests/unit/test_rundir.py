@@ -91,7 +91,7 @@ def test_lock_file_that_is_a_link_is_not_followed(run_directory, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (run_directory / "x.lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(AspenError, match="symbolic"):
         rundir.Claim("x")
     assert victim.read_text() == "precious"
 

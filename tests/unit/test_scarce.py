@@ -204,7 +204,7 @@ def test_a_plan_that_cannot_be_published() -> None:
     def publish(*_: object) -> None:
         raise FULL
 
-    maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _failed=lambda model, key, error: told.append(error))
+    maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _failed=lambda model, key, job, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
     Maker._publish(maker, SimpleNamespace(weight_segments=[]), b"", None, Made(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
@@ -243,7 +243,7 @@ def test_a_data_segment_that_its_client_never_hears_of() -> None:
     table = SimpleNamespace(add_data=lambda number, segment: 3, drop_data=lambda *which: dropped.append(which))
     nothing: Any = lambda *_: None  # noqa: E731
     segments = SimpleNamespace(add=lambda role, nbytes, fd, owner, own: os.close(fd) or 9)
-    of = {"publish": nothing, "collect": nothing, "guarded": nothing, "present": nothing}
+    of = {"publish": nothing, "collect": nothing, "guarded": nothing, "present": nothing, "relieve": nothing}
     memory = ClientMemory(table, segments, None, None, **of)  # type: ignore[arg-type]
     client: Any = SimpleNamespace(connection=SimpleNamespace(pid=1, send=full), number=5, data={})
     with pytest.raises(OSError, match="open files"):
