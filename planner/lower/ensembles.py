@@ -80,7 +80,10 @@ def _emit(
     """TREES over rows `x`; `dtype`: of the result."""
     if aggregate not in ensembles.AGGREGATES:
         raise NoKernel(f"aggregate {aggregate}")
-    last = ensembles.features(trees)
+    try:
+        last = ensembles.features(trees)
+    except ModelInvalidError as error:
+        raise ModelInvalidError(f"node {b.name!r} ({b.onnx_op}): {error}") from None
     if last > x.shape[1]:
         raise ModelInvalidError(f"node {b.name!r} ({b.onnx_op}) looks at feature {last - 1} of {x.shape[1]}")
     if x.shape[1] >= ensembles.MOST_FEATURES:
@@ -105,15 +108,19 @@ def _trees(node: Node, weights: str) -> ensembles.Trees:
 
 
 def _base(attrs: dict[str, Any], targets: int) -> npt.NDArray[Any] | None:
-    """Base values of a regressor: as many as targets, or they do not count."""
+    """Base values of a regressor: as many as targets, or none."""
     base = ensembles.base_values(attrs)
-    return base if len(base) == targets else None
+    if len(base) not in (0, targets):
+        raise NoKernel(f"{len(base)} base values for {targets} targets")
+    return base if len(base) else None
 
 
 @rule("ai.onnx.ml.TreeEnsembleRegressor")
 def _regressor(b: Builder, node: Node) -> Tensor:
     x, targets = rows_of(b, node), int(node.attrs.get("n_targets", 1))
     transform = text(node, "post_transform", "NONE")
+    if transform not in TRANSFORMS:
+        raise NoKernel(f"transform {transform}")
     if targets == 1 and transform != "PROBIT":
         transform = "NONE"
     aggregate = text(node, "aggregate_function", "SUM")

@@ -37,16 +37,8 @@ WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (work
 FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter", "gridsample"]
 FAMILIES += ["roialign", "deform", "trees", "scores", "svm"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
-SCRATCH = [
-    "dwconv",
-    "topk",
-    "roialign",
-    "act",
-    "functions",
-    "trees",
-    "scores",
-    "svm",
-]  # which ask for it in the portable build, and what those call there
+SCRATCH = ["dwconv", "topk", "roialign", "act", "functions", "trees", "scores", "svm"]
+"""Which ask for scratch in the portable build, and what those call there."""
 WATCHDOG_S = 120
 ROUNDS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
 
