@@ -83,7 +83,7 @@ def test_first_lines_are_written_over(runtime: aspen_mp.Runtime) -> None:
     with Guest(NAME) as guest:
         assert isinstance(guest.ask("Data", 1, 1 << 16), protocol.DataReady)
         assert isinstance(guest.ask("TraceBegin", 2, 1 << 10), protocol.TraceReady)
-        assert len(guest.fds) == 4
+        assert len(guest.fds) == 5
         for fd in guest.fds:
             with mmap.mmap(fd, os.fstat(fd).st_size) as memory:
                 memory[:32] = b"\xff" * 32

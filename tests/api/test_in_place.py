@@ -623,7 +623,9 @@ def test_pieces_that_are_on_their_way_count():
     waiting = []
     reserver = SimpleNamespace(reserve=lambda role, nbytes, ready, holes: waiting.append(ready))
     segments = SimpleNamespace(pieces=_control.MAX_BORROWED - 3, borrowing_bytes=0)
-    asked = ClientMemory(None, segments, reserver, None, publish=None, collect=None, guarded=None, present=None)
+    asked = ClientMemory(
+        None, segments, reserver, None, publish=None, collect=None, guarded=None, present=lambda _: True, relieve=lambda _: False
+    )
     failed = []
     client = SimpleNamespace(connection=SimpleNamespace(fail=lambda *what: failed.append(what)))
     memory = os.memfd_create("guest")

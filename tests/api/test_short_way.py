@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_as_ever(mlp: Model) -> None:
         ({"x": x[0]}, "shape"),
         ({}, "missing"),
         ({"x": x, "z": x}, "no input 'z'"),
-        ({"z": x}, "'x' is missing"),
+        ({"z": x}, "no input 'z'; it has x"),
     ]
     for feeds, message in bad:
         with pytest.raises(RequestError, match=message):
