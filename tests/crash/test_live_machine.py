@@ -66,7 +66,7 @@ def test_the_affinity_mask_changes() -> None:
             assert all(w["shared"] == (len(mask) == 1) for w in fixed.workers)
         assert [(e["workers"], e["level"]) for e in changes(runtime)] == [(1, "info"), (len(CPUS), "info")]
         assert [(e["workers"], e["level"]) for e in changes(fixed)] == [(2, "warning"), (2, "info")]
-        assert "share 1 CPUs" in str(changes(fixed)[0]["why"])
+        assert "2 workers on 1 CPU" in str(changes(fixed)[0]["why"])
         assert runtime.status()["machine"]["changes"] == 2
         for one in (runtime, fixed):
             assert one.status()["recovery"]["worker_deaths"] == 0
