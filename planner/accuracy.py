@@ -33,7 +33,7 @@ LIKENESS: Final[dict[Accuracy, tuple[float, ...]]] = {"strict": (0.0, 0.5, 0.9),
 """For which inputs a level bounds the factor: noise, activations, smooth pictures. The worst of them counts."""
 SEVENS = 1.75
 """The factor of Strassen's seven products: in two of four quadrants the terms of an element have three times the variance."""
-PART = 64
+PART = 256
 """Terms of a product that WINO sums at a time (winograd_products.h)."""
 ROUNDING = 0.42 * 2.0**-24
 """Root mean square of the relative error of one rounding to f32: uniform within half a unit, mantissas logarithmic."""
