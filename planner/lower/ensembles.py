@@ -131,7 +131,10 @@ def _regressor(b: Builder, node: Node) -> Tensor:
 
 
 def _check_scores(trees: ensembles.Trees, targets: int) -> None:
-    """Of several targets, one for which no tree has a weight counts as none of them: what then comes out is not left to TREES."""
+    """Raise NoKernel where a row may end without a weight for one of several targets.
+
+    onnxruntime gives 0 for such a target, without its base value; TREES does not know which targets a row has met.
+    """
     if targets > 1 and len(_always(trees, list(range(targets)))) < targets:
         raise NoKernel("rows without a score for a target")
 
