@@ -1,8 +1,9 @@
 """Many client processes: one runtime that serves all of them, beside as many processes that each have an engine of their own.
 
-Throughput and latency with one client process and with several, the same number of requests in flight in both; and what all processes
-together have in memory (the sum of their proportional set sizes). Beside it onnxruntime as most servers run it: every process has a
-session, a copy of the weights, and a pool of threads for all cores. Settings take turns, round by round; whoever is not at it sleeps.
+Throughput and latency with one client process and with several, the same number of requests in flight in both; how evenly the clients are
+served; and what all processes together have in memory (the sum of their proportional set sizes). Beside it onnxruntime as most servers run
+it: every process has a session, a copy of the weights, and a pool of threads for all cores. Settings take turns, round by round; whoever is
+not at it sleeps.
 The runtime keeps the plan that it has made when it loaded the network.
 """
 
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, cast
@@ -51,17 +53,28 @@ class Setting:
 @dataclass(slots=True)
 class Found:
     """Of one setting. `per_s`: images (rows of a batch) a second, one value for each round. `pss_bytes`: of all processes that take part,
-    of which there are `processes`."""
+    of which there are `processes`. `answered`: requests of each client process, over all rounds."""
 
     setting: Setting
     per_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
     pss_bytes: int = 0
     processes: int = 0
+    answered: list[int] = field(default_factory=list)
 
     @property
     def spread(self) -> Spread:
         return Spread.of(self.latencies_s)
+
+    @property
+    def tail(self) -> float:
+        """The 99th percentile of latency in units of the median."""
+        return self.spread.p99_ms / self.spread.p50_ms
+
+    @property
+    def evenness(self) -> float:
+        """Requests of the client that had the fewest answered, in units of the one that had the most."""
+        return min(self.answered, default=1) / max(self.answered, default=1)
 
 
 @dataclass(slots=True)
@@ -93,7 +106,8 @@ class Result:
                 continue
             parts.append(
                 f"{engine}: {many.setting.processes} client processes have {ratio[0]:.3f} of the throughput of one "
-                f"and {ratio[1]:.2f} of its memory"
+                f"and {ratio[1]:.2f} of its memory, p99 is {many.tail:.2f} times the median, "
+                f"and the client served least has {many.evenness:.3f} of the throughput of the one served most"
             )
         if self.weight_bytes:
             parts.append(
@@ -105,7 +119,8 @@ class Result:
         rows = []
         for found in self.found:
             row = {**asdict(found.setting), "per_s": found.per_s, "median_per_s": median(found.per_s), "best_per_s": max(found.per_s)}
-            row |= {"latency": asdict(found.spread), "pss_bytes": found.pss_bytes, "all_processes": found.processes}
+            row |= {"latency": asdict(found.spread), "p99_over_p50": found.tail, "answered": found.answered, "evenness": found.evenness}
+            row |= {"pss_bytes": found.pss_bytes, "all_processes": found.processes}
             rows.append(row)
         ratios = {engine: self.ratio(engine) for engine in dict.fromkeys(f.setting.engine for f in self.found)}
         return {
@@ -156,20 +171,22 @@ def measure(case: Case, cores: Sequence[int], clients: int, seconds: float, roun
         for number in range(rounds):
             for found in result.found[:: 1 if number % 2 else -1]:
                 say(f"round {number + 1} of {rounds}: {found.setting.label}")
-                latencies, took = _turn(seats[found.setting], found.setting, seconds)
-                found.per_s.append(len(latencies) * case.batch / took)
-                found.latencies_s += latencies
+                by_client, took = _turn(seats[found.setting], found.setting, seconds)
+                found.per_s.append(sum(map(len, by_client)) * case.batch / took)
+                found.latencies_s += chain.from_iterable(by_client)
+                before = found.answered or [0] * len(by_client)
+                found.answered = [a + len(b) for a, b in zip(before, by_client, strict=True)]
     return result
 
 
-def _turn(seats: Sequence[_Seat], setting: Setting, seconds: float) -> tuple[list[float], float]:
-    """Everybody at once: each request's latency, and how long it took from the first beginning to the last end."""
+def _turn(seats: Sequence[_Seat], setting: Setting, seconds: float) -> tuple[list[list[float]], float]:
+    """Everybody at once: the latencies of each client's requests, and how long it took from the first beginning to the last end."""
     start = time.monotonic() + 0.02
     for seat in seats:
         seat.tell((setting.in_flight, start, seconds))
     answers = [seat.hear() for seat in seats]
     ends = [end for end, _ in answers]
-    return [latency for _, found in answers for latency in found], max(ends) - start
+    return [found for _, found in answers], max(ends) - start
 
 
 # ---- memory

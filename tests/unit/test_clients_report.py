@@ -9,10 +9,10 @@ from aspen_mp.bench.clients import Found, Result, Setting, plot
 
 def result() -> Result:
     found = [
-        Found(Setting("aspen-mp", 1, 4), [20.0, 30.0], [0.1, 0.2], 100, 5),
-        Found(Setting("aspen-mp", 4, 1), [19.0, 33.0], [0.1, 0.3], 120, 8),
-        Found(Setting("onnxruntime", 1, 1), [10.0, 11.0], [0.05], 90, 1),
-        Found(Setting("onnxruntime", 4, 1), [5.0, 5.5], [0.4], 360, 4),
+        Found(Setting("aspen-mp", 1, 4), [20.0, 30.0], [0.1, 0.2], 100, 5, [50]),
+        Found(Setting("aspen-mp", 4, 1), [19.0, 33.0], [0.2, 0.2, 0.3], 120, 8, [20, 25, 24, 22]),
+        Found(Setting("onnxruntime", 1, 1), [10.0, 11.0], [0.05], 90, 1, [21]),
+        Found(Setting("onnxruntime", 4, 1), [5.0, 5.5], [0.4], 360, 4, [4, 4, 5, 4]),
     ]
     return Result("net", [0, 1], 2 << 20, found, 2 << 20)
 
@@ -26,8 +26,10 @@ def test_ratios_are_of_rounds_side_by_side():
     assert [row["median_per_s"] for row in document["settings"]] == [25.0, 26.0, 10.5, 5.25]
     assert document["settings"][1]["latency"]["worst_ms"] == 300.0
     assert document["verdict"] == (
-        "net: aspen-mp: 4 client processes have 1.025 of the throughput of one and 1.20 of its memory; "
-        "onnxruntime: 4 client processes have 0.500 of the throughput of one and 4.00 of its memory; "
+        "net: aspen-mp: 4 client processes have 1.025 of the throughput of one and 1.20 of its memory, "
+        "p99 is 1.50 times the median, and the client served least has 0.800 of the throughput of the one served most; "
+        "onnxruntime: 4 client processes have 0.500 of the throughput of one and 4.00 of its memory, "
+        "p99 is 1.00 times the median, and the client served least has 0.800 of the throughput of the one served most; "
         "packed weights 2 MiB, mapped 1.00 times"
     )
 
