@@ -6,6 +6,7 @@ through other layers than with weights that keep every layer's output at the sam
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
@@ -112,6 +113,7 @@ def rows(names: Sequence[str], runtime: Runtime, weights: Sequence[Weights] = WE
     for name in names:
         for kind in weights:
             yield row_of(name, kind, runtime)
+            gc.collect()  # evaluators are in cycles with their nodes, and each holds all weights as doubles
 
 
 def document(found: Sequence[Row]) -> dict[str, Any]:
