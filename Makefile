@@ -8,7 +8,7 @@ TEST_FLAGS ?=
 BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,ages interleavings sanitizers tsan unlike_cores)) \
   tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
-WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,bench_plans cli examples handles metrics peers runtime trace)) \
+WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,cli examples handles peers runtime)) \
   tests/unit/test_imports.py
 # The longest of those: nothing in them is found by where it lies that shorter ones do not find so, too.
 WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_the_batch)'
