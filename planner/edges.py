@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner._wiring import Piece, wire
+from aspen_mp.planner._wiring import Piece, connect, wire
 from aspen_mp.planner.flow import Flow
-from aspen_mp.planner.grids import TILE_AXES, Grid
+from aspen_mp.planner.grids import Grid
 from aspen_mp.planner.ir import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.regions import input_region
 from aspen_mp.planner.storage import Storage, item_bytes
@@ -143,22 +143,6 @@ class Cells:
     lo: Ints
     hi: Ints
     item: int
-
-    def read(self, rows: Ints, numbers: Ints, grid: Grid) -> npt.NDArray[np.float64]:
-        """Bytes that the tiles in `rows` read of the tiles of these numbers."""
-        lo, hi = self.lo[rows], self.hi[rows]
-        cut = 0 if grid.n == 1 else len(grid.cuts)
-        out: npt.NDArray[np.float64] = self.item * (hi[:, cut:] - lo[:, cut:]).prod(axis=1, dtype=np.float64)
-        for axis in range(cut):
-            cuts, k = grid.cuts[axis], numbers // grid.steps[axis] % grid.counts[axis]
-            out *= np.maximum(np.minimum(hi[:, axis], cuts[k + 1]) - np.maximum(lo[:, axis], cuts[k]), 0)
-        return out
-
-    def written(self, numbers: Ints, grid: Grid) -> npt.NDArray[np.float64]:
-        """Bytes of the tiles of these numbers."""
-        lo, hi = grid.boxes()
-        out: npt.NDArray[np.float64] = self.item * (hi - lo).prod(axis=1, dtype=np.float64)
-        return out[numbers]
 
 
 class EdgeBuilder:
@@ -350,50 +334,12 @@ class EdgeBuilder:
 
 def _connect(found: list[Cells], grids: Sequence[Grid], sources: Ints) -> Reads:
     """Edges and JOINs from all these cells. `sources`: the steps that they are of, in order."""
+    own = [grids[c.step] for c in found]
+    limit = WIDEN * sum(grid.n + len(c.tiles) for grid, c in zip(own, found, strict=True))
     unit = 1
-    limit = WIDEN * sum(grids[c.step].n + len(c.tiles) for c in found)
-    tiles = np.concatenate([c.tiles for c in found])
-    most = max(grids[c.step].n for c in found)
-    while True:
-        ranges = _Ranges.of([_widen(c, grids[c.step], unit) for c in found], grids)
-        codes = (ranges.step * most + ranges.begin) * most + ranges.end
-        _, index, inverse, readers = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-        size = ranges.sizes[index]
-        direct = size * readers <= size + readers + 2
-        if int(np.where(direct, size * readers, size + readers).sum()) <= limit:
-            break
+    while (edges := connect([_widen(c, grid, unit) for c, grid in zip(found, own, strict=True)], own, sources, limit)) is None:
         unit *= 2
-    keep = direct[inverse]
-    parents, which = ranges.expand(np.flatnonzero(keep))
-    # A JOIN for each range that several tiles read, the same for all nodes that read it.
-    joined = index[~direct]
-    members, member_of = ranges.expand(joined)
-    number = np.cumsum(~direct) - 1
-    nbytes, member_bytes = np.zeros(len(parents), np.float32), np.zeros(len(members), np.float32)
-    ends = np.cumsum([0, *(len(c.tiles) for c in found)])  # of their rows
-    rows, source = np.flatnonzero(keep)[which], np.searchsorted(ends, joined[member_of], "right") - 1
-    at, order = np.searchsorted(rows, ends), np.argsort(source, kind="stable")
-    joined_at = np.searchsorted(source[order], np.arange(len(found) + 1))
-    for i, c in enumerate(found):
-        some = slice(at[i], at[i + 1])
-        nbytes[some] = c.read(rows[some] - ends[i], parents[some], grids[c.step])
-        if joined_at[i] < joined_at[i + 1]:
-            own = order[joined_at[i] : joined_at[i + 1]]
-            member_bytes[own] = c.written(members[own], grids[c.step])
-    place = np.searchsorted(sources, ranges.step)
-    return Reads(
-        place[keep][which],
-        parents,
-        tiles[keep][which],
-        nbytes,
-        list(zip(place[joined].tolist(), ranges.begin[joined].tolist(), ranges.end[joined].tolist(), strict=True)),
-        member_of,
-        place[joined][member_of],
-        members,
-        member_bytes,
-        number[inverse[~keep]],
-        tiles[~keep],
-    )
+    return Reads(*edges)
 
 
 def _widen(cells: Cells, grid: Grid, unit: int) -> Cells:
@@ -403,48 +349,3 @@ def _widen(cells: Cells, grid: Grid, unit: int) -> Cells:
         return cells
     last = np.minimum(cells.last // unit * unit + unit, np.array(grid.counts, np.int64)) - 1
     return replace(cells, first=cells.first // unit * unit, last=last)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranges:
-    """Boxes of cells of grids as numbers of tiles of `step`: from `begin` to `end`, `lengths` cells in steps of `steps` on each axis."""
-
-    step: Ints
-    begin: Ints
-    end: Ints
-    lengths: Ints
-    steps: Ints
-
-    @classmethod
-    def of(cls, found: list[Cells], grids: Sequence[Grid]) -> _Ranges:
-        total = sum(len(c.tiles) for c in found)
-        step = np.repeat([c.step for c in found], [len(c.tiles) for c in found])
-        begin = np.empty(total, np.int64)
-        lengths = np.ones((total, TILE_AXES), np.int64)
-        steps = np.zeros((total, TILE_AXES), np.int64)
-        at = 0
-        for c in found:
-            rows = slice(at, at + len(c.tiles))
-            axes = c.first.shape[1]
-            lengths[rows, :axes] = c.last - c.first + 1
-            steps[rows, :axes] = grids[c.step].steps
-            begin[rows] = (c.first * steps[rows, :axes]).sum(axis=1)
-            at = rows.stop
-        return cls(step, begin, begin + ((lengths - 1) * steps).sum(axis=1), lengths, steps)
-
-    @property
-    def sizes(self) -> Ints:
-        return np.asarray(np.prod(self.lengths, axis=1))
-
-    def expand(self, rows: Ints | list[int]) -> tuple[Ints, Ints]:
-        """Numbers of all tiles of these ranges, and for each the position in `rows` that it belongs to."""
-        lengths, steps = self.lengths[rows], self.steps[rows]
-        sizes = np.prod(lengths, axis=1)
-        which = np.repeat(np.arange(len(sizes)), sizes)
-        at = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        tiles = self.begin[rows][which]
-        for axis in np.flatnonzero((lengths > 1).any(axis=0)).tolist():
-            n = lengths[which, axis]
-            tiles += at % n * steps[which, axis]
-            at //= n
-        return tiles, which
