@@ -11,6 +11,7 @@ from onnx import helper
 
 from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
+from .detector import text_detector
 from .extra import mobilenet_v2, tcn, unet, vit
 from .few_bits import OPSET, in_int4
 from .gpt2 import gpt2
@@ -56,6 +57,7 @@ def _entries() -> dict[str, Entry]:
     table["vit_b_16"] = Entry(vit, ImageOptions, {}, extra=True, mini={"image": 64, "layers": 2, "hidden": 64, "heads": 4})
     table["smollm2_135m"] = Entry(llama, TextOptions, {}, extra=True, mini={**tokens, "inner": 96, "kv_heads": 2})
     table["unet"] = Entry(unet, ImageOptions, {"image": (256, 256), "classes": 21}, extra=True, mini={"image": 64, "width": 8})
+    table["text_detector"] = Entry(text_detector, ImageOptions, {"image": (640, 640)}, extra=True, mini={"image": 64})
     table["tcn"] = Entry(tcn, TextOptions, {}, extra=True, mini={})
     return table
 

@@ -107,6 +107,16 @@ def test_arithmetic(name: str) -> None:
     assert models.describe(name, batch=3).macs == 3 * macs
 
 
+def test_a_detector_takes_pictures_of_any_size() -> None:
+    model = models.build("text_detector", sides="open", scale=0.35)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for height, width in ((32, 96), (64, 32)):
+        (y,) = session.run(None, {"input": np.zeros((1, 3, height, width), np.float32)})
+        assert y.shape == (1, 1, height, width)
+    with pytest.raises(ValueError, match="multiples of 32"):
+        models.build("text_detector", image=100)
+
+
 def test_names() -> None:
     assert len(models.names()) == 26
     assert set(models.names()) < set(models.names(extra=True)) == set(ENTRIES)
