@@ -27,6 +27,7 @@ class Grid:
     counts: tuple[int, ...] = field(init=False)
     n: int = field(init=False)
     steps: tuple[int, ...] = field(init=False)
+    _boxes: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         counts = tuple(len(c) - 1 for c in self.cuts)
@@ -35,7 +36,12 @@ class Grid:
         object.__setattr__(self, "steps", st.dense(counts, self.order))
 
     def boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """lo, hi [n, rank] of every tile, in the order of tile numbers; axes that cannot be cut are whole."""
+        """lo, hi [n, rank] of every tile, in the order of tile numbers; axes that cannot be cut are whole. Not to be written to."""
+        if not self._boxes:
+            self._boxes.append(self._made_boxes())
+        return self._boxes[0]
+
+    def _made_boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         n, rank = self.n, len(self.shape)
         lo = np.zeros((n, rank), np.int64)
         hi = np.empty((n, rank), np.int64)
@@ -48,6 +54,7 @@ class Grid:
             k = number % self.counts[axis]
             number //= self.counts[axis]
             lo[:, axis], hi[:, axis] = self.cuts[axis][k], self.cuts[axis][k + 1]
+        lo.flags.writeable = hi.flags.writeable = False
         return lo, hi
 
 

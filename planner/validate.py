@@ -420,17 +420,14 @@ def _check_grid(s: _Segment, k: int, tiles: Array) -> None:
     box[: min(rank, len(box))] = dims[: len(box)]
     number = np.zeros(len(tiles), np.int64)
     count = 1
-    for axis, dim in enumerate(box.tolist()):
-        if len(tiles) == 1:
-            cuts = np.array([0, dim])
-            good = lo[0, axis] == 0 and hi[0, axis] == dim
-        else:
-            cuts = np.concatenate([np.unique(lo[:, axis]), [dim]])
-            cell = np.searchsorted(cuts, lo[:, axis])
-            good = cuts[0] == 0 and bool((np.diff(cuts) > 0).all()) and bool((hi[:, axis] == cuts[cell + 1]).all())
-            number = number * (len(cuts) - 1) + cell
-        if not good:
+    cut = ~((lo == 0).all(axis=0) & (hi == box).all(axis=0))
+    for axis in np.flatnonzero(cut).tolist():
+        dim = int(box[axis])
+        cuts = np.concatenate([np.unique(lo[:, axis]), [dim]])
+        cell = np.searchsorted(cuts, lo[:, axis])
+        if cuts[0] != 0 or (np.diff(cuts) <= 0).any() or (hi[:, axis] != cuts[cell + 1]).any():
             refuse(f"ops[{k}]", f"boxes on axis {axis}", f"its tiles must be a grid over 0 … {dim}")
+        number = number * (len(cuts) - 1) + cell
         count *= len(cuts) - 1
     if count != len(tiles) or (count > 1 and len(np.unique(number)) != count):
         refuse(f"ops[{k}]", f"{len(tiles)} tiles", f"its grid has {count} cells")

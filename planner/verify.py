@@ -18,6 +18,10 @@ from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
 ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 
+_COMPARED = ELEMENTWISE | {"view.expand", "concat"}
+"""Whose operands' shapes `_kernel` has compared, so that no region can leave them."""
+
+
 class GraphError(AssertionError):
     """A pass has broken the graph: a defect of the planner, never of the model."""
 
@@ -95,10 +99,11 @@ def _kernel(node: Node, where: str) -> None:
     for tensor in (*node.inputs, *node.outputs):
         if tensor is not None and (tensor.dtype not in CODE_BY_NUMPY or len(tensor.shape) > 8):
             raise GraphError(f"{where}: {tensor.name!r} is {list(tensor.shape)} {tensor.dtype}")
+    numbers: list[int] = []
     if node.op in KERNELS:
-        kernel = KERNELS[node.op]
-        if len(params(node)) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
-            raise GraphError(f"{where}: {len(params(node))} parameters, {len(node.inputs)} inputs")
+        kernel, numbers = KERNELS[node.op], params(node)
+        if len(numbers) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
+            raise GraphError(f"{where}: {len(numbers)} parameters, {len(node.inputs)} inputs")
     if node.op in ELEMENTWISE | {"view.expand"}:
         for tensor in node.inputs:
             if tensor is not None and (
@@ -124,12 +129,12 @@ def _kernel(node: Node, where: str) -> None:
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-1] or k[-2] != v[-2]:
             raise GraphError(f"{where}: queries {list(q)}, keys {list(k)} and values {list(v)} do not fit each other")
     if node.op in KERNELS:
-        _call(node, where)
-    if prod(shape) and node.op != "concat":  # whose parts have just been found to fill it
+        _call(node, numbers, where)
+    if prod(shape) and node.op not in _COMPARED:
         _regions(node, where)
 
 
-def _call(node: Node, where: str) -> None:
+def _call(node: Node, numbers: list[int], where: str) -> None:
     """What the validator of plans asks of an op, before there is a plan: every operand contiguous, as storage makes those that must be."""
     args: list[Arg | None] = []
     for i, tensor in enumerate(node.inputs):
@@ -143,7 +148,7 @@ def _call(node: Node, where: str) -> None:
         args.append(Arg(CODE_BY_NUMPY[tensor.dtype], shape, True))
     try:
         out, *more = (Arg(CODE_BY_NUMPY[t.dtype], t.shape, True) for t in node.outputs)
-        check_call(node.op, Call(out, args, params(node), more))
+        check_call(node.op, Call(out, args, numbers, more))
     except Misfit as misfit:
         what, value, bound = misfit.args
         raise GraphError(f"{where}: {what} is {value}, but must be {bound}") from None

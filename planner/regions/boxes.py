@@ -33,6 +33,11 @@ def broadcast(shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return lo, hi
 
 
+def clipped(at: Boxes, dim: int) -> Boxes:
+    """Within 0 … dim, as `np.clip` does in several times the time."""
+    return np.asarray(np.minimum(np.maximum(at, 0), dim))
+
+
 def full_axes(axes: tuple[int, ...], shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     """The box itself, whole on `axes`."""
     lo, hi = lo.copy(), hi.copy()

@@ -7,14 +7,14 @@ import numpy as np
 from aspen_mp.planner import winograd
 from aspen_mp.planner.ir import Node, Shape
 from aspen_mp.planner.params import depth
-from aspen_mp.planner.regions.boxes import Boxes, Region, Rule, broadcast, whole
+from aspen_mp.planner.regions.boxes import Boxes, Region, Rule, broadcast, clipped, whole
 
 
 def _window(lo: Boxes, hi: Boxes, kernel: int, stride: int, dilation: int, pad: int, dim: int) -> tuple[Boxes, Boxes]:
     """Input range of outputs [lo, hi) of a sliding window; the padding needs nothing."""
     first = lo * stride - pad
     last = (hi - 1) * stride - pad + (kernel - 1) * dilation
-    return np.clip(first, 0, dim), np.clip(last + 1, 0, dim)
+    return clipped(first, dim), clipped(last + 1, dim)
 
 
 def windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
