@@ -6,6 +6,7 @@ mix two versions of its weights.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import socket
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
+GARBAGE: Final = 50_000
+"""So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
 _ALIGN: Final = 64
 _ROOMY: Final = 4 << 20
 
@@ -357,6 +360,9 @@ def _roomy(needed: int) -> int:
 def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
     """The child's main function."""
     from aspen_mp.planner import cost
+
+    gc.freeze()  # what is here stays shared with the planner process
+    gc.set_threshold(GARBAGE)
 
     cost.use(rates)
     planner = Planner(model, plans)
