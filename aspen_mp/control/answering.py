@@ -195,7 +195,14 @@ def _by_shape(message: protocol.Plan) -> bool:
 
 
 def _hurried(model: Model, message: protocol.Plan) -> bool:
-    """Whether a request waits for a plan of other shapes than the model's first ones, of which there may be many: lengths of texts."""
+    """Whether a request waits for a plan of shapes of which there may be many: others than the model's first ones (lengths of texts), or
+    pictures of any size."""
     how = model.options.planning
-    others = bool(model.planning) or any(stage.answer.plan for stage in model.stages.values())
+    others = bool(model.planning) or any(stage.answer.plan for stage in model.stages.values()) or _any_size(model)
     return others and not message.ahead and how.search == "quick" and how.tiles is None
+
+
+def _any_size(model: Model) -> bool:
+    """Whether an input has two axes of unknown length or more besides the first, which is the batch: the sides of pictures."""
+    shapes = [info.shape for info in model.loaded.inputs if info.shape is not None] if model.loaded is not None else []
+    return any(sum(not isinstance(dim, int) for dim in shape[1:]) >= 2 for shape in shapes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import Final
 
 import msgspec
@@ -38,6 +38,11 @@ PARTS: Final = 3
 """So many times a range is halved: what is folded or computed otherwise from some length on."""
 TRIES: Final = 3
 """A model without a plan for any of so many ranges has none for others."""
+STEPPED: Final = 4
+"""From so many different lengths on it counts what they are all multiples of: sides of pictures, which come in steps of 32 or so."""
+LEAST_STEP: Final = 8
+WORTH_RANGE: Final = 16
+"""Of a class that holds fewer lengths each has a plan of its own, which takes a quarter of the time to make."""
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
@@ -196,11 +201,20 @@ class Ranges:
                 continue
             extent = extent_of(binds, mask)
             found = classes(extent)
+            if found is not None and self._few(found, mask):
+                continue
             if found is not None and (frame(binds, mask, extent), found[0]) not in self.rigid:
                 stretch = Stretch(*found, extent, [list(row) for row in mask])
                 wide = None if mask in self.narrow else wide_class(extent, partial(_grows, binds, stretch))
                 return stretch if wide == found else msgspec.structs.replace(stretch, wide=wide)
         return None
+
+    def _few(self, found: tuple[int, int], mask: Mask) -> bool:
+        """Whether requests have shown that lengths of these axes come in steps of which a class holds few."""
+        known = [(bind.shape, row) for binds in self.shapes if _fits(binds, mask) for bind, row in zip(binds, mask, strict=True)]
+        lengths = {dim for shape, row in known for dim, long in zip(shape, row, strict=True) if long}
+        step = gcd(*lengths)
+        return len(lengths) >= STEPPED and step >= LEAST_STEP and found[1] - found[0] + 1 < WORTH_RANGE * step
 
     def add(self, binds: Sequence[Bind], stretch: Stretch, least: int, most: int, key: bytes) -> None:
         if stretch.wide is not None and (least, most) != stretch.wide:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from model_store import World, store_of_models
 
@@ -42,6 +43,16 @@ def test_first_shapes_are_searched_others_are_not(world: World) -> None:
     assert not further.search
     assert further.keep  # the plan cache keeps both
     assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("shape", "searched"), [(["n", 3, "h", "w"], False), (["n", "h", "w", 3], False), (["n", 8, "rows", 8], True), (["n", 3, 64, 64], True)]
+)
+def test_pictures_of_any_size_are_not_searched_at_first(world: World, shape: list[int | str], searched: bool) -> None:
+    (model,) = world.store._models.values()
+    assert model.loaded is not None
+    model.loaded = msgspec.structs.replace(model.loaded, inputs=[protocol.ValueInfo("x", "float32", shape)])
+    assert planned(world, 8).search == searched
 
 
 def test_the_second_shape_asks_for_a_range(world: World) -> None:

@@ -110,6 +110,24 @@ def test_a_class_without_a_plan_is_not_asked_for_again() -> None:
     assert known.wanted(text(100)) is None  # such models have none
 
 
+def test_a_class_that_holds_few_lengths_is_not_asked_for() -> None:
+    """Sides of pictures come in steps of 32, say: a plan for all sizes between two of them serves few."""
+
+    def picture(height: int, width: int) -> list[Bind]:
+        return [Bind("x", "float32", [1, 3, height, width], None)]
+
+    for step, wanted in ((64, False), (2, True)):
+        known = Ranges()
+        small, large = (picture(side * step, (side + 7) * step) for side in (6, 7))  # both sides longer by the same
+        known.learn(small)
+        known.learn(large)
+        assert (known.wanted(large) is not None) == wanted
+    known = Ranges()
+    for tokens in (32, 64, 96):
+        known.learn(text(tokens))
+    assert known.wanted(text(64)) is not None  # which may be by chance
+
+
 def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
     known = Ranges()
     known.learn(text(20))
