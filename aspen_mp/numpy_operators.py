@@ -9,7 +9,7 @@ detectors do with their boxes behind the network proper: hundreds of Gather, Sli
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnx import NodeProto, helper, numpy_helper
 Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
 Call = Callable[..., Any]
-"""Inputs, None where missing, to the output, or a tuple of several."""
+"""Inputs, None where missing, to the output, or a tuple of several. What has one element may be a scalar of numpy."""
 
 _PLAIN: Final = frozenset("?bhilqBHILQefd")
 """Dtypes by their characters: kinds do not tell numpy's own from those of ml_dtypes."""
@@ -132,7 +132,7 @@ def _gather(a: Attrs, opset: int) -> Call:
     axis = a.get("axis", 0)
 
     def run(x: Array, indices: Array) -> Array:
-        return np.asarray(np.take(x, indices, axis))  # which counts from the end, too, and raises IndexError
+        return np.asarray(x.take(indices, axis))  # which counts from the end, too, and raises IndexError
 
     return run
 
@@ -208,11 +208,11 @@ def _split(a: Attrs, opset: int) -> Call | None:
         sizes = a.get("split") if lengths is None else lengths.tolist()
         if sizes is None:
             return NotImplemented
-        ends = np.cumsum([0, *sizes])
+        ends = list(accumulate([0, *sizes]))
         if ends[-1] != x.shape[axis]:
             raise ValueError(f"parts of {sizes} do not make an axis of {x.shape[axis]}")
         before = (slice(None),) * (axis % x.ndim)
-        return tuple(x[(*before, slice(int(i), int(j)))] for i, j in pairwise(ends))
+        return tuple(x[(*before, slice(i, j))] for i, j in pairwise(ends))
 
     return run
 
@@ -296,11 +296,11 @@ def _compress(a: Attrs, opset: int) -> Call:
 
 
 def _binary(function: Call) -> Callable[[Attrs, int], Call]:
-    return lambda a, opset: lambda x, y: np.asarray(function(x, y))
+    return lambda a, opset: function
 
 
 def _unary(function: Call) -> Callable[[Attrs, int], Call]:
-    return lambda a, opset: lambda x: np.asarray(function(x))
+    return lambda a, opset: function
 
 
 def _divide(x: Array, y: Array) -> Any:
@@ -388,8 +388,13 @@ def _reduce(function: Call) -> Callable[[Attrs, int], Call]:
     return made
 
 
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+def _sigmoid(x: Array) -> Any:
+    if not x.ndim:
+        return 1 / (1 + np.exp(-x))
+    one = np.ones((), x.dtype)  # numbers of Python take as long to convert as a short array takes
+    y = np.negative(x)
+    np.add(np.exp(y, y), one, y)
+    return np.divide(one, y, y)
 
 
 def _identity(a: Attrs, opset: int) -> Call:
@@ -514,10 +519,10 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "Log": _unary(np.log),
     "Sigmoid": _unary(_sigmoid),
     "Relu": lambda a, opset: lambda x: np.maximum(x, x.dtype.type(0)),
-    "ReduceProd": _reduce(np.prod),
-    "ReduceSum": _reduce(np.sum),
-    "ReduceMax": _reduce(np.max),
-    "ReduceMin": _reduce(np.min),
+    "ReduceProd": _reduce(np.multiply.reduce),
+    "ReduceSum": _reduce(np.add.reduce),
+    "ReduceMax": _reduce(np.maximum.reduce),
+    "ReduceMin": _reduce(np.minimum.reduce),
 }
 
 NAMES: Final = frozenset(_TABLE)

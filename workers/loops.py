@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
-from onnx.reference import ReferenceEvaluator
+
+from aspen_mp.workers.rounds import Evaluating, Rounds
 
 Array = npt.NDArray[Any]
 
@@ -24,17 +25,22 @@ Array = npt.NDArray[Any]
 class Body:
     """A sub-graph to be called again and again. `outer`: the values around it."""
 
-    def __init__(self, evaluator: ReferenceEvaluator, outer: Mapping[str, Any] | None, attributes: dict[str, Any] | None) -> None:
+    def __init__(self, evaluator: Evaluating, outer: Mapping[str, Any] | None, attributes: dict[str, Any] | None) -> None:
         self.graph: GraphProto = evaluator.proto_
         self._evaluator, self._attributes = evaluator, attributes
         self.inputs = [i.name for i in self.graph.input]
         own = {*self.inputs, *(t.name for t in self.graph.initializer), *(t.values.name for t in self.graph.sparse_initializer)}
         self._outer = {name: value for name, value in (outer or {}).items() if name not in own}
+        self._rounds: Rounds | None = None
+        if attributes is None and evaluator.plain:
+            self._rounds = Rounds(evaluator.steps, self.inputs, evaluator.output_names, {**evaluator.rt_inits_, **self._outer})
 
     def __call__(self, *values: Any) -> list[Any]:
         """The body's outputs for values of its inputs."""
         if len(values) != len(self.inputs):
             raise ValueError(f"the body has {len(self.inputs)} inputs, but {len(values)} values are given")
+        if self._rounds is not None:
+            return self._rounds(values)
         found = self._evaluator.run(None, {**self._outer, **dict(zip(self.inputs, values, strict=True))}, attributes=self._attributes)
         assert isinstance(found, list)
         return found
@@ -91,14 +97,15 @@ def loop(body: Body, trips: Any, condition: Any, carried: Sequence[Any], opsets:
     rounds: Iterator[int] = count() if trips is None else iter(range(_one(trips, "trip count")))
     go = condition is None or bool(_one(condition, "condition"))
     scanned: list[list[Array]] = [[] for _ in body.graph.output[n + 1 :]]
-    values = list(carried)
+    values, true = list(carried), np.array(True)
+    true.flags.writeable = False
     for k, value in enumerate(values):
         axis = body.grows(k)
         if axis is not None and isinstance(value, np.ndarray) and -value.ndim <= axis < value.ndim:
             growing[k] = axis, [value]
             values[k] = np.take(value, [], axis)
     while go and (i := next(rounds, None)) is not None:
-        found = body(np.array(i, np.int64), np.array(True), *values)
+        found = body(np.array(i), true, *values)
         go = bool(_one(found[0], "condition"))
         values = [values[k] if k in growing else value for k, value in enumerate(found[1 : n + 1])]
         for k, (_, parts) in growing.items():
@@ -108,8 +115,16 @@ def loop(body: Body, trips: Any, condition: Any, carried: Sequence[Any], opsets:
     for k, (axis, parts) in growing.items():
         values[k] = np.concatenate(parts, axis) if len(parts) > 1 else parts[0]
     known = [np.array(0, np.int64), np.array(True), *carried]
-    stacks = [np.stack(parts) if parts else body.empty(n + 1 + k, 0, opsets, known) for k, parts in enumerate(scanned)]
+    stacks = [stacked(parts) if parts else body.empty(n + 1 + k, 0, opsets, known) for k, parts in enumerate(scanned)]
     return (*values, *stacks)
+
+
+def stacked(parts: Sequence[Array], axis: int = 0) -> Array:
+    """As `np.stack`, which looks at each of many small parts for as long as a round takes."""
+    first = parts[0]
+    if axis or not first.ndim or any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
+        return np.stack(parts, axis)
+    return np.concatenate(parts).reshape(len(parts), *first.shape)
 
 
 def _used(graph: GraphProto) -> Iterator[str]:
@@ -150,7 +165,7 @@ def scan(body: Body, given: Sequence[Any], attributes: Mapping[str, Any], opsets
     out_axes, out_backward = (_listed(attributes, f"scan_output_{kind}", outputs) for kind in ("axes", "directions"))
     known = [*given[:n], *(np.empty(x.shape[1:], x.dtype) for x in moved)]
     stacks = [
-        np.stack(parts[:: -1 if back else 1], axis) if parts else body.empty(n + k, axis, opsets, known)
+        stacked(parts[:: -1 if back else 1], axis) if parts else body.empty(n + k, axis, opsets, known)
         for k, (parts, axis, back) in enumerate(zip(scanned, out_axes, out_backward, strict=True))
     ]
     return (*states, *stacks)

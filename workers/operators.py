@@ -13,7 +13,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_dequantize_linear
 
 from aspen_mp import numpy_operators
-from aspen_mp.workers import boxes, interrupt, loops, ml, randoms, recurrent, sampling, windows
+from aspen_mp.workers import arithmetic, boxes, interrupt, loops, ml, randoms, recurrent, rounds, sampling, windows
 
 
 class _Recurrent(OpRun):
@@ -363,15 +363,15 @@ class Evaluator(ReferenceEvaluator):
         super().__init__(_with_names(proto), *args, **kwargs)
         opset = self.opsets_.get("", 0)
         self._declare(proto)
-        self._steps = [(node, _called(node, opset), tuple(node.input), tuple(node.output)) for node in self.rt_nodes_]
+        self.steps = [rounds.Known(node, _called(node, opset), tuple(node.input), tuple(node.output)) for node in self.rt_nodes_]
 
     def run(self, output_names: Any, feed_inputs: dict[str, Any], attributes: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As ONNX's, with numpy alone where that computes a node."""
         interrupt.step()
-        if args or any(kwargs.values()) or self.verbose or self.check_shape_annotations_ or attributes is not None:
+        if args or any(kwargs.values()) or attributes is not None or not self.plain:
             return super().run(output_names, feed_inputs, attributes, *args, **kwargs)
         results: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
-        for node, call, names, outputs in self._steps:  # errors are told by what `node` is when they are raised
+        for node, call, names, outputs in self.steps:  # errors are told by what `node` is when they are raised
             interrupt.step()
             found = NotImplemented
             if call is not None:
@@ -381,10 +381,15 @@ class Evaluator(ReferenceEvaluator):
             if found is NotImplemented:
                 found = self._reference(node, names, results)
             elif not isinstance(found, tuple):
-                results[outputs[0]] = found
+                results[outputs[0]] = np.asarray(found)
                 continue
             results.update(zip(outputs, found, strict=False))
         return [results[name] for name in (self.output_names if output_names is None else output_names)]
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but results is asked of it."""
+        return not (self.verbose or self.check_shape_annotations_)
 
     def _declare(self, proto: Any) -> None:
         """Tells operators of `ml` what the model says that they give."""
@@ -408,7 +413,9 @@ class Evaluator(ReferenceEvaluator):
 def _called(node: Any, opset: int) -> numpy_operators.Call | None:
     """Nodes that ONNX defines by functions are nodes of such a function's evaluator."""
     proto = getattr(node, "onnx_node", None)
-    return None if proto is None or node.has_linked_attribute else numpy_operators.compile_node(proto, opset)
+    if proto is None or node.has_linked_attribute:
+        return None
+    return arithmetic.compile_node(proto, opset) or numpy_operators.compile_node(proto, opset)
 
 
 def _with_names(proto: Any) -> Any:
