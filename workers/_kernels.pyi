@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,3 +65,18 @@ def read_rate(data: np.ndarray, rounds: int, isa: str | None = None) -> float:
 
 def flush(data: np.ndarray) -> bool:
     """Puts an array of bytes out of the caches of all cores, into memory only. False: programs of this processor cannot."""
+
+class Bound:
+    """A kernel bound to the shapes, dtypes and strides of its operands; called with such arrays it returns a new one, like `out`. `seen`:
+    the inputs as the kernel sees them, of the rank of the output. `rest`: called with others, and where the kernel fails."""
+
+    def __init__(
+        self,
+        kernel: str,
+        out: np.ndarray,
+        inputs: Sequence[np.ndarray],
+        seen: Sequence[np.ndarray],
+        params: Sequence[int],
+        rest: Callable[..., Any],
+    ) -> None: ...
+    def __call__(self, *arrays: Any) -> Any: ...

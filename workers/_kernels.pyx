@@ -1,6 +1,7 @@
 # cython: language_level=3
-"""Kernels called one tile at a time from Python: for tests, kernel benchmarks and constant folding. Workers call them from C."""
+"""Kernels called one tile at a time from Python: for tests, kernel benchmarks, and small bodies of loops. Else workers call them from C."""
 
+cimport numpy as cnp
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -39,6 +40,8 @@ cdef extern from "kernel.h" nogil:
 
 cdef extern from "atomics.h" nogil:
     uint64_t aspen_now_ns()
+
+cnp.import_array()
 
 cdef enum:
     MAX_ARGS = 9
@@ -231,3 +234,64 @@ def flush(const uint8_t[::1] data):
     with nogil:
         done = aspen_probe_flush(<const char *>&data[0], data.shape[0]) if data.shape[0] else 1
     return done != 0
+
+
+cdef class Bound:
+    cdef Frame f
+    cdef aspen_kernel_fn fn
+    cdef char *memory
+    cdef int n_inputs, rank, out_type
+    cdef cnp.npy_intp out_dims[8]
+    cdef cnp.npy_intp dims[MAX_ARGS][8]
+    cdef cnp.npy_intp strides[MAX_ARGS][8]
+    cdef int ranks[MAX_ARGS]
+    cdef int types[MAX_ARGS]
+    cdef object rest
+
+    def __init__(self, kernel, out, inputs, seen, params, rest):
+        cdef int i, k
+        cdef size_t nbytes
+        shape = out.shape or (1,)
+        row = _fill(&self.f, kernel, [out.reshape(shape), *seen], params, [0] * len(shape), shape)
+        self.fn = aspen_kernels_for(<aspen_isa>_default())[<int>row.code]
+        if self.fn == NULL:
+            raise ValueError(f"{kernel} is not a kernel that can be called")
+        nbytes = aspen_kernel_scratch(row.code, &self.f.call)
+        self.memory = <char *>malloc(nbytes + 64)
+        if self.memory == NULL:
+            raise MemoryError(f"{kernel}: {nbytes} bytes of scratch")
+        self.f.call.scratch = self.memory + (64 - <size_t>self.memory % 64) % 64
+        self.f.call.scratch_bytes = nbytes
+        self.n_inputs, self.rank, self.out_type, self.rest = len(inputs), out.ndim, out.dtype.num, rest
+        for k in range(out.ndim):
+            self.out_dims[k] = out.shape[k]
+        for i in range(self.n_inputs):
+            x = inputs[i]
+            self.ranks[i], self.types[i] = x.ndim, x.dtype.num
+            for k in range(x.ndim):
+                self.dims[i][k], self.strides[i][k] = x.shape[k], x.strides[k]
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    def __call__(self, *arrays):
+        cdef cnp.ndarray x, out
+        cdef int i, k
+        if len(arrays) != self.n_inputs:
+            return self.rest(*arrays)
+        for i in range(self.n_inputs):
+            if type(arrays[i]) is not np.ndarray:
+                return self.rest(*arrays)
+            x = <cnp.ndarray>arrays[i]
+            if (cnp.PyArray_TYPE(x) != self.types[i] or cnp.PyArray_NDIM(x) != self.ranks[i]
+                    or not cnp.PyArray_ISALIGNED(x) or cnp.PyArray_ISBYTESWAPPED(x)):
+                return self.rest(*arrays)
+            for k in range(self.ranks[i]):
+                if cnp.PyArray_DIM(x, k) != self.dims[i][k] or cnp.PyArray_STRIDE(x, k) != self.strides[i][k]:
+                    return self.rest(*arrays)
+            self.f.args[1 + i].ptr = <char *>cnp.PyArray_DATA(x)
+        out = cnp.PyArray_SimpleNew(self.rank, self.out_dims, self.out_type)
+        self.f.args[0].ptr = <char *>cnp.PyArray_DATA(out)
+        if self.fn(&self.f.call):
+            return self.rest(*arrays)
+        return out

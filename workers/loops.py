@@ -107,9 +107,10 @@ def loop(body: Body, trips: Any, condition: Any, carried: Sequence[Any], opsets:
     while go and (i := next(rounds, None)) is not None:
         found = body(np.array(i), true, *values)
         go = bool(_one(found[0], "condition"))
-        values = [values[k] if k in growing else value for k, value in enumerate(found[1 : n + 1])]
+        given, values = values, found[1 : n + 1]
         for k, (_, parts) in growing.items():
-            parts.append(found[1 + k])
+            parts.append(values[k])
+            values[k] = given[k]
         for parts, part in zip(scanned, found[n + 1 :], strict=True):
             parts.append(np.asarray(part))
     for k, (axis, parts) in growing.items():
@@ -138,7 +139,7 @@ def _used(graph: GraphProto) -> Iterator[str]:
 
 
 def _one(value: Any, what: str) -> Any:
-    array = np.asarray(value)
+    array = value if value.__class__ is np.ndarray else np.asarray(value)
     if array.size != 1:
         raise ValueError(f"the {what} has shape {list(array.shape)}, not one element")
     return array.item()
@@ -155,10 +156,12 @@ def scan(body: Body, given: Sequence[Any], attributes: Mapping[str, Any], opsets
     if len(lengths) != 1:
         raise ValueError(f"scan inputs of different lengths {sorted(lengths)}")
     steps = lengths.pop()
-    moved = [np.moveaxis(x, axis, 0)[:: -1 if back else 1] for x, axis, back in zip(inputs, axes, backward, strict=True)]
+    moved = [
+        np.ascontiguousarray(np.moveaxis(x, axis, 0)[:: -1 if back else 1]) for x, axis, back in zip(inputs, axes, backward, strict=True)
+    ]
     scanned: list[list[Array]] = [[] for _ in range(outputs)]
     for t in range(steps):
-        found = body(*states, *(np.ascontiguousarray(x[t]).reshape(x[t].shape) for x in moved))
+        found = body(*states, *[x[t, ...] for x in moved])
         states = found[:n]
         for parts, part in zip(scanned, found[n:], strict=True):
             parts.append(np.asarray(part))

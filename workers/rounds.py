@@ -15,6 +15,7 @@ import numpy as np
 
 from aspen_mp.numpy_operators import Call, plain
 from aspen_mp.workers import interrupt
+from aspen_mp.workers.bound import bound
 
 Values = list[Any]
 Step = Callable[[Values], None]
@@ -69,7 +70,7 @@ class Rounds:
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         """The body's outputs, for values of its inputs."""
         interrupt.step()
-        types = [getattr(value, "dtype", None) for value in given]
+        types = [value.dtype if value.__class__ is np.ndarray else None for value in given]
         if types != self._types:
             self._settle(given)
             self._types = types
@@ -104,8 +105,9 @@ class Rounds:
                 places[outputs[0]] = reads[0]
                 continue
             inputs = [values[k] for k in reads]
-            found = call(*inputs) if call is not None and plain(inputs) else NotImplemented
-            quick = None if found is NotImplemented else call
+            quick = None if call is None or not plain(inputs) else bound(node.onnx_node.op_type, inputs, call)
+            found = NotImplemented if quick is None else quick(*inputs)
+            quick = None if found is NotImplemented else quick
             context = dict(places) if quick is None and node.need_context() else None
             if quick is None:
                 interrupt.step()

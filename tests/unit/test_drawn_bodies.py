@@ -3,6 +3,7 @@ ends by condition, branches and nodes that numpy alone does not compute."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from aspen_mp.workers import interrupt, loops, rounds
+from aspen_mp.workers.bound import bound
 from aspen_mp.workers.fallback import Opaque
 
 N, V = helper.make_node, helper.make_tensor_value_info
@@ -182,6 +184,50 @@ def test_what_does_not_change_is_computed_once() -> None:
     v, _ = body([np.full((), 4.0, np.float32)])  # another type: settled anew
     assert v.dtype == np.float64
     assert len(calls) == 1 + 3 + 2
+
+
+OPERATORS: dict[str, Any] = {"Add": np.add, "Div": np.divide, "Max": np.maximum, "Less": np.less, "Equal": np.equal, "MatMul": np.matmul}
+OPERATORS |= {"Tanh": np.tanh, "Exp": np.exp, "Relu": lambda x: np.maximum(x, np.float32(0)), "Abs": np.abs}
+
+
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("op", OPERATORS)
+def test_kernels_of_bodies_are_what_numpy_is(op: str) -> None:
+    """Bound to some operands, called with them and with others: of other shapes, strides and types."""
+    rng = np.random.default_rng(0)
+    shapes: list[tuple[int, ...]] = [(), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 4), (0, 4), (4, 4), (4, 3)]
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    arrays += [
+        arrays[2].T,
+        arrays[5][::-1, :, ::2],
+        arrays[2].astype(np.float64),
+        np.arange(4),
+        np.zeros(17, np.uint8)[1:].view(np.float32),
+    ]
+    want, n = OPERATORS[op], 1 if op in {"Tanh", "Exp", "Relu", "Abs"} else 2
+    pairs = [xs for xs in itertools.product(arrays, repeat=n) if fits(want, xs)]
+    refused = 0
+
+    def rest(*xs: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        return np.asarray(want(*xs))
+
+    for xs in pairs:
+        call = bound(op, xs, rest)
+        for ys in (xs, pairs[int(rng.integers(len(pairs)))], xs):
+            got, expected = call(*ys), np.asarray(want(*ys))
+            assert (got.shape, got.dtype, type(got)) == (expected.shape, expected.dtype, np.ndarray)
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    assert 0 < refused < 3 * len(pairs)
+
+
+def fits(function: Any, xs: tuple[Any, ...]) -> bool:
+    try:
+        function(*xs)
+    except ValueError:
+        return False
+    return True
 
 
 def test_parts_are_stacked_as_numpy_does() -> None:
