@@ -42,6 +42,12 @@ static float exp_and_sum(float *out, const float *in, int64_t n, float max) {
 /* The result of an element: exp(x - max) / sum as a product, or x - max - log(sum). `last` is 1 / sum or log(sum). */
 INLINE vf result(int log, vf x, vf max, vf last) { return log ? (x - max) - last : vexp(x - max) * last; }
 
+/* A row that is one vector, with the bits of exp_and_sum and scale. */
+static void softmax_vector(float *out, const float *in, int64_t n) {
+  const vf x = vload_part_fill(in, n, vset1(-INFINITY)), e = vexp(x - vset1(vhmax(x)));
+  vstore_part(out, e * vset1(1 / vhadd(e)), n);
+}
+
 static void scale(float *out, int64_t n, float by) {
   const vf v = vset1(by);
   int64_t i = 0;
@@ -51,8 +57,13 @@ static void scale(float *out, int64_t n, float by) {
 
 /* One row, contiguous in the input. Steps in bytes; [lo, hi) is the part that belongs to the box. */
 static void softmax_row(int log, nd *nest, int64_t offset, const char *in, char *out, int64_t so, int64_t n, int64_t lo, int64_t hi) {
+  const int whole = !log && so == 4 && lo == 0 && hi == n;
+  if (whole && n <= VL) {
+    softmax_vector((float *)out, (const float *)in, n);
+    return;
+  }
   const float max = rows_max(nest, offset, 0);
-  if (!log && so == 4 && lo == 0 && hi == n) {
+  if (whole) {
     const float sum = exp_and_sum((float *)out, (const float *)in, n, max);
     scale((float *)out, n, 1 / sum);
     return;

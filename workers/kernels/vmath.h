@@ -15,24 +15,26 @@ INLINE vf vpoly_(vf x, const float *c, int n) {
   return p;
 }
 
-/* p 2^n for integral n in [-150, 128] and p in [0.5, 2]: one rounding, also into subnormals. */
-INLINE vf vscale2_(vf p, vf n) {
+/* p 2^n for integral n in [-150, 128] and p in [0.5, 2]: one rounding, also into subnormals. 0 where `none`: a processor that has to round a
+ * result to a subnormal or to 0 takes fifty times as long, and powers of masked or missing elements would all be such results. */
+INLINE vf vscale2_(vf p, vf n, vm none) {
 #if VL == 16
-  return _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(vm_not(none), p, n);
 #else
   const vi e = vtoi(n), half = e >> 1;
-  return p * vfrombits((half + 127) << 23) * vfrombits((e - half + 127) << 23);
+  return vsel(none, vzero(), p) * vfrombits((half + 127) << 23) * vfrombits((e - half + 127) << 23);
 #endif
 }
 
 /* x = n ln 2 + r, |r| ≤ ln 2 / 2; ln 2 in two parts, the first with few enough bits that n times it is exact. */
 INLINE vf vexp(vf x) {
+  const vm none = vle(x, vset1(-104.0f));
   x = vmin(vset1(89.0f), vmax(vset1(-104.0f), x));
   const vf n = vround(x * vset1(1.44269504f));
   vf r = vfnma(n, vset1(0.693359375f), x);
   r = vfnma(n, vset1(-2.12194440e-4f), r);
   const vf q = VPOLY(r, 0.49999994f, 0.16666521f, 0.041668389f, 0.0083687166f, 0.0013814599f); /* 3e-9 */
-  return vscale2_(vfma(r * r, q, r) + vset1(1), n);
+  return vscale2_(vfma(r * r, q, r) + vset1(1), n, none);
 }
 
 INLINE vf vsigmoid(vf x) { /* through exp(-|x|), so that nothing overflows and small results keep their digits */
@@ -57,15 +59,16 @@ INLINE vf verf(vf x) { /* beyond 0.92 as 1 - exp(-t g(t)) with erfc(t) = exp(-t 
 
 /* 2^t for t in [-189, 62]: one rounding, also into subnormals and zero. */
 INLINE vf vexp2_(vf t) {
+  const vm none = vle(t, vset1(-150));
 #define POWER(f) VPOLY(f, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f) /* 1e-7 */
 #if VL == 16
   const vf n = vround(t);
-  return _mm512_scalef_ps(POWER(t - n), n);
+  return vscale2_(POWER(t - n), n, none);
 #else
   /* Added to 1.5 * 2^23, t is rounded to an integer n, which are then the last bits of the sum; with 127 for the exponent and 64 that are taken
    * away again at the end, where the result may become subnormal. */
   const vf shift = vset1(12582912.0f + 127 + 64), n = t + shift;
-  return POWER(t - (n - shift)) * vfrombits(vbits(n) << 23) * vset1(0x1p-64f);
+  return vsel(none, vzero(), POWER(t - (n - shift))) * vfrombits(vbits(n) << 23) * vset1(0x1p-64f);
 #endif
 #undef POWER
 }
