@@ -22,7 +22,10 @@ cdef enum:
 cdef bint _fits(cnp.ndarray array, cnp.dtype dtype, tuple shape):
     """Whether its bytes can be copied as they are."""
     cdef Py_ssize_t i
-    if <PyObject *>cnp.PyArray_DESCR(array) != <PyObject *>dtype or cnp.PyArray_NDIM(array) != len(shape):
+    cdef PyObject *own = <PyObject *>cnp.PyArray_DESCR(array)
+    if cnp.PyArray_NDIM(array) != len(shape):
+        return False
+    if own != <PyObject *>dtype and not cnp.PyArray_EquivTypes(<cnp.dtype>own, dtype):  # of unpickled arrays it is equal, not the same
         return False
     for i in range(len(shape)):
         if cnp.PyArray_DIM(array, i) != <Py_ssize_t>shape[i]:

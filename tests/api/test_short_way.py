@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pickle
 import signal
 import threading
 import time
@@ -73,6 +74,22 @@ def test_arrays_that_have_to_be_made_first(mlp: Model, form: Any) -> None:
     assert taken(mlp) == 0
     mlp.run({"x": x[:]})
     assert taken(mlp) == 1
+
+
+def test_types_that_are_equal_but_not_the_same(mlp: Model) -> None:
+    """As those of arrays that came from another process."""
+    x = x_of()
+    expected = mlp.run({"x": x})["y"]
+    other = pickle.loads(pickle.dumps(x))
+    assert other.dtype is not x.dtype
+    assert mlp.run({"x": other})["y"].tobytes() == expected.tobytes()
+    assert taken(mlp) == 1
+    swapped = x.byteswap().view(x.dtype.newbyteorder())
+    try:
+        assert mlp.run({"x": swapped})["y"].tobytes() == expected.tobytes()
+    except RequestError as error:
+        assert "float32" in str(error)
+    assert taken(mlp) == 0
 
 
 def test_what_is_wrong_is_said_as_ever(mlp: Model) -> None:
