@@ -132,12 +132,16 @@ class ControlClient:
                 with suppress(OSError):
                     self._give_back(call.answer)
             raise
-        if isinstance(call.answer, AspenError):
-            raise call.answer
-        if not isinstance(call.answer, kind):
-            protocol.close_all(call.fds)
-            raise ProtocolError(f"{type(call.answer).__name__} instead of {kind.__name__}")
-        return call.answer, call.fds
+        answer, received = call.answer, call.fds
+        if isinstance(answer, AspenError):
+            try:
+                raise answer
+            finally:
+                del call, answer  # an error whose frames name it would keep what is in them, a request's inputs, until the collector comes
+        if not isinstance(answer, kind):
+            protocol.close_all(received)
+            raise ProtocolError(f"{type(answer).__name__} instead of {kind.__name__}")
+        return answer, received
 
     def tell(self, make: Callable[[int], protocol.Message]) -> None:
         """Sends ``make(id)``; nobody waits for its answer. Nothing happens where the runtime is gone."""
