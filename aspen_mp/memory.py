@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aspen_mp.shm import _control
 from aspen_mp.shm.errors import ResourceLimitError
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import Segment, spacious
 
 ALIGN = 64
 FIRST_BYTES = 1 << 20
@@ -98,7 +98,8 @@ class DataMemory:
 
     def _another(self, least: int) -> tuple[int, Segment]:
         """A segment of so many bytes or more; where memory is short of no more, and those that hold nothing go before."""
-        wanted = max(least, min(self.nbytes, MAX_STEP), FIRST_BYTES)
+        larger = min(self.nbytes, MAX_STEP)
+        wanted = max(least, larger if spacious(larger) else 0, FIRST_BYTES)
         try:
             return self._make(wanted)
         except ResourceLimitError:

@@ -26,13 +26,13 @@ from aspen_mp.shm import _control
 from aspen_mp.shm._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
-__all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "reserve_for", "shm_free"]
+__all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "reserve_for", "shm_free", "spacious"]
 
 CLIENTS_WRITE = frozenset({"doorbell", "client", "data", "trace"})
 """Roles of the segments that clients have mapped too. For workers nothing in them is true, their first line included (I11): how long they
 are the kernel and the control table say. Nor is it in the doorbell page for other clients."""
-PRIVATE_BYTES = 32 << 20
-"""So much of a control group's limit is not counted as available, or a 32nd of it where that is less: processes need memory of their own
+PRIVATE_BYTES = 64 << 20
+"""So much of a control group's limit is not counted as available, or a 16th of it where that is less: processes need memory of their own
 while shared memory is reserved, and where there is none the kernel ends one of them."""
 _SHM_DIR = "/dev/shm"
 _NAME_ATTEMPTS = 16
@@ -65,6 +65,11 @@ def memory_available() -> int:
     return memory_left()[0]
 
 
+def spacious(nbytes: int) -> bool:
+    """Whether so many bytes can be had and as many are left besides: for what is of use, but not needed."""
+    return 2 * nbytes <= memory_available()
+
+
 def memory_left() -> tuple[int, str]:
     """`memory_available`, and which limit that is up to."""
     available, limit_is = _first_int(_read("/proc/meminfo"), "MemAvailable:") * 1024 or sys.maxsize, "the machine's memory"
@@ -83,7 +88,7 @@ def memory_left() -> tuple[int, str]:
             if most.isdigit():
                 reclaimable = _first_int(_read(f"{group}/memory.stat"), cache)
                 now = _read(f"{group}/{used}").strip()
-                left = int(most) - (int(now) if now.isdigit() else 0) + reclaimable - min(PRIVATE_BYTES, int(most) // 32)
+                left = int(most) - (int(now) if now.isdigit() else 0) + reclaimable - min(PRIVATE_BYTES, int(most) // 16)
                 if left < available:
                     available, limit_is = left, f"the memory limit of control group {group}, {format_bytes(int(most))}"
     return max(available, 0), limit_is

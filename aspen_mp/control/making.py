@@ -15,7 +15,7 @@ from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.sparing import Spare
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.scarcity import reason
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import Segment, spacious
 
 
 class Maker:
@@ -110,8 +110,8 @@ class Maker:
     # ---- by the plan cache
 
     def _reserve_arenas(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
-        """One after the other, as many as there are to be instances; then the plan cache's entry is used."""
-        if len(arenas) == model.instances:
+        """One after the other, as many as there are to be instances and memory is left for; then the plan cache's entry is used."""
+        if len(arenas) == model.instances or (arenas and not spacious(entry.note.arena_bytes)):
             self._recall(model, key, job, entry, arenas)
             return
         askers = model.planning[key]

@@ -25,7 +25,7 @@ from aspen_mp.control.options import Options
 from aspen_mp.control.ranges import Stretch
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
-from aspen_mp.shm.segments import Segment
+from aspen_mp.shm.segments import Segment, spacious
 
 if TYPE_CHECKING:
     from aspen_mp.control.jobs import Received
@@ -238,7 +238,9 @@ class Planner:
         stays = message.search or message.stretch is not None
         spare = -1 if stays else _spare(arena_bytes, message.spares)
         # Else there is one: the next request may well be for another plan.
-        for _ in range(self._instances if stays else 1 if spare < 0 else 0):
+        for k in range(self._instances if stays else 1 if spare < 0 else 0):
+            if k and not spacious(arena_bytes):
+                break  # requests that could have run side by side take turns
             with Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
         answer = StagePlanned(
