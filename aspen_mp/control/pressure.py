@@ -60,9 +60,9 @@ class Pressure:
 
     def relieve(self, then: Callable[[], None]) -> bool:
         """Has half of what plans hold dropped. `then()` follows when its memory has come back, or not for `PATIENCE_S`. False: there is
-        nothing to drop, or it would not help."""
+        nothing to drop, or it would not help, and what others have given up before, a client its data segments, has come back."""
         held = self._held()
-        if held * WORTH < self._free() or not self._drop(max(held // 2, 1), None):
+        if (held * WORTH < self._free() or not self._drop(max(held // 2, 1), None)) and not self._segments.settling:
             return False
         self._waiting.append(then)
         self._loop.later(PATIENCE_S, lambda: self._go_on(then))

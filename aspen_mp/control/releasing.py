@@ -23,9 +23,14 @@ class Releaser:
         self._closed = False
         self._after: list[Callable[[], object]] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether something that has been taken over is not closed yet."""
+        return self._busy or bool(self._waiting)
+
     def released(self, then: Callable[[], object]) -> None:
         """Calls `then`, now or later, when all that has been taken over is closed."""
-        if self._busy or self._waiting:
+        if self.busy:
             self._after.append(then)
         else:
             then()

@@ -48,7 +48,7 @@ LARGE: Final = 16 << 20
 class SegmentStore:
     """Owns descriptors. `attach` and `detach` tell all workers; `publish` makes them look. `detach` returns a number by which `unmapped`
     is told that none of them has the segment any more, 0 where none has. `release(fd)` closes a descriptor elsewhere; `released(then)`
-    calls `then` when all such have been closed."""
+    calls `then` when all such have been closed, `releasing()` says whether some have not."""
 
     def __init__(
         self,
@@ -57,12 +57,14 @@ class SegmentStore:
         detach: Callable[[int], int],
         release: Callable[[int], None] = os.close,
         released: Callable[[Callable[[], object]], object] = lambda then: then(),
+        releasing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._table = table
         self._attach = attach
         self._detach = detach
         self._release = release
         self._released = released
+        self._releasing = releasing
         self._settled: list[Callable[[], object]] = []
         self._held: dict[int, Held] = {}
         self._leaving: dict[int, int] = {}  # descriptors of large segments, by the number of their detachment
@@ -133,6 +135,11 @@ class SegmentStore:
             settled, self._settled = self._settled, []
             for then in settled:
                 self._released(then)
+
+    @property
+    def settling(self) -> bool:
+        """Whether memory of large segments that were given up has yet to come back."""
+        return bool(self._leaving) or self._releasing()
 
     def settled(self, then: Callable[[], object]) -> None:
         """Calls `then`, now or later, when the memory of all large segments that were given up has come back."""

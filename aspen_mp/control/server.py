@@ -145,7 +145,10 @@ class Server:
             own.mapping.keep_from_children()
         self._reserver = Reserver(self._loop)
         self._releaser = Releaser(self._loop)
-        self._segments = SegmentStore(self._table, self._pool.attach, self._pool.detach, self._releaser.release, self._releaser.released)
+        self._segments = SegmentStore(
+            *(self._table, self._pool.attach, self._pool.detach, self._releaser.release, self._releaser.released),
+            releasing=lambda: self._releaser.busy,
+        )
         self._traces = Traces(
             *(config.name, self._table, self._segments, self._max_workers, self._journal),
             reserve=self._reserver.reserve,
