@@ -1,5 +1,5 @@
-/* Pages that a data segment borrows from files of a client's (README, "Borrow"): what happens when a client does not keep to the rules. Where
- * the file turns out to be shorter than was promised, the kernel answers a look at the missing pages with SIGBUS; where a slot's offset puts a
+/* Pages that a segment borrows from files that others can change: of a client's (README, "Borrow"), or of the plan cache (README, "Weights in
+ * files"). Where the file turns out to be shorter than was promised, the kernel answers a look at the missing pages with SIGBUS; where a slot's offset puts a
  * plan's outputs on these pages, it answers the store with SIGSEGV, for they are mapped read-only. Neither must end the worker: it would cost
  * all other clients a recovery. The handler puts private memory there and says so in the segment's first line. */
 #ifndef ASPEN_BORROW_H
@@ -62,6 +62,7 @@ static int aspen_borrow(char *segment, uint64_t at, int fd, uint64_t offset, uin
   if (error) return error;
   while (i < ASPEN_MAX_BORROWED && aspen_borrowed[i].begin) i++;
   if (i == ASPEN_MAX_BORROWED) return ENOMEM;
+  if (mprotect(segment, ASPEN_PAGE, PROT_READ | PROT_WRITE)) return errno; /* the segment's own: `torn` is there */
   if (mmap(segment + at, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) return errno;
   aspen_borrowed[i] = (struct aspen_borrowed){segment + at, segment + at + bytes, (struct aspen_data_head *)segment};
   return 0;

@@ -436,12 +436,13 @@ enum aspen_trace_what { ASPEN_TRACE_WHATS(X) };
 enum aspen_trace_came { ASPEN_TRACE_CAMES(X) };
 #undef X
 
-/* Data and arena segments: a line of magic, then bytes. Offset 0 of a space is the first byte of the segment. */
+/* Data, arena and weight segments: a line of magic, then bytes. Offset 0 of a space is the first byte of the segment. */
 #define ASPEN_DATA_FIRST ASPEN_LINE
 struct aspen_data_head {
   struct aspen_magic magic;
   uint32_t torn;        /* worker: pages that the segment borrows from a file were missing, zeros were read instead (README, "Borrow") */
-  uint32_t reserved[7];
+  uint32_t marked;      /* server, at creation: weights that are borrowed; the last 8 bytes of the file are ASPEN_LAYOUT_HASH (README, "Weights in files") */
+  uint32_t reserved[6];
 };
 
 /* Why a request failed. 1 … 31 are enum aspen_kernel_error. Names and numbers for Python come from the same list. */

@@ -424,6 +424,31 @@ static inline uint64_t aspen_dse_own_part(const struct aspen_dse *d, const struc
   return own;
 }
 
+/* Whether weights of a plan were not there, or are not now: then what was computed with them says nothing (README of shm, "Weights in files"). */
+static inline int aspen_dse_torn(const struct aspen_dse *d, const struct aspen_plan *plan) {
+  for (uint32_t k = 0; k < plan->n_weights; k++) {
+    const struct aspen_mapping *m = &d->s.segment[plan->weights[k]];
+    struct aspen_data_head *head = (struct aspen_data_head *)m->base;
+    /* Where its page is missing the mark becomes 0, and `torn` is set. */
+    if (head && head->marked && (*(volatile uint64_t *)(m->base + m->bytes - 8) != ASPEN_LAYOUT_HASH || aspen_load_seq(&head->torn))) {
+      aspen_store_seq(&head->torn, 1);
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Before END is marked: recovery answers a request whose END is. Whatever else has gone wrong may be for want of the weights, and the client asks
+ * for another plan, but not if nobody wants the result. */
+static inline void aspen_dse_look_at_weights(struct aspen_dse *d, uint32_t id) {
+  struct aspen_instance *i = &d->s.control->instance[id];
+  if (!aspen_dse_torn(d, &d->s.control->plan[i->plan])) return;
+  d->s.drained = 1; /* the planner process is to look as well */
+  uint64_t fault = aspen_load_relaxed(&i->fault);
+  if ((uint32_t)fault != ASPEN_E_CANCELLED && (uint32_t)fault != ASPEN_E_CLIENT_GONE)
+    (void)aspen_cas_seq(&i->fault, fault, (uint64_t)ASPEN_E_PLAN_GONE | (uint64_t)ASPEN_NONE << 32);
+}
+
 /* A tile has been executed (or was a no-op): mark it with its request's generation (I2), then count its children down (I1), choose what follows.
  * After the last count-down nothing of the arena is touched unless a child is ready, so END cannot have been executed before. */
 static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
@@ -434,6 +459,7 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
   uint32_t generation = v->generation;
   uint32_t policy = aspen_stat_load(&d->s.control->signals.policy);
   int follow = policy != ASPEN_POLICY_RANDOM || (aspen_random(&d->s.user.random) & 1);
+  if (tile == v->plan->end_tile) aspen_dse_look_at_weights(d, id);
   ASPEN_FOR_RECOVERY
   aspen_store_release(&v->executed[tile], generation);
   struct aspen_batch ready = {.order = aspen_dse_order(d, item)};

@@ -21,6 +21,7 @@ from aspen_mp.control.making import Maker
 from aspen_mp.control.publishing import Publisher
 from aspen_mp.control.ranges import LEAST_EXTENT, Stretch, Stretched
 from aspen_mp.control.reserving import Reserver
+from aspen_mp.control.verifying import Verifier
 from aspen_mp.shm.errors import AspenError
 
 TRIES_AHEAD: Final = 3
@@ -36,6 +37,7 @@ class Answerer:
         dropper: Dropper,
         cache: Cache | None,
         reserver: Reserver,
+        verifier: Verifier,
         journal: Journal,
         speeds: Callable[[], list[float]],
         calibration: str,
@@ -45,7 +47,7 @@ class Answerer:
         """`relieve`: as of `Pressure`. `speeds()`, `prepared()`: as of `ModelStore`. `calibration`: the name of the cost model's rates."""
         self._publisher = publisher
         self._dropper = dropper
-        self._maker = Maker(publisher, cache, reserver, prepared, self._made, self._failed, relieve)
+        self._maker = Maker(publisher, cache, reserver, verifier, prepared, self._made, self._failed, relieve)
         self._journal = journal
         self._speeds = speeds
         self._calibration = calibration

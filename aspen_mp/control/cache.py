@@ -2,7 +2,11 @@
 
     models/<path>.mp       what a model file gave when it was last read: signature, digest of its contents, stamps of its files
     plans/<key>.aspen      a plan, in whose metadata `Note` says how it is to be used
-    weights/<id>           a weight segment; workers map the file itself, so that all runtimes of a user share its pages
+    weights/<id>           a weight segment; workers map the file's own pages, so that all runtimes of a user share them
+
+A weight file holds a digest of itself (SHA-256), which is looked at once in each boot: then its time of modification becomes one that only
+its name, its identity and the boot tell, so nobody who finds it there reads a gigabyte to know that it is as it was written. Every
+write changes that time.
 
 Keys are digests of everything that the result depends on: the model's contents, options, shapes and values bound, speeds of cores,
 calibration, and this build of the planner (`build`). A model file is known by its stamp (device, inode, size, times) as long as
@@ -28,6 +32,7 @@ import msgspec
 
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.control.ranges import Stretch, Stretched
+from aspen_mp.control.weightfiles import DIGEST_AT, DIGEST_END, MARK
 from aspen_mp.planner import planhead
 from aspen_mp.shm import _tables
 from aspen_mp.shm.errors import AspenError, PlanError
@@ -37,6 +42,7 @@ SETTLED_NS: Final = 100_000_000
 """A file that was touched less than this before it was read may change again without another time stamp: it is not remembered."""
 _MAX_ENTRY: Final = 64 << 20
 _DIGEST: Final = hashlib.sha256().digest_size
+_PIECE: Final = 1 << 20
 _TEMPORARY: Final = ".tmp"
 _ABANDONED_NS: Final = 3600 * 10**9
 _KINDS: Final = ("models", "plans", "weights")
@@ -160,6 +166,8 @@ class Cache:
     def __init__(self, path: str, limit: int) -> None:
         self._path = path
         self._limit = limit
+        self._boot = _boot()
+        self._trusted: set[Stamp] = set()
         self.build = build()
         os.makedirs(path, mode=0o700, exist_ok=True)
         for kind in _KINDS:
@@ -223,19 +231,75 @@ class Cache:
         return Entry(note, segment)
 
     def weights(self, file: WeightFile) -> int:
-        """A descriptor of a weight segment's file; -1 if it is not there, or is not what was written. Marks it as used."""
+        """A descriptor of a weight segment's file; -1 if it is not there, or is not what was written. Marks it as used. It is read where
+        nobody has done so in this boot (`doubtful`)."""
         name = self._at("weights", file.id)
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
+        fd = self._open(file)
+        if fd < 0:
             return -1
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size != file.nbytes or info.st_mtime_ns != _seal(file.id):
+        why = ""
+        if not stat.S_ISREG(info.st_mode) or info.st_size != file.nbytes:
+            why = f"{info.st_size} bytes, mode {info.st_mode:#o}, in the place of {file.nbytes} bytes"
+        elif not self._sealed(file, info):
+            try:
+                whole = _digest_of(fd, file.nbytes) == os.pread(fd, DIGEST_END - DIGEST_AT, DIGEST_AT)
+                why = "" if whole else "its checksum is another: it has been changed since it was written"
+            except OSError as error:
+                why = error.strerror or str(error)
+        if why:
             os.close(fd)
-            self._discard(name, "it has been changed since it was written")
+            self._discard(name, why)
             return -1
+        self._seal(file, fd, info)
         _touch(name)
         return fd
+
+    def path_of(self, file: WeightFile) -> str:
+        """Where a weight segment's file is, or was."""
+        return self._at("weights", file.id)
+
+    def doubtful(self, file: WeightFile) -> bool:
+        """Whether `weights` would have to read the file: at 1 to 2 GB/s, or as fast as the disk."""
+        fd = self._open(file)
+        if fd < 0:
+            return False
+        try:
+            return not self._sealed(file, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def trust(self, file: WeightFile) -> None:
+        """Another process has just read the file, and found it whole: where its times cannot be set, this one remembers it."""
+        fd = self._open(file)
+        if fd >= 0:
+            info = os.fstat(fd)
+            if not self._sealed(file, info):
+                self._trusted.add(_identity(info))
+            os.close(fd)
+
+    def _open(self, file: WeightFile) -> int:
+        try:
+            return os.open(self._at("weights", file.id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return -1
+
+    def _sealed(self, file: WeightFile, info: os.stat_result) -> bool:
+        return info.st_mtime_ns == self._seal_of(file, info) or _identity(info) in self._trusted
+
+    def _seal_of(self, file: WeightFile, info: os.stat_result) -> int:
+        """A time in the past, in whole seconds, which every file system keeps."""
+        name = _name(file.id, self._boot, info.st_dev, info.st_ino, info.st_size)
+        return (1_000_000_000 + int(name[:8], 16) % 500_000_000) * 1_000_000_000
+
+    def _seal(self, file: WeightFile, fd: int, read: os.stat_result) -> None:
+        """It was whole when it was as `read` says. What has been written to since is not sealed."""
+        if _identity(os.fstat(fd)) != _identity(read) or self._sealed(file, read):
+            return
+        try:
+            os.utime(fd, ns=(time.time_ns(), self._seal_of(file, read)))
+        except OSError:
+            self._trusted.add(_identity(read))
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -280,14 +344,16 @@ class Cache:
             done = 0
             while done < file.nbytes:
                 done += os.sendfile(out, fd, done, file.nbytes - done)
-            os.utime(out, ns=(time.time_ns(), _seal(file.id)))
+            os.pwrite(out, MARK, file.nbytes - len(MARK))
+            os.pwrite(out, _digest_of(out, file.nbytes), DIGEST_AT)
+            os.utime(out, ns=(time.time_ns(), self._seal_of(file, os.fstat(out))))
 
         self._write(self._at("weights", file.id), copy)
 
     def _write(self, name: str, contents: bytes | Callable[[int], None]) -> None:
         """A file that appears whole, with its bytes on the disk. OSError as it comes."""
         temporary = f"{name}.{os.urandom(6).hex()}{_TEMPORARY}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
                 if isinstance(contents, bytes):
@@ -346,10 +412,30 @@ def _touch(name: str) -> None:
         os.utime(name, ns=(time.time_ns(), os.stat(name).st_mtime_ns))
 
 
-def _seal(identity: str) -> int:
-    """The modification time that a weight file is given: one in the past that only its name tells. Every later write would change it, so
-    that a file of a gigabyte need not be read to know that it is as it was written."""
-    return (1_000_000_000 + int(identity[:8], 16) % 500_000_000) * 1_000_000_000
+def _identity(info: os.stat_result) -> Stamp:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _digest_of(fd: int, nbytes: int) -> bytes:
+    """Of all of a weight file but the digest itself. It is read, not mapped: whoever cuts it short costs nobody a signal."""
+    state, at = hashlib.sha256(os.pread(fd, DIGEST_AT, 0)), DIGEST_END
+    piece = memoryview(bytearray(_PIECE))
+    while at < nbytes:
+        n = os.preadv(fd, [piece[: min(_PIECE, nbytes - at)]], at)
+        if not n:
+            break
+        state.update(piece[:n])
+        at += n
+    return state.digest()
+
+
+def _boot() -> str:
+    """Names this boot; where the system does not tell, this process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.urandom(16).hex()
 
 
 def _warn(text: str) -> None:

@@ -91,7 +91,8 @@ class Model:
     """`child` plans what clients ask for, `behind` makes plans again, those for shapes that come `often`, and those for ranges
     beside others; `replanning`: which one it is at. `users`: how often each client has it loaded; without any it is dropped. `stages`: the
     one that was asked for longest ago first. `ranges`: plans that serve many shapes; `ahead`: how often one of them was planned for nobody
-    yet. `spares`: arenas of plans that were dropped."""
+    yet. `spares`: arenas of plans that were dropped.
+    `lost`: weight segments, by number in `weight_segments`, that are used no more because these files were cut short."""
 
     id: int
     key: tuple[Any, ...]
@@ -107,6 +108,7 @@ class Model:
     users: dict[int, int] = field(default_factory=dict)
     weights: WeightDirectory = field(default_factory=dict)
     weight_segments: list[int] = field(default_factory=list)
+    lost: dict[int, str] = field(default_factory=dict)
     digest: bytes = b""
     files: dict[int, WeightFile] = field(default_factory=dict)
     stages: dict[bytes, Stage] = field(default_factory=dict)
@@ -124,9 +126,14 @@ class Model:
             self.behind.close()
 
     def about(self, error: AspenError) -> AspenError:
-        """The error with the model's name, which its finder may not have known."""
-        name = f"model {self.name!r}"
-        return error if name in str(error) else type(error)(f"{name}: {error}")
+        """The error with the model's name, which its finder may not have known, and why the model had to be planned again, if it had."""
+        name, text = f"model {self.name!r}", str(error)
+        text = text if name in text else f"{name}: {text}"
+        if self.lost:
+            text += (
+                f" (it was planned again because a file of its weights was cut short while it was in use: {list(self.lost.values())[-1]!r})"
+            )
+        return error if text == str(error) else type(error)(text)
 
 
 def not_loaded(number: int) -> RequestError:

@@ -13,6 +13,7 @@ from aspen_mp.control.publishing import Made, Publisher
 from aspen_mp.control.ranges import Stretch
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.sparing import Spare
+from aspen_mp.control.verifying import Verifier
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment, spacious
@@ -24,6 +25,7 @@ class Maker:
         publisher: Publisher,
         cache: Cache | None,
         reserver: Reserver,
+        verifier: Verifier,
         prepared: Callable[[], bool],
         made: Callable[[Model, bytes, Stage], None],
         failed: Callable[[Model, bytes, AspenError], None],
@@ -36,6 +38,7 @@ class Maker:
         self._publisher = publisher
         self._cache = cache
         self._reserver = reserver
+        self._verifier = verifier
         self._prepared = prepared
         self._made = made
         self._tell = failed
@@ -72,10 +75,19 @@ class Maker:
     def make(self, model: Model, key: bytes, job: PlanStage, askers: list[Asker], entry: Entry | None) -> None:
         """`entry`: of the plan cache."""
         model.planning[key] = askers
-        if entry is not None and entry.note.arena_bytes > 0:
-            self._reserve_arenas(model, key, job, entry, [])
-        else:
+        if self._cache is None or entry is None or entry.note.arena_bytes <= 0:
             self._plan(model, key, job)
+            return
+        known = {file.id for file in model.files.values()}
+        new = [file for file in entry.note.weights if file.id not in known]
+
+        def verified() -> None:
+            if model.planning.get(key) is askers and model.users:
+                self._reserve_arenas(model, key, job, entry, [])
+            elif model.planning.get(key) is askers:
+                self._failed(model, key, job, AspenError("loading was cancelled"))
+
+        self._verifier.verify(self._cache, new, verified)
 
     # ---- by a planning child
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control import planning, protocol, replanning
+from aspen_mp.control import planning, protocol, replanning, weightfiles
 from aspen_mp.control.answering import Answerer
 from aspen_mp.control.cache import Cache
 from aspen_mp.control.dropping import Dropper
@@ -28,9 +28,10 @@ from aspen_mp.control.publishing import Publisher
 from aspen_mp.control.reserving import Reserver
 from aspen_mp.control.segments import SegmentStore
 from aspen_mp.control.sparing import Spares
+from aspen_mp.control.verifying import Verifier
 from aspen_mp.planner.rates import Rates
 from aspen_mp.shm import _control
-from aspen_mp.shm.errors import AspenError, RequestError
+from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
 
@@ -75,7 +76,11 @@ class ModelStore:
         self._pressure = Pressure(self._models, table, segments, self._publisher, loop, journal, plans_bytes)
         dropper = Dropper(self._models, table, segments, self._publisher, self._pressure)
         relieve = self._pressure.relieve
-        self._answerer = Answerer(self._publisher, dropper, cache, reserver, journal, speeds, self._calibration, prepared, relieve)
+        self._verifier = Verifier(loop)
+        self._answerer = Answerer(
+            *(self._publisher, dropper, cache, reserver, self._verifier, journal, speeds, self._calibration, prepared, relieve)
+        )
+        self._journal = journal
 
     # ---- loading
 
@@ -162,7 +167,34 @@ class ModelStore:
         model = self._models.get(message.model)
         if model is None:
             raise not_loaded(message.model)
+        self._look_at_weights(model)
         self._answerer.ask(model, message, asker)
+
+    def look_at_weights(self) -> None:
+        """Something has happened to a request: perhaps that the weights of its plan were cut short."""
+        for model in list(self._models.values()):
+            self._look_at_weights(model)
+
+    def _look_at_weights(self, model: Model) -> None:
+        """Weights whose file is no longer what was mapped are used no more: the model's plans go, their clients ask for others, and those
+        get weights packed anew. The segments stay as long as the model does; they have no memory of their own."""
+        lost = [
+            number
+            for number, segment in enumerate(model.weight_segments)
+            if number not in model.lost and weightfiles.torn(self._segments[segment])
+        ]
+        if not lost:
+            return
+        for number in lost:
+            file = model.files.pop(number, None)
+            model.lost[number] = "" if file is None or self._cache is None else self._cache.path_of(file)
+            self._journal.warning("weights-lost", model=model.name, file=model.lost[number], why="it was cut short while it was in use")
+        model.weights = {key: place for key, place in model.weights.items() if place[0] not in model.lost}
+        model.stop_replanning()
+        for key in list(model.stages):
+            self._publisher.drop(model, key)
+        for child in (model.child, model.behind):  # which know of the weights as they were
+            child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
 
     def refresh(self) -> None:
         """Has a plan made again, if there is one to be."""
@@ -250,6 +282,7 @@ class ModelStore:
         self._pressure.collected(segments)
 
     def close(self) -> None:
+        self._verifier.close()
         self.plans.close()
         for model in list(self._models.values()):
             model.stop_replanning()

@@ -114,6 +114,7 @@ class Source:
         from aspen_mp.planner import api
 
         if self.path:
+            self.check()
             model = api.load(self.path)
             self.external = self.external or [cache.File(path, cache.stamp_of(os.stat(path))) for path in model.files]
             self.check()
@@ -277,6 +278,7 @@ class Planner:
             for item in missing:
                 packed.append((item.key, self._n_segments, offset))
                 offset += -(-item.nbytes // _ALIGN) * _ALIGN
+            offset += _ALIGN  # for the mark of a file in the plan cache
             fd, nbytes = -1, 0
             if self.keeper is not None:
                 fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aspen_mp.control import planning, protocol
+from aspen_mp.control import planning, protocol, weightfiles
 from aspen_mp.control.jobs import PlanStage, Received, StagePlanned
 from aspen_mp.control.loaded import Model, Stage
 from aspen_mp.control.plans import Plans
 from aspen_mp.control.replanning import often
-from aspen_mp.control.segments import SegmentStore
+from aspen_mp.control.segments import Borrowed, SegmentStore
 from aspen_mp.shm import _control
 from aspen_mp.shm.segments import Segment
 
@@ -62,12 +62,18 @@ class Publisher:
             owner = f"model {model.id}"
             new_weights: list[int] = []
             arenas: list[int] = []
+            pieces: tuple[Borrowed, ...]
             while left:
                 role, _, fd = left.pop()
                 if role == "plan":
                     os.close(fd)
                     continue
-                segment = self._segments.add(role, os.fstat(fd).st_size, fd, owner)
+                nbytes, pieces = os.fstat(fd).st_size, ()
+                if role == "weights" and weightfiles.is_file(fd):
+                    left.append((role, nbytes, fd))  # to be closed as long as it is not taken over
+                    nbytes, fd, pieces = weightfiles.borrowed(fd)
+                    left.pop()
+                segment = self._segments.add(role, nbytes, fd, owner, pieces)
                 added.append(segment)
                 (new_weights if role == "weights" else arenas).append(segment)
             plan = self._segments.add("plan", plan_segment.nbytes, os.dup(plan_segment.fd), owner)

@@ -137,7 +137,7 @@ class Server:
             on_ready=self._worker_ready,
             on_death=self._worker_died,
             on_left=self._worker_left,
-            on_drained=self._collect,
+            on_drained=self._drained,
             on_unmapped=self._unmapped,
             on_stopped=self._worker_stopped,
         )
@@ -322,6 +322,10 @@ class Server:
 
     def _model_of(self, plan: int) -> str:
         return self._models.plans.name_of(plan)
+
+    def _drained(self) -> None:
+        self._models.look_at_weights()
+        self._collect()
 
     def _collect(self) -> None:
         """Lets go of everything that is no longer used, and makes what has been announced known to the workers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -60,7 +61,7 @@ def read(store: cache.Cache, model: Path, kind: str) -> object:
         return None
     data = os.pread(fd, WEIGHTS.nbytes, 0)
     os.close(fd)
-    return data
+    return data[64:-8]  # between what the file says of itself
 
 
 def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
@@ -74,7 +75,7 @@ def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
         assert entry is not None
         assert bytes(entry.segment) == SEGMENT
         assert entry.note.weights == [WEIGHTS]
-        assert read(store, model, "weights") == bytes(64) + b"w" * (WEIGHTS.nbytes - 64)
+        assert read(store, model, "weights") == b"w" * (WEIGHTS.nbytes - 72)
         assert sorted(Path(name).parent.name for name, _ in store.files()) == ["models", "plans", "weights"]
 
 
@@ -91,6 +92,17 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def keeps_times(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    """As a disk does it that loses a bit."""
+
+    def unseen(path: Path) -> None:
+        before = path.stat()
+        damage(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return unseen
 
 
 def link(path: Path) -> None:
@@ -129,6 +141,67 @@ def test_damage_is_noticed_and_removed(
         assert not name.exists()
     fill(store, model)
     assert read(store, model, kind) is not None
+
+
+@pytest.mark.parametrize("at", [0, 40, 64, WEIGHTS.nbytes // 2, WEIGHTS.nbytes - 1])
+def test_weights_are_read_once_in_each_boot(
+    at: int, store: cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever byte of the file another boot finds changed, whatever its times say. In the boot in which it was written it is not read."""
+    reads = []
+    digest_of = cache._digest_of
+    monkeypatch.setattr(cache, "_digest_of", lambda *file: reads.append(file) or digest_of(*file))
+    fill(store, model)
+    assert len(reads) == 1
+    for boot in ("", "a", "a", "b"):
+        if boot:
+            monkeypatch.setattr(cache, "_boot", lambda boot=boot: boot)
+        later = cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
+        before = len(reads)
+        doubtful = later.doubtful(WEIGHTS)
+        assert read(later, model, "weights") == b"w" * (WEIGHTS.nbytes - 72)
+        assert len(reads) == before + doubtful
+        assert not later.doubtful(WEIGHTS)
+    assert len(reads) == 3
+    (name,) = [Path(name) for name, _ in store.files() if Path(name).parent.name == "weights"]
+
+    def one_bit(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[at] ^= 4
+        path.write_bytes(data)
+
+    keeps_times(one_bit)(name)
+    monkeypatch.setattr(cache, "_boot", lambda: "c")
+    later = cache.Cache(str(name.parent.parent), 1 << 20)
+    assert later.weights(WEIGHTS) == -1
+    assert "checksum" in capsys.readouterr().err
+    assert not name.exists()
+
+
+def test_a_copied_cache_is_read_again(store: cache.Cache, model: Path) -> None:
+    fill(store, model)
+    (name,) = [Path(name) for name, _ in store.files() if Path(name).parent.name == "weights"]
+    other = name.with_suffix(".copy")
+    shutil.copy2(name, other)
+    other.rename(name)
+    assert store.doubtful(WEIGHTS)
+    assert read(store, model, "weights") == b"w" * (WEIGHTS.nbytes - 72)
+    assert not store.doubtful(WEIGHTS)
+
+
+def test_times_that_cannot_be_set(store: cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that this user can only read: each process remembers what it has read."""
+    fill(store, model)
+
+    def refuse(*args: object, **named: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(cache.os, "utime", refuse)
+    monkeypatch.setattr(cache, "_boot", lambda: "another")
+    later = cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
+    assert later.doubtful(WEIGHTS)
+    assert read(later, model, "weights") is not None
+    assert not later.doubtful(WEIGHTS)
 
 
 def test_another_builds_files_are_not_used(store: cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
