@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import small_models
 
 import aspen_mp
 from aspen_mp.shm import segments
-from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
 
@@ -34,6 +37,27 @@ def test_sixty_sizes_in_a_few_mebibytes(tmp_path: Path) -> None:
         for one, other in zip(first[:20:4], again, strict=True):
             for name, values in one.items():
                 assert values.tobytes() == other[name].tobytes()
+
+
+def test_refused_requests_keep_no_inputs() -> None:
+    """Whoever goes on after the planner process has refused one has its memory back at once, not when the garbage collector comes."""
+    model = small_models.mlp()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "columns"
+    with aspen_mp.Runtime(workers=1) as runtime:
+        loaded = runtime.load(model)
+        gc.collect()
+        gc.disable()
+        try:
+            for columns in (17, 18):
+                x = np.zeros((4, columns), np.float32)
+                gone = weakref.ref(x)
+                with contextlib.suppress(AspenError):
+                    loaded.run({"x": x})
+                    pytest.fail("it was not refused")
+                del x
+                assert gone() is None
+        finally:
+            gc.enable()
 
 
 def test_refusal_names_the_limit_that_is_met_first(monkeypatch: pytest.MonkeyPatch) -> None:
