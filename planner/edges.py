@@ -159,16 +159,24 @@ class EdgeBuilder:
         for node in storage.nodes:
             if node.op == "concat":
                 self._leaves(node)  # inner ones first
-        self.sources = [np.array(self._sources(node), np.int64) for node in storage.steps]
+        ways = [self._way(node) for node in storage.steps]
+        sources = [sorted({*made}) for _, made in ways]
+        self.sources = [np.array(steps, np.int64) for steps in sources]
+        """Steps that compute something that each step reads, directly or through views and concats."""
         self.readers: list[list[int]] = [[] for _ in storage.steps]
-        for k, sources in enumerate(self.sources):
-            for s in sources.tolist():
+        for k, steps in enumerate(sources):
+            for s in steps:
                 self.readers[s].append(k)
-        numbers: dict[Hashable, int] = {}
-        ways = [k if kinds is None else (kinds[k], self._way(k, kinds)) for k in range(len(storage.steps))]
-        self.alike = [numbers.setdefault(way, len(numbers)) for way in ways]
+        own = range(len(ways)) if kinds is None else kinds
+        places = ({step: i for i, step in enumerate(steps)} for steps in sources)
+        self._paths = _numbers((kind, way, tuple([at[s] for s in made])) for kind, (way, made), at in zip(own, ways, places, strict=True))
+        self.alike = _numbers((path, tuple([own[s] for s in made])) for path, (_, made) in zip(self._paths, ways, strict=True))
         """The same number for steps that read alike."""
         self.known: dict[tuple[int, tuple[Grid, ...]], Reads | None] = {}
+        self._cuts: dict[Grid, int] = {}
+        self._same_cuts: dict[Hashable, int] = {}
+        self._worked_out: dict[Hashable, tuple[Reads | None, int]] = {}
+        """What is in `known`, for steps of any kinds whose results are read by the same paths and cut at the same places."""
         self.followed = 0
         """Steps that those in `known` read from, each as often as it has been looked at."""
         self.grids: list[Grid] = []
@@ -211,27 +219,11 @@ class EdgeBuilder:
         """What the tiles of each step read of others' tiles."""
         return [self._read(node, *grid.boxes(), grids) if grid.n else [] for node, grid in zip(self.storage.steps, grids, strict=True)]
 
-    def _sources(self, node: Node) -> list[int]:
-        """Steps that compute something that a node reads, directly or through views and concats."""
-        out: set[int] = set()
-        todo = [x for x in node.inputs if x is not None]
-        while todo:
-            source = self.storage.producer.get(todo.pop())
-            if source is None:
-                continue
-            if source.op == "concat":
-                todo += [x for x, _ in self._leaves(source)]
-            elif source.op in VIEW_OPS:
-                todo += [x for x in source.inputs[:1] if x is not None]
-            else:
-                out.add(self.step[id(source)])
-        return sorted(out)
-
-    def _way(self, k: int, kinds: Sequence[Hashable]) -> tuple[Hashable, ...]:
-        """By which views and concats a step's inputs come to it, and what kinds of steps from: in the order in which they are followed."""
-        at = {step: i for i, step in enumerate(self.sources[k].tolist())}
+    def _way(self, node: Node) -> tuple[tuple[Hashable, ...], list[int]]:
+        """By which views and concats a step's inputs come to it, in the order in which they are followed, and which steps from."""
         out: list[Hashable] = []
-        todo = self.storage.steps[k].inputs[::-1]
+        made: list[int] = []
+        todo = node.inputs[::-1]
         while todo:
             x = todo.pop()
             source = None if x is None else self.storage.producer.get(x)
@@ -245,9 +237,9 @@ class EdgeBuilder:
                 out.append((x.shape, source.op, tuple(sorted((name, str(value)) for name, value in source.attrs.items()))))
                 todo.append(source.inputs[0])
             else:
-                step = self.step[id(source)]
-                out.append((x.shape, at[step], kinds[step]))
-        return tuple(out)
+                out.append((x.shape, source.op == "OPAQUE", item_bytes(source.output)))
+                made.append(self.step[id(source)])
+        return tuple(out), made
 
     def _read_all(self, grids: Sequence[Grid]) -> None:
         """Brings `reads` up to date: of steps whose grid has changed since the last time, or one that they read from."""
@@ -261,11 +253,22 @@ class EdgeBuilder:
             grid = grids[k]
             key = (self.alike[k], (grid, *(grids[s] for s in self.sources[k].tolist())))
             if key not in self.known:
-                found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
-                self.known[key] = _connect(found, grids, self.sources[k]) if found else None
-                self.followed += len(found)
+                same = (self._paths[k], *map(self._cut, key[1]))
+                if same not in self._worked_out:
+                    found = self._read(self.storage.steps[k], *grid.boxes(), grids) if grid.n else []
+                    self._worked_out[same] = (_connect(found, grids, self.sources[k]) if found else None), len(found)
+                self.known[key], followed = self._worked_out[same]
+                self.followed += followed
             self.reads[k] = self.known[key]
         self.grids = list(grids)
+
+    def _cut(self, grid: Grid) -> int:
+        """The same number for grids that are cut at the same places."""
+        number = self._cuts.get(grid)
+        if number is None:
+            places = (grid.shape, grid.order, tuple([cuts.tobytes() for cuts in grid.cuts]))
+            number = self._cuts[grid] = self._same_cuts.setdefault(places, len(self._same_cuts))
+        return number
 
     def _read(self, node: Node, lo: Ints, hi: Ints, grids: Sequence[Grid]) -> list[Cells]:
         """What the boxes of a node's tiles read, followed through views and concats to the nodes that compute it."""
@@ -330,6 +333,12 @@ class EdgeBuilder:
                     first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
                     last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
         return Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
+
+
+def _numbers(ways: Iterable[Hashable]) -> list[int]:
+    """A number for each, the same for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(way, len(numbers)) for way in ways]
 
 
 def _connect(found: list[Cells], grids: Sequence[Grid], sources: Ints) -> Reads:
