@@ -11,7 +11,7 @@ from aspen_mp.planner.ir import Node, Tensor
 if TYPE_CHECKING:
     from aspen_mp.planner.storage import Storage
 
-_BY_VALUE = frozenset({"GATHER", "ROIALIGN"})
+BY_VALUE = frozenset({"GATHER", "ROIALIGN"})
 """Kernels whose regions depend on what constants hold (`planner/regions`)."""
 
 
@@ -38,4 +38,4 @@ def _kind(node: Node, storage: Storage) -> Hashable:
 
 
 def _held(node: Node, x: Tensor) -> int:
-    return id(x) if x.data is not None and node.op in _BY_VALUE else 0
+    return id(x) if x.data is not None and node.op in BY_VALUE else 0

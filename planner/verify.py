@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from aspen_mp.planner.alike import BY_VALUE
 from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.operands import seen
@@ -56,7 +57,7 @@ class Fitting:
             fits(node)
             return
         fits(node)
-        if not any(t is not None and t.data is not None for t in node.inputs):  # regions may depend on what constants hold
+        if node.op not in BY_VALUE or not any(t is not None and t.data is not None for t in node.inputs):
             self._known.add(key)
 
 
