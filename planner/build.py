@@ -16,7 +16,7 @@ from aspen_mp.planner import cost, tilecost
 from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.elastic import Elastic
-from aspen_mp.planner.explain import op_info
+from aspen_mp.planner.explain import op_infos
 from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Tensor
@@ -169,30 +169,24 @@ class _Writer:
         self.weight_uses: list[tuple[int, int, int]] = []
         self.plan_operands: list[int] = []
         self.arena_operands: list[int] = []
-        self.operands: list[tuple[Any, ...]] = []
-        self.params: list[int] = []
+        self.forms: list[tuple[Any, ...]] = [(SPACES["PLAN"], DTYPES["NONE"], 0, 0, 0, 0, (0,) * 8, (0,) * 8)]
+        """Operands but for where they are; the first is an absent one. `form`: which of these each operand has."""
+        self.form: list[int] = []
+        self.places: list[tuple[int, int]] = []
+        """(space, offset) of each operand."""
 
     def plan(self, elastic: Elastic | None) -> Plan:
         self._constants()
         costs = self._costs()
         works = self._works(costs.ns)
-        ops = np.zeros(len(self.storage.steps) + 2, OP)
-        for k, node in enumerate(self.storage.steps):
-            self._op(ops[k], k, node)
-            ops[k]["flops"] = works[k].flops
-            ops[k]["cost_ns"] = works[k].ns / max(self.grids[k].n, 1)
-        for k, name in ((len(ops) - 2, "JOIN"), (len(ops) - 1, "END")):
-            ops[k]["kernel"] = KERNELS[name].code
-            ops[k]["name"], ops[k]["name_bytes"] = self._blob(name.encode())
-            ops[k]["layer"] = k
+        ops, params = self._ops(works)
         edges = self.edges
         counts = np.diff(edges.parent_begin)
-        operands = np.array(self.operands, OPERAND) if self.operands else np.zeros(0, OPERAND)
         plan = Plan(
             name=self.graph.name,
             ops=ops,
-            operands=operands,
-            params=np.array(self.params, np.int64),
+            operands=self._operands(),
+            params=params,
             tiles=self._tiles([w.ns for w in works]),
             children=edges.children.astype(np.uint32),
             parent_counts=counts.astype(np.uint32),
@@ -203,12 +197,12 @@ class _Writer:
             blobs=bytes(self.blobs),
             activation_bytes=self.activation_bytes,
             request_bytes=self.storage.request_bytes,
-            scratch_bytes=max((cost.scratch_bytes(node) for node in self.storage.steps), default=0),
+            scratch_bytes=max((cost.scratch_bytes(node) for node in self._one_of_each().values()), default=0),
             inputs=[self._info(name, t) for name, t in self.storage.inputs],
             outputs=[self._info(name, t) for name, t in self.storage.outputs],
             weights=self.weights,
             weight_uses=np.array(self.weight_uses, np.int64).reshape(-1, 3),
-            info=[op_info(n, g, w) for n, g, w in zip(self.storage.steps, self.grids, works, strict=True)],
+            info=op_infos(self.storage.steps, self.grids, works),
             metadata=dict(self.options.metadata),
             costs=costs,
         )
@@ -251,28 +245,49 @@ class _Writer:
 
     # ------------------------------------------------------------------------------------------------------ ops and operands
 
-    def _op(self, row: Any, k: int, node: Node) -> None:
-        row["kernel"] = KERNELS[node.op].code
-        row["operand"] = len(self.operands)
-        row["n_outputs"] = len(node.outputs)
-        row["n_inputs"] = len(node.inputs)
-        for t in node.outputs:
-            self._operand(t, t.shape, self.storage.refs[t])
-        for i, x in enumerate(node.inputs):
-            if x is None:
-                self.operands.append((SPACES["PLAN"], DTYPES["NONE"], 0, 0, 0, 0, (0,) * 8, (0,) * 8))
-            else:
-                shape, strides = seen(node, i, x, self.storage.refs[x].strides)
-                self._operand(x, shape, Ref(self.storage.refs[x].buffer, self.storage.refs[x].offset, strides))
-        values = kernel_params(node)
-        row["param"], row["n_params"] = len(self.params), len(values)
-        self.params.extend(values)
-        row["name"], row["name_bytes"] = self._blob(f"{node.name} ({node.onnx_op or node.op})".encode())
-        if node.op == "OPAQUE":
-            row["blob"], row["blob_bytes"] = self._blob(node.attrs["model"])
-        row["layer"] = k
+    def _one_of_each(self) -> dict[int, Node]:
+        """A step of each kind."""
+        return dict(zip(kinds(self.storage), self.storage.steps, strict=True))
 
-    def _operand(self, t: Tensor, shape: Sequence[int], ref: Ref) -> None:
+    def _ops(self, works: Sequence[cost.Work]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """The ops with JOIN and END behind them, and their parameters."""
+        steps, alike = self.storage.steps, kinds(self.storage)
+        params = {kind: kernel_params(node) for kind, node in self._one_of_each().items()}
+        forms: dict[int, list[int]] = {}
+        ops = np.zeros(len(steps) + 2, OP)
+        names, blobs = np.zeros((len(ops), 2), np.int64), np.zeros((len(ops), 2), np.int64)
+        for k, (kind, node) in enumerate(zip(alike, steps, strict=True)):
+            if kind not in forms:
+                forms[kind] = self._forms(node)
+            self._place(node, forms[kind])
+            names[k] = self._blob(f"{node.name} ({node.onnx_op or node.op})".encode())
+            if node.op == "OPAQUE":
+                blobs[k] = self._blob(node.attrs["model"])
+        for k, name in enumerate(("JOIN", "END"), len(steps)):
+            names[k] = self._blob(name.encode())
+        ops["name"], ops["name_bytes"] = names.T
+        ops["blob"], ops["blob_bytes"] = blobs.T
+        ops["layer"] = np.arange(len(ops))
+        ops["kernel"] = [KERNELS[name].code for name in (*(node.op for node in steps), "JOIN", "END")]
+        own = ops[: len(steps)]
+        own["n_outputs"], own["n_inputs"] = [len(node.outputs) for node in steps], [len(node.inputs) for node in steps]
+        used = own["n_outputs"].astype(np.int64) + own["n_inputs"]
+        own["operand"] = np.cumsum(used) - used
+        own["n_params"] = [len(params[kind]) for kind in alike]
+        own["param"] = np.cumsum(own["n_params"], dtype=np.int64) - own["n_params"]
+        own["flops"] = [work.flops for work in works]
+        own["cost_ns"] = [work.ns / max(grid.n, 1) for work, grid in zip(works, self.grids, strict=True)]
+        return ops, np.array([value for kind in alike for value in params[kind]], np.int64)
+
+    def _forms(self, node: Node) -> list[int]:
+        """Those of a node's operands, and of the nodes that are like it."""
+        refs = self.storage.refs
+        out = [self._form(t, t.shape, refs[t].strides) for t in node.outputs]
+        for i, x in enumerate(node.inputs):
+            out.append(0 if x is None else self._form(x, *seen(node, i, x, refs[x].strides)))
+        return out
+
+    def _form(self, t: Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
         if len(shape) > LIMITS["rank"]:
             raise UnsupportedModelError(f"{t.name}: rank {len(shape)}, at most {LIMITS['rank']}")
         if max(shape, default=0) >= LONGEST_AXIS or prod(max(d, 1) for d in shape) * item_bytes(t) > MAX_SEGMENT:  # though it be empty
@@ -280,22 +295,36 @@ class _Writer:
         code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
         if code is None:
             raise UnsupportedModelError(f"{t.name}: no operand can have dtype {t.dtype}")
-        offset = ref.offset * item_bytes(t)
-        space = ref.buffer.space
-        number = len(self.operands)
-        if space == WEIGHTS:
-            const = ref.buffer.const
-            assert const is not None
-            assert const.weight_key is not None
-            self.weight_uses.append((number, self.weight_number[const.weight_key], offset))
-        else:
-            offset += ref.buffer.offset if ref.buffer.offset >= 0 else 0
-            if space == PLAN:
-                self.plan_operands.append(number)
-            elif space == ARENA:
-                self.arena_operands.append(number)
         pad = (0,) * (8 - len(shape))
-        self.operands.append((SPACES[space], code, len(shape), 0, 0, offset, (*shape, *pad), (*ref.strides, *pad)))
+        self.forms.append((0, code, len(shape), 0, 0, 0, (*shape, *pad), (*strides, *pad)))
+        return len(self.forms) - 1
+
+    def _place(self, node: Node, forms: Sequence[int]) -> None:
+        """Where a node's operands are."""
+        self.form += forms
+        for t in (*node.outputs, *node.inputs):
+            if t is None:
+                self.places.append((SPACES["PLAN"], 0))
+                continue
+            ref = self.storage.refs[t]
+            buffer, number = ref.buffer, len(self.places)
+            offset = ref.offset * item_bytes(t)
+            if buffer.space == WEIGHTS:
+                assert buffer.const is not None
+                assert buffer.const.weight_key is not None
+                self.weight_uses.append((number, self.weight_number[buffer.const.weight_key], offset))
+            else:
+                offset += max(buffer.offset, 0)
+                if buffer.space == PLAN:
+                    self.plan_operands.append(number)
+                elif buffer.space == ARENA:
+                    self.arena_operands.append(number)
+            self.places.append((SPACES[buffer.space], offset))
+
+    def _operands(self) -> npt.NDArray[Any]:
+        operands = np.array(self.forms, OPERAND)[self.form]
+        operands["space"], operands["offset"] = np.array(self.places, np.int64).reshape(-1, 2).T
+        return operands
 
     def _info(self, name: str, t: Tensor) -> TensorInfo:
         ref = self.storage.refs[t]
@@ -311,16 +340,11 @@ class _Writer:
         tiles["lo"], tiles["hi"] = 0, 1
         tiles["op"] = len(self.storage.steps)  # JOIN
         tiles["op"][-1] = len(self.storage.steps) + 1
-        depth, rank_of = depths_and_ranks(self._order(step_ns), step_ns, np.diff(base))
-        for k, grid in enumerate(self.grids):
-            if not grid.n:
-                continue
-            lo, hi = grid.boxes()
-            rank = min(lo.shape[1], TILE_AXES)
-            rows = slice(base[k], base[k + 1])
-            tiles["op"][rows] = k
-            tiles["lo"][rows, :rank], tiles["hi"][rows, :rank] = lo[:, :rank], hi[:, :rank]
-            tiles["depth"][rows] = depth[k]
+        counts = np.diff(base)
+        depth, rank_of = depths_and_ranks(self._order(step_ns), step_ns, counts)
+        tiles["op"][:op_tiles] = np.repeat(np.arange(len(counts)), counts)
+        tiles["depth"][:op_tiles] = np.repeat(depth, counts)
+        tiles["lo"][:op_tiles], tiles["hi"][:op_tiles] = self._boxes()
         tiles["children"] = edges.child_begin[:-1]
         tiles["n_children"] = np.diff(edges.child_begin)
         tiles["rank"][:op_tiles] = rank_of
@@ -328,6 +352,24 @@ class _Writer:
             tiles["depth"][op_tiles:] = tiles["depth"][edges.origin]
         tiles["depth"][-1], tiles["rank"][-1] = DEPTHS - 1, LAST_RANK
         return tiles
+
+    def _boxes(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """lo, hi [tiles, `TILE_AXES`] of the tiles of all steps; 0 and 1 on axes that there are not. Many steps have the same grid."""
+        first: dict[Grid, int] = {}
+        boxes, n = [np.zeros((2, 0, TILE_AXES), np.int64)], 0
+        for grid in dict.fromkeys(self.grids):
+            first[grid] = n
+            box = np.zeros((2, grid.n, TILE_AXES), np.int64)
+            box[1] = 1
+            lo, hi = grid.boxes()
+            rank = min(lo.shape[1], TILE_AXES)
+            box[0, :, :rank], box[1, :, :rank] = lo[:, :rank], hi[:, :rank]
+            boxes.append(box)
+            n += grid.n
+        counts, base = np.diff(self.tile_graph.base), self.tile_graph.base[:-1]
+        begin = np.array([first[grid] for grid in self.grids], np.int64)
+        lo, hi = np.concatenate(boxes, axis=1)[:, np.repeat(begin - base, counts) + np.arange(self.tile_graph.op_tiles)]
+        return lo, hi
 
     def _order(self, step_ns: list[float]) -> npt.NDArray[np.int64]:
         """In which the steps' tiles should go."""

@@ -13,15 +13,23 @@ from aspen_mp.planner.plan import OpInfo
 from aspen_mp.planner.simulate import of_plan, parallel_fraction, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aspen_mp.planner.grids import Grid
     from aspen_mp.planner.plan import Plan
 
 
-def op_info(node: Node, grid: Grid, work: Work) -> OpInfo:
-    """The row of one node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
-    sides = tuple(int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts) + node.output.shape[len(grid.cuts) :]
-    names = node.name, node.onnx_op or node.op, cost.kernel(node)
-    return OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE", node.part)
+def op_infos(nodes: Sequence[Node], grids: Sequence[Grid], works: Sequence[Work]) -> list[OpInfo]:
+    """A row for each node. The tile's shape is that of the largest tile; axes beyond those that can be cut are whole."""
+    known: dict[Grid, tuple[int, ...]] = {}
+    out = []
+    for node, grid, work in zip(nodes, grids, works, strict=True):
+        if grid not in known:
+            known[grid] = tuple([int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts])
+        sides = known[grid] + node.output.shape[len(grid.cuts) :]
+        names = node.name, node.onnx_op or node.op, cost.kernel(node)
+        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE", node.part))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
