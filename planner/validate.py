@@ -41,7 +41,7 @@ from aspen_mp.shm.tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -96,6 +96,14 @@ class _Segment:
     @property
     def most(self) -> int:
         return int(self.header["most"])
+
+    def forms(self) -> list[int]:
+        """A number for each operand, the same for those that differ in where they are alone."""
+        rows = self.operands.copy()
+        rows["space"], rows["offset"] = 0, 0
+        raw, size = rows.tobytes(), rows.itemsize
+        numbers: dict[bytes, int] = {}
+        return [numbers.setdefault(raw[at : at + size], len(numbers)) for at in range(0, len(raw), size)]
 
     @classmethod
     def open(cls, segment: Buffer) -> _Segment:
@@ -215,76 +223,87 @@ def _check_operands(s: _Segment) -> None:
 
 def _check_ops(s: _Segment) -> None:
     o, h = s.ops, s.header
-    blobs = h["blobs_bytes"]
-    for k, row in enumerate(o.tolist()):
-        op = dict(zip(OP.names or (), row, strict=True))
-        kernel = KERNEL_BY_CODE.get(op["kernel"])
-        if kernel is None:
-            refuse(f"ops[{k}].kernel", op["kernel"], f"the last one is {max(KERNEL_BY_CODE)}")
-        outputs = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}.get(kernel.code, (kernel.n_outputs,) * 2)
-        if not outputs[0] <= op["n_outputs"] <= outputs[1]:
-            refuse(f"ops[{k}].n_outputs", op["n_outputs"], f"{kernel.name} has {outputs[0]} … {outputs[1]}")
-        if not kernel.min_inputs <= op["n_inputs"] <= kernel.max_inputs:
-            refuse(f"ops[{k}].n_inputs", op["n_inputs"], f"{kernel.name} has {kernel.min_inputs} … {kernel.max_inputs}")
-        total = op["n_outputs"] + op["n_inputs"]
-        if total > LIMITS["operands"] or op["operand"] + total > h["n_operands"]:
-            refuse(
-                f"ops[{k}].operand", f"{op['operand']} + {total}", f"there are {h['n_operands']}, at most {LIMITS['operands']} for an op"
-            )
-        if op["n_params"] != kernel.n_params or op["param"] + op["n_params"] > h["n_params"]:
-            refuse(f"ops[{k}].n_params", op["n_params"], f"{kernel.name} has {kernel.n_params}, in an array of {h['n_params']}")
-        for what in ("name", "blob"):
-            if op[what] + op[f"{what}_bytes"] > blobs:
-                refuse(f"ops[{k}].{what}", f"{op[what]} + {op[f'{what}_bytes']}", f"there are {blobs} bytes")
-        if (kernel.code == OPAQUE) != (op["blob_bytes"] > 0):
-            refuse(f"ops[{k}].blob_bytes", op["blob_bytes"], "OPAQUE ops, and only they, have a sub-graph")
-        for what in ("cost_ns", "flops"):
-            if not 0 <= op[what] < float("inf"):
-                refuse(f"ops[{k}].{what}", op[what], "finite and not negative")
-        s.op_kernel.append(kernel.name)
-        s.op_operands.append((op["operand"], op["n_outputs"], op["n_inputs"]))
-    used = np.concatenate([np.arange(f, f + n + m) for f, n, m in s.op_operands] or [np.zeros(0, np.int64)])
+    if (k := _first(~np.isin(o["kernel"], list(KERNEL_BY_CODE)))) is not None:
+        refuse(f"ops[{k}].kernel", o["kernel"][k], f"the last one is {max(KERNEL_BY_CODE)}")
+    kernels = [KERNEL_BY_CODE[code] for code in o["kernel"].tolist()]
+    unlike = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}
+    of_kernel = {
+        kernel.code: (*unlike.get(kernel.code, (kernel.n_outputs,) * 2), kernel.min_inputs, kernel.max_inputs, kernel.n_params)
+        for kernel in set(kernels)
+    }
+    bounds = np.array([of_kernel[kernel.code] for kernel in kernels], np.int64).reshape(-1, 5)
+    for what, low, high in (("n_outputs", bounds[:, 0], bounds[:, 1]), ("n_inputs", bounds[:, 2], bounds[:, 3])):
+        if (k := _first((o[what] < low) | (o[what] > high))) is not None:
+            refuse(f"ops[{k}].{what}", o[what][k], f"{kernels[k].name} has {low[k]} … {high[k]}")
+    wide = {name: o[name].astype(np.int64) for name in ("operand", "n_outputs", "n_inputs", "param", "n_params")}
+    total = wide["n_outputs"] + wide["n_inputs"]
+    if (k := _first((total > LIMITS["operands"]) | (wide["operand"] + total > h["n_operands"]))) is not None:
+        there = f"there are {h['n_operands']}, at most {LIMITS['operands']} for an op"
+        refuse(f"ops[{k}].operand", f"{wide['operand'][k]} + {total[k]}", there)
+    if (k := _first((wide["n_params"] != bounds[:, 4]) | (wide["param"] + wide["n_params"] > h["n_params"]))) is not None:
+        refuse(f"ops[{k}].n_params", o["n_params"][k], f"{kernels[k].name} has {bounds[k, 4]}, in an array of {h['n_params']}")
+    for what in ("name", "blob"):
+        ends = o[what].astype(np.int64) + o[f"{what}_bytes"]
+        if (k := _first(ends > h["blobs_bytes"])) is not None:
+            refuse(f"ops[{k}].{what}", f"{o[what][k]} + {o[f'{what}_bytes'][k]}", f"there are {h['blobs_bytes']} bytes")
+    if (k := _first((o["kernel"] == OPAQUE) != (o["blob_bytes"] > 0))) is not None:
+        refuse(f"ops[{k}].blob_bytes", o["blob_bytes"][k], "OPAQUE ops, and only they, have a sub-graph")
+    for what in ("cost_ns", "flops"):
+        if (k := _first(~((o[what] >= 0) & (o[what] < np.inf)))) is not None:
+            refuse(f"ops[{k}].{what}", o[what][k], "finite and not negative")
+    s.op_kernel += [kernel.name for kernel in kernels]
+    s.op_operands += zip(*(wide[name].tolist() for name in ("operand", "n_outputs", "n_inputs")), strict=True)
+    used = np.repeat(wide["operand"] - (np.cumsum(total) - total), total) + np.arange(int(total.sum()))
     if len(used) != h["n_operands"] or (np.sort(used) != np.arange(len(used))).any():
         refuse("ops[].operand", f"{len(used)} uses", f"each of the {h['n_operands']} operands belongs to one op")
     _check_calls(s)
 
 
 def _check_calls(s: _Segment) -> None:
-    rank, dtype, space = s.operands["rank"].tolist(), s.operands["dtype"].tolist(), s.operands["space"].tolist()
-    dims, strides = s.operands["dims"].tolist(), s.operands["strides"].tolist()
+    """Of ops that are alike but for where their operands are, one is looked at."""
+    space, number = s.operands["space"].tolist(), s.forms()
     writable = (SPACES["ARENA"], SPACES["REQUEST"])
-
-    def arg(i: int) -> Arg | None:
-        if dtype[i] == NONE:
-            return None
-        shape = tuple(dims[i][: rank[i]])
-        return Arg(dtype[i], shape, same(shape, strides[i][: rank[i]], dense(shape)))
-
+    begin, count = s.ops["param"].tolist(), s.ops["n_params"].tolist()
+    known: set[tuple[str, int, tuple[int, ...], bytes]] = set()
     for k, (first, n_outputs, n_inputs) in enumerate(s.op_operands):
         for i in range(first, first + n_outputs):
-            if dtype[i] == NONE or space[i] not in writable:
+            if space[i] not in writable:
                 refuse(f"operands[{i}].space", space[i], "an output lies in the arena or the request")
-            if not _injective(dims[i][: rank[i]], strides[i][: rank[i]]):
-                refuse(f"operands[{i}].strides", strides[i][: rank[i]], "an output's elements must lie apart")
-        args = [arg(i) for i in range(first, first + n_outputs + n_inputs)]
-        kernel = s.op_kernel[k]
-        if kernel == "OPAQUE":
-            continue
-        if any(a is not None and a.dtype == OBJECT for a in args):
-            refuse(f"ops[{k}].operand", "OBJECT", f"{kernel} has tensors")
-        if not args:
-            continue
-        outs = [a for a in args[:n_outputs] if a is not None]
-        row = s.ops[k]
-        params = s.params[int(row["param"]) : int(row["param"]) + int(row["n_params"])].tolist()
-        try:
-            check_call(kernel, Call(outs[0], args[n_outputs:], params, outs[1:]))
-        except Misfit as misfit:
-            what, value, bound = misfit.args
-            raise PlanError(f"plan ops[{k}] ({kernel}) {what}: {value}, but {bound}") from None
+        params, operands = s.params[begin[k] : begin[k] + count[k]], tuple(number[first : first + n_outputs + n_inputs])
+        like = (s.op_kernel[k], n_outputs, operands, params.tobytes())
+        if like not in known:
+            known.add(like)
+            _check_call(s, k, params.tolist())
 
 
-def _injective(shape: list[int], strides: list[int]) -> bool:
+def _check_call(s: _Segment, k: int, params: list[int]) -> None:
+    first, n_outputs, n_inputs = s.op_operands[k]
+    kernel, args = s.op_kernel[k], []
+    for i in range(first, first + n_outputs + n_inputs):
+        row = s.operands[i]
+        dtype, dims, strides = (row[name].tolist() for name in ("dtype", "dims", "strides"))
+        shape, strides = tuple(dims[: row["rank"]]), strides[: row["rank"]]
+        if i < first + n_outputs:
+            if dtype == NONE:
+                refuse(f"operands[{i}].space", row["space"], "an output lies in the arena or the request")
+            if not _injective(shape, strides):
+                refuse(f"operands[{i}].strides", strides, "an output's elements must lie apart")
+        args.append(None if dtype == NONE else Arg(dtype, shape, same(shape, strides, dense(shape))))
+    if kernel == "OPAQUE":
+        return
+    if any(a is not None and a.dtype == OBJECT for a in args):
+        refuse(f"ops[{k}].operand", "OBJECT", f"{kernel} has tensors")
+    if not args:
+        return
+    outs = [a for a in args[:n_outputs] if a is not None]
+    try:
+        check_call(kernel, Call(outs[0], args[n_outputs:], params, outs[1:]))
+    except Misfit as misfit:
+        what, value, bound = misfit.args
+        raise PlanError(f"plan ops[{k}] ({kernel}) {what}: {value}, but {bound}") from None
+
+
+def _injective(shape: Sequence[int], strides: Sequence[int]) -> bool:
     if 0 in shape:
         return True
     reach = 0
@@ -396,11 +415,19 @@ def _check_tiles(s: _Segment) -> None:
 
 def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
     """`there`: tiles of which the extent has left something."""
-    begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
-    for k, kernel in enumerate(s.op_kernel):
-        if kernel not in ("JOIN", "END"):
-            some = slice(begin[k], begin[k + 1])
-            _check_grid(s, k, s.tiles[some][there[some]])
+    tiles = s.tiles[there]
+    begin = np.searchsorted(tiles["op"], np.arange(len(s.ops) + 1))
+    works = ~np.isin(s.ops["kernel"], (JOIN, END))
+    # Most ops of very large graphs have one tile.
+    plain = np.flatnonzero(works & (np.diff(begin) == 1) & (s.ops["kernel"] != OPAQUE))
+    outputs, axes = s.operands[s.ops["operand"][plain]], LIMITS["tile_axes"]
+    box = np.where(np.arange(axes) < outputs["rank"][:, None], outputs["dims"][:, :axes], 1)
+    ones = tiles[begin[:-1][plain]]
+    full = (outputs["dims"] > 0) | (np.arange(LIMITS["rank"]) >= outputs["rank"][:, None])
+    good = ((ones["lo"] == 0) & (ones["hi"] == box)).all(axis=1) & full.all(axis=1)
+    works[plain[good]] = False
+    for k in np.flatnonzero(works).tolist():
+        _check_grid(s, k, tiles[begin[k] : begin[k + 1]])
 
 
 def _check_grid(s: _Segment, k: int, tiles: Array) -> None:
@@ -555,21 +582,27 @@ _Place = tuple[int, int, Run]
 
 def _accesses(s: _Segment) -> Iterator[tuple[list[_Place], list[_Place]]]:
     """Of each op: what it writes and what it reads in memory that others write."""
-    space, dtype, rank = s.operands["space"].tolist(), s.operands["dtype"].tolist(), s.operands["rank"].tolist()
-    offset, dims, strides = s.operands["offset"].tolist(), s.operands["dims"].tolist(), s.operands["strides"].tolist()
-    shared = (SPACES["ARENA"], SPACES["REQUEST"])
+    space, offset, number = s.operands["space"].tolist(), s.operands["offset"].tolist(), s.forms()
+    shared = np.isin(s.operands["space"], (SPACES["ARENA"], SPACES["REQUEST"])) & (s.operands["dtype"] != NONE)
+    runs: dict[int, Run | None] = {}  # of each form, from byte 0 on
 
-    def places(numbers: range) -> list[_Place]:
-        out = []
-        for i in numbers:
-            if dtype[i] != NONE and space[i] in shared:
-                run = Run.of(offset[i], dims[i][: rank[i]], strides[i][: rank[i]], DTYPE_BYTES[dtype[i]])
-                if run is not None:
-                    out.append((i, space[i], run))
-        return out
+    def run_at_0(i: int) -> Run | None:
+        row = s.operands[i]
+        rank = int(row["rank"])
+        return Run.of(0, row["dims"][:rank].tolist(), row["strides"][:rank].tolist(), DTYPE_BYTES[int(row["dtype"])])
 
+    places: list[_Place | None] = []
+    for i, mine in enumerate(shared.tolist()):
+        if not mine:
+            places.append(None)
+            continue
+        if number[i] not in runs:
+            runs[number[i]] = run_at_0(i)
+        run = runs[number[i]]
+        places.append(None if run is None else (i, space[i], Run(run.low + offset[i], run.high + offset[i], run.axes)))
     for first, outputs, inputs in s.op_operands:
-        yield places(range(first, first + outputs)), places(range(first + outputs, first + outputs + inputs))
+        sides = places[first : first + outputs], places[first + outputs : first + outputs + inputs]
+        yield [p for p in sides[0] if p is not None], [p for p in sides[1] if p is not None]
 
 
 def _common_ancestors(s: _Segment, order: list[int]) -> list[int] | None:
