@@ -33,7 +33,7 @@ from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, latency, search, unlike
 from aspen_mp.planner.simulate import of_plan, simulate
-from aspen_mp.planner.storage import ARENA, PLAN, REQUEST, WEIGHTS, Ref, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.planner.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE

@@ -68,11 +68,13 @@ def in_parts(graph: Graph) -> list[Graph]:
 def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
     nodes = graph.nodes
-    batch = np.array([_batch(node) for node in nodes])
-    if not batch.any() or len(nodes) > MOST_LOOKED_AT:
+    if len(nodes) > MOST_LOOKED_AT:
         return []
     each, cached = np.array([cost.activation_bytes(node) for node in nodes]), cost.rates().cached
     if not (each > cached).any():
+        return []
+    batch = np.array([_batch(node) for node in nodes])
+    if not batch.any():
         return []
     steps = np.array([node.op not in VIEW_OPS and node.op != "concat" for node in nodes])
     written = [2.0 * sum(nbytes(t) for t in node.outputs) for node in nodes]
