@@ -44,6 +44,9 @@ _MOST_REPEATED = 4 << 20
 _HINT = 8192  # values of more bytes never decide shapes
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
+_BY_LARGE_VALUES = own_shapes.NAMES | {"Range"}
+"""Operators of whose inputs more is looked at than shapes and the values that ONNX's inference is given."""
+
 _SHAPED_AS_INPUT = {"GroupNormalization"}  # no shape inference in onnx
 
 VALUE_INPUTS: dict[str, tuple[int, ...]] = {
@@ -132,6 +135,7 @@ class Binder:
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
+        self._inferred: dict[tuple[Any, ...], list[tuple[np.dtype[Any], Shape] | None] | None] = {}
         self._used = set(self.outputs)
         for entry in self.pending:
             self._used.update(entry.names)
@@ -146,7 +150,7 @@ class Binder:
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
-        copy._hints, copy._used = {}, set(self._used)
+        copy._hints, copy._inferred, copy._used = {}, self._inferred, set(self._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
         copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored, t.placed) for n, t in self.env.items()}
@@ -266,7 +270,7 @@ class Binder:
             return expanded
         if any(t is not None and not t.is_const and not tensors.is_plain(t.dtype) for t in inputs):
             return Blocked()
-        types = self._infer(entry, inputs)
+        types = self._types(entry, inputs)
         if types is None:
             return self._why(entry, inputs)
         self._check_sizes(entry, types)
@@ -415,6 +419,23 @@ class Binder:
 
     # ---------------------------------------------------------------------------------------------------- what is known
 
+    def _types(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+        """`_infer`, once for nodes that are alike in all that it looks at."""
+        proto = entry.proto
+        if entry.nested or proto.op_type in _BY_LARGE_VALUES or domain_of(proto) != "":
+            return self._infer(entry, inputs)
+        key = (
+            *(proto.op_type, tuple(entry.opsets.items())),
+            *(tuple([a.SerializeToString() for a in proto.attribute]), tuple([name in self._used for name in proto.output])),
+            tuple([None if t is None else (t.dtype, t.shape, t.data.tobytes() if _decides(t) else None) for t in inputs]),  # type: ignore[union-attr]
+        )
+        if key not in self._inferred:
+            types = self._infer(entry, inputs)
+            self._inferred[key] = None if types is None else [types.get(name) for name in proto.output]
+            return types
+        known = self._inferred[key]
+        return None if known is None else {name: typed for name, typed in zip(proto.output, known, strict=True) if typed is not None}
+
     def _infer(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
         """Dtype and shape of each output, or None where any is unknown."""
         proto, domain = entry.proto, domain_of(entry.proto)
@@ -447,7 +468,7 @@ class Binder:
                 if tensor.shape is None:
                     return None
                 types[name] = _type(tensor.dtype, tensor.shape)
-                if tensor.data is not None and tensor.dtype != tensors.OBJECT and tensor.nbytes <= _HINT and tensor.size < 1024:
+                if _decides(tensor):
                     hints[name] = self._hint(name, tensor)
         if proto.op_type == "Pad" and domain == "" and len(inputs) > 3 and inputs[3] is not None and entry.names[3] in hints:
             axes = inputs[3].value().astype(np.int64)  # ONNX's inference reads no others
@@ -588,6 +609,11 @@ class Binder:
         for tensor in inputs:
             digest.update(f"\0{tensor.weight_key}".encode())
         return f"folded:{digest.hexdigest()[:32]}"
+
+
+def _decides(tensor: Tensor) -> bool:
+    """Whether shape inference is given the tensor's value."""
+    return tensor.data is not None and tensor.dtype != tensors.OBJECT and tensor.nbytes <= _HINT and tensor.size < 1024
 
 
 def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
