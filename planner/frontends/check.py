@@ -196,6 +196,8 @@ def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nes
     """And in what kind of sub-graph they are."""
     for node in nodes:
         yield node, nested
+        if not node.attribute:
+            continue
         inside: Nested = "branch" if node.op_type == "If" and nested != "body" else "body"
         for attribute in node.attribute:
             if attribute.HasField("g"):

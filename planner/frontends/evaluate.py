@@ -49,7 +49,7 @@ def left_to_workers(node: NodeProto, version: int, whole_numbers: bool) -> bool:
         return whole_numbers or attributes(node).get("mode", "nearest") == "nearest"
     if node.op_type == "Dropout":
         return len(node.output) > 1 and bool(node.output[1])
-    return node.op_type in OURS | RANDOM or version < _OURS_BEFORE.get(node.op_type, 0)
+    return node.op_type in OURS or node.op_type in RANDOM or version < _OURS_BEFORE.get(node.op_type, 0)
 
 
 def quick(node: NodeProto, opset: int) -> bool:
