@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import cost, tilecost
+from aspen_mp.planner import cost, progress, tilecost
 from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.elastic import Elastic
@@ -72,6 +72,7 @@ def build_plan(
     express. ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
+    progress.at("storage")
     storage = assign_storage(graph) if elastic is None else elastic.storages[elastic.stretch.most]
     budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
@@ -83,6 +84,7 @@ def build_plan(
         found = Found(options.grids(storage, len(machine)))
     else:
         storage, found = _tiled(graph, storage, machine, planning, elastic is None)
+    progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
@@ -256,7 +258,7 @@ class _Writer:
         forms: dict[int, list[int]] = {}
         ops = np.zeros(len(steps) + 2, OP)
         names, blobs = np.zeros((len(ops), 2), np.int64), np.zeros((len(ops), 2), np.int64)
-        for k, (kind, node) in enumerate(zip(alike, steps, strict=True)):
+        for k, (kind, node) in enumerate(zip(alike, progress.over(steps, "writing"), strict=True)):
             if kind not in forms:
                 forms[kind] = self._forms(node)
             self._place(node, forms[kind])

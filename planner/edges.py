@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner import progress
 from aspen_mp.planner._wiring import Piece, connect, wire
 from aspen_mp.planner.flow import Flow
 from aspen_mp.planner.grids import Grid
@@ -243,7 +244,7 @@ class EdgeBuilder:
 
     def _read_all(self, grids: Sequence[Grid]) -> None:
         """Brings `reads` up to date: of steps whose grid has changed since the last time, or one that they read from."""
-        todo: Iterable[int] = range(len(grids))
+        todo: Iterable[int] = progress.over(range(len(grids)), "edges")
         if len(self.grids) != len(grids):
             self.reads = [None] * len(grids)
         else:

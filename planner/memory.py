@@ -23,6 +23,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.planner import progress
 from aspen_mp.planner.edges import TileGraph
 from aspen_mp.planner.storage import ARENA, Buffer, Storage, aligned
 
@@ -186,7 +187,7 @@ class _Ordering:
         self.joins: dict[int, int] = {}
 
     def run(self) -> tuple[Ints, Ints]:
-        for k in range(self.n_steps):
+        for k in progress.over(range(self.n_steps), "memory"):
             self._step(k)
         if self.exact:
             for join in range(self.graph.op_tiles, len(self.parents)):

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import cost, policy, tilecost
+from aspen_mp.planner import cost, policy, progress, tilecost
 from aspen_mp.planner.alike import kinds
 from aspen_mp.planner.edges import EdgeBuilder, Wiring
 from aspen_mp.planner.grids import Grid
@@ -340,6 +340,7 @@ class _Search:
 
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""
+        progress.at("searching tiles", self.spent, max(self.spent, int(STARTS * self.budget)))
         known, followed = len(self.edges.known), self.edges.followed
         tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
         self.spent += STEP + NODE * (len(self.edges.known) - known) + SOURCE * (self.edges.followed - followed)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from aspen_mp.planner import nbits
+from aspen_mp.planner import nbits, progress
 from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, own_shapes, scalars, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
@@ -215,6 +215,8 @@ class Binder:
         rest: list[Item] = []
         queue = deque(self.pending)
         while queue:
+            if not len(queue) % progress.EVERY:
+                progress.at("shapes", max(len(self.pending) - len(queue), 0), len(self.pending))
             entry = queue.popleft()
             if not self.ready(entry):
                 rest.append(entry)

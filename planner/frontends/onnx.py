@@ -21,6 +21,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
+from aspen_mp.planner import progress
 from aspen_mp.planner.frontends import check, light, tensors
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
@@ -119,9 +120,13 @@ def load(source: Source, *, folder: str | None = None) -> Model:
     A file is mapped, not read; it must not change while the Model is in use.
     """
     try:
+        progress.at("reading")
         model = _open(source, folder)
+        progress.at("checking", 0, 3)
         check.structure(model.proto, model.store, model.functions)
+        progress.at("checking", 1, 3)
         check.onnx_rules(model.light)
+        progress.at("checking", 2, 3)
         _ = model.signature
     except UnicodeDecodeError as error:
         raise ModelParseError(f"not an ONNX model: a name is not valid UTF-8 ({error})") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aspen_mp.planner import accuracy, verify
+from aspen_mp.planner import accuracy, progress, verify
 from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.lower import (
@@ -65,7 +65,7 @@ def lower(
     builder = Builder(winograd, pairs, budget)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
-    for node in graph.nodes:
+    for node in progress.over(graph.nodes, "lowering"):
         inputs = [None if t is None else table.get(t, t) for t in node.inputs]
         if node.op == "OPAQUE":  # what of the stage depends on data (`aspen_mp.planner.stages`)
             results = [Tensor(t.name, t.shape, t.dtype) for t in node.outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aspen_mp.planner import verify
+from aspen_mp.planner import progress, verify
 from aspen_mp.planner.algorithms import MOST_STACKED
 from aspen_mp.planner.ir import Graph
 from aspen_mp.planner.passes import (
@@ -54,7 +54,8 @@ def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
     """Rewrites among ONNX operators, where weights are not packed yet. `sums_bytes`: see `quantization.multiply_stored`."""
     quantization.multiply_stored(graph, convolutions=sums_bytes)
     verify.check(graph, "multiply_stored", kernel_level=False)
-    for step in ONNX_LEVEL:
+    for k, step in enumerate(ONNX_LEVEL):
+        progress.at("rewriting operators", k, len(ONNX_LEVEL))
         step(graph)
         verify.check(graph, step.__name__, kernel_level=False)
 
@@ -62,7 +63,8 @@ def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
 def kernel_level(graph: Graph, pairs: bool = False) -> None:
     """Rewrites among kernels: spelled-out functions, epilogues, views. `pairs`: convolutions may become those of pairs (`passes.pairs`),
     which are faster apart from what follows them where they have many channels."""
-    for step in KERNEL_LEVEL:
+    for k, step in enumerate(KERNEL_LEVEL):
+        progress.at("rewriting kernels", k, len(KERNEL_LEVEL))
         if pairs and step is stacks.fuse_depthwise:
             stacks.fuse_depthwise(graph, MOST_STACKED)
         else:
