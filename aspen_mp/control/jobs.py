@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,15 +22,18 @@ import msgspec
 
 from aspen_mp.control import protocol
 from aspen_mp.control.cache import File, WeightFile
+from aspen_mp.control.checking import AT_ONCE, Check, copied
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.control.ranges import Stretch, Stretched
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
-from aspen_mp.shm.segments import format_bytes, memory_available
+from aspen_mp.shm.segments import Segment, format_bytes, memory_available
 from aspen_mp.workers import process
 
 IDLE_S: Final = 5.0
+SAID_S: Final = 0.1
+"""A child says how far it is no sooner after the last time."""
 MAX_FRAME: Final = 256 << 20
 NO_MEMORY: Final = 127
 """Status of a child that had no memory left: the C library's own way out when there is none for its data, and ours after a fault."""
@@ -119,18 +123,20 @@ Received = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Job:
-    """What to ask the child, and whom to tell. `on_done(result, segments)` owns the segments' descriptors."""
+    """What to ask the child, and whom to tell. `on_done(result, segments)` owns the segments' descriptors, and `checked`: the plan among
+    them, where it was so large that it has been checked already, in a segment of our own."""
 
     message: Inspect | PlanStage
     on_done: Callable[[Inspected | StagePlanned, list[Received]], None]
     on_error: Callable[[AspenError], None]
     on_progress: Callable[[JobProgress], None]
+    checked: Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a planning child. `patience_s`: how long it may say nothing while it has a job. `memory_bytes`: of memory of its own, besides what
-    it shares with the planner process; 0: what is free when it begins. `nice`: how far it stands behind other processes."""
+    """Of a planning child. `patience_s`: how long it may get no further while it has a job. `memory_bytes`: of memory of its own, besides
+    what it shares with the planner process; 0: what is free when it begins. `nice`: how far it stands behind other processes."""
 
     patience_s: float = 120.0
     memory_bytes: int = 0
@@ -168,6 +174,9 @@ class PlannerChild:
         self._out = memoryview(b"")
         self._pid = 0
         self._idle: Timer | None = None
+        self._check: Check | None = None
+        self.doing: JobProgress | None = None
+        """What it last said of its job; None while it has none."""
         self._receiver: protocol.Receiver[FromChild] = protocol.Receiver(_from_child, MAX_FRAME)
 
     @property
@@ -190,7 +199,7 @@ class PlannerChild:
         """Kills the child; jobs that have not been answered fail with `error`."""
         self._end(kill=True)
         jobs = ([self._current] if self._current else []) + list(self._waiting)
-        self._current = None
+        self._current = self.doing = None
         self._waiting.clear()
         for job in jobs:
             job.on_error(error or AspenError("loading was cancelled"))
@@ -208,7 +217,7 @@ class PlannerChild:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._current = self._waiting.popleft()
+        self._current, self.doing = self._waiting.popleft(), None
         try:
             if self._sock is None:
                 self._start()
@@ -262,9 +271,12 @@ class PlannerChild:
             if not self._receiver.read(self._sock):
                 self._died("")
                 return
+            moved = []
             for message, fds in self._receiver.messages():
+                moved.append(message != self.doing)  # who says the same again gets no further
                 self._handle(message, fds)
-            self._heard()
+            if not moved or any(moved):  # without any: a part of a long one
+                self._heard()
         except ConnectionError:
             self._died("")
         except (AspenError, OSError, MemoryError) as error:
@@ -272,7 +284,7 @@ class PlannerChild:
             self._died(reason(error), ResourceLimitError if lacking else PlanError)
 
     def _heard(self) -> None:
-        """The child has been given a job, or has said something: its time begins anew."""
+        """The child has been given a job, or has got further: its time begins anew."""
         if self._overdue is not None:
             self._overdue.cancel()
         self._overdue = self._loop.later(self._limits.patience_s, self._stuck) if self._current is not None else None
@@ -280,30 +292,65 @@ class PlannerChild:
     def _stuck(self) -> None:
         self._overdue = None
         self._died(
-            f"it has been stuck for {self._limits.patience_s:g} s and was ended; "
+            f"it has been stuck for {self._limits.patience_s:g} s{_where(self.doing)} and was ended; "
             "if the model is merely large, raise patience_s in section [models] of the profile"
         )
 
     def _handle(self, message: FromChild, fds: list[int]) -> None:
         job = self._current
-        if job is None:
+        if job is None or self._check is not None:
             protocol.close_all(fds)
             return
         match message:
             case JobProgress():
+                self.doing = message
                 job.on_progress(message)
             case JobSegment():
                 self._segments += [(message.role, message.nbytes, fd) for fd in fds]
             case JobFailed():
                 self._drop_segments()
-                self._current = None
+                self._current = self.doing = None
                 job.on_error(make_error(message.error, message.text))
                 self._next_after(job)
             case Inspected() | StagePlanned():
-                segments, self._segments = self._segments, []
-                self._current = None
-                job.on_done(message, segments)
-                self._next_after(job)
+                sent = next((item for item in self._segments if item[0] == "plan"), None)
+                if isinstance(message, StagePlanned) and sent is not None and sent[1] > AT_ONCE:
+                    self._check_first(job, message, sent)
+                else:
+                    self._done(job, message)
+
+    def _check_first(self, job: Job, result: StagePlanned, sent: Received) -> None:
+        """The job lasts until its plan has been checked: what the child does next builds on that."""
+
+        def checked(error: AspenError | None) -> None:
+            self._check = None
+            if error is None:
+                job.checked = segment
+                self._done(job, result)
+                return
+            segment.close()
+            self._drop_segments()
+            self._current = self.doing = None
+            self._heard()
+            job.on_error(error)
+            self._next_after(job)
+
+        segment = copied(sent[2], sent[1])
+        try:
+            self._prepare()
+            self._check = Check(self._loop, segment, checked)
+        except BaseException:
+            segment.close()
+            raise
+        self.doing = JobProgress("checking the plan", 0, 1)
+        job.on_progress(self.doing)
+
+    def _done(self, job: Job, result: Inspected | StagePlanned) -> None:
+        segments, self._segments = self._segments, []
+        self._current = self.doing = None
+        self._heard()
+        job.on_done(result, segments)
+        self._next_after(job)
 
     def _next_after(self, job: Job) -> None:
         if self._current is None and self._idle is None:
@@ -326,7 +373,7 @@ class PlannerChild:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
-        self._current = None
+        self._current = self.doing = None
         job.on_error(error)
         self._next_after(job)
 
@@ -338,6 +385,9 @@ class PlannerChild:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
+        if self._check is not None:
+            self._check.close()
+            self._check = None
         self._drop_segments()
         self._receiver.close()
         self._out = memoryview(b"")
@@ -358,6 +408,10 @@ class PlannerChild:
     def _drop_segments(self) -> None:
         protocol.close_all([fd for _, _, fd in self._segments])
         self._segments = []
+
+
+def _where(doing: JobProgress | None) -> str:
+    return "" if doing is None else f" at {doing.step!r}, {doing.done} of {doing.total} done,"
 
 
 def _too_large(error: MemoryError) -> str:
@@ -389,6 +443,7 @@ class ChildSide:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._told = 0.0
         self._receiver: protocol.Receiver[ToChild] = protocol.Receiver(_to_child, MAX_FRAME)
 
     def run(self, do: Callable[[Inspect | PlanStage, ChildSide], Inspected | StagePlanned]) -> None:
@@ -412,7 +467,13 @@ class ChildSide:
             fds = ()
 
     def progress(self, step: str, done: int, total: int) -> None:
+        self._told = time.monotonic()
         self.send(JobProgress(step, done, total))
+
+    def further(self, step: str, done: int, total: int) -> None:
+        """As `progress`, now and then: of what is said often, and quickly, nobody needs all."""
+        if time.monotonic() - self._told >= SAID_S:
+            self.progress(step, done, total)
 
 
 def _child(

@@ -109,15 +109,16 @@ class Maker:
             used = lent.pop(result.spare) if 0 <= result.spare < len(lent) else None
             model.spares.give_back(lent)
             if used is None:
-                self._publish(model, key, job, Made(result, segments))
+                self._publish(model, key, job, Made(result, segments, checked=planned.checked))
             else:
-                self._publish(model, key, job, Made(result, [*segments, ("arena", *used)], reused=used[1]))
+                self._publish(model, key, job, Made(result, [*segments, ("arena", *used)], checked=planned.checked, reused=used[1]))
 
         def failed(error: AspenError) -> None:
             model.spares.give_back(lent)
             self._failed(model, key, job, error)
 
-        (model.behind if again else model.child).submit(Job(job, done, failed, lambda progress: report(askers, progress)))
+        planned = Job(job, done, failed, lambda progress: report(askers, progress))
+        (model.behind if again else model.child).submit(planned)
 
     # ---- by the plan cache
 

@@ -322,11 +322,18 @@ class ModelStore:
                     "state": "loaded" if model.loaded else "loading",
                     "clients": len(model.users),
                     "planning": len(model.planning),
+                    "doing": _doing(model),
                     "weight_bytes": sum(self._segments[segment].nbytes for segment in model.weight_segments),
                     "plans": plans,
                 }
             )
         return result
+
+
+def _doing(model: Model) -> dict[str, Any] | None:
+    """How far its planning process is; None where it does nothing."""
+    now = model.child.doing or model.behind.doing
+    return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
 
 
 def _source(message: protocol.Load, fds: list[int]) -> tuple[planning.Source, tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from aspen_mp.control import cache, keep, protocol, ranges
+from aspen_mp.control import cache, checking, keep, protocol, ranges
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.control.options import Options
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.plan import Plan, TensorInfo
     from aspen_mp.planner.rates import Rates
 
-GARBAGE: Final = 50_000
+GARBAGE: Final = 200_000
 """So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
 _ALIGN: Final = 64
 _ROOMY: Final = 4 << 20
@@ -363,14 +363,14 @@ def _roomy(needed: int) -> int:
 
 def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
     """The child's main function."""
-    from aspen_mp.planner import cost
+    from aspen_mp.planner import cost, progress
 
     gc.freeze()  # what is here stays shared with the planner process
     gc.set_threshold(GARBAGE)
-
     cost.use(rates)
-    planner = Planner(model, plans)
-    ChildSide(sock).run(planner.do)
+    planner, side = Planner(model, plans), ChildSide(sock)
+    progress.tell(side.further)
+    side.run(planner.do)
 
 
 def _inspect(model: api.Model, source: Source) -> Inspected:
@@ -424,25 +424,31 @@ def clear_arena(fd: int, plan: Segment) -> None:
         words[begin:end] = bytes(end - begin)
 
 
-def checked_plan(received: Received, result: StagePlanned, weights: list[int], arenas: list[int]) -> Segment:
-    """A plan that a child made, validated from a private copy and put into a segment of our own; the child cannot reach that one.
+def checked_plan(
+    received: Received, result: StagePlanned, weights: list[int], arenas: list[int], checked: Segment | None = None
+) -> Segment:
+    """A plan that a child made, checked and in a segment of our own; the child cannot reach that one. `checked`: that segment, where it has
+    been checked already.
 
     `weights`, `arenas`: sizes in bytes of the segments that it is going to be used with.
     """
+    segment = checked or checking.copied(received[2], received[1])
+    try:
+        if checked is None:
+            checking.check(segment)
+        _check_sizes(segment, result, weights, arenas)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def _check_sizes(plan: Segment, result: StagePlanned, weights: list[int], arenas: list[int]) -> None:
     import numpy as np
 
-    from aspen_mp.planner import planfile
     from aspen_mp.shm.tables import PLAN_HEADER
 
-    _, nbytes, fd = received
-    data = os.pread(fd, nbytes, 0)
-    if len(data) != nbytes:
-        raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
-    try:
-        planfile.validate(data)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers that no check of ours had thought of
-        raise PlanError(f"plan: {type(error).__name__}: {error}") from error
-    header = np.frombuffer(data, PLAN_HEADER, 1)[0]
+    header = np.frombuffer(plan.buf, PLAN_HEADER, 1)[0].copy()
     if header["request_bytes"] != result.region:
         raise PlanError(f"request_bytes: {header['request_bytes']} in the plan, {result.region} announced")
     if header["n_weights"] != len(weights):
@@ -455,6 +461,3 @@ def checked_plan(received: Received, result: StagePlanned, weights: list[int], a
     for slot in (*result.inputs, *result.outputs):
         if slot.offset + slot.nbytes > result.region:
             raise PlanError(f"{slot.name!r} ends at byte {slot.offset + slot.nbytes} of a region of {result.region}")
-    segment = Segment.create("plan", nbytes)
-    segment.buf[:nbytes] = data
-    return segment

@@ -21,11 +21,12 @@ from aspen_mp.shm.segments import Segment
 @dataclass(frozen=True, slots=True)
 class Made:
     """What there is to publish. `plan`: one that needs no check any more; None: it is among the segments that a planning child has sent.
-    `reused`: which descriptor of an arena another plan has had."""
+    `checked`: that one in a segment of our own, where it has been checked. `reused`: which descriptor of an arena another plan has had."""
 
     result: StagePlanned
     received: list[Received]
     plan: Segment | None = None
+    checked: Segment | None = None
     reused: int = -1
 
 
@@ -46,11 +47,13 @@ class Publisher:
         self._added = added
 
     def publish(self, model: Model, job: PlanStage, made: Made) -> Stage:
-        """Takes over the descriptors that were received, and closes `made.plan`. What belongs to the model is put down there, but for the
-        stage itself."""
+        """Takes over the descriptors that were received, and closes the plan's segment. What belongs to the model is put down there, but
+        for the stage itself."""
         result, plan_segment = made.result, made.plan
         stage = _unpublished(job, made)
         if result.needs_values:
+            if made.checked is not None:
+                made.checked.close()
             return stage
         left = list(made.received)
         added: list[int] = []
@@ -106,7 +109,7 @@ class Publisher:
         sizes += [os.fstat(fd).st_size for role, _, fd in made.received if role == "weights"]
         arena_sizes = [os.fstat(fd).st_size for role, _, fd in made.received if role == "arena"]
         sent = next(item for item in made.received if item[0] == "plan")
-        return planning.checked_plan(sent, made.result, [sizes[i] for i in made.result.weights], arena_sizes)
+        return planning.checked_plan(sent, made.result, [sizes[i] for i in made.result.weights], arena_sizes, made.checked)
 
     def drop(self, model: Model, key: bytes) -> None:
         """Requests that run on the plan go on to their ends."""

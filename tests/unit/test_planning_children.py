@@ -1,0 +1,171 @@
+"""Planning children as the planner process sees them: how far they are, when they count as stuck, and what becomes of large plans."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import plan_damage
+import pytest
+
+from aspen_mp.control import checking, jobs
+from aspen_mp.control.checking import Check
+from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, JobProgress, Limits, PlannerChild
+from aspen_mp.control.loop import Loop
+from aspen_mp.shm.errors import AspenError, PlanError
+from aspen_mp.shm.segments import Segment
+
+WATCHDOG_S = 60.0
+PATIENCE_S = 12345.0
+
+
+def until(loop: Loop, done: Callable[[], object]) -> None:
+    late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
+    while not done():
+        loop.later(0.01, loop.stop)
+        loop.run()
+    late.cancel()
+
+
+class Slow:
+    """A child that says what it is told to, when it is told to, and the timers that wait for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop, self.timers = Loop(), list[Any]()
+        self.found, self.errors, self.heard = list[Inspected](), list[AspenError](), list[JobProgress]()
+        orders, self.orders = socket.socketpair()
+        later = self.loop.later
+
+        def noted(seconds: float, action: Callable[[], object]) -> Any:
+            timer = later(seconds, action)
+            if seconds == PATIENCE_S:
+                self.timers.append(timer)
+            return timer
+
+        def serve(sock: socket.socket) -> None:
+            def do(message: object, side: ChildSide) -> Inspected:
+                while (order := orders.recv(1)) != b"x":
+                    side.progress("lowering", order[0], 100)
+                return Inspected("m", b"", [], [], [])
+
+            ChildSide(sock).run(do)
+
+        monkeypatch.setattr(self.loop, "later", noted)
+        self.child = PlannerChild(self.loop, "m", serve, keep=(orders.fileno(),), limits=Limits(patience_s=PATIENCE_S))
+        self.child.submit(Job(Inspect(), lambda result, segments: self.found.append(result), self.errors.append, self.heard.append))  # type: ignore[arg-type]
+        orders.close()
+
+    def say(self, done: int) -> None:
+        n = len(self.heard)
+        self.orders.send(bytes([done]))
+        until(self.loop, lambda: len(self.heard) > n)
+
+    def close(self) -> None:
+        self.child.close()
+        self.orders.close()
+        self.loop.close()
+
+
+def test_a_child_that_gets_further_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    for k in range(1, 20):
+        slow.say(k)
+        assert len(slow.timers) == 1 + k
+        assert [timer.action is None for timer in slow.timers] == [True] * k + [False]
+        assert slow.child.doing == JobProgress("lowering", k, 100)
+    slow.orders.send(b"x")
+    until(slow.loop, lambda: slow.found)
+    assert slow.child.doing is None
+    assert all(timer.action is None for timer in slow.timers)
+    assert not slow.errors
+    slow.close()
+
+
+def test_a_child_that_says_the_same_again_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    slow.say(7)
+    for _ in range(3):
+        slow.say(7)
+    assert len(slow.timers) == 2
+    slow.timers[-1].action()
+    (error,) = slow.errors
+    assert isinstance(error, PlanError)
+    assert "stuck for 12345 s at 'lowering', 7 of 100 done" in str(error)
+    slow.close()
+
+
+def test_what_is_said_often_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    ours, theirs = socket.socketpair()
+    side, told = ChildSide(theirs), list[int]()
+    monkeypatch.setattr(side, "send", lambda message: told.append(message.done))
+    for k in range(100):
+        now[0] += jobs.SAID_S / 10
+        side.further("lowering", k, 100)
+    ours.close()
+    theirs.close()
+    assert 9 <= len(told) <= 11
+
+
+def plan_segment(damage: Callable[[plan_damage.Bytes], None] = lambda raw: None) -> Segment:
+    raw = bytearray(plan_damage.make().segment())
+    damage(plan_damage.Bytes(raw))
+    fd = os.memfd_create("plan")
+    os.write(fd, raw)
+    segment = checking.copied(fd, len(raw))
+    os.close(fd)
+    return segment
+
+
+def result_of(segment: Segment) -> AspenError | None:
+    loop, found = Loop(), list[AspenError | None]()
+    Check(loop, segment, found.append)
+    until(loop, lambda: found)
+    loop.close()
+    return found[0]
+
+
+def test_a_good_plan_checked_elsewhere() -> None:
+    with plan_segment() as segment:
+        assert result_of(segment) is None
+
+
+def test_a_bad_plan_checked_elsewhere() -> None:
+    """The same is said of it as here."""
+
+    def damage(raw: plan_damage.Bytes) -> None:
+        raw.tiles["hi"][0, 0] += 1
+
+    with plan_segment(damage) as segment:
+        with pytest.raises(PlanError) as here:
+            checking.check(segment)
+        found = result_of(segment)
+    assert isinstance(found, PlanError)
+    assert str(found) == str(here.value)
+
+
+def test_a_check_that_nobody_waits_for() -> None:
+    loop, found = Loop(), list[AspenError | None]()
+    check = Check(loop, plan_segment(), found.append)
+    check.close()
+    check.close()
+    until(loop, lambda: not loop._reaping)
+    assert not found
+    loop.close()
+
+
+def test_a_check_whose_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "check", lambda segment: os.abort())
+    with plan_segment() as segment:
+        assert "memory ran out" in str(result_of(segment))
+
+
+def test_a_plan_shorter_than_announced() -> None:
+    fd = os.memfd_create("plan")
+    os.write(fd, b"x" * 100)
+    with pytest.raises(PlanError, match="200 bytes announced, 100 there"):
+        checking.copied(fd, 200)
+    os.close(fd)
