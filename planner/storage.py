@@ -20,8 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-import numpy as np
-
 from aspen_mp.planner import strides as st
 from aspen_mp.planner.ir import VIEW_OPS, Graph, Node, Tensor
 
@@ -101,7 +99,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 def item_bytes(tensor: Tensor) -> int:
     """Bytes of an element; an object tensor is a run of bytes."""
-    return 1 if tensor.dtype == np.dtype(object) else tensor.dtype.itemsize
+    return 1 if tensor.dtype.kind == "O" else tensor.dtype.itemsize
 
 
 def nbytes(tensor: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy.typing as npt
@@ -13,23 +13,34 @@ from aspen_mp.planner.params import NO_ACT
 
 
 class Rewriter:
-    """A graph with use counts. Rewrites happen at the last node of a pattern, so that the order stays topological."""
+    """A graph with use counts. Rewrites happen at the last node of a pattern, so that the order stays topological. Where a pass finds
+    nothing to look at closer, none of what it would need for that is worked out."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.kept = set(graph.outputs)
-        self.uses: dict[Tensor, int] = {}
-        self.producer: dict[Tensor, Node] = {}
         self.dead: set[int] = set()
         self._before: dict[int, list[Node]] = {}
         self._views: dict[Tensor, list[Node]] | None = None
-        self._order = {id(node): k for k, node in enumerate(graph.nodes)}
-        for node in graph.nodes:
+
+    @cached_property
+    def uses(self) -> dict[Tensor, int]:
+        """How many node inputs read each tensor."""
+        counts: dict[Tensor, int] = {}
+        for node in self.graph.nodes:
             for tensor in node.inputs:
                 if tensor is not None:
-                    self.uses[tensor] = self.uses.get(tensor, 0) + 1
-            for tensor in node.outputs:
-                self.producer[tensor] = node
+                    counts[tensor] = counts.get(tensor, 0) + 1
+        return counts
+
+    @cached_property
+    def producer(self) -> dict[Tensor, Node]:
+        """For every result, the node that gives it."""
+        return self.graph.producers()
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {id(node): k for k, node in enumerate(self.graph.nodes)}
 
     def live(self) -> list[Node]:
         """The nodes at the start of a pass; those that have died since are to be skipped by `alive`."""
@@ -53,7 +64,7 @@ class Rewriter:
 
     def replace(self, node: Node, op: str, inputs: Sequence[Tensor | None], attrs: dict[str, Any], label: str | None = None) -> None:
         """Makes `node` another operation with the same output; what only it had read dies."""
-        old = list(node.inputs)
+        uses, old = self.uses, list(node.inputs)
         node.op, node.inputs, node.attrs = op, list(inputs), attrs
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
@@ -61,12 +72,13 @@ class Rewriter:
             node.onnx_op = label
         for tensor in node.inputs:
             if tensor is not None:
-                self.uses[tensor] = self.uses.get(tensor, 0) + 1
+                uses[tensor] = uses.get(tensor, 0) + 1
         for tensor in old:
             self._release(tensor)
 
     def insert(self, before: Node, op: str, inputs: Sequence[Tensor | None], shape: Shape, attrs: dict[str, Any]) -> Tensor:
         """A new node in front of `before`."""
+        uses = self.uses
         out = Tensor(f"{before.output.name}~{len(self.producer)}", shape, inputs[0].dtype if inputs[0] is not None else before.output.dtype)
         node = Node(op, before.name, list(inputs), [out], attrs, before.onnx_op)
         out.producer = node
@@ -74,7 +86,7 @@ class Rewriter:
         self._before.setdefault(id(before), []).append(node)
         for tensor in inputs:
             if tensor is not None:
-                self.uses[tensor] = self.uses.get(tensor, 0) + 1
+                uses[tensor] = uses.get(tensor, 0) + 1
         return out
 
     def skip_view(self, node: Node) -> None:
@@ -95,6 +107,8 @@ class Rewriter:
         return self._views
 
     def finish(self) -> None:
+        if not self.dead and not self._before:
+            return
         nodes: list[Node] = []
         for node in self.graph.nodes:
             nodes += self._before.get(id(node), ())
