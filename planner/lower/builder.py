@@ -103,6 +103,8 @@ class Builder:
     # ---------------------------------------------------------------------------------------------------------- views
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        if shape == tensor.shape:
+            return tensor
         shape = tuple(int(d) for d in shape)
         if shape == tensor.shape:
             return tensor
@@ -177,7 +179,7 @@ class Builder:
         return self.emit("UNARY", [x], x.shape, x.dtype if dtype is None else dtype, opcode=opcode, a=a, b=b)
 
     def binary(self, opcode: str, x: Tensor, y: Tensor, dtype: np.dtype[Any] | None = None, act: Act = NO_ACT) -> Tensor:
-        shape = np.broadcast_shapes(x.shape, y.shape)
+        shape = x.shape if x.shape == y.shape else np.broadcast_shapes(x.shape, y.shape)
         x, y = self.align(x, len(shape)), self.align(y, len(shape))
         return self.emit("BINARY", [x, y], shape, x.dtype if dtype is None else dtype, opcode=opcode, act=act)
 

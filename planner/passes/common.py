@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aspen_mp.planner.ir import Graph, Tensor
+from aspen_mp.planner.ir import Graph, Node, Tensor
 
 _SMALL: Final = 1 << 16
 """Bytes of constants that are compared by value: of those that rules make, not of the model's."""
@@ -14,7 +14,7 @@ def share(graph: Graph) -> None:
     """Keeps the first of equal nodes. Opaque nodes may be random, so they all stay; so do graph outputs, which need places of their own,
     and nodes of several outputs, which are parts of long layers."""
     replaced: dict[Tensor, Tensor] = {}
-    seen: dict[tuple[Any, ...], Tensor] = {}
+    seen: dict[tuple[Any, ...], list[Node]] = {}
     outputs = set(graph.outputs)
     kept = []
     for node in graph.nodes:
@@ -22,14 +22,20 @@ def share(graph: Graph) -> None:
         if node.op == "OPAQUE" or len(node.outputs) > 1:
             kept.append(node)
             continue
-        key = (node.op, node.output.shape, node.output.dtype, tuple(map(_who, node.inputs)), repr(sorted(node.attrs.items())))
-        first = seen.get(key)
+        key = (node.op, node.output.shape, node.output.dtype, tuple([_who(t) for t in node.inputs]))
+        alike = seen.setdefault(key, [])
+        first = next((other for other in alike if _attributes(other) == _attributes(node)), None)
+        if first is None:
+            alike.append(node)
         if first is None or node.output in outputs:
-            seen.setdefault(key, node.output)
             kept.append(node)
         else:
-            replaced[node.output] = first
+            replaced[node.output] = first.output
     graph.nodes = kept
+
+
+def _attributes(node: Node) -> str:
+    return repr(sorted(node.attrs.items()))
 
 
 def _who(tensor: Tensor | None) -> Any:

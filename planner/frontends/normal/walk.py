@@ -14,7 +14,8 @@ from aspen_mp.planner.frontends.functions import subgraphs
 def graphs_in(nodes: Any) -> Iterator[GraphProto]:
     """The sub-graphs in the nodes of a list, at any depth."""
     for node in all_nodes(nodes):
-        yield from subgraphs(node)
+        if node.attribute:
+            yield from subgraphs(node)
 
 
 def scopes(proto: ModelProto) -> Iterator[tuple[Any, Any]]:
