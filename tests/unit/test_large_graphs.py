@@ -4,14 +4,17 @@ None of it changes a plan but where it is said."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from aspen_mp.bench import models
-from aspen_mp.planner import alike, api, build, memory, planfile, policy, search, validate
+from aspen_mp.planner import alike, api, build, edges, memory, planfile, policy, search, tilecost, validate, verify
+from aspen_mp.planner.frontends import bind
 from aspen_mp.planner.memory import MARGIN, Tenant, assign_offsets
 from aspen_mp.planner.options import Planning
 from aspen_mp.planner.storage import ARENA, Buffer, Storage
@@ -80,6 +83,55 @@ def test_plan_of_many_buffers_and_tiles_is_valid(monkeypatch: pytest.MonkeyPatch
     assert plan is not None
     assert plan.activation_bytes <= 8 * 256
     validate.validate(plan.segment())
+
+
+def repeating(seed: int, times: int) -> bytes:
+    """A drawn layer, so many times."""
+    rng = random.Random(seed)
+    layer = [(rng.choice(["Add", "Mul", "Tanh", "Transpose", "MatMul", "Softmax"]), rng.randrange(1, 4)) for _ in range(12)]
+    nodes, known = [], ["x"]
+    for op, back in layer * times:
+        two = [known[-1], known[-min(back, len(known))]]
+        inputs = two if op in ("Add", "Mul") else [known[-1], "w"] if op == "MatMul" else [known[-1]]
+        nodes.append(helper.make_node(op, inputs, [f"t{len(nodes)}"]))
+        known.append(f"t{len(nodes) - 1}")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 16]) for name in ("x", known[-1])]
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [16, 16], np.ones(256, np.float32))
+    graph = helper.make_graph(nodes, "repeating", ends[:1], ends[1:], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_repeats_is_worked_out_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a layer is there: what takes long of a node is done for one of those that are alike."""
+    print("seed", seed)
+    counts: Counter[str] = Counter()
+
+    def counted(where: Any, name: str) -> None:
+        function = getattr(where, name)
+
+        def call(*args: Any, **how: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **how)
+
+        monkeypatch.setattr(where, name, call)
+
+    for where, name in (
+        *((bind.shape_inference, "infer_node_outputs"), (verify, "fits"), (edges, "_connect"), (build._Writer, "_forms")),
+        *((tilecost, "tile_costs"), (build, "kernel_params"), (validate, "_check_call")),
+    ):
+        counted(where, name)
+
+    def work(times: int) -> Counter[str]:
+        counts.clear()
+        plan = api.plan_stage(repeating(seed, times), [{"x": api.Binding(np.dtype(np.float32), (16, 16), None)}], workers=2).plan
+        assert plan is not None
+        validate.validate(plan.segment())
+        return Counter(counts)
+
+    few, many = work(4), work(24)
+    assert set(few) == set(many)
+    assert all(many[name] <= few[name] + 4 for name in many), (few, many)
 
 
 @pytest.mark.parametrize("seed", range(8))
