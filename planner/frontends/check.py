@@ -412,17 +412,23 @@ def _leniently(light: ModelProto) -> ModelProto:
 
 
 def _inferred(light: ModelProto, **how: bool) -> ModelProto:
-    """With the values of shape arithmetic, unless some vector is too long: without them first, to see how long all are.
+    """With the values of shape arithmetic, unless some vector is too long or nothing is left to be found: without them first, to see.
 
     ONNX propagates values without their axes, as if all were vectors, and refuses those that fit together as columns and rows; what is
     really wrong with shapes has been found by then, without values."""
     found = onnx.shape_inference.infer_shapes(light, **how)
-    if not _few_values(found.graph):
+    if all(map(_known_shape, (*found.graph.output, *found.graph.value_info))) or not _few_values(found.graph):
         return found
     try:
         return onnx.shape_inference.infer_shapes(light, **how, data_prop=True)
     except onnx.shape_inference.InferenceError:
         return found
+
+
+def _known_shape(value: ValueInfoProto) -> bool:
+    """Whether nothing remains to be found of a value's shape."""
+    tensor = value.type.tensor_type
+    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def _few_values(graph: GraphProto) -> bool:

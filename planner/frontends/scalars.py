@@ -25,7 +25,10 @@ def flattened(node: NodeProto, inputs: Sequence[Tensor | None]) -> list[NodeProt
 
     `inputs` are known, maybe by shape alone.
     """
-    found = [k for k in INPUTS.get(node.op_type, ()) if k < len(inputs) and (t := inputs[k]) is not None and t.shape == (1,)]
+    scalar = INPUTS.get(node.op_type)
+    if scalar is None:
+        return None
+    found = [k for k in scalar if k < len(inputs) and (t := inputs[k]) is not None and t.shape == (1,)]
     if not found:
         return None
     copy = NodeProto()
