@@ -8,6 +8,8 @@ non-maximum suppression …) or a value is no plain tensor (strings, sequences, 
   it reads what a static stage gives, both are one stage and one plan;
 - small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
   without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
+- where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
+  ordinary stage (`enclosed.py`);
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
   that value (`Stage.needs`) and is planned again with it.
 
@@ -26,6 +28,7 @@ import numpy as np
 import onnx
 
 from aspen_mp.numpy_operators import NAMES
+from aspen_mp.planner.enclosed import Enclosed
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item
 from aspen_mp.planner.frontends.functions import subgraphs
@@ -43,7 +46,7 @@ _SHAPE_ONLY = frozenset({"Shape", "Size"})
 # What copies or compares: kernels have it too, but where nothing else reads the result it goes into the tile that does (`_movable`).
 _MOVES = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "GatherElements", "GatherND", "Concat"}
 _MOVES |= {"Expand", "Cast", "Split", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And", "Or", "Xor", "Not"}
-LIGHT = NAMES - {"Resize", "NonZero", "Compress"}
+LIGHT = NAMES - {"Resize", "NonZero", "Compress", "MatMul", "Gemm"}
 """Operators that numpy does in a few microseconds where there are few elements, with results whose shapes can be told before."""
 _LIGHT_BYTES = 4 << 20
 """What a light operator reads of what is known may be so large; a dynamic stage that reads more does not take such operators along."""
@@ -227,7 +230,7 @@ class _Stages:
     # --------------------------------------------------------------------------------------------------------- stages
 
     def next(self) -> Stage:
-        nodes, blocked = self.binder.advance()
+        nodes, blocked = self.binder.advance(Enclosed(self.binder.outputs, self.binder.known, self._is_light, self._enclosed))
         needs = self._needs(blocked)
         if needs:
             return Stage("static", Graph(self.model.graph.name, [], [], []), [], needs, True)
@@ -330,6 +333,13 @@ class _Stages:
 
     # --------------------------------------------------------------------------------------------------- dynamic stages
 
+    def _enclosed(self, members: list[Item], results: list[Tensor]) -> Node | None:
+        """The opaque node for a group of nodes whose results have known shapes (`enclosed`), if it takes so many operands."""
+        if self._operands(members) + len(results) > _MOST_OPERANDS:
+            return None
+        self.binder.env.update({tensor.name: tensor for tensor in results})
+        return self._opaque(members, results)
+
     def _dynamic(self, frontier: list[Item]) -> tuple[list[Item], list[Value]]:
         """Blocked nodes and those that run with them, and what they give. They pend no longer."""
         others: list[Item] = []
@@ -381,7 +391,8 @@ class _Stages:
         small = all(t.nbytes <= _MOVED_BYTES for t in node.outputs) and all(t.dtype != tensors.OBJECT for t in node.outputs)
         return node.source is not None and not node.source.proto.domain and node.op in _MOVES and small
 
-    def _opaque(self, cluster: list[Item], outputs: list[Value]) -> Node:
+    def _opaque(self, cluster: list[Item], outputs: Sequence[Value | Tensor]) -> Node:
+        """A node that executes a cluster. `outputs`: tensors, which it is the producer of, or values that are serialised."""
         feeds: dict[str, Tensor] = {}
         inner = {name for entry in cluster for name in entry.outputs}
         for name in (name for entry in cluster for name in entry.names) if cluster else (v.name for v in outputs):
@@ -392,12 +403,12 @@ class _Stages:
         opsets = cluster[0].opsets if cluster else self.model.opsets
         known = self._model_types()
         types = {name: known[name] for name in inner if name in known and known[name].WhichOneof("value") is not None}
-        blob, operands = build(
-            [e.proto for e in cluster], feeds, {v.name: None for v in outputs}, opsets, self.model.proto.functions, self.model.store, types
-        )
+        wanted = {v.name: v if isinstance(v, Tensor) else None for v in outputs}
+        blob, operands = build([e.proto for e in cluster], feeds, wanted, opsets, self.model.proto.functions, self.model.store, types)
         guess = 1 << (8 * sum(t.nbytes for t in operands)).bit_length()
         capacity = min(max(guess, _LEAST_CAPACITY), _MOST_CAPACITY // len(outputs))
-        results = [Tensor(v.name, (max(self.capacities.get(v.name, 0), capacity),), tensors.OBJECT) for v in outputs]
+        room = [(max(self.capacities.get(v.name, 0), capacity),) for v in outputs]
+        results = [v if isinstance(v, Tensor) else Tensor(v.name, r, tensors.OBJECT) for v, r in zip(outputs, room, strict=True)]
         name = (cluster[0].proto.name or cluster[0].outputs[0]) if cluster else outputs[0].name
         node = Node("OPAQUE", name, list(operands), results, {"model": blob})
         node.onnx_op = _few(list(dict.fromkeys(e.proto.op_type for e in cluster))) or "Identity"

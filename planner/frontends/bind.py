@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,19 @@ class Item:
     @property
     def outputs(self) -> list[str]:
         return [name for name in self.proto.output if name]
+
+
+class Enclosed(Protocol):
+    """`planner.enclosed`: nodes whose shapes data decide, as one node whose results have shapes that are known."""
+
+    gone: set[int]
+    """Nodes that have become a part of one, by id."""
+
+    def expect(self, entries: Iterable[Item]) -> None: ...
+
+    def begin(self, entry: Item) -> None: ...
+
+    def go_on(self, entry: Item) -> Node | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,29 +221,39 @@ class Binder:
     def ready(self, entry: Item) -> bool:
         return all(not name or self.known(name) is not None for name in entry.names)
 
-    def advance(self) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
-        """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`."""
+    def advance(self, enclosed: Enclosed | None = None) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
+        """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`.
+        `enclosed`: is told of blocked nodes and of those behind them, and makes nodes of some."""
         nodes: list[Node] = []
         blocked: list[tuple[Item, Blocked]] = []
         rest: list[Item] = []
         queue = deque(self.pending)
+        if enclosed is not None:
+            enclosed.expect(queue)
         while queue:
             if not len(queue) % progress.EVERY:
                 progress.at("shapes", max(len(self.pending) - len(queue), 0), len(self.pending))
             entry = queue.popleft()
             if not self.ready(entry):
                 rest.append(entry)
+                if enclosed is not None and (node := enclosed.go_on(entry)) is not None:
+                    nodes.append(node)
                 continue
             result = self._visited(entry)
             if isinstance(result, Blocked):
                 blocked.append((entry, result))
                 rest.append(entry)
+                if enclosed is not None and not result.values:
+                    enclosed.begin(entry)
             elif isinstance(result, Node):
                 nodes.append(result)
             else:
                 queue.extendleft(reversed(result))
-        self.pending = rest
-        return nodes, blocked
+                if enclosed is not None:
+                    enclosed.expect(result)
+        gone = enclosed.gone if enclosed is not None else ()
+        self.pending = [entry for entry in rest if id(entry) not in gone]
+        return nodes, [(entry, why) for entry, why in blocked if id(entry) not in gone]
 
     def _visited(self, entry: Item) -> Node | list[Item] | Blocked:
         """As `_visit`. What Python raises over a node's attributes and constants is most likely the model's fault."""
