@@ -153,17 +153,27 @@ def _elements(x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     return tuple(at)
 
 
-def _scatter_elements(a: Attrs, opset: int) -> Call | None:
-    axis = a.get("axis", 0)
-    if a.get("reduction", b"none") != b"none":
-        return None
+_REDUCTIONS: Final = {b"add": np.add, b"mul": np.multiply, b"min": np.minimum, b"max": np.maximum}
 
-    def run(x: Array, indices: Array, updates: Array) -> Array:
+
+def _written(a: Attrs) -> Callable[[Array, tuple[Array, ...], Array], Array]:
+    """A copy of an array with updates at some places. Where several go to one place, each counts."""
+    function = _REDUCTIONS.get(a.get("reduction", b"none"))
+
+    def run(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
         out = x.copy()
-        out[_elements(x, indices, axis)] = updates
+        if function is None:
+            out[places] = updates
+        else:
+            function.at(out, places, updates)
         return out
 
     return run
+
+
+def _scatter_elements(a: Attrs, opset: int) -> Call:
+    axis, written = a.get("axis", 0), _written(a)
+    return lambda x, indices, updates: written(x, _elements(x, indices, axis), updates)
 
 
 def _places(indices: Array) -> tuple[Array, ...]:
@@ -180,18 +190,9 @@ def _gather_nd(a: Attrs, opset: int) -> Call | None:
     return run
 
 
-def _scatter_nd(a: Attrs, opset: int) -> Call | None:
-    if a.get("reduction", b"none") != b"none":
-        return None
-
-    def run(x: Array, indices: Array, updates: Array) -> Any:
-        if not indices.shape[-1]:
-            return NotImplemented
-        out = x.copy()
-        out[_places(indices)] = updates
-        return out
-
-    return run
+def _scatter_nd(a: Attrs, opset: int) -> Call:
+    written = _written(a)
+    return lambda x, indices, updates: written(x, _places(indices), updates) if indices.shape[-1] else NotImplemented
 
 
 def _concat(a: Attrs, opset: int) -> Call:
@@ -318,6 +319,19 @@ def _many(function: Call) -> Callable[[Attrs, int], Call]:
         return np.asarray(first)
 
     return lambda a, opset: run
+
+
+def _gemm(a: Attrs, opset: int) -> Call:
+    alpha, beta, turned = a.get("alpha", 1.0), a.get("beta", 1.0), (a.get("transA", 0), a.get("transB", 0))
+
+    def run(x: Array, y: Array, z: Array | None = None) -> Any:
+        if x.dtype.kind != "f":
+            return NotImplemented
+        out = (x.T if turned[0] else x) @ (y.T if turned[1] else y)
+        out = out if alpha == 1 else out * x.dtype.type(alpha)
+        return out if z is None else out + (z if beta == 1 else z * x.dtype.type(beta))
+
+    return run
 
 
 def _clip(a: Attrs, opset: int) -> Call | None:
@@ -499,6 +513,8 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "Sub": _binary(np.subtract),
     "Mul": _binary(np.multiply),
     "Div": _binary(_divide),
+    "MatMul": _binary(np.matmul),
+    "Gemm": _gemm,
     "Max": _many(np.maximum),
     "Min": _many(np.minimum),
     "Equal": _binary(np.equal),
