@@ -1,5 +1,5 @@
-"""Operators that bodies of loops are made of, as numpy calls: products, functions and means, which `numpy_operators` does not list because
-a graph has kernels for them. `onnx.reference` computes the same, with several times the bookkeeping."""
+"""Operators that bodies of loops are made of, as numpy calls: functions, means and parts, which `numpy_operators` does not list because a
+graph has kernels for them. `onnx.reference` computes the same, with several times the bookkeeping."""
 
 from __future__ import annotations
 
@@ -29,23 +29,6 @@ def compile_node(node: NodeProto, opset: int) -> Call | None:
 def _function(function: Call) -> Callable[[Attrs, int, NodeProto], Call]:
     """Of real numbers alone."""
     return lambda a, opset, node: lambda x: function(x) if x.dtype.kind == "f" else NotImplemented
-
-
-def _product(a: Attrs, opset: int, node: NodeProto) -> Call:
-    return lambda x, y: x.dot(y) if x.ndim == y.ndim == 2 else np.matmul(x, y)
-
-
-def _gemm(a: Attrs, opset: int, node: NodeProto) -> Call:
-    alpha, beta, left, right = a.get("alpha", 1.0), a.get("beta", 1.0), a.get("transA", 0), a.get("transB", 0)
-
-    def run(x: Array, y: Array, z: Array | None = None) -> Any:
-        if x.dtype.kind != "f" or x.ndim != 2 or y.ndim != 2:
-            return NotImplemented
-        product = (x.T if left else x) @ (y.T if right else y)
-        product = product if alpha == 1 else product * x.dtype.type(alpha)
-        return product if z is None else product + (z if beta == 1 else z * x.dtype.type(beta))
-
-    return run
 
 
 def _split(a: Attrs, opset: int, node: NodeProto) -> Call | None:
@@ -101,8 +84,6 @@ def _power(a: Attrs, opset: int, node: NodeProto) -> Call:
 
 
 _TABLE: Final[dict[str, Callable[[Attrs, int, NodeProto], Call | None]]] = {
-    "MatMul": _product,
-    "Gemm": _gemm,
     "Tanh": _function(np.tanh),
     "Sin": _function(np.sin),
     "Cos": _function(np.cos),
