@@ -17,7 +17,7 @@ import small_models
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 LIMIT = 512 << 20
-SIZES = [(320 + 2 * k, 440 + 3 * k) for k in range(60)][:: 1 if LONG else 5]
+SIZES = [(320 + 2 * k, 440 + 3 * k) for k in range(60)][:: 1 if LONG else 6]
 CHANNELS = 32
 CLIENT = f"""
 import os, sys
