@@ -543,10 +543,10 @@ class _Live:
 
     def overwritten(self, run: Run) -> None:
         """Forgets accesses inside a gapless run, or to the same bytes as another."""
-        whole = run.gapless
         for bits, lows in self.lows.items():
             begin, end = bisect_left(lows, run.low), bisect_right(lows, run.high)
             if begin < end:
+                whole = run.gapless
                 kept = [one for one in self.runs[bits][begin:end] if not (one[1].high <= run.high if whole else one[1] == run)]
                 lows[begin:end] = [left.low for _, left in kept]
                 self.runs[bits][begin:end] = kept
@@ -560,8 +560,9 @@ def _check_memory(s: _Segment, above: list[int] | None) -> None:
     begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
     for op, (outputs, inputs) in enumerate(_accesses(s)):
         for i, space, run in outputs:
-            if any(where == space and overlap(run, r) for j, where, r in (*outputs, *inputs) if j != i):
-                refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
+            for j, where, other in (*outputs, *inputs):
+                if where == space and j != i and other.low <= run.high and run.low <= other.high and overlap(run, other):
+                    refuse(f"operands[{i}].offset", f"ops[{op}] writes what it reads", "outputs lie apart from inputs")
             if above is None:
                 continue
             for earlier, old in spaces[space].near(run):

@@ -172,9 +172,10 @@ class Binder:
     # ------------------------------------------------------------------------------------------------------ preparation
 
     def _flatten(self, nodes: Iterable[NodeProto], opsets: dict[str, int], depth: int) -> Iterator[Item]:
+        known = self.model.functions
         for node in nodes:
-            key: FunctionKey = (domain_of(node), node.op_type, node.overload)
-            function = self.model.functions.get(key)
+            key: FunctionKey = (domain_of(node), node.op_type, node.overload) if known else ("", "", "")
+            function = known.get(key)
             if function is None:
                 yield item(node, opsets)
                 continue
@@ -219,7 +220,8 @@ class Binder:
         return Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
 
     def ready(self, entry: Item) -> bool:
-        return all(not name or self.known(name) is not None for name in entry.names)
+        known = self.env
+        return all(not name or name in known or self.known(name) is not None for name in entry.names)
 
     def advance(self, enclosed: Enclosed | None = None) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
         """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`.
@@ -293,7 +295,7 @@ class Binder:
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
-        if any(t is not None and not t.is_const and not tensors.is_plain(t.dtype) for t in inputs):
+        if any(t is not None and not tensors.is_plain(t.dtype) and not t.is_const for t in inputs):
             return Blocked()
         types = self._types(entry, inputs)
         if types is None:
@@ -307,10 +309,10 @@ class Binder:
             return []
         kinds = [t.dtype.kind for t in inputs[:1] if t is not None]
         if (
-            not entry.nested
+            all(t is None or t.is_const for t in inputs)
+            and not entry.nested
             and domain not in {classical.DOMAIN, classical.ONNXRUNTIME}  # onnx.reference's own are others
             and not left_to_workers(proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
-            and all(t is None or t.is_const for t in inputs)
             and not self._placed(entry, types)
             and (all(tensors.is_plain(types[n][0]) for n in types) or types.keys().isdisjoint(self.outputs))
             and self._fold(entry, inputs, types)
