@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.reaping import status_of
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers import process
@@ -52,19 +53,25 @@ class Check:
         self.segment = segment
         self._then: Callable[[AspenError | None], None] | None = then
         self._heard, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pid = -1
         parent = os.getpid()
         try:
             self._pid = os.fork()
             if self._pid == 0:
                 _run(parent, segment, told)
             loop.reap(self._pid, self._ended)
-        except OSError:
+        except OSError:  # nobody would hear of its end
             os.close(self._heard)
+            if self._pid > 0:
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+                status_of(self._pid)
             raise
         finally:
             os.close(told)
 
     def _ended(self, status: int) -> None:
+        text = ""
         with suppress(BlockingIOError):
             text = os.read(self._heard, _MOST_TEXT).decode(errors="replace")
         os.close(self._heard)
