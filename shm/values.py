@@ -24,6 +24,7 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, SupportsIndex, overload
 
 import msgpack
@@ -87,9 +88,8 @@ class Maps(Sequence[dict[Any, Any]]):
         return Maps(self.keys, rows) if isinstance(index, slice) else dict(zip(self.keys, rows.tolist(), strict=True))
 
     def listed(self) -> list[dict[Any, Any]]:
-        """All maps as dicts."""
-        keys = self.keys
-        return [dict(zip(keys, row, strict=True)) for row in self.table.tolist()]
+        """All maps as dicts, by functions that loop in C: classifiers give one map a row."""
+        return list(map(dict, map(zip, repeat(self.keys), self.table.tolist())))
 
 
 def _pad(n: int) -> int:
