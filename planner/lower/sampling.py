@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from aspen_mp.planner.checks.sampling import LONGEST_IMAGE, MOST_LISTS
 from aspen_mp.planner.ir import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, I64, Builder, NoKernel, require_f32
@@ -24,7 +26,7 @@ def _require_image(x: Tensor) -> None:
 @rule("GridSample")
 def _grid_sample(b: Builder, node: Node) -> Tensor:
     x, grid = data(node), data(node, 1)
-    require_f32(x, grid)
+    require_f32(x)
     if len(x.shape) not in {4, 5}:
         raise NoKernel(f"an image of {len(x.shape) - 2} axes")
     _require_image(x)
@@ -32,6 +34,9 @@ def _grid_sample(b: Builder, node: Node) -> Tensor:
     mode, padding = _OLD_MODES.get(mode, mode), node.attrs.get("padding_mode", "zeros")
     if mode not in GRID_MODES or padding not in GRID_PADDINGS:
         raise NoKernel(f"mode {mode}, padding {padding}")
+    if grid.dtype == np.float64 and mode != "nearest":  # PyTorch's exporter makes doubles of numpy's scalars; between pixels nothing jumps
+        grid = b.cast(grid, x.dtype)
+    require_f32(grid)
     corners = bool(node.attrs.get("align_corners", 0))
     return b.emit("GRIDSAMPLE", [x, grid], node.output.shape, x.dtype, mode=mode, padding=padding, align_corners=corners)
 

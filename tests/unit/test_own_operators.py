@@ -59,6 +59,17 @@ def test_grid_sample_in_space() -> None:
     agrees(build([N("GridSample", ["x", "grid"], ["y"])], feeds, opset=20), feeds)
 
 
+def test_grid_of_doubles() -> None:
+    """As PyTorch exports deformable attention. onnxruntime has none of these: it is given the same grid in single precision."""
+    node = N("GridSample", ["x", "grid"], ["y"], align_corners=0)
+    feeds, wide = {"x": X, "grid": GRID}, {"x": X, "grid": GRID.astype(np.float64)}
+    counts: dict[str, int] = {}
+    (got,) = run_model(api.load(build([node], wide)), wide, counts=counts)
+    (want,) = onnxruntime.InferenceSession(build([node], feeds).SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert counts["GRIDSAMPLE"] == 1
+
+
 @pytest.mark.parametrize("shape", [(2, 50), (2, 50, 1)])
 @pytest.mark.parametrize("onesided", [0, 1])
 def test_spectra_of_signals_with_and_without_an_axis_of_parts(shape: tuple[int, ...], onesided: int) -> None:
