@@ -321,13 +321,20 @@ def _many(function: Call) -> Callable[[Attrs, int], Call]:
     return lambda a, opset: run
 
 
+def _product(x: Array, y: Array) -> Array:
+    """numpy has no fast products of halves."""
+    if x.dtype.char == y.dtype.char == "e":
+        return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype))
+    return np.asarray(np.matmul(x, y))
+
+
 def _gemm(a: Attrs, opset: int) -> Call:
     alpha, beta, turned = a.get("alpha", 1.0), a.get("beta", 1.0), (a.get("transA", 0), a.get("transB", 0))
 
     def run(x: Array, y: Array, z: Array | None = None) -> Any:
         if x.dtype.kind != "f":
             return NotImplemented
-        out = (x.T if turned[0] else x) @ (y.T if turned[1] else y)
+        out = _product(x.T if turned[0] else x, y.T if turned[1] else y)
         out = out if alpha == 1 else out * x.dtype.type(alpha)
         return out if z is None else out + (z if beta == 1 else z * x.dtype.type(beta))
 
@@ -513,7 +520,7 @@ _TABLE: Final[dict[str, Callable[[Attrs, int], Call | None]]] = {
     "Sub": _binary(np.subtract),
     "Mul": _binary(np.multiply),
     "Div": _binary(_divide),
-    "MatMul": _binary(np.matmul),
+    "MatMul": _binary(_product),
     "Gemm": _gemm,
     "Max": _many(np.maximum),
     "Min": _many(np.minimum),

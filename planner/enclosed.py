@@ -22,8 +22,8 @@ _PICKS: Final = {"NonZero", "Compress"}
 """Operators with which a group begins."""
 _MOST_WORK: Final = 1 << 30
 """Multiply-adds of a product, twice, if all rows were picked. Larger ones are worth a plan for the number of rows, and all cores."""
-_REAL: Final = {np.dtype(np.float32), np.dtype(np.float64)}
-"""Dtypes whose products numpy leaves to BLAS."""
+_MOST_ELEMENTS: Final = {np.dtype(np.float32): 1 << 62, np.dtype(np.float64): 1 << 62, np.dtype(np.float16): 1 << 22}
+"""Of matrices that numpy multiplies by: those of halves are widened each time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +137,6 @@ class Enclosed:
         if entry.proto.op_type not in {"MatMul", "Gemm"} or entry.proto.domain or entry.names[0] not in self.open:
             return False
         factor = self.known(entry.names[1])
-        if factor is None or not factor.is_const or len(factor.shape) != 2 or factor.dtype not in _REAL:
+        if factor is None or not factor.is_const or len(factor.shape) != 2 or factor.size > _MOST_ELEMENTS.get(factor.dtype, 0):
             return False
         return 2 * group.known * max(factor.shape) <= _MOST_WORK
