@@ -99,6 +99,8 @@ class Enclosed:
         node = self.close(group.members, read) if read else None
         if node is not None:
             self.gone.update(map(id, group.members))
+            for name in group.results:  # known, or read by nobody else
+                del self.shut[name]
         return node
 
     def _merged(self, groups: Collection[Group]) -> Group:
