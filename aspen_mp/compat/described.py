@@ -105,9 +105,9 @@ def configured(options: Any, meta: ModelMetadata) -> Any:
 
 def text(value: Any) -> Any:
     """An array of str objects from what onnxruntime takes for one: lists, arrays of str, of bytes (UTF-8, zeros at the end are padding), of
-    any objects. InvalidArgument for bytes that are no text."""
+    void (bytes whose zeros count), of any objects. InvalidArgument for bytes that are no text."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "V":
-        value = value.view(f"S{value.dtype.itemsize}")
+        value = value.astype(object)
     array = np.asarray(value)
     try:
         if array.dtype.kind == "S":

@@ -142,6 +142,7 @@ def test_optional_inputs_may_be_left_out(shared_runtime: aspen_mp.Runtime) -> No
         np.array(["Olá", "你好"], object),
         np.array([b"this", b"is"], "S5"),
         np.array([b"must", b"size"], np.void),
+        np.array([b"a\0b\0", b"\0\0\0\0"], np.void),
         ["a", "b"],
         np.array([1.5, "b"], object),
     ],
