@@ -16,7 +16,7 @@ import pytest
 
 from aspen_mp.control import models as stores
 from aspen_mp.control import protocol
-from aspen_mp.control.jobs import Inspected, Job, Limits, PlanStage, StagePlanned
+from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
 from aspen_mp.control.journal import Journal
 from aspen_mp.control.loaded import Asker
 from aspen_mp.control.loop import Loop
@@ -54,6 +54,7 @@ class Child:
     def __init__(self, loop: object, name: str, serve: object, keep: object, prepare: object, limits: Limits) -> None:
         self.limits = limits
         self.jobs: list[Job] = []
+        self.doing: JobProgress | None = None
         self.renewed = 0
 
     def submit(self, job: Job) -> None:
