@@ -1,7 +1,8 @@
 """Every network on real runtimes: onnxruntime's results, and the same bits for any number of workers, with and without stealing.
 
-The usual tier runs small versions of all networks and some at full size. `ASPEN_MP_TIER=long` (`make zoo`) runs all at full size, on every
-instruction set, and writes a report to bench/results/local/zoo.json, or where ASPEN_MP_ZOO_REPORT says.
+The usual tier runs small versions of all networks, those of some of each family on every instruction set, and some at full size.
+`ASPEN_MP_TIER=long` (`make zoo`) runs all at full size, on every instruction set, and writes a report to bench/results/local/zoo.json, or
+where ASPEN_MP_ZOO_REPORT says.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ ISAS = _kernels.isas()
 ALL = settings(ISAS, [1, 2, 4])
 MANY_CORES = [Setting(ISAS[0], 1), Setting(ISAS[0], 2), Setting(ISAS[0], 4, stealing=False)]
 MANY_ISAS = [Setting(ISAS[0], 2), *(Setting(isa, workers) for isa in ISAS[1:] for workers in (1, 4))]
+RELATIVES = {
+    *("vgg11", "vgg13", "vgg13_bn", "vgg16_bn", "vgg19", "vgg19_bn"),
+    *("resnet34", "resnet101", "resnet152", "densenet161", "densenet169", "densenet201"),
+}
+"""Networks of the layers that another of their family has, more or fewer of them."""
 FEW = [Setting(ISAS[0], 2), Setting(ISAS[0], 4, stealing=False)]
 
 
@@ -75,7 +81,7 @@ def test_small_batch_of_one(network: str, runtimes: Runtimes, outcomes: list[Out
     check(small(network, 1), ALL if LONG else MANY_CORES, runtimes, outcomes)
 
 
-@pytest.mark.parametrize("network", models.names(extra=True))
+@pytest.mark.parametrize("network", [name for name in models.names(extra=True) if LONG or name not in RELATIVES])
 def test_small_batch_of_three(network: str, runtimes: Runtimes, outcomes: list[Outcome]) -> None:
     check(small(network, 3), ALL if LONG else MANY_ISAS, runtimes, outcomes)
 

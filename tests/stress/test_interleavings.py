@@ -28,13 +28,13 @@ UNSEEN = {"goes on seeding when it has parked"}
 
 # Longest first.
 SCENARIOS = [
-    *("drop-data", "cancel", "leave", "bequeath", "again"),
+    *("cancel", "bequeath", "again"),
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
     *("diamond parts", "pair parts"),
 ]
 CROWDED = "crowded"
 """Word of a scenario: rows keep the tiles of one request only apart, so those of two share a lane."""
-LONGER = ["beside", "queued", "announce", "relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
+LONGER = ["beside", "queued", "leave", "drop-data", "announce", "relay", "drop", "rush", "recancel", "drop-client", "spoil", "hold"]
 DEATHS = [
     *("single deaths=1,0", "diamond workers=1 deaths=2 early", "beside workers=1 deaths=2", "queued workers=1 deaths=2"),
     *("diamond workers=1 deaths=4", "again workers=1 deaths=3 scribbles", "cancel workers=1 deaths=2", "recancel workers=1 deaths=1"),
