@@ -91,13 +91,13 @@ class Derived:
         self._constants: _Stages | None = None
         self._plain = True
 
-    def find(self, keys: Sequence[tuple[Any, ...]]) -> tuple[int, _Stages, Stage] | None:
-        """The longest beginning of bindings that is known, as the number of its stages, and what stands behind it."""
-        for n in range(len(keys), 0, -1):
-            kept = self._kept.get(keys[n - 1])
-            if kept is not None:
-                self._kept.move_to_end(keys[n - 1])
-                return n, kept[0].behind(), kept[1]
+    def find(self, key: tuple[Any, ...]) -> tuple[int, _Stages, Stage] | None:
+        """The longest beginning of a key that is known, as the number of its stages, and what stands behind it."""
+        for known in sorted(self._kept, key=len, reverse=True):  # a few, however many stages a client asks for
+            if known == key[: len(known)]:
+                self._kept.move_to_end(known)
+                state, stage = self._kept[known]
+                return len(known) - 1, state.behind(), stage
         return None
 
     def begin(self, model: Model, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
@@ -130,8 +130,8 @@ def derive(
     """
     derived = Derived() if derived is None else derived
     room = tuple(sorted((capacities or {}).items()))
-    keys = [(room, *map(_key, bindings[: n + 1])) for n in range(len(bindings))]
-    found = derived.find(keys[:-1])
+    key = (room, *map(_key, bindings))
+    found = derived.find(key[:-1])
     if found is None:
         done, state = 1, derived.begin(model, capacities or {}, bindings[0])
         state.bind_inputs(bindings[0])
@@ -142,7 +142,7 @@ def derive(
         if done < len(bindings) and (stage.needs or not stage.more):
             raise RequestError(f"model {model.graph.name!r} has no stage {len(bindings) - 1} for these bindings")
         if stage.more and not stage.needs:
-            derived.note(keys[done - 1], state, stage)
+            derived.note(key[: done + 1], state, stage)
         if done == len(bindings):
             return stage
         state.bind_results(stage, bindings[done])
