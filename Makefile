@@ -21,7 +21,7 @@ APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
-	@echo "make test         the test suite (about 30 minutes on two cores)"
+	@echo "make test         the test suite (about 35 minutes on two cores)"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
