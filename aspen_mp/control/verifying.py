@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.loop import Loop
+from aspen_mp.control.reaping import status_of
 from aspen_mp.workers import process
 
 MOST_S: Final = 300
@@ -46,7 +47,14 @@ class Verifier:
                     plans.trust(file)
             then()
 
-        self._loop.reap(pid, ended)
+        try:
+            self._loop.reap(pid, ended)
+        except OSError:  # nobody would hear of its end
+            self._pids.discard(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            status_of(pid)
+            then()
 
     def close(self) -> None:
         """Nobody waits any more."""
