@@ -5,7 +5,7 @@ name node and tensor."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf, prod
 from typing import Any, Final
@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from aspen_mp.planner.frontends import contrib, own_shapes, scalars, tensors
-from aspen_mp.planner.frontends.functions import MOST_DEEP, expanded
+from aspen_mp.planner.frontends.functions import MOST_DEEP, expanded, subgraphs
 from aspen_mp.planner.frontends.runnable import Nested, why_not
 from aspen_mp.planner.frontends.said import explained
 from aspen_mp.planner.frontends.wire import MAX_NODES, REFERENCE
@@ -70,8 +70,9 @@ _RANGES: dict[str, dict[str, Callable[[int], bool]]] = {
     },
 }
 """What integer attributes may be, by operator: sizes, steps and groups are positive, pads are not negative, choices are those there are."""
-_BFLOAT16 = "tensor(bfloat16)"
 _ANYWHERE: dict[str, Callable[[int], bool]] = {"axis": lambda v: -_MAX_EXTENT <= v <= _MAX_EXTENT}
+_BOUNDS = {op: {**_ANYWHERE, **bounds} for op, bounds in _RANGES.items()}
+_BFLOAT16 = "tensor(bfloat16)"
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +100,8 @@ def taking_bfloat16(op: str, version: int) -> defs.OpSchema | None:
 
 
 def domain_of(node: NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
+    domain: str = node.domain
+    return "" if domain == "ai.onnx" else domain
 
 
 def name_of(node: NodeProto) -> str:
@@ -113,7 +115,8 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
     Raises ModelInvalidError, UnsupportedModelError (all nodes at once), ExternalDataError.
     """
     _opsets(proto)
-    _expansion(proto.graph, functions)
+    if functions:
+        _expansion(proto.graph, functions)
     unknown: list[str] = []
     scopes: list[tuple[Any, Any]] = [(proto.graph.node, proto.opset_import)]
     scopes += [(f.node, f.opset_import) for f in proto.functions]
@@ -126,7 +129,8 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
                 unknown.append(f"{name_of(node)} {reason}")
             elif not known and (domain not in versions or (domain != contrib.DOMAIN and _undefined(node, versions[domain], domain))):
                 unknown.append(f"{name_of(node)}: {_absent(node, domain, versions.get(domain))}")
-            _attributes(node, store)
+            if node.attribute:
+                _attributes(node, store)
     if unknown:
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
         raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
@@ -162,21 +166,24 @@ def _absent(node: NodeProto, domain: str, version: int | None) -> str:
     return f"{what} in opset {version}: {advice}"
 
 
-def _text(*names: object) -> None:
+def _text(names: Iterable[object]) -> None:
     """The protobuf library hands out bytes where a string is not valid UTF-8."""
     for name in names:
-        if not isinstance(name, str):
+        if type(name) is not str:
             raise ModelParseError(f"not an ONNX model: the name {name!r} is not valid UTF-8")
 
 
 def texts(proto: ModelProto) -> None:
     """ModelParseError where a name is not valid UTF-8."""
     graph = proto.graph
-    _text(graph.name, *(v.name for v in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)))
-    _text(*(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim))
+    names: list[object] = [graph.name, *(v.name for v in (*graph.input, *graph.output, *graph.value_info, *graph.initializer))]
+    names += (d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim)
     for nodes in (graph.node, *(function.node for function in proto.functions)):
         for node in all_nodes(nodes):
-            _text(node.name, node.op_type, node.domain, *node.input, *node.output)
+            names += (node.name, node.op_type, node.domain)
+            names += node.input
+            names += node.output
+    _text(names)
 
 
 def _opsets(proto: ModelProto) -> None:
@@ -189,7 +196,11 @@ def _opsets(proto: ModelProto) -> None:
 
 def all_nodes(nodes: Any) -> Iterator[NodeProto]:
     """Nodes of a list and of the sub-graphs in them."""
-    return (node for node, _ in _all_nodes(nodes))
+    for node in nodes:
+        yield node
+        if node.attribute:
+            for graph in subgraphs(node):
+                yield from all_nodes(graph.node)
 
 
 def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nested]]:
@@ -199,11 +210,8 @@ def _all_nodes(nodes: Any, nested: Nested = "") -> Iterator[tuple[NodeProto, Nes
         if not node.attribute:
             continue
         inside: Nested = "branch" if node.op_type == "If" and nested != "body" else "body"
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g.node, inside)
-            for graph in attribute.graphs:
-                yield from _all_nodes(graph.node, inside)
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node, inside)
 
 
 def _graph(graph: GraphProto, store: tensors.Store) -> None:
@@ -283,7 +291,7 @@ def _ints(node: NodeProto, name: str) -> list[int] | None:
 
 def _ranges(node: NodeProto) -> None:
     """Integers that no rule of ONNX's own bounds, or where its library does not survive others (an axis beyond 32 bits)."""
-    for name, good in {**_ANYWHERE, **_RANGES.get(node.op_type, {})}.items():
+    for name, good in _BOUNDS.get(node.op_type, _ANYWHERE).items():
         values = _ints(node, name)
         if values is not None and not all(map(good, values)):
             tensor = f" on tensor {node.input[0]!r}" if node.input else ""
@@ -346,7 +354,7 @@ def _with_later_nodes(light: ModelProto) -> ModelProto:
     version = next((o.version for o in light.opset_import if o.domain in {"", "ai.onnx"}), 1)
 
     def later(node: NodeProto) -> bool:
-        return domain_of(node) == "" and inference_opset(node, version) > version
+        return bool(node.attribute) and domain_of(node) == "" and inference_opset(node, version) > version
 
     if not any(map(later, all_nodes(light.graph.node))):
         return light
@@ -377,11 +385,11 @@ def _without_own(light: ModelProto) -> ModelProto | None:
     return copy if hidden else None
 
 
-def infer(light: ModelProto) -> ModelProto:
-    """ONNX's shape inference over the whole model, strict. Raises ModelInvalidError."""
+def infer(light: ModelProto, *, outputs: bool = False) -> ModelProto:
+    """ONNX's shape inference over the whole model, strict. `outputs`: the caller looks at the outputs alone. Raises ModelInvalidError."""
     light = _with_later_nodes(light)
     try:
-        return _inferred(light, check_type=True, strict_mode=True)
+        return _inferred(light, outputs, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         # A declared shape that differs from the inferred one does not stop a model: declarations may be sloppy, inferences wrong (STFT).
         if (
@@ -391,11 +399,11 @@ def infer(light: ModelProto) -> ModelProto:
             or _old_constant(str(error))
             or f"has unsupported type: {_BFLOAT16}" in str(error)  # see `taking_bfloat16`
         ):
-            return _leniently(light)
+            return _leniently(light, outputs)
         others = _without_own(light)  # what follows from shapes that ONNX's inference gets wrong may not fit
         if others is not None:
             try:
-                return _inferred(others, check_type=True, strict_mode=True)
+                return _inferred(others, outputs, check_type=True, strict_mode=True)
             except onnx.shape_inference.InferenceError as still:
                 error = still
         raise ModelInvalidError(explained(str(error))) from None
@@ -403,21 +411,23 @@ def infer(light: ModelProto) -> ModelProto:
         raise ModelInvalidError(f"shape inference fails: {explained(str(error))}") from None
 
 
-def _leniently(light: ModelProto) -> ModelProto:
+def _leniently(light: ModelProto, outputs: bool) -> ModelProto:
     """What inference finds where it may leave out what it does not understand."""
     try:
-        return _inferred(light)
+        return _inferred(light, outputs)
     except onnx.shape_inference.InferenceError as error:
         raise ModelInvalidError(explained(str(error))) from None
 
 
-def _inferred(light: ModelProto, **how: bool) -> ModelProto:
+def _inferred(light: ModelProto, outputs: bool, **how: bool) -> ModelProto:
     """With the values of shape arithmetic, unless some vector is too long or nothing is left to be found: without them first, to see.
 
     ONNX propagates values without their axes, as if all were vectors, and refuses those that fit together as columns and rows; what is
     really wrong with shapes has been found by then, without values."""
     found = onnx.shape_inference.infer_shapes(light, **how)
-    if all(map(_known_shape, (*found.graph.output, *found.graph.value_info))) or not _few_values(found.graph):
+    if all(map(_known_shape, found.graph.output)) and (outputs or all(map(_known_shape, found.graph.value_info))):
+        return found
+    if not _few_values(found.graph):
         return found
     try:
         return onnx.shape_inference.infer_shapes(light, **how, data_prop=True)

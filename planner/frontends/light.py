@@ -51,7 +51,10 @@ def _lighten(nodes: Any, inputs: Any = None) -> None:
     """Replaces constants that are references, at any depth: by `inputs` of a graph where there are some, else by zeros of their shape."""
     replaced: dict[int, list[NodeProto]] = {}
     for k, node in enumerate(nodes):
-        node.name = node.name or UNNAMED + ", ".join(map(repr, node.output))
+        if not node.name:
+            node.name = UNNAMED + ", ".join(map(repr, node.output))
+        if not node.attribute:
+            continue
         for graph in subgraphs(node):
             graph.name = graph.name or "graph"
             _untyped(graph)

@@ -93,7 +93,7 @@ class Model:
     @cached_property
     def signature(self) -> Signature:
         """Inputs and outputs; symbols name unknown dimensions, made up from name and axis where the model has none."""
-        inferred = check.infer(self.light)
+        inferred = check.infer(self.light, outputs=True)
         inputs = [i for i in self.graph.input if i.name not in self.initializers]
         defaults = [i for i in self.graph.input if i.name in self.initializers]
         types = {o.name: o.type for o in inferred.graph.output}

@@ -39,13 +39,11 @@ _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 def why_not(node: NodeProto, domain: str, version: int, nested: Nested) -> str:
     """Why a node of this (normalised) domain and opset, maybe in a sub-graph, can never be run, and what to do; empty where it can."""
+    if domain == "":
+        return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, bool(nested))
     if advice := UNRUNNABLE.get((domain, node.op_type)):
         return f"has no implementation here; {advice}"
-    if domain.split(".")[:2] == contrib.DOMAIN.split("."):
-        return contrib.why_not(node, nested == "body")
-    if domain != "":
-        return ""
-    return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, bool(nested))
+    return contrib.why_not(node, nested == "body") if domain.split(".")[:2] == contrib.DOMAIN.split(".") else ""
 
 
 def _recurrent(node: NodeProto) -> str:

@@ -52,8 +52,9 @@ def _place(nodes: Iterable[NodeProto], absent: frozenset[str]) -> None:
     for node in nodes:
         if node.op_type in absent and node.domain == "":
             node.domain = DOMAIN
-        for graph in subgraphs(node):
-            _place(graph.node, absent)
+        if node.attribute:
+            for graph in subgraphs(node):
+                _place(graph.node, absent)
 
 
 def within(node: NodeProto) -> bool:

@@ -11,6 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.check import all_nodes, name_of
+from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.normal.walk import graphs_in, scopes
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, reference
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError
@@ -27,9 +28,11 @@ def make_dense(proto: ModelProto, store: tensors.Store) -> None:
     """Replaces sparse constants by dense ones of the same name, which take memory only where they are not zero, until they are read."""
     _initializers(proto.graph, store)
     for nodes, _ in scopes(proto):
-        for graph in graphs_in(nodes):
-            _initializers(graph, store)
         for node in all_nodes(nodes):
+            if not node.attribute:
+                continue
+            for graph in subgraphs(node):
+                _initializers(graph, store)
             if node.op_type == "Constant":
                 _value(node, store)
 

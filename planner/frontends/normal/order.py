@@ -6,7 +6,7 @@ node reads its inputs and what its sub-graphs take from outside, so every graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,10 @@ def sort(proto: ModelProto) -> None:
     for function in proto.functions:
         what = f"function {function.domain}.{function.name}"
         scope = _Scope(what, dict.fromkeys(function.input, "an input"))
-        free = _nodes(function.node, scope)
+        free, defined = _nodes(function.node, scope)
         if free:
             raise _undefined(free, what)
-        _outputs(function.output, function.node, scope)
+        _outputs(function.output, defined, what)
 
 
 def _undefined(free: Reads, what: str) -> ModelInvalidError:
@@ -64,22 +64,23 @@ def _graph(graph: GraphProto, what: str) -> Reads:
         given[value.name] = "an input"
     given.update((tensor.name, "an initializer") for tensor in graph.initializer)
     scope = _Scope(what, given)
-    free = _nodes(graph.node, scope)
-    _outputs([value.name for value in graph.output], graph.node, scope)
+    free, defined = _nodes(graph.node, scope)
+    _outputs([value.name for value in graph.output], defined, what)
     return free
 
 
-def _outputs(names: Iterable[str], nodes: Any, scope: _Scope) -> None:
-    defined = set(scope.given)
-    for node in nodes:
-        defined.update(node.output)
+def _outputs(names: Iterable[str], defined: Collection[str], what: str) -> None:
     for name in names:
         if not name or name not in defined:
-            raise ModelInvalidError(f"{scope.what} output {name!r} is computed by no node")
+            raise ModelInvalidError(f"{what} output {name!r} is computed by no node")
 
 
-def _nodes(nodes: Any, scope: _Scope) -> Reads:
-    """Sorts a list of nodes, returns what they read that it does not define."""
+def _nodes(nodes: Any, scope: _Scope) -> tuple[Reads, Collection[str]]:
+    """Sorts a list of nodes, returns what they read that it does not define, and the names that are defined then."""
+    read = list(map(_reads, nodes))
+    known = _known(nodes, read, scope)
+    if known is not None:
+        return {}, known
     makers: dict[str, int] = {}
     for k, node in enumerate(nodes):
         for name in node.output:
@@ -93,9 +94,9 @@ def _nodes(nodes: Any, scope: _Scope) -> Reads:
     free: Reads = {}
     needs: list[list[int]] = []
     is_sorted = True
-    for k, node in enumerate(nodes):
+    for k, (node, names) in enumerate(zip(nodes, read, strict=True)):
         mine = []
-        for name in _reads(node):
+        for name in names:
             if name in makers:
                 mine.append(makers[name])
             elif name not in scope.given:
@@ -105,19 +106,30 @@ def _nodes(nodes: Any, scope: _Scope) -> Reads:
     if not is_sorted:
         ranks = iter(_ranks(nodes, needs, scope.what))
         nodes.sort(key=lambda _: next(ranks))
-    return free
+    return free, scope.given.keys() | makers.keys()
 
 
-def _reads(node: NodeProto) -> Iterable[str]:
-    names = dict.fromkeys(name for name in node.input if name)
-    for attribute in node.attribute:
-        if attribute.HasField("g") or attribute.graphs:
-            break
-    else:
-        return names
-    for graph in subgraphs(node):
-        names.update(dict.fromkeys(_graph(graph, f"{name_of(node)}: sub-graph {graph.name!r}")))
-    return names
+def _known(nodes: Any, read: Sequence[Collection[str]], scope: _Scope) -> set[str] | None:
+    """The names that are defined, where all that a node reads is there before it and no name is there twice: mostly so, and soon seen."""
+    known = set(scope.given)
+    for node, names in zip(nodes, read, strict=True):
+        given = list(node.output)
+        if "" in given:
+            given = [name for name in given if name]
+        if not (known.issuperset(names) and known.isdisjoint(given)) or (len(given) > 1 and len(set(given)) < len(given)):
+            return None
+        known.update(given)
+    return known
+
+
+def _reads(node: NodeProto) -> Collection[str]:
+    names = list(node.input)
+    if "" in names:
+        names = [name for name in names if name]
+    if node.attribute:
+        for graph in subgraphs(node):
+            names += _graph(graph, f"{name_of(node)}: sub-graph {graph.name!r}")
+    return dict.fromkeys(names) if len(names) > 1 else names
 
 
 def _ranks(nodes: Any, needs: list[list[int]], what: str) -> list[int]:
