@@ -21,8 +21,9 @@ attributes each kernel has is written down in `aspen_mp.planner.params`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -94,17 +95,14 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Source:
     """Where an ONNX-level node comes from: its NodeProto, the opset versions in force, and the names that its inputs have there. Values
     that sub-graphs capture follow the declared inputs, in ``names`` as in ``Node.inputs``."""
@@ -149,6 +147,10 @@ class Graph:
     nodes: list[Node]
     rounding: float = 0.0
 
+    def has(self, *ops: str) -> bool:
+        """Whether any node is one of these."""
+        return any(node.op in ops for node in self.nodes)
+
     def consumers(self) -> dict[Tensor, list[tuple[Node, int]]]:
         """For every tensor, the (node, input number) pairs that read it."""
         table: dict[Tensor, list[tuple[Node, int]]] = {}
@@ -170,18 +172,3 @@ class Graph:
     def producers(self) -> dict[Tensor, Node]:
         """For every result, the node that gives it."""
         return {tensor: node for node in self.nodes for tensor in node.outputs}
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once: inputs, constants and results."""
-        seen: set[int] = set()
-        for tensor in self._all():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield tensor
-
-    def _all(self) -> Iterable[Tensor]:
-        yield from self.inputs
-        for node in self.nodes:
-            yield from (t for t in node.inputs if t is not None)
-            yield from node.outputs
-        yield from self.outputs

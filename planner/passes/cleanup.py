@@ -7,12 +7,12 @@ from aspen_mp.planner.ir import Graph, Node, Tensor
 
 def remove_dead(graph: Graph) -> None:
     """Drops nodes whose results nobody reads, and graph inputs that nobody reads."""
-    needed: set[Tensor] = set(graph.outputs)
+    needed: set[Tensor | None] = set(graph.outputs)
     kept = []
     for node in reversed(graph.nodes):
-        if any(t in needed for t in node.outputs):
+        if not needed.isdisjoint(node.outputs):
             kept.append(node)
-            needed.update(t for t in node.inputs if t is not None)
+            needed.update(node.inputs)
     kept.reverse()
     graph.nodes = kept
     graph.inputs = [t for t in graph.inputs if t in needed]

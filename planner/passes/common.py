@@ -18,7 +18,8 @@ def share(graph: Graph) -> None:
     outputs = set(graph.outputs)
     kept = []
     for node in graph.nodes:
-        node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
+        if replaced:
+            node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
         if node.op == "OPAQUE" or len(node.outputs) > 1:
             kept.append(node)
             continue

@@ -36,7 +36,11 @@ _SMALL: Final = 1 << 16
 
 def compute_in_f32(graph: Graph, kernels: Collection[str]) -> None:
     """Rewrites the graph, at ONNX level. `kernels`: operators that have some."""
-    if any(t.dtype in _ROUNDING for t in graph.tensors()):
+    dtypes = {t.dtype for t in (*graph.inputs, *graph.outputs)}
+    for node in graph.nodes:
+        dtypes.update([t.dtype for t in node.inputs if t is not None])
+        dtypes.update([t.dtype for t in node.outputs])
+    if not dtypes.isdisjoint(_ROUNDING):
         _Halves(graph, kernels).rewrite()
 
 

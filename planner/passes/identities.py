@@ -15,11 +15,13 @@ def drop_identities(graph: Graph) -> None:
     rewriter = Rewriter(graph)
     replaced: dict[Tensor, Tensor] = {}
     for node in rewriter.live():
-        node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
+        if replaced:
+            node.inputs = [replaced.get(t, t) if t is not None else None for t in node.inputs]
         same = _same(node)
         if same is not None and node.output not in rewriter.kept:
             replaced[node.output] = same
-    graph.nodes = [n for n in graph.nodes if not any(t in replaced for t in n.outputs)]
+    if replaced:
+        graph.nodes = [n for n in graph.nodes if replaced.keys().isdisjoint(n.outputs)]
 
 
 def _same(node: Node) -> Tensor | None:
@@ -28,7 +30,7 @@ def _same(node: Node) -> Tensor | None:
     if node.op == "BINARY" and node.attrs["opcode"] in _NEUTRAL and no_act(node):
         neutral = _NEUTRAL[node.attrs["opcode"]]
         for k in (1,) if node.attrs["opcode"] in {"SUB", "DIV"} else (1, 0):
-            if uniform(node.inputs[k]) == neutral:
+            if _everywhere(node.inputs[k], neutral):
                 found = node.inputs[1 - k]
                 break
     elif node.op == "TERNARY" and node.attrs["opcode"] == "WHERE":
@@ -44,5 +46,12 @@ def uniform(tensor: Tensor | None) -> float | None:
     """The value of a small constant whose elements are all the same."""
     if tensor is None or tensor.data is None or tensor.nbytes > _MOST or tensor.size == 0 or tensor.dtype.kind not in "biuf":
         return None
-    first = tensor.data.reshape(-1)[0]
+    first = tensor.data.item(0)
     return float(first) if bool(np.all(tensor.data == first)) else None
+
+
+def _everywhere(tensor: Tensor | None, value: float) -> bool:
+    """Whether a small constant is this, all of it; most are not, by their first element."""
+    if tensor is None or tensor.data is None or tensor.size == 0 or tensor.dtype.kind not in "biuf" or tensor.data.item(0) != value:
+        return False
+    return uniform(tensor) == value

@@ -25,6 +25,8 @@ def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
     """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
     as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
     `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
+    if not graph.has("DequantizeLinear"):
+        return
     producer = graph.producers()
     kept: list[Node] = []
     for node in graph.nodes:
@@ -118,6 +120,8 @@ def _write_transposed(values: Tensor, out: npt.NDArray[Any]) -> None:
 
 def round_to_levels(graph: Graph) -> None:
     """Rewrites pairs with equal scales and zero points of one element as FakeQuantize, and leaves out those that change nothing."""
+    if not graph.has("DequantizeLinear"):
+        return
     producer = graph.producers()
     stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS}
     kept: list[Node] = []

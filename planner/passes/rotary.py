@@ -24,6 +24,8 @@ SPELLINGS = {
 
 
 def fuse_rotary(graph: Graph) -> None:
+    if not graph.has("concat"):
+        return
     rewriter = Rewriter(graph)
     signed: dict[Tensor, Tensor] = {}
     for node in rewriter.live():
