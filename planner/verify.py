@@ -46,10 +46,8 @@ class Fitting:
         self._known: set[tuple[object, ...]] = set()
 
     def check(self, node: Node) -> None:
-        key = (
-            *(node.op, tuple(node.attrs.items())),
-            *(tuple((t.shape, t.dtype) if t is not None else None for t in tensors) for tensors in (node.inputs, node.outputs)),
-        )
+        given = tuple([None if t is None else (t.shape, t.dtype) for t in node.inputs])
+        key = (node.op, tuple(node.attrs.items()), given, tuple([(t.shape, t.dtype) for t in node.outputs]))
         try:
             if key in self._known:
                 return
@@ -57,7 +55,7 @@ class Fitting:
             fits(node)
             return
         fits(node)
-        if node.op not in BY_VALUE or not any(t is not None and t.data is not None for t in node.inputs):
+        if node.op not in BY_VALUE or all(t is None or t.data is None for t in node.inputs):
             self._known.add(key)
 
 

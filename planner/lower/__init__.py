@@ -77,23 +77,25 @@ def lower(
         mark = len(builder.nodes)
         try:
             results = _apply(builder, node, inputs)
-            for made_of in builder.nodes[mark:]:
-                fitting.check(made_of)
+            made = builder.nodes[mark:]
+            for one in made:
+                fitting.check(one)
         except NoKernel as reason:
             del builder.nodes[mark:]
             if report is not None:
                 report(node, str(reason))
             opaque = lower_opaque(node, inputs, model.proto.functions, model.store)
             builder.nodes.append(opaque)
-            made = iter(opaque.outputs)
-            results = [next(made) if t.name else t for t in node.outputs]
+            made = [opaque]
+            given = iter(opaque.outputs)
+            results = [next(given) if t.name else t for t in node.outputs]
         except (verify.GraphError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             # ONNX's inference compares few of the shapes that have to fit each other; here the kernels' own regions do.
             shapes = ", ".join(f"{t.name!r} {list(t.shape)}" for t in inputs if t is not None)
             raise ModelInvalidError(f"node {node.name!r} ({node.onnx_op}): its inputs {shapes} do not fit it: {error}") from error
         for old, new in zip(node.outputs, results, strict=False):
             table[old] = new
-            if new.producer is not None and len(builder.nodes) > mark and new.producer in builder.nodes[mark:]:
+            if new.producer is not None and new.producer in made:
                 new.name = old.name
     return Graph(graph.name, graph.inputs, [table.get(t, t) for t in graph.outputs], builder.nodes, graph.rounding)
 
@@ -102,8 +104,9 @@ def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Te
     rule = RULES.get(node.op)
     if rule is None:
         raise NoKernel("no rule")
-    if any(t is not None and len(t.shape) > MAX_RANK for t in (*inputs, *node.outputs)):
-        raise NoKernel(f"more than {MAX_RANK} axes")
+    for t in (*inputs, *node.outputs):
+        if t is not None and len(t.shape) > MAX_RANK:
+            raise NoKernel(f"more than {MAX_RANK} axes")
     stand_in = Node(node.op, node.name, inputs, node.outputs, node.attrs, node.onnx_op, node.source)
     result = rule(builder, stand_in)
     results = result if isinstance(result, list) else [result]

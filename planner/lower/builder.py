@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -23,6 +23,8 @@ I32 = np.dtype(np.int32)
 I64 = np.dtype(np.int64)
 MAX_RANK = 8
 _SMALL = 1 << 16
+broadcast = lru_cache(maxsize=4096)(np.broadcast_shapes)
+"""The shape that these shapes broadcast to; layers repeat each other. Raises ValueError."""
 
 
 class NoKernel(Exception):
@@ -153,7 +155,8 @@ class Builder:
 
     def align(self, tensor: Tensor, rank: int) -> Tensor:
         """Leading axes of dimension 1 up to `rank`."""
-        return self.reshape(tensor, (1,) * (rank - len(tensor.shape)) + tensor.shape)
+        missing = rank - len(tensor.shape)
+        return self.reshape(tensor, (1,) * missing + tensor.shape) if missing else tensor
 
     def insert_axes(self, tensor: Tensor, axes: Sequence[int], rank: int) -> Tensor:
         """The tensor's axes put at `axes` of a tensor of `rank` axes, 1 elsewhere (a vector of channels beside an image, say)."""
@@ -179,12 +182,12 @@ class Builder:
         return self.emit("UNARY", [x], x.shape, x.dtype if dtype is None else dtype, opcode=opcode, a=a, b=b)
 
     def binary(self, opcode: str, x: Tensor, y: Tensor, dtype: np.dtype[Any] | None = None, act: Act = NO_ACT) -> Tensor:
-        shape = x.shape if x.shape == y.shape else np.broadcast_shapes(x.shape, y.shape)
+        shape = x.shape if x.shape == y.shape else broadcast(x.shape, y.shape)
         x, y = self.align(x, len(shape)), self.align(y, len(shape))
         return self.emit("BINARY", [x, y], shape, x.dtype if dtype is None else dtype, opcode=opcode, act=act)
 
     def ternary(self, opcode: str, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-        shape = np.broadcast_shapes(x.shape, y.shape, z.shape)
+        shape = broadcast(x.shape, y.shape, z.shape)
         x, y, z = (self.align(t, len(shape)) for t in (x, y, z))
         return self.emit("TERNARY", [x, y, z], shape, z.dtype, opcode=opcode, act=NO_ACT)
 
@@ -232,7 +235,7 @@ class Builder:
         """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored
         in where these are few."""
         require_f32(a, b)
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
         a = self.align(a, len(shape))
         packed = b.is_const and prod(b.shape[:-2]) == 1

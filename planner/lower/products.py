@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.algorithms import Phases, block_for, phases_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
-from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, planes_are_channels, require_f32
+from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, broadcast, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import NO_ACT
@@ -44,7 +44,7 @@ def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     require_f32(x, y)
     if x.size == 0 or y.size == 0:
         raise NoKernel("empty")
-    shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
+    shape = broadcast(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
     x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
     y = b.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
     if len(x.shape) > 2 and x.shape[-2] < _FEW_ROWS and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1:
