@@ -66,23 +66,23 @@ class Enclosed:
         self.open: dict[str, Group] = {}  # values whose shape data decide
         self.shut: dict[str, Group] = {}  # results whose shape is known again
         self.gone: set[int] = set()  # members of closed groups, by id
+        self._expected: list[Item] = []  # that are not among the readers yet
         self._readers: Counter[str] = Counter()
         self._groups = 0
 
     def expect(self, entries: Iterable[Item]) -> None:
         """Nodes that are still to come."""
-        for entry in entries:
-            self._readers.update(set(entry.names))
+        self._expected += entries
 
     def begin(self, entry: Item) -> None:
         """A node of which only data can tell the results' shapes."""
-        if entry.proto.op_type in _PICKS and not entry.proto.domain:
+        if entry.op in _PICKS and not entry.domain:
             self._join(entry, Group(self._groups))
             self._groups += 1
 
     def go_on(self, entry: Item) -> Node | None:
         """A node whose inputs are not all known; what the group has become that it ends."""
-        mine = {self.open[name].last() for name in entry.names if name in self.open}
+        mine = {self.open[name].last() for name in entry.names if name in self.open} if self.open else None
         if not mine:
             return None
         group = self._merged(mine | {self.shut[name].last() for name in entry.names if name in self.shut})
@@ -95,7 +95,8 @@ class Enclosed:
 
     def _closed(self, group: Group) -> Node | None:
         inside = Counter(name for entry in group.members for name in set(entry.names))
-        read = [t for name, t in group.results.items() if name in self.outputs or self._readers[name] > inside[name]]
+        readers = self._counted()
+        read = [t for name, t in group.results.items() if name in self.outputs or readers[name] > inside[name]]
         node = self.close(group.members, read) if read else None
         if node is not None:
             self.gone.update(map(id, group.members))
@@ -121,12 +122,20 @@ class Enclosed:
         target = self._target(entry, group)
         if target is None:
             self.open.update(dict.fromkeys(entry.outputs, group))
-            group.left += sum(self._readers[name] for name in entry.outputs)
+            readers = self._counted()
+            group.left += sum(readers[name] for name in entry.outputs)
             group.spoilt |= not self.outputs.isdisjoint(entry.outputs)
         else:
             name = entry.outputs[0]
             self.shut[name] = group
             group.results[name] = Tensor(name, target.shape, target.dtype)
+
+    def _counted(self) -> Counter[str]:
+        """How many of the nodes that were to come read each value. Most models have no groups: then nobody counts."""
+        for entry in self._expected:
+            self._readers.update(set(entry.names))
+        self._expected.clear()
+        return self._readers
 
     def _target(self, entry: Item, group: Group) -> Tensor | None:
         """What a node writes the rows to, if its shape is known."""

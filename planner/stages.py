@@ -30,7 +30,7 @@ import onnx
 from aspen_mp.numpy_operators import NAMES
 from aspen_mp.planner.enclosed import Enclosed
 from aspen_mp.planner.frontends import check, tensors
-from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item
+from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item, item
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
 from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
@@ -379,9 +379,8 @@ class _Stages:
             mine = [t for t in node.outputs if t.name]
             wanted = all(t not in read for t in mine) and any(self.binder.env.get(t.name) is t and t.name in inside for t in mine)
             if wanted and node.source is not None and self._movable(node) and node.source.opsets == cluster[0].opsets:
-                entry = Item(node.source.proto, node.source.opsets, node.source.names)
-                moved.append(entry)
-                inside.update(entry.names)
+                moved.append(item(node.source.proto, node.source.opsets))
+                inside.update(node.source.names)
                 continue
             kept.append(node)
             read.update(t for t in node.inputs if t is not None)

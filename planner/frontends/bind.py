@@ -41,6 +41,7 @@ PLAN_CONSTANT = 1 << 20
 
 _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _MOST_REPEATED = 4 << 20
+_F32 = np.dtype(np.float32)
 _HINT = 8192  # values of more bytes never decide shapes
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
@@ -48,6 +49,9 @@ _BY_LARGE_VALUES = own_shapes.NAMES | {"Range"}
 """Operators of whose inputs more is looked at than shapes and the values that ONNX's inference is given."""
 
 _SHAPED_AS_INPUT = {"GroupNormalization"}  # no shape inference in onnx
+
+Types = dict[str, tuple[np.dtype[Any], Shape]]
+"""Dtype and shape of outputs, by name."""
 
 VALUE_INPUTS: dict[str, tuple[int, ...]] = {
     "Reshape": (1,),
@@ -91,19 +95,20 @@ class Binding:
     value: npt.NDArray[Any] | None = None
 
 
-@dataclass(slots=True)
-class Item:
-    """A node of the flattened model. `names`: its inputs in order, "" where missing, then the outer values that its sub-graphs read."""
+@dataclass(eq=False, slots=True)
+class Item(Source):
+    """A node of the flattened model. `names`: its inputs in order, "" where missing, then the outer values that its sub-graphs read.
+    `op`, `domain`, `gives` (its outputs, "" where missing): of `proto`, which makes them anew whenever they are read."""
 
-    proto: NodeProto
-    opsets: dict[str, int]
-    names: tuple[str, ...]
+    op: str
+    domain: str
+    gives: tuple[str, ...]
     nested: bool = False
     attrs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def outputs(self) -> list[str]:
-        return [name for name in self.proto.output if name]
+        return [name for name in self.gives if name]
 
 
 class Enclosed(Protocol):
@@ -127,11 +132,25 @@ class Blocked:
 
 
 def item(proto: NodeProto, opsets: dict[str, int]) -> Item:
-    names = tuple(proto.input)
-    nested = any(a.HasField("g") or a.graphs for a in proto.attribute)
-    if nested:
-        names += tuple(functions.captured(proto))
-    return Item(proto, opsets, names, nested)
+    names, nested = tuple(proto.input), False
+    if proto.attribute:
+        nested = any(a.HasField("g") or a.graphs for a in proto.attribute)
+        if nested:
+            names += tuple(functions.captured(proto))
+    return Item(proto, opsets, names, proto.op_type, domain_of(proto), tuple(proto.output), nested)
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    """What is known of nodes that are alike: dtype and shape of each output, None where nobody reads it. `void`: they have no elements;
+    `plain`: workers can hold them."""
+
+    outputs: tuple[tuple[np.dtype[Any], Shape] | None, ...]
+    void: bool
+    plain: bool
+
+    def by_name(self, entry: Item) -> Types:
+        return {name: typed for name, typed in zip(entry.gives, self.outputs, strict=True) if typed is not None}
 
 
 class Binder:
@@ -148,7 +167,7 @@ class Binder:
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
-        self._inferred: dict[tuple[Any, ...], list[tuple[np.dtype[Any], Shape] | None] | None] = {}
+        self._inferred: dict[tuple[Any, ...], _Typed | None] = {}
         self._used = set(self.outputs)
         for entry in self.pending:
             self._used.update(entry.names)
@@ -196,7 +215,7 @@ class Binder:
         needed = set(self.outputs)
         kept = []
         for entry in reversed(items):
-            if not needed.isdisjoint(entry.proto.output):
+            if not needed.isdisjoint(entry.gives):
                 needed.update(entry.names)
                 kept.append(entry)
         kept.reverse()
@@ -220,8 +239,8 @@ class Binder:
         return Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
 
     def ready(self, entry: Item) -> bool:
-        known = self.env
-        return all(not name or name in known or self.known(name) is not None for name in entry.names)
+        missing = [name for name in entry.names if name not in self.env]
+        return not missing or all(not name or self.known(name) is not None for name in missing)
 
     def advance(self, enclosed: Enclosed | None = None) -> tuple[list[Node], list[tuple[Item, Blocked]]]:
         """Goes through the pending nodes once: (nodes that are known now, ready but blocked nodes). What remains stays in `pending`.
@@ -266,10 +285,9 @@ class Binder:
 
     def _visit(self, entry: Item) -> Node | list[Item] | Blocked:
         """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
-        proto = entry.proto
-        op, domain = proto.op_type, domain_of(proto)
+        proto, op, domain = entry.proto, entry.op, entry.domain
         inputs = [self.env[name] if name else None for name in entry.names]
-        entry.attrs = attrs = attributes(proto)
+        entry.attrs = attrs = attributes(proto) if proto.attribute else {}
         if domain == "":
             if op == "Constant":
                 return self._constant_node(entry, attrs)
@@ -281,47 +299,53 @@ class Binder:
                     return branch
                 if contrib.within(proto):
                     return Blocked((entry.names[0],))
-            modern = legacy.modern(proto, entry.opsets.get("", legacy.MODERN), inputs)
+            modern = legacy.modern(proto, op, entry.opsets.get("", legacy.MODERN), inputs)
             if modern is not None:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
-            if (flat := scalars.flattened(proto, inputs)) is not None:
+            if op in scalars.INPUTS and (flat := scalars.flattened(proto, inputs)) is not None:
                 return self._inlined(flat, entry.opsets)
-        if domain == contrib.DOMAIN and op not in classical.LEFT:
+        elif domain == contrib.DOMAIN and op not in classical.LEFT:
             return self._own(entry, inputs)
-        if domain == classical.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
+        elif domain == classical.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
             nodes, names = of_places
             self.env[names.name] = names
             return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded
-        if any(t is not None and not tensors.is_plain(t.dtype) and not t.is_const for t in inputs):
-            return Blocked()
-        types = self._types(entry, inputs)
-        if types is None:
+        constant = not entry.nested
+        for t in inputs:
+            if t is not None and not t.is_const:
+                constant = False
+                if not tensors.is_plain(t.dtype):
+                    return Blocked()
+        typed = self._types(entry, inputs)
+        if typed is None:
             return self._why(entry, inputs)
-        self._check_sizes(entry, types)
-        if domain == "" and op in CHECKED and proto.output[0] in types:
-            check_operands(proto, inputs, types[proto.output[0]][1], attrs)
-        if all(tensors.is_plain(dtype) and 0 in shape for dtype, shape in types.values()):
-            for name, (dtype, shape) in types.items():  # nothing to compute
+        if domain == "" and op in CHECKED and (first := typed.outputs[0]) is not None:
+            check_operands(proto, inputs, first[1], attrs)
+        if typed.void:
+            for name, (dtype, shape) in typed.by_name(entry).items():  # nothing to compute
                 self.env[name] = Tensor(name, shape, dtype, data=np.empty(shape, dtype))
             return []
+        if constant and self._folded(entry, inputs, typed):
+            return []
+        return self._node(entry, inputs, typed) if typed.plain else Blocked()
+
+    def _folded(self, entry: Item, inputs: list[Tensor | None], typed: _Typed) -> bool:
+        """Whether the outputs of a node with constant inputs have become constants."""
+        types = typed.by_name(entry)
         kinds = [t.dtype.kind for t in inputs[:1] if t is not None]
         if (
-            all(t is None or t.is_const for t in inputs)
-            and not entry.nested
-            and domain not in {classical.DOMAIN, classical.ONNXRUNTIME}  # onnx.reference's own are others
-            and not left_to_workers(proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
+            entry.domain not in {classical.DOMAIN, classical.ONNXRUNTIME}  # onnx.reference's own are others
+            and not left_to_workers(entry.proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and not self._placed(entry, types)
-            and (all(tensors.is_plain(types[n][0]) for n in types) or types.keys().isdisjoint(self.outputs))
+            and (typed.plain or types.keys().isdisjoint(self.outputs))
             and self._fold(entry, inputs, types)
         ):
             self._note_lengths(entry, types)
-            return []
-        if any(not tensors.is_plain(dtype) for dtype, _ in types.values()):
-            return Blocked()
-        return self._node(entry, inputs, types)
+            return True
+        return False
 
     def _own(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | Blocked:
         """What an operator of onnxruntime's stands for; without what this stage has already, or is constant."""
@@ -336,14 +360,13 @@ class Binder:
         tensor = self.env.get(name)
         return tensor is not None and (tensor.is_const or tensor.producer is not None)
 
-    def _node(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> Node:
-        proto = entry.proto
-        op = proto.op_type if domain_of(proto) == "" else f"{proto.domain}.{proto.op_type}"
-        outputs = []
-        for name in proto.output:
-            dtype, shape = types.get(name, (np.dtype(np.float32), ()))
-            outputs.append(Tensor(name if name in types else "", shape, dtype))
-        node = Node(op, proto.name or proto.output[0], inputs, outputs, entry.attrs, op, Source(proto, entry.opsets, entry.names))
+    def _node(self, entry: Item, inputs: list[Tensor | None], typed: _Typed) -> Node:
+        op = entry.op if not entry.domain else f"{entry.proto.domain}.{entry.op}"
+        outputs = [
+            Tensor("", (), _F32) if one is None else Tensor(name, one[1], one[0])
+            for name, one in zip(entry.gives, typed.outputs, strict=True)
+        ]
+        node = Node(op, entry.proto.name or entry.gives[0], inputs, outputs, entry.attrs, op, entry)
         for tensor in outputs:
             tensor.producer = node
             if tensor.name:
@@ -378,12 +401,12 @@ class Binder:
             self._lengths.add(name)
         return []
 
-    def _placed(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> bool:
+    def _placed(self, entry: Item, types: Types) -> bool:
         """Whether a node makes something else than integers of places that count on from a length: angles of a decoder's next token, or its
         embedding. As a constant it would be another at each length; computed, one plan serves them all."""
         return not self._places.isdisjoint(entry.names) and any(dtype.kind not in "iub" for dtype, _ in types.values())
 
-    def _note_lengths(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> None:
+    def _note_lengths(self, entry: Item, types: Types) -> None:
         """What is now known to follow from lengths."""
         names = {name for name in entry.names if name}
         op, own = entry.proto.op_type, [name for name, (dtype, _) in types.items() if dtype.kind in "iu"]
@@ -415,11 +438,11 @@ class Binder:
 
     def _expand(self, entry: Item, inputs: list[Tensor | None]) -> list[Item] | None:
         """The body of an operator that ONNX defines by a function and that has no kernel, else None."""
-        proto, domain = entry.proto, domain_of(entry.proto)
-        if entry.nested or proto.op_type in _OPAQUE_FUNCTIONS or self.lowered(domain, proto.op_type):
+        proto, domain = entry.proto, entry.domain
+        if entry.nested or entry.op in _OPAQUE_FUNCTIONS or self.lowered(domain, entry.op):
             return None
         version = entry.opsets.get(domain, 1)
-        found: Any = schema(proto.op_type, version, domain)
+        found: Any = schema(entry.op, version, domain)
         if found is None or not (found.has_function or found.has_context_dependent_function):
             return None
         if any(t is not None and not tensors.is_plain(t.dtype) for t in inputs):
@@ -446,24 +469,29 @@ class Binder:
 
     # ---------------------------------------------------------------------------------------------------- what is known
 
-    def _types(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
-        """`_infer`, once for nodes that are alike in all that it looks at."""
-        proto = entry.proto
-        if entry.nested or proto.op_type in _BY_LARGE_VALUES or domain_of(proto) != "":
-            return self._infer(entry, inputs)
+    def _types(self, entry: Item, inputs: list[Tensor | None]) -> _Typed | None:
+        """`_infer`, checked, once for nodes that are alike in all that it looks at; None where an output is unknown."""
+        if entry.nested or entry.op in _BY_LARGE_VALUES or entry.domain:
+            return self._typed(entry, inputs)
         key = (
-            *(proto.op_type, tuple(entry.opsets.items())),
-            *(tuple([a.SerializeToString() for a in proto.attribute]), tuple([name in self._used for name in proto.output])),
+            *(entry.op, tuple(entry.opsets.items()), tuple([a.SerializeToString() for a in entry.proto.attribute]) if entry.attrs else ()),
+            tuple([name in self._used for name in entry.gives]),
             tuple([None if t is None else (t.dtype, t.shape, t.data.tobytes() if _decides(t) else None) for t in inputs]),  # type: ignore[union-attr]
         )
         if key not in self._inferred:
-            types = self._infer(entry, inputs)
-            self._inferred[key] = None if types is None else [types.get(name) for name in proto.output]
-            return types
-        known = self._inferred[key]
-        return None if known is None else {name: typed for name, typed in zip(proto.output, known, strict=True) if typed is not None}
+            self._inferred[key] = self._typed(entry, inputs)
+        return self._inferred[key]
 
-    def _infer(self, entry: Item, inputs: list[Tensor | None]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+    def _typed(self, entry: Item, inputs: list[Tensor | None]) -> _Typed | None:
+        types = self._infer(entry, inputs)
+        if types is None:
+            return None
+        self._check_sizes(entry, types)
+        plain = all(tensors.is_plain(dtype) for dtype, _ in types.values())
+        void = plain and all(0 in shape for _, shape in types.values())
+        return _Typed(tuple([types.get(name) for name in entry.gives]), void, plain)
+
+    def _infer(self, entry: Item, inputs: list[Tensor | None]) -> Types | None:
         """Dtype and shape of each output, or None where any is unknown."""
         proto, domain = entry.proto, domain_of(entry.proto)
         version = entry.opsets.get(domain, 1)
@@ -519,12 +547,12 @@ class Binder:
             start, limit, delta = (v.item() for v in values)
             raise ModelInvalidError(f"{name_of(entry.proto)} cannot go from {start} to {limit} in steps of {delta}")
 
-    def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> dict[str, tuple[np.dtype[Any], Shape]]:
+    def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> Types:
         """Of a node whose result has the type of its first input."""
         first = next(t for t in inputs if t is not None)
         return {entry.proto.output[0]: (first.dtype, shape)}
 
-    def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> dict[str, tuple[np.dtype[Any], Shape]] | None:
+    def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> Types | None:
         out = {}
         for name in entry.proto.output:
             if name not in self._used:
@@ -560,7 +588,7 @@ class Binder:
                 values.append(entry.names[k])
         return Blocked(tuple(dict.fromkeys(values)))
 
-    def _check_sizes(self, entry: Item, types: dict[str, tuple[np.dtype[Any], Shape]]) -> None:
+    def _check_sizes(self, entry: Item, types: Types) -> None:
         for name, (dtype, shape) in types.items():
             nbytes = prod(shape) * max(dtype.itemsize, 1)
             if nbytes > self._limit:
@@ -571,7 +599,7 @@ class Binder:
 
     # ---------------------------------------------------------------------------------------------------- constants
 
-    def _fold(self, entry: Item, inputs: list[Tensor | None], types: dict[str, tuple[np.dtype[Any], Shape]]) -> bool:
+    def _fold(self, entry: Item, inputs: list[Tensor | None], types: Types) -> bool:
         """Turns the outputs of a node with constant inputs into constants, at once or (large weights) on demand. False: leave it a node."""
         present = [t for t in inputs if t is not None]
         of_model = all(t.weight_key is not None for t in present)
@@ -618,7 +646,7 @@ class Binder:
         self,
         entry: Item,
         inputs: list[Tensor | None],
-        types: dict[str, tuple[np.dtype[Any], Shape]],
+        types: Types,
         key: str | None,
         stored: Stored | None,
     ) -> None:
@@ -640,7 +668,8 @@ class Binder:
 
 def _decides(tensor: Tensor) -> bool:
     """Whether shape inference is given the tensor's value."""
-    return tensor.data is not None and tensor.dtype != tensors.OBJECT and tensor.nbytes <= _HINT and tensor.size < 1024
+    data = tensor.data
+    return data is not None and data.nbytes <= _HINT and data.size < 1024 and tensor.dtype != tensors.OBJECT
 
 
 def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:

@@ -41,12 +41,12 @@ def why_not(node: NodeProto, version: int, nested: bool) -> str:
     return f"is of opset {version}, in a sub-graph, where such nodes cannot be run: {CONVERT}" if nested else ""
 
 
-def modern(node: NodeProto, version: int, inputs: Inputs) -> list[NodeProto] | None:
-    """What a node of the default domain means, in nodes of opset 7; None where it may stay as it is. `inputs` are known, maybe by shape
-    alone."""
-    if node.op_type == "BatchNormalization" and version < 9 and not _value(node, "spatial", 1):
+def modern(node: NodeProto, op: str, version: int, inputs: Inputs) -> list[NodeProto] | None:
+    """What a node (of `op`, in the default domain) means, in nodes of opset 7; None where it may stay as it is. `inputs` are known, maybe
+    by shape alone."""
+    if op == "BatchNormalization" and version < 9 and not _value(node, "spatial", 1):
         return _by_element(node)
-    rule = _RULES.get(node.op_type) if version < MODERN else None
+    rule = _RULES.get(op) if version < MODERN else None
     return rule(node, inputs) if rule is not None else None
 
 
