@@ -66,7 +66,10 @@ def tenants(storage: Storage) -> list[Tenant]:
     table: dict[int, Tenant] = {}
 
     def of(buffer: Buffer) -> Tenant:
-        return table.setdefault(id(buffer), Tenant(buffer))
+        life = table.get(id(buffer))
+        if life is None:
+            life = table[id(buffer)] = Tenant(buffer)
+        return life
 
     for k, node in enumerate(storage.steps):
         for t in node.outputs:

@@ -103,7 +103,7 @@ def item_bytes(tensor: Tensor) -> int:
 
 
 def nbytes(tensor: Tensor) -> int:
-    return tensor.size * item_bytes(tensor)
+    return prod(tensor.shape) * (1 if tensor.dtype.kind == "O" else tensor.dtype.itemsize)
 
 
 def aligned(n: int) -> int:
@@ -224,6 +224,8 @@ class _Assignment:
             elif node.op in SAMPLING and (x := node.inputs[0]) is not None and x.shape[1] >= FEW_SAMPLED:
                 add(x)
                 add(node.output)
+        if not wanted:
+            return wanted
         for node in reversed(self.nodes):
             if node.op in CHANNELS_LAST_THROUGH and node.output in wanted:
                 for t in node.inputs:
@@ -501,7 +503,3 @@ def buffers(storage: Storage) -> list[Buffer]:
     for ref in storage.refs.values():
         seen.setdefault(id(ref.buffer), ref.buffer)
     return list(seen.values())
-
-
-def numel(shape: Sequence[int]) -> int:
-    return prod(shape)

@@ -261,14 +261,14 @@ class Binder:
                     nodes.append(node)
                 continue
             result = self._visited(entry)
-            if isinstance(result, Blocked):
+            if isinstance(result, Node):
+                nodes.append(result)
+            elif isinstance(result, Blocked):
                 blocked.append((entry, result))
                 rest.append(entry)
                 if enclosed is not None and not result.values:
                     enclosed.begin(entry)
-            elif isinstance(result, Node):
-                nodes.append(result)
-            else:
+            elif result:
                 queue.extendleft(reversed(result))
                 if enclosed is not None:
                     enclosed.expect(result)

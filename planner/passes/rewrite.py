@@ -119,8 +119,9 @@ class Rewriter:
         if tensor is None:
             return
         self.uses[tensor] -= 1
-        producer = self.producer.get(tensor)
-        if producer is not None and all(self.uses.get(t, 0) == 0 and t not in self.kept for t in producer.outputs):
+        if self.uses[tensor] or (producer := self.producer.get(tensor)) is None:
+            return
+        if self.kept.isdisjoint(producer.outputs) and not any(map(self.uses.get, producer.outputs)):
             self._kill(producer)
 
     def _kill(self, node: Node) -> None:
