@@ -127,7 +127,7 @@ class Model:
         with self._counting:
             row.flight(self._begun)
             self._row = row
-        return StageTree(session, self._id, self.name, self._signature.output_names)
+        return StageTree(session, self._id, self.name, self._signature.output_names, self._signature.keys)
 
     def forked(self) -> None:
         """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""

@@ -53,6 +53,7 @@ class Signature:
         self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
         self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
         self.output_names = [info.name for info in self.outputs]
+        self.keys = {info.name: info.keys for info in loaded.outputs if info.keys}
         self._input_names = {info.name for info in self.inputs}
 
     def known_inputs(self) -> str:

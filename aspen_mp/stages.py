@@ -92,8 +92,16 @@ class Stage:
     """One plan as its client sees it, for a range of a length one of its lengths. Regions are kept for the next request."""
 
     def __init__(
-        self, session: Session, model: str, planned: protocol.Planned, transfers: Transfers | None = None, range_: Range | None = None
+        self,
+        session: Session,
+        model: str,
+        planned: protocol.Planned,
+        transfers: Transfers | None = None,
+        range_: Range | None = None,
+        keys: Mapping[str, list[int | str]] | None = None,
     ) -> None:
+        """`keys`: of the model's outputs that are sequences of maps. Where a plan has the table of their values, its stage makes them if it is
+        the last."""
         self._session = session
         self._model = model
         self.planned = planned
@@ -108,6 +116,11 @@ class Stage:
         self._lends = sum(slot.nbytes for slot in planned.outputs if slot.dtype != "object" and slot.nbytes >= LEND_EACH) >= LEND_BYTES
         self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
         self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
+        self._keys = {
+            slot.name: keys[slot.name]
+            for slot in planned.outputs
+            if keys is not None and slot.name in keys and slot.dtype != "object" and planned.last
+        }
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
         self._copies = sum(slot.nbytes for slot in planned.inputs)
@@ -136,7 +149,7 @@ class Stage:
             (self._plan, self._generation, self._extent),
             self._free,
             inputs,
-            self.output_names,
+            [(name, self._keys.get(name)) for name in self.output_names],
             self._pause if self._extent else -1,
         )
 
@@ -260,7 +273,9 @@ class Stage:
         names = [name for name, _ in self._inputs]
         inputs = {name: self._handed(region, view) for name, view in zip(names, region.inputs, strict=True)}
         outputs = {
-            name: self._handed(region, view) for (name, is_object), view in zip(self._outputs, region.outputs, strict=True) if not is_object
+            name: self._handed(region, view)
+            for (name, is_object), view in zip(self._outputs, region.outputs, strict=True)
+            if not is_object and name not in self._keys
         }
         self._release(region)  # the arrays hold it now
         return region, inputs, outputs
@@ -404,6 +419,8 @@ class Stage:
             if names is None or name in names:
                 if is_object:
                     result[name] = values.decode(view.data)
+                elif name in self._keys:
+                    result[name] = values.listed(self._keys[name], view)
                 elif lent is not None and view.nbytes >= LEND_EACH:
                     result[name] = np.ndarray(view.shape, view.dtype, lent, slot.offset)
                 else:

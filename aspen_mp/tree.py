@@ -27,6 +27,7 @@ from aspen_mp.session import Session
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
+from aspen_mp.shm.values import listed
 from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 
 if TYPE_CHECKING:
@@ -124,11 +125,15 @@ class _Node:
 class StageTree:
     """The plans of a model that this client has met."""
 
-    def __init__(self, session: Session, model_id: int, model: str, outputs: Sequence[str]) -> None:
+    def __init__(
+        self, session: Session, model_id: int, model: str, outputs: Sequence[str], keys: Mapping[str, list[int | str]] | None = None
+    ) -> None:
+        """`keys`: of outputs that are sequences of maps, of which plans may give the table of values (`planner/frontends/maps.py`)."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
+        self._keys = dict(keys or {})
         self._transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
@@ -233,13 +238,17 @@ class StageTree:
                 continue
             known.update(results)
             if stage.planned.last:
-                return {name: known[name] for name in self._outputs}
+                return {name: self._told(name, known[name]) for name in self._outputs}
             key = shape_key(results)
             child = node.next.get(key)
             if child is None:
                 child = node.next.setdefault(key, self._new([*node.binds, _binds(results)], (node.next, key)))
             node = self._find(child, known)
             self._note_behind(node)
+
+    def _told(self, name: str, value: Any) -> Any:
+        """An output as the caller gets it: a stage that is not the last leaves tables of maps as they are."""
+        return listed(self._keys[name], value) if name in self._keys and isinstance(value, np.ndarray) else value
 
     def submit(
         self,
@@ -380,7 +389,7 @@ class StageTree:
         if known is not None:
             self._met += 1
             if self._met % MANY:
-                node.stage = Stage(self._session, self._model, *known)
+                node.stage = Stage(self._session, self._model, *known, keys=self._keys)
                 return
         planned = self._ask(node, progress, ahead=ahead, beside=known is not None)
         if planned.needs_values:
@@ -402,13 +411,13 @@ class StageTree:
     def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
         """What an answer describes."""
         if planned.range is None:
-            return Stage(self._session, self._model, planned, self._transfers)
+            return Stage(self._session, self._model, planned, self._transfers, keys=self._keys)
         key = _key_of(node)
         with self._lock:
             range_ = self._ranges.setdefault((planned.plan, planned.generation), Range(planned, key))
         found = range_.at(key)
         assert found is not None
-        return Stage(self._session, self._model, found, self._transfers, range_)
+        return Stage(self._session, self._model, found, self._transfers, range_, self._keys)
 
     def _drop_range(self, stage: Stage) -> None:
         """The plan of a stage has gone."""

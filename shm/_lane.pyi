@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 
 @final
 class Lane:
@@ -12,8 +11,9 @@ class Lane:
     a client is left in the caches of its core, so what counts is how little code and how few objects a request needs.
 
     `ids`: plan, generation and extent. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape, and
-    whether only an array with memory of its own may be copied (others might be borrowed); `outputs`: names. Both in the order of a region's
-    arrays. `requests`: so many may go this way before it is `closed`, until it is opened again; -1: any number.
+    whether only an array with memory of its own may be copied (others might be borrowed); `outputs`: name, and the keys of maps that are
+    made of the array's rows, or None. Both in the order of a region's arrays. `requests`: so many may go this way before it is `closed`,
+    until it is opened again; -1: any number.
 
     What it does itself is what happens nearly always. `stage` and `session` see to the rest: `Session.unfinished`, `leave`,
     `slot_is_free`, `Stage.end`, `late`, `fail`.
@@ -29,7 +29,7 @@ class Lane:
         ids: tuple[int, int, int],
         free: list[Any],
         inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool]],
-        outputs: Sequence[str],
+        outputs: Sequence[tuple[str, list[Any] | None]],
         requests: int = -1,
     ) -> None: ...
     @property
@@ -37,9 +37,7 @@ class Lane:
         """Whether requests have to go the long way."""
     def open(self, requests: int) -> None:
         """For so many requests more."""
-    def run(
-        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None
-    ) -> dict[str, npt.NDArray[Any]] | None:
+    def run(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, Any] | None:
         """The outputs, all or those named. None where this is not the way: inputs of other names, types or shapes, in another memory order,
         or that may lie in shared memory; no region or no slot free; the runtime lost. Nothing has been done then. Raises what
         `Stage.run` raises."""

@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 
 from aspen_mp.shm._channel import FINE
 from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.values import listed
 
 cnp.import_array()
 
@@ -44,7 +45,7 @@ cdef bint _own(cnp.ndarray array):
 cdef class Lane:
     cdef object _stage, _session, _plan, _generation, _extent
     cdef list _free
-    cdef tuple _inputs, _outputs
+    cdef tuple _inputs, _outputs, _names
     cdef uint64_t _taken
     cdef Py_ssize_t _left
 
@@ -55,6 +56,7 @@ cdef class Lane:
         self._free = free
         self._inputs = tuple([(name, dtype, tuple(shape), bool(own)) for name, dtype, shape, own in inputs])
         self._outputs = tuple(outputs)
+        self._names = tuple([name for name, _ in outputs])
         self._left = requests
 
     @property
@@ -77,7 +79,7 @@ cdef class Lane:
             return None
         if names is not None:
             for name in names:
-                if name not in self._outputs:
+                if name not in self._names:
                     return None
         cdef PyObject *value
         cdef list arrays = []
@@ -148,8 +150,9 @@ cdef class Lane:
         cdef Py_ssize_t i
         cdef dict results = {}
         for i in range(len(self._outputs)):
-            if names is None or self._outputs[i] in names:
-                results[self._outputs[i]] = cnp.PyArray_NewCopy(<cnp.ndarray>views[i], cnp.NPY_CORDER)
+            name, keys = self._outputs[i]
+            if names is None or name in names:
+                results[name] = cnp.PyArray_NewCopy(<cnp.ndarray>views[i], cnp.NPY_CORDER) if keys is None else listed(keys, views[i])
         return results
 
     def drain(self):

@@ -88,8 +88,13 @@ class Maps(Sequence[dict[Any, Any]]):
         return Maps(self.keys, rows) if isinstance(index, slice) else dict(zip(self.keys, rows.tolist(), strict=True))
 
     def listed(self) -> list[dict[Any, Any]]:
-        """All maps as dicts, by functions that loop in C: classifiers give one map a row."""
-        return list(map(dict, map(zip, repeat(self.keys), self.table.tolist())))
+        """All maps as dicts."""
+        return listed(self.keys, self.table)
+
+
+def listed(keys: Sequence[Any], table: npt.NDArray[Any]) -> list[dict[Any, Any]]:
+    """Maps from `keys` to the rows of `table` [maps, keys] as dicts, by functions that loop in C: classifiers give one map a row."""
+    return list(map(dict, map(zip, repeat(keys), table.tolist())))
 
 
 def _pad(n: int) -> int:

@@ -381,7 +381,7 @@ def _inspect(model: api.Model, source: Source) -> Inspected:
 
 def _value(info: api.ValueInfo, optional: bool = False) -> protocol.ValueInfo:
     shape = None if info.shape is None else list(info.shape)
-    return protocol.ValueInfo(info.name, str(info.dtype), shape, info.kind, optional, info.type)
+    return protocol.ValueInfo(info.name, str(info.dtype), shape, info.kind, optional, info.type, list(info.keys))
 
 
 def _slot(info: TensorInfo) -> protocol.Slot:

@@ -251,7 +251,8 @@ class Done(Message):
 
 class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …;
-    `type` is ONNX's spelling of the whole type."""
+    `type` is ONNX's spelling of the whole type. `keys`: of an output that is a sequence of maps; where a plan gives a tensor for it, the
+    rows of that are their values."""
 
     name: str
     dtype: str
@@ -259,6 +260,7 @@ class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     kind: str = "tensor"
     optional: bool = False
     type: str = ""
+    keys: list[int | str] = []
 
 
 class Loaded(Message):

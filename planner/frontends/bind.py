@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits, progress
-from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, own_shapes, scalars, tensors
+from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, maps, own_shapes, scalars, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
@@ -310,6 +310,12 @@ class Binder:
             nodes, names = of_places
             self.env[names.name] = names
             return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})
+        if op == maps.OP and domain == classical.DOMAIN and proto.output[0] in self.model.maps:
+            of_columns = maps.table(proto, attrs, inputs)
+            if of_columns is not None:
+                node, columns = of_columns
+                self.env[columns.name] = columns
+                return self._inlined([node], entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})
         expanded = self._expand(entry, inputs)
         if expanded is not None:
             return expanded

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from aspen_mp.planner import progress
-from aspen_mp.planner.frontends import check, light, tensors
+from aspen_mp.planner.frontends import check, classical, light, maps, tensors
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
@@ -43,13 +43,15 @@ _OTHER_FILES = {
 class ValueInfo:
     """One input or output of a model. `shape`: a number or a symbol per axis, None where even the rank is unknown. `dtype`: object for
     strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other"). `type`: the whole type in
-    ONNX's spelling, "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where the model does not say and nothing is inferred."""
+    ONNX's spelling, "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where the model does not say and nothing is inferred. `keys`:
+    of an output that is a sequence of maps of which plans give the table of values (`maps`)."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str, ...] | None
     kind: str = "tensor"
     type: str = ""
+    keys: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,14 @@ class Model:
         outputs = [(o.name, types.get(o.name, o.type)) for o in self.graph.output]
         return Signature(
             tuple(value_info(i.name, i.type) for i in inputs),
-            tuple(value_info(name, kind) for name, kind in outputs),
+            tuple(replace(value_info(name, kind), keys=self.maps.get(name, ())) for name, kind in outputs),
             tuple(value_info(i.name, i.type) for i in defaults),
         )
+
+    @cached_property
+    def maps(self) -> dict[str, tuple[int | str, ...]]:
+        """See `maps.keys`."""
+        return maps.keys(self.graph) if classical.DOMAIN in self.opsets else {}
 
     @cached_property
     def light(self) -> ModelProto:

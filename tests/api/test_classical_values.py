@@ -86,6 +86,58 @@ def test_thousands_of_maps(shared_runtime: aspen_mp.Runtime) -> None:
     np.testing.assert_allclose([list(row.values()) for row in got], [list(row.values()) for row in want], rtol=1e-4, atol=1e-6)
 
 
+def drawn_maps(seed: int) -> tuple[onnx.ModelProto, int]:
+    """Scores, straight from the caller or from nodes (behind data, every third time), as maps whose keys have no order or are there
+    twice; and the number of columns."""
+    rng = np.random.default_rng(seed)
+    columns, strings = int(rng.integers(1, 6)), bool(rng.integers(2))
+    numbers = rng.integers(-9, 9, columns).tolist()
+    keys = {"classlabels_strings": [f"c{k}é" for k in numbers]} if strings else {"classlabels_int64s": numbers}
+    nodes, scores = [], "x"
+    if seed % 3 == 1:
+        nodes, scores = [N("Softmax", ["x"], ["s"], axis=1), N("Mul", ["s", "x"], ["p"])], "p"
+    elif seed % 3 == 2:  # which rows there are, data decide
+        nodes = [N("Greater", ["x0", "zero"], ["c"]), N("Compress", ["x", "c"], ["p"], axis=0), N("Relu", ["p"], ["q"])]
+        nodes.insert(0, N("ReduceSum", ["x", "one"], ["x0"], keepdims=0))
+        scores = "q"
+    nodes.append(N("ZipMap", [scores], ["maps"], domain=ML, **keys))
+    outputs = [helper.make_value_info("maps", helper.make_sequence_type_proto(map_type(S if strings else I64, F)))]
+    if seed % 2 and scores != "x":
+        outputs.append(info(scores, F, [None, columns]))
+    constants = [helper.make_tensor("zero", F, [], [0.0]), helper.make_tensor("one", I64, [1], [1])]
+    return model(nodes, [info("x", F, ["n", columns])], outputs, constants), columns
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_maps_of_any_keys(shared_runtime: aspen_mp.Runtime, seed: int) -> None:
+    """Each request of the same shape goes a shorter way than the one before: all give the same."""
+    proto, columns = drawn_maps(seed)
+    theirs, loaded = onnxruntime.InferenceSession(proto.SerializeToString()), shared_runtime.load(proto)
+    for rows in (1, 6):
+        x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+        want = theirs.run(["maps"], {"x": x})[0]
+        answers = [loaded.run({"x": x})["maps"] for _ in range(3)]
+        answers += [loaded.submit({"x": x}).result()["maps"], loaded.run({"x": x}, ["maps"])["maps"], *(r["maps"] for r in loaded.map([x]))]
+        for got in answers:
+            assert type(got) is list
+            assert [list(row) for row in got] == [list(row) for row in want]
+            np.testing.assert_allclose([list(row.values()) for row in got], [list(row.values()) for row in want], rtol=1e-5, atol=1e-6)
+    if seed % 3 != 2:
+        assert "maps" not in loaded.input_buffers({"x": (3, columns)}).outputs
+    loaded.unload()
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [1, 2, 3, 4]])
+def test_maps_of_other_columns_than_keys_are_refused(shared_runtime: aspen_mp.Runtime, labels: list[int]) -> None:
+    nodes = [N("Relu", ["x"], ["p"]), N("ZipMap", ["p"], ["maps"], "zip", domain=ML, classlabels_int64s=labels)]
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(map_type(I64, F)))
+    loaded = shared_runtime.load(model(nodes, [info("x", F, ["n", "m"])], [maps]))
+    with pytest.raises(errors.RequestError, match=rf"zip \(ZipMap\).*{len(labels)} class labels"):
+        loaded.run({"x": np.zeros((2, 3), np.float32)})
+    assert len(loaded.run({"x": np.zeros((2, len(labels)), np.float32)})["maps"]) == 2
+    loaded.unload()
+
+
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(
     ("key", "value", "dtype"),
