@@ -66,10 +66,8 @@ class Model:
         self._home = elsewhere or way.address  # of the runtime that `_id` is of
         self._own: StageTree | None = None
         self._lane: Lane | None = None  # of the stage that the last request ran
-        self._gone = False
-        self._counting = threading.Lock()
-        self._row: _tally.Row | None = None  # where requests are counted for the runtime, in the session's memory
-        self._begun = 0  # requests that have not ended
+        self._requests = _tally.Requests()
+        self._counting = threading.Lock()  # guards `_parked`
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
         if not elsewhere:
             self._own = self._new_tree(way.session())
@@ -123,10 +121,7 @@ class Model:
             return self._own
 
     def _new_tree(self, session: Session) -> StageTree:
-        row = session.tally.row(self._id)
-        with self._counting:
-            row.flight(self._begun)
-            self._row = row
+        self._requests.counted_in(session.tally.row(self._id))
         return StageTree(session, self._id, self.name, self._signature.output_names, self._signature.keys)
 
     def forked(self) -> None:
@@ -136,19 +131,19 @@ class Model:
         self._source = self._source if self._link.revives else None
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._row = None
-        self._begun = 0
+        gone, self._requests = self._requests.gone, _tally.Requests()
+        if gone:
+            self._requests.leaves()
         self._parked = set()
 
     @property
     def in_flight(self) -> int:
         """Requests of this process that are under way in the runtime, and whose results somebody waits for."""
         with self._counting:
-            return self._begun - len(self._parked)
+            return self._requests.begun - len(self._parked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._gone:
-            raise RequestError(f"model {self.name!r} has been unloaded")
+        self._check_there()
         named = self._link.travels
         if self._source is not None and named is None:
             self._load_again(self._source)  # where the runtime was lost: what travels is the new one's
@@ -228,9 +223,12 @@ class Model:
 
     def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
-        if self._gone:
-            raise RequestError(f"model {self.name!r} has been unloaded")
+        self._check_there()
         return self._signature.check(feeds)
+
+    def _check_there(self) -> None:
+        if self._requests.gone:
+            raise RequestError(f"model {self.name!r} has been unloaded")
 
     def _losses(self, losses: int, lost: RuntimeLost) -> int:
         """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
@@ -562,10 +560,7 @@ class Model:
 
         A model that is forgotten without this is given back at the next `Runtime.load` or `Runtime.status`.
         """
-        with self._counting:
-            first, self._gone = not self._gone, True
-            idle = not self._begun
-        if first and idle:
+        if self._requests.leaves():
             self._give_back()
 
     def _give_back(self) -> None:
@@ -577,36 +572,29 @@ class Model:
 
         Where the runtime is stopping it waits for the next one up to `deadline`, or is refused where there will be none. `wait=False`: the
         caller sees to it that the request waits elsewhere. QueueFull where too many wait already."""
+        link, requests = self._link, self._requests
         while True:
-            if self._link.limit:
-                with self._link.admission:
+            if link.limit:
+                with link.admission:
                     try:
-                        self._link.admit()
+                        link.admit()
                     except QueueFull:
-                        with self._counting:
-                            if self._row is not None:
-                                self._row.refused()
+                        requests.refused()
                         raise
-                    counted = self._count(wait)
+                    began = requests.begins()
             else:
-                counted = self._count(wait)
-            if counted:
-                return _tally.now()
-            stopping = None if self._source is None else self._link.session(deadline).stopping
+                began = requests.begins()
+            if not began:
+                self._check_there()
+            # It counts before it is asked whether the runtime stops: who tells that after has seen it.
+            if link.stopping is None or not (wait or self._source is None or not link.revives):
+                return began
+            if requests.withdraws():
+                self._give_back()
+            link.settled()
+            stopping = None if self._source is None else link.session(deadline).stopping
             if stopping is not None or self._source is None:
-                raise fresh(stopping or self._link.stopping or RuntimeStopping("the runtime is stopping"))
-
-    def _count(self, wait: bool) -> bool:
-        """Counts a request, unless it is to wait for another runtime first."""
-        with self._counting:
-            if self._gone:
-                raise RequestError(f"model {self.name!r} has been unloaded")
-            if self._link.stopping is not None and (wait or self._source is None or not self._link.revives):
-                return False
-            self._begun += 1
-            if self._row is not None:
-                self._row.flight(1)
-            return True
+                raise fresh(stopping or link.stopping or RuntimeStopping("the runtime is stopping"))
 
     def _over(self, future: RequestFuture) -> None:
         """The request of a future has ended, however it did."""
@@ -616,22 +604,20 @@ class Model:
     def _ends(self, began: int, outcome: int, future: RequestFuture | None = None) -> None:
         """A request has ended; `outcome`: an index of `_tally.OUTCOMES`. The last one of a model that has been unloaded meanwhile gives it
         back: those that no worker had begun needed it."""
-        with self._counting:
-            self._begun -= 1
-            row = self._row
-            if row is not None:
-                row.ends(began, outcome)
-            if future is not None:
+        if future is None:
+            last = self._requests.ends(began, outcome)
+        else:
+            with self._counting:
+                last = self._requests.ends(began, outcome)
                 future.over = True
                 self._parked.discard(future)
-            last = self._gone and self._begun == 0
         if last:
             self._give_back()
         if self._link.stopping is not None:
             self._link.settled()
 
     def __del__(self) -> None:
-        if not getattr(self, "_gone", True) and self._own is not None and self._own.session.error is None:
+        if hasattr(self, "_requests") and not self._requests.gone and self._own is not None and self._own.session.error is None:
             session, tree, number = self._own.session, self._own, self._id
             session.later(lambda: _release(session, tree, number))
 

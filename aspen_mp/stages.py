@@ -100,7 +100,7 @@ class Stage:
         range_: Range | None = None,
         keys: Mapping[str, list[int | str]] | None = None,
     ) -> None:
-        """`keys`: of the model's outputs that are sequences of maps. Where a plan has the table of their values, its stage makes them if it is
+        """`keys`: of the outputs that are sequences of maps. Where a plan has the table of their values, its stage makes them if it is
         the last."""
         self._session = session
         self._model = model

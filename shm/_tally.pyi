@@ -1,8 +1,8 @@
 """A client's counts of its own requests, in memory that the planner process reads.
 
 The planner process makes the memory, 16 KiB a client, and reads it whenever it is asked for its status; the client alone writes it, so that
-nothing is sent for a request. One writer: whoever changes a row holds the lock of its model, the queue's row the GIL. The reader may see a
-count before its duration, and must take the numbers for what they are: a client's word.
+nothing is sent for a request. One writer: whoever changes a row holds the GIL. The reader may see a count before its duration, and must
+take the numbers for what they are: a client's word.
 """
 
 from typing import Final, final
@@ -34,14 +34,34 @@ class Tally:
 
 @final
 class Row:
-    """Counts of one model. Whoever calls holds the model's lock."""
+    """Where the requests of one model are counted for one runtime."""
 
     def __init__(self, tally: Tally, row: int) -> None: ...
-    def flight(self, change: int) -> None:
-        """So many requests more are in flight, or less."""
 
-    def ends(self, began_ns: int, outcome: int) -> None:
-        """A request has ended, so one less is in flight, that began at `began_ns` (`now`); `outcome` is an index of `OUTCOMES`."""
+@final
+class Requests:
+    """The requests of a model in this process. Each method is one step to other threads, which wait for the GIL."""
+
+    begun: int
+    """Requests that have not ended."""
+    gone: bool
+    """Whether the model has been unloaded."""
+
+    def counted_in(self, row: Row) -> None:
+        """From now on they are counted there, too; those that are under way are under way there."""
+
+    def begins(self) -> int:
+        """One begins: when, as `now` says it; 0, and nothing is counted, where the model has been unloaded."""
+
+    def withdraws(self) -> bool:
+        """One that was counted is not begun after all; the rest as of `ends`."""
+
+    def ends(self, began_ns: int, outcome: int) -> bool:
+        """One that began at `began_ns` has ended; `outcome` is an index of `OUTCOMES`. Whether it was the last one of a model that has been
+        unloaded."""
 
     def refused(self) -> None:
-        """A request was refused, because too many wait."""
+        """One was refused, because too many wait."""
+
+    def leaves(self) -> bool:
+        """The model is unloaded. Whether it was not before, and no request is under way."""

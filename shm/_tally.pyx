@@ -81,20 +81,59 @@ cdef class Row:
     def __init__(self, Tally tally, int row):
         self._tally, self._row = tally, row
 
-    def flight(self, long change):
+    cdef void flight(self, long change) noexcept:
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + IN_FLIGHT] += <uint64_t>change
 
-    def ends(self, uint64_t began_ns, int outcome):
+    cdef void ends(self, uint64_t began_ns, int outcome) noexcept:
         cdef uint64_t now = _now()
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + IN_FLIGHT] -= 1
             self._tally.words[self._row * WORDS + OUTCOME + outcome] += 1
             self._tally.add(self._row, now - began_ns if now > began_ns else 0)
 
-    def refused(self):
+    cdef void refused(self) noexcept:
         if self._tally.words != NULL:
             self._tally.words[self._row * WORDS + OUTCOME + 5] += 1
+
+
+cdef class Requests:
+    cdef Row _row
+    cdef readonly long begun
+    cdef readonly bint gone
+
+    def counted_in(self, Row row):
+        row.flight(self.begun)
+        self._row = row
+
+    def begins(self):
+        if self.gone:
+            return 0
+        self.begun += 1
+        if self._row is not None:
+            self._row.flight(1)
+        return _now()
+
+    def withdraws(self):
+        self.begun -= 1
+        if self._row is not None:
+            self._row.flight(-1)
+        return self.gone and self.begun == 0
+
+    def ends(self, uint64_t began_ns, int outcome):
+        self.begun -= 1
+        if self._row is not None:
+            self._row.ends(began_ns, outcome)
+        return self.gone and self.begun == 0
+
+    def refused(self):
+        if self._row is not None:
+            self._row.refused()
+
+    def leaves(self):
+        first = not self.gone
+        self.gone = True
+        return first and self.begun == 0
 
 
 def read(bytes data):

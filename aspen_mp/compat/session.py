@@ -133,13 +133,14 @@ class InferenceSession:
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
         """Outputs in the order of `output_names` (None or none: all, in the model's order). `RequestError` for what does not fit the
         model. `run_options`: `RunOptions`, onnxruntime's too. Values may be OrtValues."""
-        return self._run(self._feeds(input_feed), self._asked(output_names), run_options)
+        names = self._outputs if output_names is None else self._asked(output_names)
+        return self._run(self._feeds(input_feed), names, run_options)
 
     def _run(self, feeds: Mapping[str, Any], names: list[str], options: Any) -> list[Any]:
         if options is not None:
             _check_run(options)
         try:
-            results = self._model.run(feeds, names)
+            results = self._model.run(feeds, None if names is self._outputs else names)
         except AspenError as error:
             instead = self._named(error, feeds)
             if instead is error:
@@ -165,10 +166,14 @@ class InferenceSession:
 
     def _feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the model's `run` takes: values of OrtValues, texts as str, None for optional inputs that are not given."""
-        if not isinstance(feeds, Mapping):
+        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             raise TypeError(f"input_feed must be a dict {{name: value}}, not {feeds!r} ({type(feeds).__name__})")
-        if not self._texts and all(value.__class__ is np.ndarray for value in feeds.values()):
-            return feeds if not self._may_lack else {**dict.fromkeys(self._may_lack), **feeds}
+        if not self._texts:
+            for value in feeds.values():
+                if value.__class__ is not np.ndarray:
+                    break
+            else:
+                return feeds if not self._may_lack else {**dict.fromkeys(self._may_lack), **feeds}
         made: dict[str, Any] = dict.fromkeys(self._may_lack)
         for name, value in feeds.items():
             made[name] = described.text(plain(value)) if name in self._texts else plain(value)

@@ -454,7 +454,7 @@ def test_unloading_waits_for_requests_that_nobody_has_begun():
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waited = pool.submit(model.run, {"x": x_of(seed=7)})
             deadline = time.monotonic() + WATCHDOG_S
-            while model._begun < 7:
+            while model._requests.begun < 7:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             model.unload()
