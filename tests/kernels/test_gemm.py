@@ -98,6 +98,31 @@ def test_packed_raw_and_transposed_agree(isa, m, k, n):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("n", range(1, 10))
+def test_few_columns_have_the_bits_of_many(isa, n):
+    """Vectors of rows, and of columns: where rows lie, what follows the sums and where the columns begin makes no difference."""
+    rng = np.random.default_rng(n)
+    for k in (1, 3, 20, 64, 65, 131):
+        m, first = int(rng.integers(1, 70)), int(rng.integers(0, 60))
+        activation = str(rng.choice(sorted(ACTIVATIONS)))
+        a, w = rng.standard_normal((m, k), dtype=np.float32), pack_panels(rng.standard_normal((k, 70), dtype=np.float32))
+        row, scale, shift = rng.standard_normal((3, 70), dtype=np.float32)
+        inputs = [a, w, np.broadcast_to(row, (m, 70)), None, scale, shift]
+        p = params(True, 0.75, activation)
+        whole = run("GEMM", np.empty((m, 70), np.float32), inputs, p, isa=isa)
+        columns = [([0, 0], [m, first]), ([0, first], [m, first + n]), ([0, first + n], [m, 70])]
+        for out in (np.empty((m, 70), np.float32), layout(rng, (m, 70))):
+            assert same_bits(whole, run("GEMM", out, [filled(rng, a), *inputs[1:]], p, columns, isa))
+        alone = [a, pack_panels(pack_columns(w)[:, :n]), np.broadcast_to(row[:n], (m, n)), None, scale[:n], shift[:n]]
+        assert same_bits(whole[:, :n], run("GEMM", np.empty((m, n), np.float32), alone, p, isa=isa))
+
+
+def pack_columns(panels: np.ndarray) -> np.ndarray:
+    """The matrix that was packed, with the zeros that fill its last panel."""
+    return panels.transpose(1, 0, 2).reshape(panels.shape[1], -1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("k", [1, 2, 127, 128, 129, 131, 515])
 def test_weights_from_memory(isa, k):
     """What is fetched ahead changes no bit, whatever panels are taken together and wherever the box begins and ends."""

@@ -5,9 +5,12 @@
  * strides: a block walks few rows at once and needs no packing. A raw B is copied panel by panel into scratch, or read in place where
  * rows are too few to pay for the copy. With left factors, strassen.c.
  *
+ * A few columns of many rows: narrow.h.
+ *
  * NGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
  * for more, panel by panel in scratch.
  */
+#include "narrow.h"
 #include "nbits.h"
 
 #define IN_PLACE_ROWS (2 * MM_ROWS) /* up to here a raw B with unit column stride is read in place */
@@ -79,10 +82,30 @@ INLINE void next_rows(row_walk *walk, const float *const base[ROW_OPERANDS], int
   }
 }
 
+/* Columns [first, last) of rows that lie evenly, if they are few enough. Returns whether they were. */
+static int few_columns(const mm_job *job, const row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b,
+                       int64_t column, int64_t first, int64_t last) {
+  const int64_t a_step = walk->axes == 1 ? walk->stride[ROW_A][0] : 0, out_step = walk->axes == 1 ? walk->stride[ROW_OUT][0] : 0;
+  if (!narrow(job, rows, a_step, base[ROW_RESIDUAL], last - first)) return 0;
+  const float *const bias = base[ROW_BIAS] ? base[ROW_BIAS] + first : NULL;
+  const float *const scale = job->scale ? job->scale + first : NULL, *const shift = job->scale ? job->shift + first : NULL;
+  float *const out = (float *)base[ROW_OUT] + first;
+  b += first - column;
+  switch (last - first) {
+#define COLUMNS(N) \
+  case N: narrow_columns(N, job, rows, base[ROW_A], a_step, b, bias, scale, shift, out, out_step); break;
+    COLUMNS(1) COLUMNS(2) COLUMNS(3) COLUMNS(4) COLUMNS(5) COLUMNS(6) COLUMNS(7) COLUMNS(8)
+#undef COLUMNS
+  default: break;
+  }
+  return 1;
+}
+
 /* All blocks of rows times columns [first, last), which start at panel column `column` in b. The walk ends where it began. follows: the
  * panel that comes next lies behind this one. streamed: all of B comes from memory. */
 static void all_rows(const mm_job *job, row_walk *walk, int64_t rows, const float *const base[ROW_OPERANDS], const float *b, int follows,
                      int streamed, int64_t column, int64_t first, int64_t last) {
+  if (few_columns(job, walk, rows, base, b, column, first, last)) return;
   const int64_t a_step = walk->axes == 1 ? walk->stride[ROW_A][0] : 0;
   const int even = a_step && job->a_stride == 1 && job->b_stride == ASPEN_NR;
   const int64_t blocks = even ? mm_even_blocks(rows, a_step) : mm_blocks(rows);
