@@ -66,12 +66,13 @@ class Trees:
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The operands of TREES. `nodes`: int32 [n, 4] or [n, 6]; `trees`: int32 [t, 4]; `weights`: [w] of leaves with several targets, if any.
-    `flags`: some node has one; `most`: steps to the deepest leaf of all; `steps`: of all trees together, about as many as a row takes."""
+    `flags`: 0, no node has one; 1, no other than MISSING; 2, others; `most`: steps to the deepest leaf of all; `steps`: of all trees
+    together, about as many as a row takes."""
 
     nodes: npt.NDArray[np.int32]
     trees: npt.NDArray[np.int32]
     weights: Floats | None
-    flags: bool
+    flags: int
     most: int
     steps: int
 
@@ -251,7 +252,8 @@ def pack(t: Trees, targets: int, aggregate: str, dtype: np.dtype[Any]) -> Packed
     np.maximum.at(depth, slots.tree[level >= 0], 2 * level[level >= 0] if slots.shared else level[level >= 0])
     table[:, 1] = depth
     words = nodes.view(np.int32).reshape(size, -1)
-    return Packed(words, table, weights, bool((flags[inner] != 0).any()), int(depth.max()), int(np.maximum(depth, 1).sum()))
+    kind = 2 if (flags[inner] & EQUAL).any() else int((flags[inner] != 0).any())
+    return Packed(words, table, weights, kind, int(depth.max()), int(np.maximum(depth, 1).sum()))
 
 
 def _turned(t: Trees) -> npt.NDArray[np.bool_]:

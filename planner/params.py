@@ -272,7 +272,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GRIDSAMPLE": lambda a: [GRID_MODES[a["mode"]], GRID_PADDINGS[a["padding"]], int(a["align_corners"])],
     "ROIALIGN": lambda a: [ROI_MODES[a["mode"]], a["ratio"], bits(a["scale"]), int(a["half_pixel"])],
     "DEFORM": lambda a: [a["groups"], a["parts"], *a["kernel"], *a["strides"], *a["dilations"], *a["pads"]],
-    "TREES": lambda a: [AGGREGATES[a["aggregate"]], int(a["flags"]), a["most"]],
+    "TREES": lambda a: [AGGREGATES[a["aggregate"]], a["flags"], a["most"]],
     "SCORES": lambda a: [TRANSFORMS[a["transform"]], SECOND_SCORES[a["second"]]],
     "LABELS": lambda a: [LABEL_MODES[a["mode"]], a["column"], bits(a["threshold"])],
     "RBF": lambda a: [bits(a["gamma"])],

@@ -37,7 +37,7 @@ def _trees(call: Call) -> None:
         table = call.optional(i)
         need(table is None or table.dense, f"strides of input {i}", "not contiguous", "contiguous")
     in_range(call, 0, "aggregate", 0, 4)
-    in_range(call, 1, "flags", 0, 2)
+    in_range(call, 1, "flags", 0, 3)
     in_range(call, 2, "steps", 0, MOST_STEPS)
 
 

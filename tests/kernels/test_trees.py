@@ -24,7 +24,7 @@ def records(dtype: type) -> np.dtype:
 class Forest:
     """Random tables: each tree grows from its root until it is deep enough or chance ends a branch."""
 
-    def __init__(self, rng: np.random.Generator, dtype: type, trees: int, depth: int, features: int, targets: int, flags: bool, gaps: bool):
+    def __init__(self, rng: np.random.Generator, dtype: type, trees: int, depth: int, features: int, targets: int, flags: int, gaps: bool):
         self.dtype, self.rows, self.weights = dtype, [], []
         self.table = np.zeros((trees, 4), np.int32)
         for k in range(trees):
@@ -47,7 +47,7 @@ class Forest:
                     continue
                 pair = len(self.rows)
                 self.rows += [None, None]
-                flag = int(rng.choice([0, EQUAL, MISSING, EQUAL | MISSING])) if flags else 0
+                flag = int(rng.choice([[0], [0, MISSING], [0, EQUAL, MISSING, EQUAL | MISSING]][flags]))
                 value = np.nan if rng.random() < 0.05 else float(rng.integers(-3, 4)) / 2
                 self.rows[at] = (value, 0.0, int(rng.integers(features)) | flag, pair)
                 todo += [(pair, level + 1), (pair + 1, level + 1)]
@@ -98,16 +98,18 @@ class Forest:
     targets=st.sampled_from([1, 1, 2, 5]),
     double=st.booleans(),
     kind=st.sampled_from([np.float32, np.float64, np.int32, np.int64]),
-    flags=st.booleans(),
+    flags=st.integers(0, 2),
+    missing=st.booleans(),
     aggregate=st.sampled_from([SUM, SUM, AVERAGE, LEAST, GREATEST]),
 )
-def test_trees(isa, seed, rows, trees, depth, targets, double, kind, flags, aggregate):
+def test_trees(isa, seed, rows, trees, depth, targets, double, kind, flags, missing, aggregate):
     rng = np.random.default_rng(seed)
     features, dtype = int(rng.integers(1, 9)), np.float64 if double else np.float32
     forest = Forest(rng, dtype, trees, depth, features, targets, flags, aggregate > AVERAGE)
     x = (rng.integers(-4, 5, (rows, features)) / (1 if np.issubdtype(kind, np.integer) else 2)).astype(kind)
     if x.dtype.kind == "f":
-        x[rng.random(x.shape) < 0.1] = np.nan
+        if missing:
+            x[rng.random(x.shape) < 0.1] = np.nan
         x[rng.random(x.shape) < 0.05] = np.inf
         x[rng.random(x.shape) < 0.05] = -np.inf
     base = rng.standard_normal(targets).astype(dtype) if rng.random() < 0.5 else None
@@ -115,7 +117,7 @@ def test_trees(isa, seed, rows, trees, depth, targets, double, kind, flags, aggr
     wanted = forest.reference(x, targets, aggregate, base)
     out = layout(rng, wanted.shape, np.float64 if double and rng.random() < 0.5 else np.float32)
     operands = [filled(rng, x, bool(rng.random() < 0.5)), forest.nodes(), forest.table, weights, base]
-    params = [aggregate, int(flags), forest.most]
+    params = [aggregate, flags, forest.most]
     result = run("TREES", out, operands, params, isa=isa)
     assert same_bits(result, wanted.astype(out.dtype))
     check_tiles(rng, result, "TREES", out, operands, params, isa)
@@ -135,14 +137,14 @@ def test_tables_of_nonsense(isa, words):
         weights = rng.standard_normal(int(rng.integers(0, 4))).astype(CAST[words])
         x = rng.standard_normal((int(rng.integers(1, 20)), features)).astype(CAST[words])
         out = np.empty((len(x), targets), np.float32)
-        run("TREES", out, [x, nodes, trees, weights if len(weights) else None], [int(rng.integers(4)), int(rng.integers(2)), 12], isa=isa)
+        run("TREES", out, [x, nodes, trees, weights if len(weights) else None], [int(rng.integers(4)), int(rng.integers(3)), 12], isa=isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_wide_rows(isa):
     """Rows of so many features that few fit a block, copied or not."""
     rng = np.random.default_rng(3)
-    forest = Forest(rng, np.float32, 5, 3, 40_000, 2, False, False)
+    forest = Forest(rng, np.float32, 5, 3, 40_000, 2, 0, False)
     x = rng.standard_normal((11, 40_000)).astype(np.float32)
     wanted = forest.reference(x, 2, SUM, None)
     operands = [None, forest.nodes(), forest.table, np.array(forest.weights or [0], np.float32)]

@@ -54,7 +54,7 @@ def test_walks(dtype: np.dtype[Any], shared: bool, modes: tuple[str, ...], seed:
 
 def test_flags_are_told() -> None:
     rng = np.random.default_rng(1)
-    for modes, flags in ((("BRANCH_LEQ", "BRANCH_LT"), False), (("BRANCH_EQ",), True), (("BRANCH_GT",), True)):
+    for modes, flags in ((("BRANCH_LEQ", "BRANCH_LT"), 0), (("BRANCH_EQ",), 2), (("BRANCH_GT",), 1), (("BRANCH_GT", "BRANCH_NEQ"), 2)):
         attrs = attributes(rng, modes=modes, depth=3)
         assert ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32).flags == flags
 
@@ -183,7 +183,7 @@ CALLS: dict[str, tuple[list[tuple[str, tuple[int, ...]] | None], list[int], list
             (4, ("F64", (7,))),
             (5, ("F32", (3,))),
             (6, 4),
-            (7, 2),
+            (7, 3),
             (8, -1),
             (8, 1 << 30),
         ],

@@ -23,25 +23,25 @@ typedef struct {
   const T *weights, *base;
   int64_t n_weights;
   uint32_t last, features, targets;
-  int64_t most_steps, aggregate;
+  int64_t most_steps, aggregate, flags;
   const tree *trees;
   int64_t n_trees;
 } OF(ensemble);
 
 /* One step of each walk. Returns whether any has moved. */
-INLINE uint32_t OF(step)(const OF(node) *nodes, uint32_t last, uint32_t features, const T *const *x, uint32_t *at, int exact) {
+INLINE uint32_t OF(step)(const OF(node) *nodes, uint32_t last, uint32_t features, const T *const *x, uint32_t *at, const int flags) {
   uint32_t moved = 0;
 #pragma GCC unroll 8
   for (int l = 0; l < WALKS; l++) {
     const OF(node) *n = &nodes[at[l]];
-    const uint32_t flags = n->feature;
-    uint32_t feature = exact ? flags & FEATURE : flags;
+    const uint32_t own = n->feature;
+    uint32_t feature = flags == PLAIN ? own : own & FEATURE;
     feature = feature < features ? feature : 0;
     const T v = x[l][feature], value = n->value;
     uint32_t right = v <= value;
-    if (exact) {
-      right &= ~((flags >> EQUAL_BIT) & (uint32_t)(v < value));
-      right |= (flags >> MISSING_BIT) & (uint32_t)(v != v);
+    if (flags == EXACT) {
+      right &= ~((own >> EQUAL_BIT) & (uint32_t)(v < value));
+      right |= (own >> MISSING_BIT) & (uint32_t)(v != v);
       right &= 1;
     }
     uint32_t next = n->child + right;
@@ -53,16 +53,16 @@ INLINE uint32_t OF(step)(const OF(node) *nodes, uint32_t last, uint32_t features
 }
 
 /* From the roots in `at` to the leaves. */
-INLINE void OF(walk)(const OF(ensemble) *e, const T *const *x, uint32_t *at, int64_t steps, int exact) {
+INLINE void OF(walk)(const OF(ensemble) *e, const T *const *x, uint32_t *at, int64_t steps, const int flags) {
   uint32_t a[WALKS];
   const OF(node) *nodes = e->nodes;
   const uint32_t last = e->last, features = e->features;
   memcpy(a, at, sizeof a);
   for (int64_t s = 0; s < steps; s += 4) { /* steps from a leaf stay there */
-    OF(step)(nodes, last, features, x, a, exact);
-    OF(step)(nodes, last, features, x, a, exact);
-    OF(step)(nodes, last, features, x, a, exact);
-    if (!OF(step)(nodes, last, features, x, a, exact)) break;
+    OF(step)(nodes, last, features, x, a, flags);
+    OF(step)(nodes, last, features, x, a, flags);
+    OF(step)(nodes, last, features, x, a, flags);
+    if (!OF(step)(nodes, last, features, x, a, flags)) break;
   }
   memcpy(at, a, sizeof a);
 }
@@ -89,21 +89,21 @@ INLINE void OF(take)(const OF(ensemble) *e, const tree *t, uint32_t at, T *sums)
 }
 
 /* Rows side by side, tree by tree: a tree's nodes stay in the cache while the rows pass. */
-INLINE void OF(rows)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n, T *sums, int exact) {
+INLINE void OF(rows)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n, T *sums, const int flags) {
   for (int64_t k = 0; k < e->n_trees; k++) {
     const tree t = tree_of(&e->trees[k], e->last, e->targets);
     for (int64_t r = 0; r < n; r += WALKS) {
       const T *row[WALKS];
       uint32_t at[WALKS];
       for (int l = 0; l < WALKS; l++) row[l] = x + (r + l) * step, at[l] = t.root;
-      OF(walk)(e, row, at, nd_min(t.steps, e->most_steps), exact);
+      OF(walk)(e, row, at, nd_min(t.steps, e->most_steps), flags);
       for (int l = 0; l < WALKS; l++) OF(take)(e, &t, at[l], sums + (r + l) * e->targets);
     }
   }
 }
 
 /* Trees side by side, for a single row. */
-INLINE void OF(trees)(const OF(ensemble) *e, const T *x, T *sums, int exact) {
+INLINE void OF(trees)(const OF(ensemble) *e, const T *x, T *sums, const int flags) {
   const T *row[WALKS];
   for (int l = 0; l < WALKS; l++) row[l] = x;
   for (int64_t k = 0; k < e->n_trees; k += WALKS) {
@@ -116,20 +116,30 @@ INLINE void OF(trees)(const OF(ensemble) *e, const T *x, T *sums, int exact) {
       at[l] = t[l].root;
       steps = t[l].steps > steps ? t[l].steps : steps;
     }
-    OF(walk)(e, row, at, nd_min(steps, e->most_steps), exact);
+    OF(walk)(e, row, at, nd_min(steps, e->most_steps), flags);
     for (int64_t l = 0; l < n; l++) OF(take)(e, &t[l], at[l], sums);
   }
 }
 
-static void OF(block)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n, T *sums, int exact) {
+static int OF(missing)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n) {
+  int found = 0;
+  for (int64_t r = 0; r < n; r++)
+    for (uint32_t f = 0; f < e->features; f++) found |= !(x[r * step + f] == x[r * step + f]);
+  return found;
+}
+
+INLINE void OF(block_as)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n, T *sums, const int flags) {
+  const int64_t many = n - n % WALKS;
+  OF(rows)(e, x, step, many, sums, flags);
+  for (int64_t r = many; r < n; r++) OF(trees)(e, x + r * step, sums + r * e->targets, flags);
+}
+
+static void OF(block)(const OF(ensemble) *e, const T *x, int64_t step, int64_t n, T *sums) {
   const T start = e->aggregate <= AVERAGE ? 0 : (T)NAN;
   for (int64_t i = 0; i < n * e->targets; i++) sums[i] = start;
-  const int64_t many = n - n % WALKS;
-  if (exact) OF(rows)(e, x, step, many, sums, 1);
-  else OF(rows)(e, x, step, many, sums, 0);
-  for (int64_t r = many; r < n; r++)
-    if (exact) OF(trees)(e, x + r * step, sums + r * e->targets, 1);
-    else OF(trees)(e, x + r * step, sums + r * e->targets, 0);
+  if (e->flags == PLAIN) OF(block_as)(e, x, step, n, sums, PLAIN);
+  else if (e->flags == MASKED && !OF(missing)(e, x, step, n)) OF(block_as)(e, x, step, n, sums, MASKED);
+  else OF(block_as)(e, x, step, n, sums, EXACT);
 }
 
 /* What a target's sum comes to. */
@@ -147,7 +157,7 @@ static int OF(run)(const aspen_call *c, OF(ensemble) *e) {
   for (int64_t r = c->lo[0], n; r < c->hi[0]; r += n) {
     n = nd_min(block, c->hi[0] - r);
     if (direct) {
-      OF(block)(e, (const T *)x->ptr + r * stride, stride, n, sums, c->params[1] != 0);
+      OF(block)(e, (const T *)x->ptr + r * stride, stride, n, sums);
     } else {
       for (int64_t i = 0; i < n; i++)
         for (int64_t f = 0; f < x->dims[1]; f++) {
@@ -157,7 +167,7 @@ static int OF(run)(const aspen_call *c, OF(ensemble) *e) {
                                      : x->dtype == ASPEN_DT_I32 ? (T)((const int32_t *)x->ptr)[at]
                                                                 : (T)((const int64_t *)x->ptr)[at];
         }
-      OF(block)(e, copy, x->dims[1], n, sums, c->params[1] != 0);
+      OF(block)(e, copy, x->dims[1], n, sums);
     }
     for (int64_t i = 0; i < n; i++)
       for (int64_t k = c->lo[1]; k < c->hi[1]; k++) {
@@ -183,6 +193,7 @@ static int OF(start)(const aspen_call *c) {
       .targets = (uint32_t)c->args[0].dims[1],
       .most_steps = c->params[2],
       .aggregate = c->params[0],
+      .flags = c->params[1],
       .trees = (const tree *)trees->ptr,
       .n_trees = trees->dims[0],
   };

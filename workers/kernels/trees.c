@@ -9,6 +9,8 @@
 #define BLOCK_BYTES (256 << 10)
 
 enum { SUM, AVERAGE, LEAST, GREATEST };
+/* What of a node's flags counts: none is there; none but MISSING is, and no number of these rows is missing; all. */
+enum { PLAIN, MASKED, EXACT };
 enum { EQUAL_BIT = 29, MISSING_BIT = 30, FEATURE = (1 << EQUAL_BIT) - 1 };
 
 typedef struct {
