@@ -38,8 +38,8 @@ FINE: Result
 
 @final
 class ClientChannel:
-    """A client's side: publishes requests, sleeps on their completion. Any thread may call anything; waiting releases the GIL and Ctrl-C
-    ends it.
+    """A client's side: publishes requests, sleeps on their completion. Where the last request took 10 µs at most, `wait` and `finish` watch
+    for twice that time before they sleep. Any thread may call anything; waiting releases the GIL and Ctrl-C ends it.
 
     A ticket is an int that names one submission for good (slot and sequence)."""
 

@@ -43,6 +43,13 @@ static inline void aspen_cancel(struct aspen_client_segment *c, struct aspen_doo
   aspen_ring_as(c, bell);
 }
 
+/* Looks at a slot for at most `ns` until its request is done: to sleep, and to be woken, takes longer than small requests do. */
+static inline void aspen_watch_slot(struct aspen_slot *s, uint64_t ns) {
+  const uint64_t until = aspen_now_ns() + ns;
+  uint32_t turns = 0;
+  while (ASPEN_SLOT_STATE(aspen_load_acquire(&s->word)) != ASPEN_SLOT_DONE && aspen_now_ns() < until) aspen_spin(&turns);
+}
+
 /* Sleeps until the word of a slot is no longer `word`, at most `timeout_ns`. */
 static inline int aspen_wait_slot(struct aspen_slot *s, uint32_t word, uint64_t timeout_ns) {
   int r = 0;
