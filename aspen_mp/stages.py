@@ -28,6 +28,7 @@ from aspen_mp.region import Layout, Region
 from aspen_mp.session import Session, Stop, Waiting
 from aspen_mp.shm import _channel, _control, values
 from aspen_mp.shm._lane import Lane
+from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 _ERRORS: Final = _control.ERRORS
@@ -420,7 +421,7 @@ class Stage:
                 if is_object:
                     result[name] = values.decode(view.data)
                 elif name in self._keys:
-                    result[name] = values.listed(self._keys[name], view)
+                    result[name] = listed(self._keys[name], view)
                 elif lent is not None and view.nbytes >= LEND_EACH:
                     result[name] = np.ndarray(view.shape, view.dtype, lent, slot.offset)
                 else:

@@ -25,9 +25,9 @@ from aspen_mp.lengths import MANY, Key, Range
 from aspen_mp.region import Region
 from aspen_mp.session import Session
 from aspen_mp.shm import values
+from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
-from aspen_mp.shm.values import listed
 from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from aspen_mp.shm._channel import FINE
+from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import RuntimeLost
-from aspen_mp.shm.values import listed
 
 cnp.import_array()
 

@@ -24,13 +24,13 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any, SupportsIndex, overload
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.shm.words import a
 
@@ -90,11 +90,6 @@ class Maps(Sequence[dict[Any, Any]]):
     def listed(self) -> list[dict[Any, Any]]:
         """All maps as dicts."""
         return listed(self.keys, self.table)
-
-
-def listed(keys: Sequence[Any], table: npt.NDArray[Any]) -> list[dict[Any, Any]]:
-    """Maps from `keys` to the rows of `table` [maps, keys] as dicts, by functions that loop in C: classifiers give one map a row."""
-    return list(map(dict, map(zip, repeat(keys), table.tolist())))
 
 
 def _pad(n: int) -> int:
