@@ -265,6 +265,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
 
 
+def without_workers(runtime: aspen_mp.Runtime) -> None:
+    """Ends all workers: one that is asked to leave may take requests until it has."""
+    leaving = [psutil.Process(worker["pid"]) for worker in runtime.workers]
+    runtime.scale(0)
+    _, left = psutil.wait_procs(leaving, WATCHDOG_S)
+    assert not left
+
+
 @pytest.mark.parametrize("whose", ["client", "runtime", "both"])
 def test_bounded_queues(whose: str) -> None:
     """What waits is limited, not what runs; once some have ended there is room again. The lower limit counts."""
@@ -276,7 +284,7 @@ def test_bounded_queues(whose: str) -> None:
     ):
         model, other = runtime.load(small_models.mlp(), name="bounded"), runtime.load(small_models.mlp(seed=1), name="beside")
         x = {"x": np.ones((4, 16), np.float32)}
-        runtime.scale(0)
+        without_workers(runtime)
         waiting = [model.submit(x), other.submit(x), model.submit(x)]
         for use in (model.run, model.submit, other.submit, lambda feeds: next(other.map([feeds]))):
             with pytest.raises(QueueFull, match="3 requests of this process wait for workers, max_queued allows 3"):
@@ -295,7 +303,7 @@ def test_threads_cannot_outrun_the_limit() -> None:
     with aspen_mp.Runtime(workers=1, max_queued=5, log="off") as runtime:
         model = runtime.load(small_models.mlp())
         x = {"x": np.ones((4, 16), np.float32)}
-        runtime.scale(0)
+        without_workers(runtime)
         with ThreadPoolExecutor(8) as pool:
             tried = [pool.submit(model.submit, x) for _ in range(40)]
         kept = [attempt.result() for attempt in tried if attempt.exception() is None]
