@@ -98,6 +98,8 @@ TREE_STEP_NS = 0.8
 """A step of a row from one node of TREES to the next."""
 RBF_TERM_NS, DUEL_TERM_NS = 0.06, 1.0
 """A difference that RBF squares, and a product that DUELS adds."""
+DOUBLE_TERM_NS = 0.06
+"""A multiply-add of DGEMM."""
 RECURRENT = {"LSTM": 2.2, "GRU": 1.4, "RNN": 0.5}
 """Kernels of recurrent layers, and what the functions of a unit take in a step."""
 
@@ -416,6 +418,7 @@ FAMILIES = {
     "CONV": Family(_conv_flops, hides=True),
     "ICONV": Family(_iconv_flops, hides=True),
     "BGEMM": Family(_gemm_flops, hides=True),
+    "DGEMM": Family(_gemm_flops, lambda node, flops: flops * DOUBLE_TERM_NS / 2 + node.output.size * _PLAIN_NS),
     "BCONV": Family(_iconv_flops, hides=True),
     "WINO": Family(_winograd_flops, hides=True),
     "ATTENTION": Family(_attention_flops, hides=True),
@@ -511,6 +514,9 @@ def scratch_bytes(node: Node) -> int:
         a = node.inputs[0]
         assert a is not None
         return seven_scratch(a.shape[-1], node.op == "NGEMM") if by_sevens(node) else 128 * a.shape[-1]
+    if node.op == "DGEMM":
+        a = node.inputs[0]
+        return 256 * a.shape[-1] if a is not None else 0
     if node.op == "TOPK":
         return 16 * int(node.output.shape[node.attrs["axis"]])
     if node.op in ("MOMENTS", "STANDARDIZE"):

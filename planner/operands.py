@@ -6,7 +6,7 @@ from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.storage import ELEMENTWISE
 
 _LIKE_OUTPUT = {"GEMM": (2, 3), "NGEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "ICONV": (3, 4), "CONV": (3,), "WINO": (3,), "DWCONV": (3,)}
-_LIKE_OUTPUT |= {"BGEMM": (2, 3), "BCONV": (3,), "NORM": (1, 2)}
+_LIKE_OUTPUT |= {"DGEMM": (2,), "BGEMM": (2, 3), "BCONV": (3,), "NORM": (1, 2)}
 """Inputs that kernels read with the box of the output."""
 
 
@@ -15,7 +15,11 @@ def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
     out = node.output.shape
     if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
         want: Shape = out
-    elif (node.op in ("NGEMM", "IGEMM", "BGEMM") and i == 0) or (node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"]))):
+    elif (
+        (node.op in ("NGEMM", "IGEMM", "BGEMM") and i == 0)
+        or (node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"])))
+        or node.op == "DGEMM"
+    ):
         want = (*out[:-2], *x.shape[-2:])
     elif node.op == "ATTENTION":
         want = (*out[:-2], *x.shape[-2:]) if i < 3 else (*out[:-1], _keys(node))

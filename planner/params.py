@@ -20,6 +20,7 @@ op                   attrs
                      residual?, scale? [N], shift? [N]; A and B rounded to bf16
 ``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?, ``in_act``?. Inputs of
                      ``CONV``, W packed (see `pairs.packed_shape`); X, behind what stands in front of it, and W rounded to bf16
+``DGEMM``            ``alpha``, ``act``. Inputs A, B, bias?, f64
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth``
@@ -240,6 +241,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "BCONV": _convolution,
     "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
     "ICONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
+    "DGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"])],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
     "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from math import prod
 
-from aspen_mp.planner.checks.call import F32, F64, I64, LIMIT, NUMBERS, Arg, Call, Rule, activation, all_f32, in_range, need, ranked, shaped
+from aspen_mp.planner.checks.call import (
+    F32,
+    F64,
+    I64,
+    LIMIT,
+    NUMBERS,
+    Arg,
+    Call,
+    Rule,
+    activation,
+    all_f32,
+    all_of,
+    in_range,
+    need,
+    ranked,
+    shaped,
+)
 from aspen_mp.shm.tables import DTYPES, REDUCE
 
 
@@ -33,7 +49,7 @@ def _argreduce(call: Call) -> None:
 
 
 def _softmax(call: Call) -> None:
-    all_f32(call)
+    all_of(call, F64 if call.out.dtype == F64 else F32)
     _along(0)(call)
 
 

@@ -70,10 +70,15 @@ def shaped(arg: Arg | None, shape: Sequence[int], what: str) -> None:
         need(arg.shape == tuple(shape), what, arg.shape, tuple(shape))
 
 
+def all_of(call: Call, dtype: int) -> None:
+    """All operands that are there must have this dtype."""
+    for k, arg in enumerate([call.out, *call.more, *call.inputs]):
+        need(arg is None or arg.dtype == dtype, f"dtype of operand {k}", arg and arg.dtype, dtype)
+
+
 def all_f32(call: Call) -> None:
     """All operands that are there must be f32."""
-    for k, arg in enumerate([call.out, *call.more, *call.inputs]):
-        need(arg is None or arg.dtype == F32, f"dtype of operand {k}", arg and arg.dtype, F32)
+    all_of(call, F32)
 
 
 def is_f32(arg: Arg | None, what: str) -> None:

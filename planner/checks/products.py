@@ -5,6 +5,7 @@ from __future__ import annotations
 from aspen_mp.planner.checks.call import (
     BOOL,
     F32,
+    F64,
     I8,
     I32,
     LIMIT,
@@ -15,6 +16,7 @@ from aspen_mp.planner.checks.call import (
     Shape,
     activation,
     all_f32,
+    all_of,
     in_range,
     is_f32,
     need,
@@ -138,6 +140,17 @@ def _bgemm(call: Call) -> None:
     scaled(call, 4, out[-1])
 
 
+def _dgemm(call: Call) -> None:
+    all_of(call, F64)
+    out, a, b = call.out.shape, call.input(0), call.input(1)
+    activation(call, 1)
+    need(len(out) >= 2, "rank of the output", len(out), "at least 2")
+    ranked(a, len(out), "input 0")
+    shaped(a, (*out[:-1], a.shape[-1]), "shape of input 0")
+    shaped(b, (*out[:-2], a.shape[-1], out[-1]), "shape of input 1")
+    shaped(call.optional(2), out, "shape of input 2")
+
+
 def _strassen(call: Call) -> None:
     all_f32(call)
     a = call.input(0)
@@ -170,6 +183,7 @@ RULES: dict[str, Rule] = {
     "NGEMM": _ngemm,
     "IGEMM": _igemm,
     "BGEMM": _bgemm,
+    "DGEMM": _dgemm,
     "STRASSEN": _strassen,
     "ATTENTION": _attention,
 }

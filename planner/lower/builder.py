@@ -16,6 +16,7 @@ from aspen_mp.planner.ir import Node, Shape, Tensor
 from aspen_mp.planner.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
 F32 = np.dtype(np.float32)
+F64 = np.dtype(np.float64)
 BOOL = np.dtype(np.bool_)
 I8 = np.dtype(np.int8)
 U8 = np.dtype(np.uint8)
@@ -233,11 +234,14 @@ class Builder:
         **attrs: bool,
     ) -> Tensor:
         """act(alpha * a @ b + bias + residual) for ranks ≥ 2. A constant b of two axes (others 1) is packed, in the bits that it is stored
-        in where these are few."""
-        require_f32(a, b)
+        in where these are few. Of f64 there is no residual, and nothing is packed."""
         batch = broadcast(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
         a = self.align(a, len(shape))
+        if a.dtype == F64 and b.dtype == F64 and residual is None:
+            bias = None if bias is None else self.align(bias, len(shape))
+            return self.emit("DGEMM", [a, self.align(b, len(shape)), bias], shape, F64, alpha=alpha, act=act)
+        require_f32(a, b)
         packed = b.is_const and prod(b.shape[:-2]) == 1
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
@@ -436,6 +440,14 @@ def pack_recurrent(k: int, gates: tuple[int, int], gates_first: bool, r: npt.NDA
     n = panels * hidden * 2 * units
     flat[:n].reshape(panels, hidden, 2, units)[...] = moved[:, :, :2]
     flat[n:].reshape(panels, hidden, 1, units)[...] = moved[:, :, 2:]
+
+
+def one_float(*tensors: Tensor | None) -> np.dtype[Any]:
+    """The dtype of all of them, f32 or f64."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    if dtypes not in ({F32}, {F64}):
+        raise NoKernel(f"no kernel for {' and '.join(sorted(map(str, dtypes)))}")
+    return dtypes.pop()
 
 
 def require_f32(*tensors: Tensor | None) -> None:

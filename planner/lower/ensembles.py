@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from aspen_mp.planner import ensembles
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import F32, I32, I64, Builder, NoKernel
+from aspen_mp.planner.lower.builder import F32, F64, I32, I64, Builder, NoKernel
 from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import TRANSFORMS
 from aspen_mp.shm.errors import ModelInvalidError
 
-F64 = np.dtype(np.float64)
 NUMBERS = (F32, F64, I32, I64)
 _AGGREGATES_BY_NUMBER = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS_BY_NUMBER = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel
+from aspen_mp.planner.lower.builder import BOOL, F32, F64, I64, Builder, NoKernel
 from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.ensembles import NUMBERS, labels, of_model, rows_of, scores, text
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import NO_ACT, Act
 from aspen_mp.shm.errors import ModelInvalidError
 
-F64 = np.dtype(np.float64)
 _SVM_PARAMS = 3
 """Of a kernel: gamma, coef0, degree."""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.algorithms import Phases, block_for, phases_for
 from aspen_mp.planner.ir import Node, Shape, Tensor
-from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, broadcast, planes_are_channels, require_f32
+from aspen_mp.planner.lower.builder import F32, F64, Builder, NoKernel, broadcast, one_float, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 from aspen_mp.planner.params import NO_ACT
@@ -23,14 +23,18 @@ _FEW_ROWS = 32  # products of fewer rows each are stacked
 @rule("Gemm")
 def _gemm(b: Builder, node: Node) -> Tensor:
     x, w, c = data(node), data(node, 1), optional(node, 2)
-    require_f32(x, w, c)
+    dtype = one_float(x, w, c)
     x = b.transpose(x, (1, 0)) if node.attrs.get("transA", 0) else x
     w = b.transpose(w, (1, 0)) if node.attrs.get("transB", 0) else w
     beta = float(node.attrs.get("beta", 1.0))
     if c is not None and beta == 0.0:
         c = None
     if c is not None and beta != 1.0:
-        c = b.derived(c, f"*{beta}", c.shape, lambda v: v * np.float32(beta)) if c.is_const else b.binary("MUL", c, b.constant(beta, F32))
+        c = (
+            b.derived(c, f"*{beta}", c.shape, lambda v: v * v.dtype.type(beta))
+            if c.is_const
+            else b.binary("MUL", c, b.constant(beta, dtype))
+        )
     return b.gemm(x, w, c, alpha=float(node.attrs.get("alpha", 1.0)))
 
 
@@ -41,13 +45,13 @@ def _matmul(b: Builder, node: Node) -> Tensor:
 
 def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     """numpy.matmul: vectors are rows on the left and columns on the right."""
-    require_f32(x, y)
+    dtype = one_float(x, y)
     if x.size == 0 or y.size == 0:
         raise NoKernel("empty")
     shape = broadcast(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
     x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
     y = b.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
-    if len(x.shape) > 2 and x.shape[-2] < _FEW_ROWS and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1:
+    if len(x.shape) > 2 and (x.shape[-2] < _FEW_ROWS or dtype == F64) and prod(y.shape[:-2]) == 1 and prod(x.shape[:-2]) > 1:
         x = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
         y = b.reshape(y, y.shape[-2:])
     return b.reshape(b.gemm(x, y), shape)

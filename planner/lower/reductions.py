@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from aspen_mp.planner.ir import Node, Tensor
-from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel, axis_of, ints, require_f32
+from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel, axis_of, ints, one_float, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
 
@@ -133,7 +133,7 @@ def _arg(b: Builder, node: Node) -> Tensor:
 @rule("Softmax", "LogSoftmax")
 def _softmax(b: Builder, node: Node) -> Tensor:
     x, log = data(node), node.op == "LogSoftmax"
-    require_f32(x)
+    one_float(x)
     rank = len(x.shape)
     if rank == 0 or x.size == 0:
         raise NoKernel("scalar or empty")
@@ -278,10 +278,10 @@ def _lrn(b: Builder, node: Node) -> Tensor:
 def _lp_norm(b: Builder, node: Node) -> Tensor:
     """x / norm, and 0 where the norm is 0."""
     x = data(node)
-    require_f32(x)
+    dtype = one_float(x)
     axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
     norm = b.reduce("L1" if node.attrs.get("p", 2) == 1 else "L2", x, [axis])
-    zero = b.constant(0.0, F32)
+    zero = b.constant(0.0, dtype)
     return b.ternary("WHERE", b.binary("EQUAL", norm, zero, BOOL), zero, b.binary("DIV", x, norm))
 
 

@@ -12,7 +12,7 @@ GROUP = 8
 
 
 def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    if i == 1 and (node.op == "NGEMM" or node.attrs["packed_b"]):
+    if i == 1 and (node.op == "NGEMM" or node.attrs.get("packed_b", False)):
         out_lo, out_hi = whole(shape, len(lo))
         first, last = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
         if len(node.inputs) > 6:  # of a pair of panels both are read
@@ -65,6 +65,7 @@ def _attention(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region
 RULES: dict[str, Rule] = {
     "GEMM": _gemm,
     "NGEMM": _gemm,
+    "DGEMM": _gemm,
     "IGEMM": _igemm,
     "BGEMM": _igemm,
     "STRASSEN": _strassen,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
+from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS, UNARY
 from aspen_mp.workers import _kernels
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +35,9 @@ ISA_FLAGS = {
 ISA = _kernels.isas()[0]
 WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/elt.cmake)
 FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter", "gridsample"]
-FAMILIES += ["roialign", "deform", "trees", "scores", "svm"]
+FAMILIES += ["roialign", "deform", "trees", "scores", "svm", "dgemm", "unary", "softmax"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
-SCRATCH = ["dwconv", "topk", "roialign", "act", "functions", "trees", "scores", "svm"]
+SCRATCH = ["dwconv", "topk", "roialign", "act", "functions", "trees", "scores", "svm", "dgemm", "unary"]
 """Which ask for scratch in the portable build, and what those call there."""
 WATCHDOG_S = 120
 ROUNDS = 400 if os.environ.get("ASPEN_MP_TIER") == "long" else 12
@@ -196,6 +196,11 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
         yield "TREES", operands, [int(rng.integers(4)), int(rng.integers(2)), 9]
     yield "SCORES", [odd(9, 5), odd(9, 5)], [int(rng.integers(5)), 0]
     yield "LABELS", [odd(9, dtype=np.int64), odd(9, 6), odd(4, dtype=np.int64)], [2, 0, 0.0]
+    doubles = [odd(*shape, dtype=np.float64) for shape in ((2, 13, 35), (2, 13, 9), (2, 9, 35), (2, 13, 35))]
+    yield "DGEMM", doubles, [0.5, UNARY["SIGMOID"], 0.0, 0.0]
+    yield "DGEMM", [odd(13, 3, dtype=np.float64), odd(13, 9, dtype=np.float64), np.ones((9, 3))], [1.0, 0, 0.0, 0.0]
+    for log in range(2):
+        yield "SOFTMAX", [odd(5, 700, dtype=np.float64), odd(5, 700, dtype=np.float64)], [log, log]
     yield "RBF", [odd(7, 40), odd(7, 5), np.ones((2, 5, 32), np.float32)], [0.5]
     yield "DUELS", [odd(5, 3), odd(5, 6), odd(2, 6), rng.integers(-9, 9, 4), odd(3)], []
     yield "COUPLE", [odd(5, 3), odd(5, 3), odd(3), odd(3)], []

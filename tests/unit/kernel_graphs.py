@@ -88,6 +88,8 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         or (node.op == "ICONV" and i in {3, 4})
     ):
         return out
+    if node.op == "DGEMM":
+        return (*out[:-2], *shape[-2:]) if i < 2 else out
     if node.op in {"NGEMM", "IGEMM", "BGEMM"} and i == 0:
         return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":

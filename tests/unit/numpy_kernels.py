@@ -327,6 +327,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "ICONV": _iconv,
     "BGEMM": _bgemm,
     "BCONV": _bconv,
+    "DGEMM": lambda out, p, a, b, bias=None: _act(p[1:4], a @ b * _double(p[0]) + (0 if bias is None else bias)),
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,

@@ -141,6 +141,11 @@ def test_gemm() -> None:
     check("GEMM", lambda a, b, c, d: a @ b + c + d, xs, {"packed_b": False}, True, (0, 1, 2, 3))
 
 
+def test_gemm_of_doubles() -> None:
+    xs = [np.abs(values(2, 3, 4)) + 1, np.abs(values(1, 4, 5)) + 1, values(1, 1, 5)]
+    check("DGEMM", lambda a, b, c: a @ b + c, [x.astype(np.float64) for x in xs], {}, True, (0, 1, 2))
+
+
 def test_attention() -> None:
     """Causal masking with -inf reads no key beyond what the group of the last row may see; a finite fill may need all keys."""
     node = kernel_node("ATTENTION", [values(2, 1, 9, 4), values(1, 3, 40, 4), values(1, 3, 40, 5), values(1, 1, 9, 40)], (2, 3, 9, 5), {})

@@ -82,3 +82,7 @@ void FN(power)(const float *a, const float *b, float *out, int64_t n) {
         if (!((x[i] > 0) & (x[i] < INFINITY) & (fabsf(y[i]) < INFINITY))) out[start + i] = power_special(x[i], y[i]);
   }
 }
+
+void FN(exp_f64)(const double *in, double *out, int64_t n) {
+  for (int64_t i = 0; i < n; i++) out[i] = wide_exp_f64(in[i]);
+}

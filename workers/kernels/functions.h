@@ -1,4 +1,4 @@
-/* Functions of f32 computed in f64 (wide.h), over arrays. */
+/* Functions of f32 computed in f64 (wide.h), and e^x of f64, over arrays. */
 #ifndef ASPEN_FUNCTIONS_H
 #define ASPEN_FUNCTIONS_H
 #include "kernel.h"
@@ -9,5 +9,8 @@ int FN(functions)(int64_t opcode, const float *in, float *out, int64_t n);
 
 /* out[i] = a[i] ^ b[i]; out may be either. */
 void FN(power)(const float *a, const float *b, float *out, int64_t n);
+
+/* out[i] = e^in[i] in f64, within an ulp; out may be in. */
+void FN(exp_f64)(const double *in, double *out, int64_t n);
 
 #endif

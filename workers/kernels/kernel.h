@@ -89,6 +89,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        params: KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3)
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
+ * DGEMM  out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64, of operands of the output's rank, broadcast by stride 0. k is summed in ascending order, one
+ *        fused (portable: plain) multiply-add a term, from 0 on. in: A, B, bias?. params: f64 alpha, ACT(3)
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner) or out[N, OC, OD, OH, OW], f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
  *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
  *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3), DEPTH(4).   (bottom and right pads follow
@@ -125,7 +127,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        f32 and f64: all; i8, u8, i32, u32, i64, u64, bool: all but LOG_SUM_EXP (sums wrap, means and roots truncate). Sums in f32 use a fixed
  *        order that depends on shape and strides alone
  * ARGREDUCE params: 0 max / 1 min, axis, select_last, 0. keepdims form; out i64. All integers, f32, f64 (a NaN wins)
- * SOFTMAX params: axis, log. f32
+ * SOFTMAX params: axis, log. f32, f64
  * NORM   over axes axis…rank-1, f32. in: X, scale?, bias? (rank of X, broadcast by stride 0). params: axis, mode (0 layer: mean and variance; 1 rms), f64 eps
  * MOMENTS of groups of channels by blocks of pixels. in: X[N, C, spatial axes], f32; out[N, blocks, groups, 2], f64: mean, and sum of squared deviations from
  *        it. Block b has the pixels [b P / blocks, (b + 1) P / blocks) of the P in logical order (whole quotients); groups divides C. No params.

@@ -1,6 +1,7 @@
-/* SOFTMAX and LogSoftmax over one axis, f32: maximum, sum of exp(x - maximum), result. The first two always cover the whole axis. */
+/* SOFTMAX and LogSoftmax over one axis: maximum, sum of exp(x - maximum), result. The first two always cover the whole axis. */
 #include <math.h>
 
+#include "functions.h"
 #include "lanes.h"
 #include "vmath.h"
 
@@ -101,24 +102,87 @@ static void softmax_columns(int log, nd *nest, int64_t offset, const char *in, c
   }
 }
 
+/* ---- f64: rows in blocks of FLAT elements; of longer rows a part at a time ---- */
+
+#define FLAT 512
+#define SUMS 8 /* side by side */
+
+/* The greatest of n elements, or NaN where one is. */
+static double greatest_f64(const char *x, int64_t step, int64_t n) {
+  double most = -INFINITY;
+  for (int64_t i = 0; i < n; i++) {
+    const double v = *(const double *)(x + i * step);
+    most = (v > most) | (v != v) ? v : most;
+  }
+  return most;
+}
+
+/* e = x - most of elements [from, to) of a row. */
+static void centre_f64(double *e, const char *x, int64_t step, int64_t from, int64_t to, double most) {
+  for (int64_t i = from; i < to; i++) e[i - from] = *(const double *)(x + i * step) - most;
+}
+
+/* Term i goes to sum i % SUMS: the same order for any row of n elements. */
+static double sum_f64(const double *e, int64_t n, double sums[SUMS]) {
+  for (int64_t i = 0; i < n; i++) sums[i % SUMS] += e[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/* Elements [lo, hi) of `rows` <= FLAT / n rows, `across` apart: 0 output, 1 input. */
+static void softmax_few_f64(int log_of, const char *in, char *out, const int64_t along[2], const int64_t across[2], int64_t rows, int64_t n,
+                            int64_t lo, int64_t hi) {
+  double e[FLAT], most[FLAT];
+  for (int64_t r = 0; r < rows; r++) {
+    most[r] = greatest_f64(in + r * across[1], along[1], n);
+    centre_f64(e + r * n, in + r * across[1], along[1], 0, n, most[r]);
+  }
+  FN(exp_f64)(e, e, rows * n);
+  for (int64_t r = 0; r < rows; r++) {
+    double sums[SUMS] = {0};
+    const double total = sum_f64(e + r * n, n, sums), last = log_of ? log(total) : 0;
+    const char *x = in + r * across[1];
+    for (int64_t i = lo; i < hi; i++)
+      *(double *)(out + r * across[0] + i * along[0]) = log_of ? (*(const double *)(x + i * along[1]) - most[r]) - last : e[r * n + i] / total;
+  }
+}
+
+static void softmax_long_f64(int log_of, const char *in, char *out, const int64_t along[2], int64_t n, int64_t lo, int64_t hi) {
+  double e[FLAT], sums[SUMS] = {0}, total = 0;
+  const double most = greatest_f64(in, along[1], n);
+  for (int64_t at = 0, end; at < n; at = end) {
+    end = nd_min(at + FLAT, n);
+    centre_f64(e, in, along[1], at, end, most);
+    FN(exp_f64)(e, e, end - at);
+    total = sum_f64(e, end - at, sums);
+  }
+  const double last = log_of ? log(total) : 0;
+  for (int64_t at = lo, end; at < hi; at = end) {
+    end = nd_min(at + FLAT, hi);
+    centre_f64(e, in, along[1], at, end, most);
+    if (!log_of) FN(exp_f64)(e, e, end - at);
+    for (int64_t i = at; i < end; i++) *(double *)(out + i * along[0]) = log_of ? e[i - at] - last : e[i - at] / total;
+  }
+}
+
 int FN(softmax)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *in = &c->args[1];
-  const int axis = (int)c->params[0], log = c->params[1] != 0;
-  if (out->dtype != ASPEN_DT_F32 || in->dtype != ASPEN_DT_F32 || axis < 0 || axis >= in->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const int axis = (int)c->params[0], log = c->params[1] != 0, wide = in->dtype == ASPEN_DT_F64;
+  const int64_t size = wide ? 8 : 4;
+  if (out->dtype != in->dtype || (in->dtype != ASPEN_DT_F32 && !wide) || axis < 0 || axis >= in->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
   nd nest, kept;
   if (!lanes_nest(&nest, in, 1ull << axis)) return ASPEN_KERNEL_OK;
   nd_begin(&kept, 2); /* the input first: its order is the one to walk in */
   kept.ptr[0] = in->ptr;
   kept.ptr[1] = out->ptr;
   for (int a = 0; a < in->rank; a++) {
-    const int64_t strides[2] = {in->strides[a] * 4, out->strides[a] * 4};
+    const int64_t strides[2] = {in->strides[a] * size, out->strides[a] * size};
     if (a == axis) continue;
     kept.ptr[0] += c->lo[a] * strides[0];
     kept.ptr[1] += c->lo[a] * strides[1];
     nd_add_axis(&kept, c->hi[a] - c->lo[a], strides);
   }
   const int64_t n = in->dims[axis], lo = c->lo[axis], hi = c->hi[axis];
-  const int64_t along[2] = {out->strides[axis] * 4, in->strides[axis] * 4};
+  const int64_t along[2] = {out->strides[axis] * size, in->strides[axis] * size};
   if (lo >= hi || !nd_order(&kept)) return ASPEN_KERNEL_OK;
   const int64_t rows = nd_row(&kept), across[2] = {nd_step(&kept, 1), nd_step(&kept, 0)};
   /* By the tensor's stride alone, so that every tile takes the same way. */
@@ -126,7 +190,14 @@ int FN(softmax)(const aspen_call *c) {
   do {
     const char *p = kept.ptr[0];
     char *o = kept.ptr[1];
-    for (int64_t i = 0; i < rows; i += contiguous ? 1 : COLUMNS) {
+    const int64_t few = n > FLAT ? 1 : FLAT / n; /* rows at once */
+    for (int64_t i = 0; wide && i < rows; i += few) {
+      const char *x = p + i * across[1];
+      char *y = o + i * across[0];
+      if (n > FLAT) softmax_long_f64(log, x, y, along, n, lo, hi);
+      else softmax_few_f64(log, x, y, along, across, nd_min(few, rows - i), n, lo, hi);
+    }
+    for (int64_t i = 0; !wide && i < rows; i += contiguous ? 1 : COLUMNS) {
       const char *pi = p + i * across[1];
       if (contiguous) softmax_row(log, &nest, pi - in->ptr, pi, o + i * across[0], along[0], n, lo, hi);
       else softmax_columns(log, &nest, pi - in->ptr, pi, o + i * across[0], along, across, nd_min(COLUMNS, rows - i), lo, hi);

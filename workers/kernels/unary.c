@@ -1,8 +1,9 @@
-/* UNARY: f32 through act.h, whose functions the epilogues share; f64 through libm; integers where the function makes sense. */
+/* UNARY: f32 through act.h, whose functions the epilogues share; f64 through functions.h and libm; integers where the function makes sense. */
 #include <math.h>
 
 #include "act.h"
 #include "elementwise.h"
+#include "functions.h"
 
 #define EACH(E)                              \
   do {                                       \
@@ -19,6 +20,17 @@ static inline double sigmoid_f64(double x) {
   const double e = exp(-fabs(x));
   return (x < 0 ? e : 1) / (1 + e);
 }
+/* The same of an array, a part at a time: out may be in. */
+static int sigmoid_row_f64(int64_t n, double *o, const double *p) {
+  double e[256];
+  for (int64_t start = 0, m; start < n; start += m) {
+    m = n - start < 256 ? n - start : 256;
+    for (int64_t i = 0; i < m; i++) e[i] = -fabs(p[start + i]);
+    FN(exp_f64)(e, e, m);
+    for (int64_t i = 0; i < m; i++) o[start + i] = (p[start + i] < 0 ? e[i] : 1) / (1 + e[i]);
+  }
+  return ASPEN_KERNEL_OK;
+}
 static inline double softplus_f64(double x) { return (x > 0 ? x : 0 * x) + log1p(exp(-fabs(x))); }
 static inline double clamp01_f64(double x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 static inline double gelu_tanh_f64(double x) { return x * sigmoid_f64(2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x)); }
@@ -29,11 +41,11 @@ static int unary_f64(int op, double a, double b, int64_t n, double *o, const dou
     case ASPEN_U_IDENTITY: EACH(x);
     case ASPEN_U_ABS: EACH(fabs(x));
     case ASPEN_U_NEG: EACH(-x);
-    case ASPEN_U_EXP: EACH(exp(x));
+    case ASPEN_U_EXP: FN(exp_f64)(p, o, n); return ASPEN_KERNEL_OK;
     case ASPEN_U_LOG: EACH(log(x));
     case ASPEN_U_SQRT: EACH(sqrt(x));
     case ASPEN_U_RECIPROCAL: EACH(1 / x);
-    case ASPEN_U_SIGMOID: EACH(sigmoid_f64(x));
+    case ASPEN_U_SIGMOID: return sigmoid_row_f64(n, o, p);
     case ASPEN_U_TANH: EACH(tanh(x));
     case ASPEN_U_ERF: EACH(erf(x));
     case ASPEN_U_RELU: EACH(x < 0 ? 0 : x);

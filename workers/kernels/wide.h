@@ -43,6 +43,29 @@ static inline double wide_exp(double x) {
   return p * wide_from((wide_bits(t) + 1023) << 52);
 }
 
+/* e^x for results that stay f64: within an ulp, any x. The power of two comes in two parts, so that results may be subnormal. */
+static inline double wide_exp_f64(double x) {
+  x = x > 710 ? 710 : x;
+  x = x < -746 ? -746 : x;
+  const double n = (x * 1.4426950408889634074 + WIDE_MAGIC) - WIDE_MAGIC;
+  const double r = (x - n * 0x1.62e42fefap-1) - n * 0x1.cf79abc9e3b3ap-40;
+  double p = 1.0 / 6227020800;
+  p = p * r + 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1;
+  const double half = n * 0.5 + WIDE_MAGIC, rest = (n - (half - WIDE_MAGIC)) + WIDE_MAGIC;
+  return p * wide_from((wide_bits(half) + 1023) << 52) * wide_from((wide_bits(rest) + 1023) << 52);
+}
+
 /* ln x, relative error about 1e-15, also near 1. */
 static inline double wide_log(double x) {
   const uint64_t bits = wide_bits(x);
