@@ -53,7 +53,10 @@ class Signature:
         self.inputs = [ValueInfo.from_message(info) for info in loaded.inputs]
         self.outputs = [ValueInfo.from_message(info) for info in loaded.outputs]
         self.output_names = [info.name for info in self.outputs]
-        self.keys = {info.name: info.keys for info in loaded.outputs if info.keys}
+        self.codes = {info.name: {str(word): k for k, word in enumerate(info.keys)} for info in loaded.inputs if info.keys}
+        self.keys: dict[str, values.Keys] = {
+            info.name: np.array(info.keys, object) if info.kind == "string" else info.keys for info in loaded.outputs if info.keys
+        }
         self._input_names = {info.name for info in self.inputs}
 
     def known_inputs(self) -> str:
@@ -107,7 +110,8 @@ class Signature:
                 raise RequestError(f"model {self.model!r} has no input {name!r}{advice}; it has {self.known_inputs()}")
 
     def check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
+        """The feeds in the model's order, as arrays of the right dtype and shape, strings of `codes` as their places;
+        RequestError otherwise."""
         result: dict[str, Any] = {}
         used = 0
         for info in self.inputs:
@@ -119,6 +123,8 @@ class Signature:
                 continue
             used += 1
             result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
+            if info.name in self.codes:
+                result[info.name] = values.places(self.codes[info.name], result[info.name])
         if used != len(feeds):
             self.check_names(feeds)
         return result

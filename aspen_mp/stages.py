@@ -28,7 +28,6 @@ from aspen_mp.region import Layout, Region
 from aspen_mp.session import Session, Stop, Waiting
 from aspen_mp.shm import _channel, _control, values
 from aspen_mp.shm._lane import Lane
-from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, RequestError, RequestTimeout, RuntimeLost
 
 _ERRORS: Final = _control.ERRORS
@@ -99,10 +98,11 @@ class Stage:
         planned: protocol.Planned,
         transfers: Transfers | None = None,
         range_: Range | None = None,
-        keys: Mapping[str, list[int | str]] | None = None,
+        keys: Mapping[str, values.Keys] | None = None,
+        codes: Mapping[str, dict[str, int]] | None = None,
     ) -> None:
-        """`keys`: of the outputs that are sequences of maps. Where a plan has the table of their values, its stage makes them if it is
-        the last."""
+        """`keys`: of outputs that are made of numbers, sequences of maps and strings: where a plan gives these numbers, its stage makes the
+        outputs if it is the last. `codes`: of inputs, the numbers of strings."""
         self._session = session
         self._model = model
         self.planned = planned
@@ -122,6 +122,7 @@ class Stage:
             for slot in planned.outputs
             if keys is not None and slot.name in keys and slot.dtype != "object" and planned.last
         }
+        self._codes = {} if codes is None else codes
         self.objects = any(is_object for _, is_object in (*self._inputs, *self._outputs))
         self.output_names = [slot.name for slot in planned.outputs]
         self._copies = sum(slot.nbytes for slot in planned.inputs)
@@ -143,7 +144,10 @@ class Stage:
         if self.objects or self._lends:
             return None
         lendable = {k for k, _ in self._lendable}
-        inputs = [(slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable) for k, slot in enumerate(self.planned.inputs)]
+        inputs = [
+            (slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable, self._codes.get(slot.name))
+            for k, slot in enumerate(self.planned.inputs)
+        ]
         return Lane(
             self,
             self._session,
@@ -421,7 +425,7 @@ class Stage:
                 if is_object:
                     result[name] = values.decode(view.data)
                 elif name in self._keys:
-                    result[name] = listed(self._keys[name], view)
+                    result[name] = values.told(self._keys[name], view)
                 elif lent is not None and view.nbytes >= LEND_EACH:
                     result[name] = np.ndarray(view.shape, view.dtype, lent, slot.offset)
                 else:

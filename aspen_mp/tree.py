@@ -25,7 +25,6 @@ from aspen_mp.lengths import MANY, Key, Range
 from aspen_mp.region import Region
 from aspen_mp.session import Session
 from aspen_mp.shm import values
-from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
 from aspen_mp.stages import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
@@ -126,14 +125,22 @@ class StageTree:
     """The plans of a model that this client has met."""
 
     def __init__(
-        self, session: Session, model_id: int, model: str, outputs: Sequence[str], keys: Mapping[str, list[int | str]] | None = None
+        self,
+        session: Session,
+        model_id: int,
+        model: str,
+        outputs: Sequence[str],
+        keys: Mapping[str, values.Keys] | None = None,
+        codes: Mapping[str, dict[str, int]] | None = None,
     ) -> None:
-        """`keys`: of outputs that are sequences of maps, of which plans may give the table of values (`planner/frontends/maps.py`)."""
+        """`keys`: of outputs of which plans may give numbers (`planner/frontends/maps.py`, `words.py`). `codes`: of inputs of strings, of
+        which they take numbers."""
         self.session = self._session = session
         self._model_id = model_id
         self._model = model
         self._outputs = list(outputs)
         self._keys = dict(keys or {})
+        self._codes = dict(codes or {})
         self._transfers = Transfers()
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
@@ -247,8 +254,8 @@ class StageTree:
             self._note_behind(node)
 
     def _told(self, name: str, value: Any) -> Any:
-        """An output as the caller gets it: a stage that is not the last leaves tables of maps as they are."""
-        return listed(self._keys[name], value) if name in self._keys and isinstance(value, np.ndarray) else value
+        """An output as the caller gets it: a stage that is not the last leaves numbers as they are."""
+        return values.told(self._keys[name], value) if name in self._keys and _is_tensor(value) else value
 
     def submit(
         self,
@@ -389,7 +396,7 @@ class StageTree:
         if known is not None:
             self._met += 1
             if self._met % MANY:
-                node.stage = Stage(self._session, self._model, *known, keys=self._keys)
+                node.stage = Stage(self._session, self._model, *known, keys=self._keys, codes=self._codes)
                 return
         planned = self._ask(node, progress, ahead=ahead, beside=known is not None)
         if planned.needs_values:
@@ -411,13 +418,13 @@ class StageTree:
     def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
         """What an answer describes."""
         if planned.range is None:
-            return Stage(self._session, self._model, planned, self._transfers, keys=self._keys)
+            return Stage(self._session, self._model, planned, self._transfers, keys=self._keys, codes=self._codes)
         key = _key_of(node)
         with self._lock:
             range_ = self._ranges.setdefault((planned.plan, planned.generation), Range(planned, key))
         found = range_.at(key)
         assert found is not None
-        return Stage(self._session, self._model, found, self._transfers, range_, self._keys)
+        return Stage(self._session, self._model, found, self._transfers, range_, self._keys, self._codes)
 
     def _drop_range(self, stage: Stage) -> None:
         """The plan of a stage has gone."""

@@ -129,6 +129,8 @@ def derive(
     derived again. RequestError: a binding does not fit the model.
     """
     derived = Derived() if derived is None else derived
+    if model.spelt is not None and _of_strings(model, bindings[0]):
+        model, derived = model.spelt, Derived()
     room = tuple(sorted((capacities or {}).items()))
     key = (room, *map(_key, bindings))
     found = derived.find(key[:-1])
@@ -148,6 +150,12 @@ def derive(
         state.bind_results(stage, bindings[done])
         stage = state.next()
         done += 1
+
+
+def _of_strings(model: Model, known: Mapping[str, Binding]) -> bool:
+    """Whether an input that may be given as numbers is given as strings."""
+    names = [info.name for info in model.signature.inputs if info.keys]
+    return any(name in known and known[name].dtype == tensors.OBJECT for name in names)
 
 
 def _key(known: Mapping[str, Binding]) -> tuple[Any, ...]:
@@ -188,7 +196,7 @@ class _Stages:
                     raise UnsupportedModelError(f"input {info.name!r} has no binding: its dimensions {info.shape} are still unbound")
                 continue
             fits(info, binding)
-            self._bind(info.name, binding, info.kind)
+            self._bind(info.name, binding, "tensor" if self.model.spelt is not None and info.keys else info.kind)
         overridable = self.model.signature.overridable
         for info in overridable:  # one that is given is no constant of this plan
             if (binding := known.get(info.name)) is not None:

@@ -5,15 +5,17 @@ from typing import Any, final
 
 import numpy as np
 
+from aspen_mp.shm.values import Keys
+
 @final
 class Lane:
     """The way of a request through a stage whose values are all tensors and whose outputs are copied: after a network has run, nothing of
     a client is left in the caches of its core, so what counts is how little code and how few objects a request needs.
 
-    `ids`: plan, generation and extent. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape, and
-    whether only an array with memory of its own may be copied (others might be borrowed); `outputs`: name, and the keys of maps that are
-    made of the array's rows, or None. Both in the order of a region's arrays. `requests`: so many may go this way before it is `closed`,
-    until it is opened again; -1: any number.
+    `ids`: plan, generation and extent. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape,
+    whether only an array with memory of its own may be copied (others might be borrowed), and the numbers of strings where it takes
+    strings as numbers, else None; `outputs`: name, and what is made of the array (`values.told`), or None. Both in the order of a region's
+    arrays. `requests`: so many may go this way before it is `closed`, until it is opened again; -1: any number.
 
     What it does itself is what happens nearly always. `stage` and `session` see to the rest: `Session.unfinished`, `leave`,
     `slot_is_free`, `Stage.end`, `late`, `fail`.
@@ -28,8 +30,8 @@ class Lane:
         session: object,
         ids: tuple[int, int, int],
         free: list[Any],
-        inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool]],
-        outputs: Sequence[tuple[str, list[Any] | None]],
+        inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool, dict[str, int] | None]],
+        outputs: Sequence[tuple[str, Keys | None]],
         requests: int = -1,
     ) -> None: ...
     @property

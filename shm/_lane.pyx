@@ -7,12 +7,13 @@ from weakref import ref
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from aspen_mp.shm._channel import FINE
-from aspen_mp.shm._maps import listed
 from aspen_mp.shm.errors import RuntimeLost
+from aspen_mp.shm.values import told
 
 cnp.import_array()
 
@@ -42,6 +43,27 @@ cdef bint _own(cnp.ndarray array):
     return base == NULL
 
 
+cdef object _places(object value, dict codes):
+    """The places of an array of strings among the words of `codes`; None where it is something else."""
+    if not cnp.PyArray_CheckExact(value) or cnp.PyArray_TYPE(<cnp.ndarray>value) != cnp.NPY_OBJECT:
+        return None
+    cdef cnp.ndarray strings = <cnp.ndarray>value
+    if not cnp.PyArray_IS_C_CONTIGUOUS(strings):
+        return None
+    cdef cnp.ndarray found = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(strings), cnp.PyArray_DIMS(strings), cnp.NPY_INT64, 0)
+    cdef PyObject **items = <PyObject **>cnp.PyArray_DATA(strings)
+    cdef int64_t *to = <int64_t *>cnp.PyArray_DATA(found)
+    cdef int64_t other = len(codes)
+    cdef PyObject *place
+    cdef Py_ssize_t i
+    for i in range(cnp.PyArray_SIZE(strings)):
+        if items[i] == NULL or not PyUnicode_CheckExact(<object>items[i]):
+            return None
+        place = PyDict_GetItem(codes, <object>items[i])
+        to[i] = other if place == NULL else <int64_t><object>place
+    return found
+
+
 cdef class Lane:
     cdef object _stage, _session, _plan, _generation, _extent
     cdef list _free
@@ -54,7 +76,7 @@ cdef class Lane:
         self._session = session
         self._plan, self._generation, self._extent = ids
         self._free = free
-        self._inputs = tuple([(name, dtype, tuple(shape), bool(own)) for name, dtype, shape, own in inputs])
+        self._inputs = tuple([(name, dtype, tuple(shape), bool(own), codes) for name, dtype, shape, own, codes in inputs])
         self._outputs = tuple(outputs)
         self._names = tuple([name for name, _ in outputs])
         self._left = requests
@@ -83,8 +105,11 @@ cdef class Lane:
                     return None
         cdef PyObject *value
         cdef list arrays = []
-        for name, dtype, shape, own in self._inputs:
+        for name, dtype, shape, own, codes in self._inputs:
             value = PyDict_GetItem(feeds, name)
+            if codes is not None and value != NULL:
+                coded = _places(<object>value, codes)
+                value = <PyObject *>coded
             if value == NULL or not cnp.PyArray_CheckExact(<object>value) or not _fits(<cnp.ndarray>value, dtype, shape):
                 return None
             if own and not _own(<cnp.ndarray>value):
@@ -152,7 +177,7 @@ cdef class Lane:
         for i in range(len(self._outputs)):
             name, keys = self._outputs[i]
             if names is None or name in names:
-                results[name] = cnp.PyArray_NewCopy(<cnp.ndarray>views[i], cnp.NPY_CORDER) if keys is None else listed(keys, views[i])
+                results[name] = cnp.PyArray_NewCopy(<cnp.ndarray>views[i], cnp.NPY_CORDER) if keys is None else told(keys, views[i])
         return results
 
     def drain(self):

@@ -92,6 +92,23 @@ class Maps(Sequence[dict[Any, Any]]):
         return listed(self.keys, self.table)
 
 
+Keys = list[int | str] | npt.NDArray[np.object_]
+"""Of the maps of a sequence; or the strings (an array) that numbers are places of."""
+
+
+def told(keys: Keys, numbers: npt.NDArray[Any]) -> Any:
+    """What a caller gets for numbers that a plan gives."""
+    return keys[numbers] if isinstance(keys, np.ndarray) else listed(keys, numbers)
+
+
+def places(codes: dict[str, int], strings: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The place of each string among the words of `codes`, or that behind the last. Items that are no strings count as in `Encoded`."""
+    other = len(codes)
+    texts = [item if isinstance(item, str) else _text(item) for item in strings.reshape(-1).tolist()]
+    words = [text.decode(errors="surrogateescape") if isinstance(text, bytes) else text for text in texts]
+    return np.array([codes.get(word, other) for word in words], np.int64).reshape(strings.shape)
+
+
 def _pad(n: int) -> int:
     return -n % _ALIGN
 

@@ -109,6 +109,8 @@ def text(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind == "V":
         value = value.astype(object)
     array = np.asarray(value)
+    if array.dtype.kind == "O" and {str}.issuperset(map(type, array.ravel().tolist())):
+        return array
     try:
         if array.dtype.kind == "S":
             return np.char.decode(array, "utf-8").astype(object)

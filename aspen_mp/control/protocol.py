@@ -252,7 +252,8 @@ class Done(Message):
 class ValueInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An input or output of a model: dims are ints, symbols, or empty where nothing is known; `kind` is tensor, string, sequence, …;
     `type` is ONNX's spelling of the whole type. `keys`: of an output that is a sequence of maps; where a plan gives a tensor for it, the
-    rows of that are their values."""
+    rows of that are their values. Of strings, the words whose places plans take and give; any other string has the place behind the
+    last."""
 
     name: str
     dtype: str

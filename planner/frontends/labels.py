@@ -3,7 +3,7 @@ behind it takes the names, which is all that is left to do without a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -25,25 +25,32 @@ _LABELS: Final = {
 def named(proto: NodeProto, attrs: dict[str, Any], inputs: Sequence[Tensor | None]) -> tuple[list[NodeProto], Tensor] | None:
     """A classifier with strings for labels as one that gives their places, and a Gather of the names; and the names. None: this is none, or
     its labels are other ones than those it names."""
-    own = _LABELS.get(proto.op_type)
-    labels = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in attrs.get("classlabels_strings") or []]
-    if (
-        own is None
-        or len(labels) < 2
-        or not proto.output
-        or not proto.output[0]
-        or _scores(proto.op_type, attrs, len(labels)) != len(labels)
-    ):
+    labels = names(proto, attrs)
+    if labels is None:
         return None
-    place, names = f"{proto.output[0]}.place", f"{proto.output[0]}.names"
+    place, listed = f"{proto.output[0]}.place", f"{proto.output[0]}.names"
+    classifier = numbered(proto, range(len(labels)))
+    classifier.output[0] = place
+    gather = helper.make_node("Gather", [listed, place], [proto.output[0]], name=f"{proto.name}.labels" if proto.name else "")
+    return [classifier, gather], Tensor(listed, (len(labels),), tensors.OBJECT, data=np.array(labels, object))
+
+
+def names(proto: NodeProto, attrs: dict[str, Any]) -> list[str] | None:
+    """The names of a classifier's labels; None as of `named`."""
+    labels = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in attrs.get("classlabels_strings") or []]
+    known = proto.op_type in _LABELS and len(labels) > 1 and proto.output and proto.output[0]
+    return labels if known and _scores(proto.op_type, attrs, len(labels)) == len(labels) else None
+
+
+def numbered(proto: NodeProto, numbers: Iterable[int]) -> NodeProto:
+    """The classifier with these numbers for its labels."""
+    own = _LABELS[proto.op_type]
     classifier = NodeProto()
     classifier.CopyFrom(proto)
     del classifier.attribute[:]
     classifier.attribute.extend(a for a in proto.attribute if a.name not in {"classlabels_strings", own})
-    classifier.attribute.append(helper.make_attribute(own, list(range(len(labels)))))
-    classifier.output[0] = place
-    gather = helper.make_node("Gather", [names, place], [proto.output[0]], name=f"{proto.name}.labels" if proto.name else "")
-    return [classifier, gather], Tensor(names, (len(labels),), tensors.OBJECT, data=np.array(labels, object))
+    classifier.attribute.append(helper.make_attribute(own, list(numbers)))
+    return classifier
 
 
 def _scores(op: str, attrs: dict[str, Any], labels: int) -> int:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from aspen_mp.planner import progress
-from aspen_mp.planner.frontends import check, classical, light, maps, tensors
+from aspen_mp.planner.frontends import check, classical, light, maps, tensors, words
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
@@ -44,7 +44,8 @@ class ValueInfo:
     """One input or output of a model. `shape`: a number or a symbol per axis, None where even the rank is unknown. `dtype`: object for
     strings, sequences and optionals (`kind` says which: "tensor", "string", "sequence", "optional", "other"). `type`: the whole type in
     ONNX's spelling, "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where the model does not say and nothing is inferred. `keys`:
-    of an output that is a sequence of maps of which plans give the table of values (`maps`)."""
+    of an output that is a sequence of maps of which plans give the table of values (`maps`); of strings, the words whose places plans
+    take and give (`words`)."""
 
     name: str
     dtype: np.dtype[Any]
@@ -64,10 +65,15 @@ class Signature:
 
 
 class Model:
-    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from."""
+    """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from. `spelt`: where it
+    has numbers for strings (`words`), the model that has the strings."""
 
-    def __init__(self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> None:
+    def __init__(
+        self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None, spelt: tuple[Model, words.Lists] | None = None
+    ) -> None:
         self._buffer = buffer
+        self.spelt: Model | None = None if spelt is None else spelt[0]
+        self._words: words.Lists = {} if spelt is None else spelt[1]
         self.proto = proto
         self.store = store
         self.opsets: dict[str, int] = {o.domain: o.version for o in proto.opset_import}
@@ -95,6 +101,10 @@ class Model:
     @cached_property
     def signature(self) -> Signature:
         """Inputs and outputs; symbols name unknown dimensions, made up from name and axis where the model has none."""
+        if self.spelt is not None:
+            said = self.spelt.signature
+            ends = [tuple(replace(v, keys=self._words.get(v.name, v.keys)) for v in values) for values in (said.inputs, said.outputs)]
+            return Signature(ends[0], ends[1], said.overridable)
         inferred = check.infer(self.light, outputs=True)
         inputs = [i for i in self.graph.input if i.name not in self.initializers]
         defaults = [i for i in self.graph.input if i.name in self.initializers]
@@ -135,6 +145,8 @@ def load(source: Source, *, folder: str | None = None) -> Model:
         check.onnx_rules(model.light)
         progress.at("checking", 2, 3)
         _ = model.signature
+        if (found := words.coded(model.proto)) is not None:
+            model = Model(found[0], model.store, model._buffer, (model, found[1]))
     except UnicodeDecodeError as error:
         raise ModelParseError(f"not an ONNX model: a name is not valid UTF-8 ({error})") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # fields that contradict each other in a way nobody has met yet

@@ -9,10 +9,11 @@ import numpy as np
 
 from aspen_mp.planner import api, stages, verify
 from aspen_mp.planner.frontends.bind import Binding
-from aspen_mp.planner.frontends.onnx import Model
+from aspen_mp.planner.frontends.onnx import Model, ValueInfo
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.params import params
 from aspen_mp.planner.storage import ELEMENTWISE
+from aspen_mp.shm import values
 from aspen_mp.workers import _kernels, fallback
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -110,12 +111,22 @@ def bind(feeds: Mapping[str, Any], by_value: Sequence[str] = ()) -> dict[str, Bi
     return out
 
 
+def _told(info: ValueInfo, value: Any) -> Any:
+    """An output as clients give it."""
+    if not info.keys or not isinstance(value, np.ndarray) or value.dtype == object:
+        return value
+    return values.told(np.array(info.keys, object) if info.kind == "string" else list(info.keys), value)
+
+
 def run_model(
     model: Model, feeds: Mapping[str, Any], options: api.Options | None = None, counts: dict[str, int] | None = None
 ) -> list[Any]:
     """All stages of a model, the way a client drives them. `counts` collects how often each kernel occurs."""
     options = options or api.Options()
     held: dict[str, Any] = dict(feeds)
+    for info in model.signature.inputs:
+        if info.keys:
+            held[info.name] = values.places({str(word): k for k, word in enumerate(info.keys)}, held[info.name])
     bindings = [bind(held)]
     final: dict[str, Any] = {}
     for _ in range(20):
@@ -141,6 +152,6 @@ def run_model(
             if v.final:
                 final[v.name] = result
         if not stage.more:
-            return [final[o.name] for o in model.graph.output]
+            return [_told(o, final[o.name]) for o in model.signature.outputs]
         bindings.append(bind({n: held[n] for n in names}))
     raise AssertionError("too many stages")
