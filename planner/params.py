@@ -20,7 +20,7 @@ op                   attrs
                      residual?, scale? [N], shift? [N]; A and B rounded to bf16
 ``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?, ``in_act``?. Inputs of
                      ``CONV``, W packed (see `pairs.packed_shape`); X, behind what stands in front of it, and W rounded to bf16
-``DGEMM``            ``alpha``, ``act``. Inputs A, B, bias?, f64
+``DGEMM``            ``alpha``, ``act``, ``term`` (`TERMS`: of products, or of distances). Inputs A, B, bias?, f64
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
                      ``residual_last``?, ``in_act``?, ``exact``? (of integers: not rounded to bf16); over three axes ``depth``
@@ -103,6 +103,7 @@ GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 GRID_MODES = {"linear": 0, "nearest": 1, "cubic": 2}
 GRID_PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 TRANSFORMS = {"NONE": 0, "LOGISTIC": 1, "SOFTMAX": 2, "SOFTMAX_ZERO": 3, "PROBIT": 4}
+TERMS = {"product": 0, "square": 1, "absolute": 2}
 AGGREGATES = {"SUM": 0, "AVERAGE": 1, "MIN": 2, "MAX": 3}
 SECOND_SCORES = {"": 0, "1 - s": 1, "-s": 2}
 LABEL_MODES = {"greatest": 0, "above": 1, "votes": 2}
@@ -241,7 +242,7 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "BCONV": _convolution,
     "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
     "ICONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
-    "DGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"])],
+    "DGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"]), TERMS[a.get("term", "product")]],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
     "WINO": lambda a: [*_conv(a), a["block"], *depth(a)],

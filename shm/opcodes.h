@@ -89,7 +89,7 @@
   X(RBF, 49, 2, 2, 1, 1)                                                                                                           \
   X(DUELS, 50, 4, 4, 0, 1)                                                                                                         \
   X(COUPLE, 51, 3, 3, 0, 1)                                                                                            \
-  X(DGEMM, 52, 2, 3, 4, 1)
+  X(DGEMM, 52, 2, 3, 5, 1)
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

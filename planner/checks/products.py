@@ -26,7 +26,7 @@ from aspen_mp.planner.checks.call import (
 )
 from aspen_mp.planner.nbits import packed_shape, whole_groups
 from aspen_mp.planner.pairs import packed_shape as packed_pairs
-from aspen_mp.planner.params import GUARDS, left_factors, packed_bytes
+from aspen_mp.planner.params import GUARDS, TERMS, left_factors, packed_bytes
 from aspen_mp.shm.tables import UNARY
 
 
@@ -144,6 +144,7 @@ def _dgemm(call: Call) -> None:
     all_of(call, F64)
     out, a, b = call.out.shape, call.input(0), call.input(1)
     activation(call, 1)
+    in_range(call, 4, "term", 0, len(TERMS))
     need(len(out) >= 2, "rank of the output", len(out), "at least 2")
     ranked(a, len(out), "input 0")
     shaped(a, (*out[:-1], a.shape[-1]), "shape of input 0")

@@ -10,9 +10,11 @@ from aspen_mp.planner.frontends.onnx import Model
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.lower import (
     attention,
+    distances,
     elementwise,
     ensembles,
     linear,
+    lookups,
     movement,
     products,
     quantized,
@@ -30,9 +32,11 @@ from aspen_mp.shm.errors import ModelInvalidError
 
 _FAMILIES = (
     attention,
+    distances,
     elementwise,
     ensembles,
     linear,
+    lookups,
     movement,
     products,
     quantized,

@@ -28,7 +28,7 @@ _CASTS: Final = frozenset({"Cast", "CastLike"})
 _MOVES: Final = frozenset({"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad"}) | {
     *("Reshape", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"),
 }
-_AS_THEY_ARE: Final = frozenset({*_CASTS, "QuantizeLinear", "DequantizeLinear", "OPAQUE"})
+_AS_THEY_ARE: Final = frozenset({*_CASTS, "QuantizeLinear", "DequantizeLinear", "OPAQUE", "Scan"})
 """Their results depend on types, besides rounding."""
 _SMALL: Final = 1 << 16
 """Constants of up to so many bytes are widened at once."""

@@ -16,8 +16,15 @@ SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 1
 FUNCTIONS = {"IDENTITY": lambda x: x, "RELU": lambda x: np.maximum(x, 0), "SIGMOID": lambda x: 1 / (1 + np.exp(-x)), "TANH": np.tanh}
 
 
-def exact_product(a: Array, b: Array) -> Array:
-    return np.asarray(np.einsum("...mk,...kn->...mn", a.astype(np.longdouble), b.astype(np.longdouble)))
+TERMS = {
+    "product": lambda a, b: np.einsum("...mk,...kn->...mn", a, b),
+    "square": lambda a, b: ((a[..., None] - b[..., None, :, :]) ** 2).sum(-2),
+    "absolute": lambda a, b: np.abs(a[..., None] - b[..., None, :, :]).sum(-2),
+}
+
+
+def exact(term: str, a: Array, b: Array) -> Array:
+    return np.asarray(TERMS[term](a.astype(np.longdouble), b.astype(np.longdouble)))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -32,8 +39,9 @@ def exact_product(a: Array, b: Array) -> Array:
     alpha=st.sampled_from([1.0, 1.0, -1.7]),
     function=st.sampled_from(sorted(FUNCTIONS)),
     bias=st.sampled_from([None, "n", "m", "one", "all"]),
+    term=st.sampled_from(["product", *TERMS]),
 )
-def test_products(isa, seed, batch, m, k, n, plain, alpha, function, bias):
+def test_products_and_distances(isa, seed, batch, m, k, n, plain, alpha, function, bias, term):
     rng = np.random.default_rng(seed)
     shape, ones = (*batch, m, n), (1,) * len(batch)
     a = broadcast(rng, rng.standard_normal((*stretched(rng, batch), m, k)), (*batch, m, k), plain)
@@ -41,11 +49,11 @@ def test_products(isa, seed, batch, m, k, n, plain, alpha, function, bias):
     dims = {None: None, "n": (*ones, 1, n), "m": (*ones, m, 1), "one": (*ones, 1, 1), "all": shape}[bias]
     added = None if dims is None else broadcast(rng, rng.standard_normal(dims), shape, plain)
     out = layout(rng, shape, np.float64, plain)
-    params = [alpha, UNARY[function], 0.0, 0.0]
+    params = [alpha, UNARY[function], 0.0, 0.0, list(TERMS).index(term)]
     whole = run("DGEMM", out, [a, b, added], params, isa=isa)
 
-    sums = alpha * exact_product(a, b) + (0 if added is None else added)
-    size = abs(alpha) * exact_product(np.abs(a), np.abs(b)) + (0 if added is None else np.abs(added))
+    sums = alpha * exact(term, a, b) + (0 if added is None else added)
+    size = abs(alpha) * exact(term, np.abs(a), np.abs(b) if term == "product" else -np.abs(b)) + (0 if added is None else np.abs(added))
     wanted = FUNCTIONS[function](sums)
     assert (np.abs(whole - wanted) <= (k + 8) * EPS * size + 8 * EPS * np.abs(wanted)).all()
 
@@ -59,10 +67,11 @@ def test_products(isa, seed, batch, m, k, n, plain, alpha, function, bias):
 def test_a_product_refuses_what_it_does_not_know(isa):
     a, b, out = np.ones((2, 3)), np.ones((3, 4)), np.zeros((2, 4))
     for operands, params in [
-        ([out.astype(np.float32), a, b], [1.0, 0, 0.0, 0.0]),
-        ([out, a, b.astype(np.float32)], [1.0, 0, 0.0, 0.0]),
-        ([out, a, b, np.ones((2, 4), np.float32)], [1.0, 0, 0.0, 0.0]),
-        ([out, a, b], [1.0, UNARY["ISNAN"], 0.0, 0.0]),
+        ([out.astype(np.float32), a, b], [1.0, 0, 0.0, 0.0, 0]),
+        ([out, a, b.astype(np.float32)], [1.0, 0, 0.0, 0.0, 0]),
+        ([out, a, b, np.ones((2, 4), np.float32)], [1.0, 0, 0.0, 0.0, 0]),
+        ([out, a, b], [1.0, UNARY["ISNAN"], 0.0, 0.0, 0]),
+        ([out, a, b], [1.0, 0, 0.0, 0.0, 3]),
     ]:
         assert _kernels.call("DGEMM", operands, params, [0, 0], [2, 4], isa) == 2
 

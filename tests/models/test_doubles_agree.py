@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_learned_agree import check
@@ -44,6 +45,40 @@ def drawn(seed: int) -> tuple[list[Any], list[TensorProto], tuple[int, ...]]:
         ([N("LpNormalization", ["x"], ["y"], p=1 + axis, axis=1)], [], (rows, terms)),
     ]
     return cases[seed % len(cases)]
+
+
+def distances(seed: int) -> onnx.ModelProto:
+    """A Scan over the rows of x, as skl2onnx writes distances from the rows of a constant table."""
+    rng = np.random.default_rng(seed)
+    kind = [D, TensorProto.FLOAT][seed % 2]
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    columns, reduction = int(rng.integers(2, 20)), str(rng.choice(["ReduceSumSquare", "ReduceL1"]))
+    both = ["all", "one"] if seed % 3 else ["one", "all"]
+    axes = numpy_helper.from_array(np.array([1]), "axes")
+    newer = seed % 4 < 2
+    total = N(reduction, ["apart", "axes"], ["sum"], keepdims=0) if newer else N(reduction, ["apart"], ["sum"], keepdims=0, axes=[1])
+    body = helper.make_graph(
+        [N("Identity", ["all"], ["all_out"]), N("Sub", both, ["apart"]), total, N("Identity", ["sum"], ["out"])],
+        "body",
+        [helper.make_tensor_value_info("all", kind, None), helper.make_tensor_value_info("one", kind, None)],
+        [helper.make_tensor_value_info("all_out", kind, None), helper.make_tensor_value_info("out", kind, None)],
+        [axes] if newer else [],
+    )
+    nodes = [N("Scan", ["table", "x"], ["same", "apart"], body=body, num_scan_inputs=1), N("Sqrt", ["apart"], ["y"])]
+    table = numpy_helper.from_array(rng.standard_normal((int(rng.choice([1, 7, 70])), columns)).astype(dtype), "table")
+    ends = [helper.make_tensor_value_info(name, kind, shape) for name, shape in (("x", ["n", columns]), ("y", None))]
+    graph = helper.make_graph(nodes, "distances", ends[:1], ends[1:], [table])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18 if newer else 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_distances(seed: int) -> None:
+    proto = distances(seed)
+    columns = proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((int(rng.choice([1, 9, 60])), columns)).astype([np.float64, np.float32][seed % 2])
+    tolerance = 1e-12 if x.dtype == np.float64 else 2e-5
+    assert "DGEMM" in check(proto, x, seed, tolerance, tolerance)
 
 
 @pytest.mark.parametrize("seed", range(32))

@@ -197,8 +197,8 @@ def calls(rng: np.random.Generator) -> Iterator[tuple[str, list[Any], list[int |
     yield "SCORES", [odd(9, 5), odd(9, 5)], [int(rng.integers(5)), 0]
     yield "LABELS", [odd(9, dtype=np.int64), odd(9, 6), odd(4, dtype=np.int64)], [2, 0, 0.0]
     doubles = [odd(*shape, dtype=np.float64) for shape in ((2, 13, 35), (2, 13, 9), (2, 9, 35), (2, 13, 35))]
-    yield "DGEMM", doubles, [0.5, UNARY["SIGMOID"], 0.0, 0.0]
-    yield "DGEMM", [odd(13, 3, dtype=np.float64), odd(13, 9, dtype=np.float64), np.ones((9, 3))], [1.0, 0, 0.0, 0.0]
+    yield "DGEMM", doubles, [0.5, UNARY["SIGMOID"], 0.0, 0.0, int(rng.integers(3))]
+    yield "DGEMM", [odd(13, 3, dtype=np.float64), odd(13, 9, dtype=np.float64), np.ones((9, 3))], [1.0, 0, 0.0, 0.0, 0]
     for log in range(2):
         yield "SOFTMAX", [odd(5, 700, dtype=np.float64), odd(5, 700, dtype=np.float64)], [log, log]
     yield "RBF", [odd(7, 40), odd(7, 5), np.ones((2, 5, 32), np.float32)], [0.5]

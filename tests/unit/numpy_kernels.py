@@ -60,6 +60,12 @@ def _gemm(
     return _act(p[2:5], y + (0 if bias is None else bias) + (0 if residual is None else residual))
 
 
+def _dgemm(out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None) -> Array:
+    apart = a[..., None] - b[..., None, :, :]
+    sums = {0: lambda: a @ b, 1: lambda: (apart**2).sum(-2), 2: lambda: np.abs(apart).sum(-2)}[p[4]]()
+    return _act(p[1:4], sums * _double(p[0]) + (0 if bias is None else bias))
+
+
 def _ngemm(
     out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None, *more: Array | None
 ) -> Array:
@@ -327,7 +333,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "ICONV": _iconv,
     "BGEMM": _bgemm,
     "BCONV": _bconv,
-    "DGEMM": lambda out, p, a, b, bias=None: _act(p[1:4], a @ b * _double(p[0]) + (0 if bias is None else bias)),
+    "DGEMM": _dgemm,
     "STRASSEN": lambda out, p, x: np.zeros(out),
     "CONV": _conv,
     "WINO": _wino,

@@ -1,4 +1,4 @@
-/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64.
+/* DGEMM: out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64; or with distances of the rows of A from the columns of B in place of products.
  *
  * Blocks of up to ROWS rows times VECTORS vectors of columns, whose sums stay in registers over all terms. B is never packed ahead: few rows read
  * whole vectors of its columns in place; for more rows, and where columns do not lie side by side, a panel of columns is copied to scratch
@@ -51,8 +51,22 @@ typedef struct factors {
   int64_t a_step, b_step, terms;
 } factors;
 
+enum { PRODUCTS, SQUARES, ABSOLUTES };
+
+INLINE vd vdabs(vd a) {
+  typedef int64_t bits __attribute__((vector_size(VL * 4)));
+  return (vd)((bits)a & INT64_MAX);
+}
+
+INLINE vd add_term(int term, vd a, vd b, vd sum) {
+  if (term == PRODUCTS) return vdfma(a, b, sum);
+  const vd apart = a - b;
+  if (term == SQUARES) return vdfma(apart, apart, sum);
+  return sum + vdabs(apart);
+}
+
 /* sums[r][column]: in ascending order of terms, one vdfma each, from zero on. */
-INLINE void block(const factors *f, int rows, int vectors, double sums[ROWS][COLUMNS]) {
+INLINE void block(int term, const factors *f, int rows, int vectors, double sums[ROWS][COLUMNS]) {
   vd s[ROWS][VECTORS], w[VECTORS];
   const double *b = f->b;
   for (int r = 0; r < rows; r++)
@@ -61,21 +75,28 @@ INLINE void block(const factors *f, int rows, int vectors, double sums[ROWS][COL
     for (int v = 0; v < vectors; v++) w[v] = vdload(b + v * VD);
     for (int r = 0; r < rows; r++) {
       const vd x = vdset1(f->a[r][at]);
-      for (int v = 0; v < vectors; v++) s[r][v] = vdfma(x, w[v], s[r][v]);
+      for (int v = 0; v < vectors; v++) s[r][v] = add_term(term, x, w[v], s[r][v]);
     }
   }
   for (int r = 0; r < rows; r++)
     for (int v = 0; v < vectors; v++) vdstore(&sums[r][v * VD], s[r][v]);
 }
 
-#define BLOCKS_OF(ROWS_)                                                                       \
-  static void block_##ROWS_(const factors *f, int vectors, double sums[ROWS][COLUMNS]) {      \
-    if (vectors == 1) block(f, ROWS_, 1, sums);                                                \
-    else if (vectors == 2) block(f, ROWS_, 2, sums);                                           \
-    else if (vectors == 3) block(f, ROWS_, VECTORS - 1, sums);                                 \
-    else block(f, ROWS_, VECTORS, sums);                                                       \
+#define BLOCKS_OF(ROWS_, TERM)                                                                     \
+  static void block_##ROWS_##_##TERM(const factors *f, int vectors, double sums[ROWS][COLUMNS]) { \
+    if (vectors == 1) block(TERM, f, ROWS_, 1, sums);                                              \
+    else if (vectors == 2) block(TERM, f, ROWS_, 2, sums);                                         \
+    else if (vectors == 3) block(TERM, f, ROWS_, VECTORS - 1, sums);                               \
+    else block(TERM, f, ROWS_, VECTORS, sums);                                                     \
   }
-BLOCKS_OF(1) BLOCKS_OF(2) BLOCKS_OF(3) BLOCKS_OF(4) BLOCKS_OF(5) BLOCKS_OF(6)
+#define BLOCKS(TERM) \
+  BLOCKS_OF(1, TERM) BLOCKS_OF(2, TERM) BLOCKS_OF(3, TERM) BLOCKS_OF(4, TERM) BLOCKS_OF(5, TERM) BLOCKS_OF(6, TERM)
+#define BLOCKS_BY_ROWS(TERM) {block_1_##TERM, block_2_##TERM, block_3_##TERM, block_4_##TERM, block_5_##TERM, block_6_##TERM}
+BLOCKS(PRODUCTS)
+BLOCKS(SQUARES)
+BLOCKS(ABSOLUTES)
+static void (*const blocks[][ROWS])(const factors *, int, double[ROWS][COLUMNS]) = {
+    BLOCKS_BY_ROWS(PRODUCTS), BLOCKS_BY_ROWS(SQUARES), BLOCKS_BY_ROWS(ABSOLUTES)};
 
 /* What follows the sums of a call, all of it by the strides of the last two axes. */
 typedef struct rest {
@@ -83,7 +104,7 @@ typedef struct rest {
   const double *bias; /* or NULL */
   int64_t out_row, out_column, bias_row, bias_column;
   double alpha, a, b;
-  int act, plain; /* plain: no activation, columns side by side */
+  int act, term, plain; /* plain: no activation, columns side by side */
 } rest;
 
 static void bias_of(const rest *e, int64_t row, int64_t column, int64_t n, double bias[COLUMNS]) {
@@ -112,14 +133,13 @@ static int finish(const rest *e, int64_t row, int64_t column, int rows, int64_t 
 
 /* Rows [r0, r1) times n <= COLUMNS columns from `column` on, whose factors are at f->b. */
 static int all_rows(factors *f, const double *a, int64_t a_row, const rest *e, int64_t r0, int64_t r1, int64_t column, int64_t n) {
-  static void (*const blocks[])(const factors *, int, double[ROWS][COLUMNS]) = {block_1, block_2, block_3, block_4, block_5, block_6};
   double sums[ROWS][COLUMNS] __attribute__((aligned(64))), bias[COLUMNS] __attribute__((aligned(64))) = {0};
   if (e->bias && !e->bias_row) bias_of(e, 0, column, n, bias);
   const int vectors = (int)((n + VD - 1) / VD);
   for (int64_t row = r0, rows; row < r1; row += rows) {
     rows = nd_min(ROWS, r1 - row);
     for (int64_t r = 0; r < rows; r++) f->a[r] = a + (row + r) * a_row;
-    blocks[rows - 1](f, vectors, sums);
+    blocks[e->term][rows - 1](f, vectors, sums);
     const int error = finish(e, row, column, (int)rows, n, sums, bias);
     if (error) return error;
   }
@@ -175,6 +195,8 @@ int FN(dgemm)(const aspen_call *c) {
   if (c->scratch_bytes < (size_t)a->dims[n] * ASPEN_NR * sizeof(double)) return ASPEN_KERNEL_SCRATCH;
   rest e = {.out_row = out->strides[m], .out_column = out->strides[n], .alpha = aspen_param_f(c, 0), .act = (int)c->params[1],
             .a = aspen_param_f(c, 2), .b = aspen_param_f(c, 3)};
+  e.term = (int)c->params[4];
+  if ((uint64_t)c->params[4] > ABSOLUTES) return ASPEN_KERNEL_BAD_ARGUMENT;
   e.plain = e.act == ASPEN_U_IDENTITY && e.out_column == 1;
   if (bias->dtype) e.bias_row = bias->strides[m], e.bias_column = bias->strides[n];
   enum { OUT, A, B, BIAS };

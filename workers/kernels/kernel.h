@@ -89,8 +89,8 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        params: KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3)
  * STRASSEN out[…, ceil(M/2), 7 F], F = 16 ((K/2 / 16 + 1) | 1), f32: left factors of the pairs of rows of A[…, M, K] (strassen.c), behind the
  *        K/2 terms of each whether the pair's rows are finite and of about the same size (1, else 0), and zeros. Boxes hold whole pairs. No params.
- * DGEMM  out[…, M, N] = act(alpha A[…, M, K] B[…, K, N] + bias), f64, of operands of the output's rank, broadcast by stride 0. k is summed in ascending order, one
- *        fused (portable: plain) multiply-add a term, from 0 on. in: A, B, bias?. params: f64 alpha, ACT(3)
+ * DGEMM  out[…, M, N] = act(alpha sum over k of term(A[…, M, k], B[…, k, N]) + bias), f64, of operands of the output's rank, broadcast by stride 0. k ascends, one
+ *        fused (portable: plain) multiply-add a term, from 0 on. in: A, B, bias?. params: f64 alpha, ACT(3), term (0 a b, 1 (a - b)², 2 |a - b|)
  * CONV   out[N, OC, OH, OW], 2-D (1-D is lifted by the planner) or out[N, OC, OD, OH, OW], f32. in: X[N, C, H, W], W packed per group [G, ceil(OCg/32), KH*KW*Cg, 32]
  *        with k = (kh, kw, c), bias? [OC], residual? (rank 4, as out), scale? and shift? ([OC], contiguous), in_scale? and in_shift? ([C], contiguous).
  *        params: groups, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top, pad_left, ACT(3), residual_last, IN_ACT(3), DEPTH(4).   (bottom and right pads follow
