@@ -44,11 +44,10 @@ Lists = dict[str, tuple[str, ...]]
 
 @dataclass(eq=False, slots=True)
 class _Kin:
-    """Values that share a list of words. `given`, `made`: some are inputs of the model, results of nodes; `final`: some are outputs."""
+    """Values that share a list of words. `given`: some are inputs of the model; `final`: some are outputs."""
 
     words: dict[str, int] = field(default_factory=dict)
     given: bool = False
-    made: bool = False
     final: bool = False
     spoilt: bool = False
     joined: _Kin | None = None
@@ -70,14 +69,14 @@ class _Kin:
             return
         other.joined = self
         self.learn(list(other.words))
-        self.given, self.made, self.final = self.given or other.given, self.made or other.made, self.final or other.final
+        self.given, self.final = self.given or other.given, self.final or other.final
         self.spoilt = self.spoilt or other.spoilt
 
     def is_list(self) -> bool:
         """Whether places in the list say all that there is to these strings."""
         size = sum(map(len, self.words))
-        mixed = self.given and (self.made or self.final)
-        return bool(self.words) and not self.spoilt and not mixed and len(self.words) <= MOST_WORDS and size <= MOST_BYTES
+        unknown = self.given and self.final
+        return bool(self.words) and not self.spoilt and not unknown and len(self.words) <= MOST_WORDS and size <= MOST_BYTES
 
     def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
         return np.array([self.words[text] for text in texts], np.int64)
@@ -125,7 +124,7 @@ def _kin(graph: GraphProto) -> dict[str, _Kin]:
     for node in graph.node:
         _read(node, found)
         if (names := _named(node)) is not None:
-            found[node.output[0]] = _Kin(made=True)
+            found[node.output[0]] = _Kin()
             found[node.output[0]].learn(names)
     for value in graph.output:
         if value.name in found:

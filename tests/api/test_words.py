@@ -74,6 +74,16 @@ def drawn(seed: int) -> tuple[onnx.ModelProto, int, bool]:
         nodes.append(N("Reshape", [x, "flat"], ["row"]))
         x = "row"
     outputs, refuses = [], False
+    if seed % 5 == 1:  # as an imputer is written: a word in place of others
+        constants.append(numpy_helper.from_array(np.array([0]), "zero"))
+        word = str(rng.choice(WORDS))
+        nodes += [
+            N("LabelEncoder", ["zero"], ["word"], domain=ML, keys_int64s=[0], values_strings=[word], default_string=word),
+            N("LabelEncoder", [x], ["odd"], domain=ML, keys_strings=[str(rng.choice(WORDS))], values_int64s=[1], default_int64=0),
+            N("Cast", ["odd"], ["missing"], to=TensorProto.BOOL),
+            N("Where", ["missing", "word", x], ["filled"]),
+        ]
+        x = "filled"
     if seed % 3 == 0:  # strings of strings, which may come out or be looked up once more
         more, _, _ = encoder(rng, x, "again", strings=True)
         nodes += more
@@ -100,7 +110,7 @@ def same(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(24))
 def test_drawn_columns(shared_runtime: aspen_mp.Runtime, seed: int) -> None:
     proto, columns, refuses = drawn(seed)
     assert all(i.keys for i in api.inspect(proto).inputs)
