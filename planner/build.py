@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -28,7 +28,7 @@ from aspen_mp.planner.operands import seen
 from aspen_mp.planner.options import UNSEARCHED, Planning
 from aspen_mp.planner.params import params as kernel_params
 from aspen_mp.planner.parts import in_parts
-from aspen_mp.planner.plan import Costs, Plan, TensorInfo, WeightItem
+from aspen_mp.planner.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.policy import choose_grids
 from aspen_mp.planner.priority import critical_first, depths_and_ranks
 from aspen_mp.planner.search import Found, latency, search, unlike
@@ -48,11 +48,13 @@ WORTH_PARTS = 0.02
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """``grids``: own tile policy in place of `policy.choose_grids`. ``reuse_memory``: False gives every activation memory of its own.
-    ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's."""
+    ``memory_bytes``: most activation and request memory that a plan may need, None for the machine's. ``sized``: is told how many bytes
+    an arena is going to have, most likely, as soon as that can be said: what makes it need not wait for the plan."""
 
     reuse_memory: bool = True
     memory_bytes: int | None = None
     grids: Any = None
+    sized: Callable[[int], None] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +90,9 @@ def build_plan(
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
     _within(budget, activation_bytes + storage.request_bytes, f"activations of {graph.name!r}")
+    if options.sized is not None:
+        tiles = sum(grid.n for grid in found.grids)
+        options.sized(arena_layout(tiles + tiles // 4, activation_bytes)["arena_bytes"])  # some are JOINs
 
     def plan(found: Found, *, between: bool = False) -> Plan:
         grids = found.grids

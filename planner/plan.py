@@ -161,18 +161,7 @@ class Plan:
 
     def arena_layout(self) -> dict[str, int]:
         """Offsets of an arena segment's parts and its size."""
-        n = self.n_tiles
-        counters = SEGMENT_FIRST
-        executed = aligned(counters + 4 * n)
-        nexts = aligned(executed + 4 * n)
-        data = aligned(nexts + 8 * n)
-        return {
-            "arena_counters": counters,
-            "arena_executed": executed,
-            "arena_next": nexts,
-            "arena_data": data,
-            "arena_bytes": data + aligned(self.activation_bytes),
-        }
+        return arena_layout(self.n_tiles, self.activation_bytes)
 
     def header(self) -> Array:
         """The header, with the offsets of all arrays."""
@@ -235,6 +224,21 @@ class Plan:
 
 def aligned(n: int) -> int:
     return -(-n // ALIGN) * ALIGN
+
+
+def arena_layout(n_tiles: int, activation_bytes: int) -> dict[str, int]:
+    """As `Plan.arena_layout`."""
+    counters = SEGMENT_FIRST
+    executed = aligned(counters + 4 * n_tiles)
+    nexts = aligned(executed + 4 * n_tiles)
+    data = aligned(nexts + 8 * n_tiles)
+    return {
+        "arena_counters": counters,
+        "arena_executed": executed,
+        "arena_next": nexts,
+        "arena_data": data,
+        "arena_bytes": data + aligned(activation_bytes),
+    }
 
 
 def kernel_name(code: int) -> str:

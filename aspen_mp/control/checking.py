@@ -27,8 +27,8 @@ _REFUSED: Final = 1
 
 def copied(fd: int, nbytes: int) -> Segment:
     """The plan behind a descriptor that others hold too, in a segment of our own. PlanError where it is shorter than announced."""
-    data = os.pread(fd, nbytes, 0)
-    if len(data) != nbytes:
+    data = os.pread(fd, nbytes, 0) if nbytes > 0 else b""
+    if not data or len(data) != nbytes:
         raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
     segment = Segment.create("plan", nbytes)
     segment.buf[:nbytes] = data

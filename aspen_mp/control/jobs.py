@@ -22,7 +22,7 @@ import msgspec
 
 from aspen_mp.control import protocol
 from aspen_mp.control.cache import File, WeightFile
-from aspen_mp.control.checking import AT_ONCE, Check, copied
+from aspen_mp.control.checking import AT_ONCE, Check, check, copied
 from aspen_mp.control.loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.control.ranges import Stretch, Stretched
@@ -124,7 +124,7 @@ Received = tuple[str, int, int]
 @dataclass(slots=True)
 class Job:
     """What to ask the child, and whom to tell. `on_done(result, segments)` owns the segments' descriptors, and `checked`: the plan among
-    them, where it was so large that it has been checked already, in a segment of our own."""
+    them, checked, in a segment of our own."""
 
     message: Inspect | PlanStage
     on_done: Callable[[Inspected | StagePlanned, list[Received]], None]
@@ -175,6 +175,8 @@ class PlannerChild:
         self._pid = 0
         self._idle: Timer | None = None
         self._check: Check | None = None
+        self._checked: Segment | None = None
+        self._refused: AspenError | None = None
         self.doing: JobProgress | None = None
         """What it last said of its job; None while it has none."""
         self._receiver: protocol.Receiver[FromChild] = protocol.Receiver(_from_child, MAX_FRAME)
@@ -306,18 +308,35 @@ class PlannerChild:
                 self.doing = message
                 job.on_progress(message)
             case JobSegment():
+                first = message.role == "plan" and all(role != "plan" for role, _, _ in self._segments)
                 self._segments += [(message.role, message.nbytes, fd) for fd in fds]
+                if first and fds and message.nbytes <= AT_ONCE:
+                    self._check_at_once(fds[0], message.nbytes)
             case JobFailed():
-                self._drop_segments()
-                self._current = self.doing = None
-                job.on_error(make_error(message.error, message.text))
-                self._next_after(job)
+                self._failed(job, make_error(message.error, message.text))
             case Inspected() | StagePlanned():
                 sent = next((item for item in self._segments if item[0] == "plan"), None)
-                if isinstance(message, StagePlanned) and sent is not None and sent[1] > AT_ONCE:
+                if self._refused is not None:
+                    self._failed(job, self._refused)
+                elif isinstance(message, StagePlanned) and sent is not None and sent[1] > AT_ONCE:
                     self._check_first(job, message, sent)
                 else:
                     self._done(job, message)
+
+    def _check_at_once(self, fd: int, nbytes: int) -> None:
+        """While the child does what else there is to do. A plan that is refused is told of when the job has been done."""
+        try:
+            self._checked = copied(fd, nbytes)
+            check(self._checked)
+        except AspenError as error:
+            self._refused = error
+
+    def _failed(self, job: Job, error: AspenError) -> None:
+        self._drop_segments()
+        self._current = self.doing = None
+        self._heard()
+        job.on_error(error)
+        self._next_after(job)
 
     def _check_first(self, job: Job, result: StagePlanned, sent: Received) -> None:
         """The job lasts until its plan has been checked: what the child does next builds on that."""
@@ -329,11 +348,7 @@ class PlannerChild:
                 self._done(job, result)
                 return
             segment.close()
-            self._drop_segments()
-            self._current = self.doing = None
-            self._heard()
-            job.on_error(error)
-            self._next_after(job)
+            self._failed(job, error)
 
         segment = copied(sent[2], sent[1])
         try:
@@ -347,6 +362,9 @@ class PlannerChild:
 
     def _done(self, job: Job, result: Inspected | StagePlanned) -> None:
         segments, self._segments = self._segments, []
+        if isinstance(result, StagePlanned) and self._checked is not None:
+            job.checked, self._checked = self._checked, None
+        self._drop_segments()
         self._current = self.doing = None
         self._heard()
         job.on_done(result, segments)
@@ -407,7 +425,10 @@ class PlannerChild:
 
     def _drop_segments(self) -> None:
         protocol.close_all([fd for _, _, fd in self._segments])
-        self._segments = []
+        self._segments, self._refused = [], None
+        if self._checked is not None:
+            self._checked.close()
+            self._checked = None
 
 
 def _where(doing: JobProgress | None) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from aspen_mp.control import cache, checking, keep, protocol, ranges
+from aspen_mp.control.ahead import Ahead
 from aspen_mp.control.cache import Cache, WeightFile
 from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.control.options import Options
@@ -174,11 +175,13 @@ class Planner:
         self._n_segments = len(model.weight_segments)
         self._opened: api.Model | None = None
         self._derived: stages.Derived | None = None
+        self._ahead = Ahead()
 
     def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
         try:
             return self._do(message, side)
         finally:
+            self._ahead.close()
             if self._opened is not None:
                 self._opened.release()  # workers have the weights now; this process stays for a while
 
@@ -197,9 +200,15 @@ class Planner:
 
     def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
         from aspen_mp.planner import api, cost, stages
+        from aspen_mp.planner.build import PlanOptions
         from aspen_mp.planner.machine import Machine
 
+        def sized(arena_bytes: int) -> None:
+            if not stays and _spare(arena_bytes, message.spares) < 0:
+                self._ahead.begin(_roomy(arena_bytes))
+
         side.progress("planning", 0, 1)
+        stays = message.search or message.stretch is not None
         bindings = [_bindings(stage) for stage in message.stages]
         capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
         mine = self._options
@@ -212,6 +221,7 @@ class Planner:
             pairs=mine.pairs,
             capacities=capacities,
             planning=how,
+            build=PlanOptions(sized=sized),
         )
         machine = Machine.of_speeds(message.speeds, cost.rates())
         self._derived = self._derived or stages.Derived()
@@ -222,7 +232,7 @@ class Planner:
             # What the plan cache keeps is looked up by the class that it is for.
             message = msgspec.structs.replace(message, stretch=_class_of(result, message.stretch))
         else:
-            message = msgspec.structs.replace(message, stretch=None)
+            message, stays = msgspec.structs.replace(message, stretch=None), message.search
             result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
@@ -236,13 +246,13 @@ class Planner:
             plan.write(segment.buf)
             side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
         arena_bytes = plan.arena_layout()["arena_bytes"]
-        stays = message.search or message.stretch is not None
         spare = -1 if stays else _spare(arena_bytes, message.spares)
         # Else there is one: the next request may well be for another plan.
         for k in range(self._instances if stays else 1 if spare < 0 else 0):
             if k and not spacious(arena_bytes):
                 break  # requests that could have run side by side take turns
-            with Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
+            made = None if stays else self._ahead.take(arena_bytes)
+            with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
         answer = StagePlanned(
             plan.request_bytes,
