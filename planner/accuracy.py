@@ -45,7 +45,7 @@ MOST_ROWS = 64
 Matrix = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """What the estimate needs to know of a convolution's weights [OC, C, KH, KW] or [OC, C, KD, KH, KW]: `gram` [taps, taps], the mean
     over output channels of the sum of w w' over channels and planes, and how many `channels` these are."""
@@ -86,6 +86,7 @@ class Budget:
 UNLIMITED = Budget(LEVELS["fast"], LIKENESS["fast"])
 
 
+@lru_cache(maxsize=4096)
 def block_factor(layer: Layer, strides: tuple[int, int], block: int, likeness: float = 0.0) -> float:
     """The factor of a convolution in blocks by Winograd's algorithm, for inputs of this likeness."""
     rows, columns = axes(layer.kernel, strides, block)

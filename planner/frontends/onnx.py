@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -27,6 +27,9 @@ from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from aspen_mp.planner.accuracy import Layer
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
 FunctionKey = tuple[str, str, str]
@@ -66,7 +69,8 @@ class Signature:
 
 class Model:
     """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from. `spelt`: where it
-    has numbers for strings (`words`), the model that has the strings."""
+    has numbers for strings (`words`), the model that has the strings. `layers`: what is known of weights, by their keys, whatever the input
+    shapes are."""
 
     def __init__(
         self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None, spelt: tuple[Model, words.Lists] | None = None
@@ -77,6 +81,7 @@ class Model:
         self.proto = proto
         self.store = store
         self.opsets: dict[str, int] = {o.domain: o.version for o in proto.opset_import}
+        self.layers: dict[str, Layer] = {}
         self.functions: dict[FunctionKey, FunctionProto] = {(f.domain, f.name, f.overload): f for f in proto.functions}
 
     @property

@@ -66,7 +66,7 @@ def lower(
     """The kernel-level graph. `report` is told of every node that becomes opaque, and why. `winograd`: convolutions may use that
     algorithm, where the `budget` of error allows it (`planner.accuracy`); `pairs`: where that is not faster than products
     of pairs (`passes.pairs`)."""
-    builder = Builder(winograd, pairs, budget)
+    builder = Builder(winograd, pairs, budget, model.layers)
     table: dict[Tensor, Tensor] = {}
     fitting = verify.Fitting()
     for node in progress.over(graph.nodes, "lowering"):

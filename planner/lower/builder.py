@@ -33,9 +33,16 @@ class NoKernel(Exception):
 
 
 class Builder:
-    """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add."""
+    """Emits nodes into `nodes` under the name of the ONNX node being lowered. `budget`: how much error a layer's algorithm may add.
+    `layers`: of weights that have been looked at, by their keys, whatever the input shapes were."""
 
-    def __init__(self, winograd: bool = True, pairs: bool = False, budget: accuracy.Budget = accuracy.UNLIMITED) -> None:
+    def __init__(
+        self,
+        winograd: bool = True,
+        pairs: bool = False,
+        budget: accuracy.Budget = accuracy.UNLIMITED,
+        layers: dict[str, accuracy.Layer] | None = None,
+    ) -> None:
         self.winograd = winograd
         self.pairs = pairs
         self.budget = budget
@@ -43,7 +50,8 @@ class Builder:
         self.name = ""
         self.onnx_op = ""
         self._packed: dict[str, Tensor] = {}
-        self._layers: dict[Tensor, accuracy.Layer] = {}
+        self._layers: dict[str, accuracy.Layer] = {} if layers is None else layers
+        self._unnamed: dict[Tensor, accuracy.Layer] = {}
         self._once: dict[tuple[Tensor | None, str], Tensor] = {}
         self._serial = 0
 
@@ -325,9 +333,17 @@ class Builder:
         """Whether a convolution with weights `w` may run in blocks of `block` by Winograd's algorithm: for the error that it adds."""
         if self.budget == accuracy.UNLIMITED:
             return True
-        if w not in self._layers:
-            self._layers[w] = accuracy.layer_of(w.value())
-        return self.budget.allows(self._layers[w], strides, block)
+        return self.budget.allows(self._layer(w), strides, block)
+
+    def _layer(self, w: Tensor) -> accuracy.Layer:
+        layer = self._unnamed.get(w) if w.weight_key is None else self._layers.get(w.weight_key)
+        if layer is None:
+            layer = accuracy.layer_of(w.value())
+            if w.weight_key is None:
+                self._unnamed[w] = layer
+            else:
+                self._layers[w.weight_key] = layer
+        return layer
 
     def packed_depthwise(self, w: Tensor) -> Tensor:
         """[OC, 1, KH, KW] or [OC, 1, KD, KH, KW] → [KD*KH*KW, OC]."""
