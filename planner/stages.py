@@ -107,6 +107,7 @@ class Derived:
             if self._constants is None:
                 found = _Stages(model, {})
                 self._plain = found.binder.advance() == ([], [])
+                found.binder.read_constants()
                 self._constants = found
             if self._plain:
                 begun = self._constants.behind()

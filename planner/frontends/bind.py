@@ -42,6 +42,7 @@ PLAN_CONSTANT = 1 << 20
 _REPEATING = {"ConstantOfShape", "Expand", "Tile"}
 _MOST_REPEATED = 4 << 20
 _F32 = np.dtype(np.float32)
+_COMPARED = 256  # so many bytes of the model's constants are compared
 _HINT = 8192  # values of more bytes never decide shapes
 _OPAQUE_FUNCTIONS = RANDOM | {"SequenceMap", "Range"}  # have bodies, but run better as they are
 
@@ -167,6 +168,7 @@ class Binder:
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
+        self._of_model: dict[str, TensorProto] = {}  # hints for constants of the model, by their keys
         self._inferred: dict[tuple[Any, ...], _Typed | None] = {}
         self._used = set(self.outputs)
         for entry in self.pending:
@@ -182,7 +184,7 @@ class Binder:
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
-        copy._hints, copy._inferred, copy._used = {}, self._inferred, set(self._used)
+        copy._hints, copy._of_model, copy._inferred, copy._used = {}, self._of_model, self._inferred, set(self._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
         copy.env = {n: Tensor(n, t.shape, t.dtype, t.data, None, t.weight_key, t.pack, t.stored, t.placed) for n, t in self.env.items()}
@@ -229,6 +231,12 @@ class Binder:
         if tensor is None and (proto := self.constants.get(name)) is not None:
             tensor = self.env[name] = self._constant(name, proto, name)
         return tensor
+
+    def read_constants(self) -> None:
+        """Makes tensors of those that pending nodes read."""
+        for entry in self.pending:
+            for name in entry.names:
+                self.known(name)
 
     def _constant(self, name: str, proto: TensorProto, key: str) -> Tensor:
         if self.model.store.in_memory(proto):
@@ -482,7 +490,7 @@ class Binder:
         key = (
             *(entry.op, tuple(entry.opsets.items()), tuple([a.SerializeToString() for a in entry.proto.attribute]) if entry.attrs else ()),
             tuple([name in self._used for name in entry.gives]),
-            tuple([None if t is None else (t.dtype, t.shape, t.data.tobytes() if _decides(t) else None) for t in inputs]),  # type: ignore[union-attr]
+            tuple([None if t is None else (t.dtype, t.shape, _told(t) if _decides(t) else None) for t in inputs]),
         )
         if key not in self._inferred:
             self._inferred[key] = self._typed(entry, inputs)
@@ -577,11 +585,15 @@ class Binder:
         return out
 
     def _hint(self, name: str, tensor: Tensor) -> TensorProto:
-        cached = self._hints.get(id(tensor))
-        if cached is None:
-            value = np.ascontiguousarray(tensor.value()).reshape(tensor.shape)
-            cached = self._hints[id(tensor)] = (tensor, numpy_helper.from_array(value, name))
-        return cached[1]
+        key = tensor.weight_key
+        hint = self._of_model.get(key) if key is not None else self._hints.get(id(tensor), (tensor, None))[1]
+        if hint is None:
+            hint = numpy_helper.from_array(np.ascontiguousarray(tensor.value()).reshape(tensor.shape), name)
+            if key is not None:
+                self._of_model[key] = hint
+            else:
+                self._hints[id(tensor)] = (tensor, hint)
+        return hint
 
     def _why(self, entry: Item, inputs: list[Tensor | None]) -> Blocked:
         positions = VALUE_INPUTS.get(entry.proto.op_type, ()) if domain_of(entry.proto) == "" else ()
@@ -676,6 +688,12 @@ def _decides(tensor: Tensor) -> bool:
     """Whether shape inference is given the tensor's value."""
     data = tensor.data
     return data is not None and data.nbytes <= _HINT and data.size < 1024 and tensor.dtype != tensors.OBJECT
+
+
+def _told(tensor: Tensor) -> object:
+    """A value that shape inference is given: the same for equal small ones, or for the same constant of the model."""
+    assert tensor.data is not None
+    return tensor.data.tobytes() if tensor.weight_key is None or tensor.nbytes <= _COMPARED else tensor.weight_key
 
 
 def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
