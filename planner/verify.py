@@ -19,8 +19,10 @@ from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
 ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 
-_COMPARED = ELEMENTWISE | {"view.expand", "concat"}
-"""Whose operands' shapes `_kernel` has compared, so that no region can leave them."""
+_BROADCAST = ELEMENTWISE | {"view.expand"}
+_WINDOWS = {"CONV", "DWCONV", "WINO", "PWDW", "ICONV", "BCONV", "POOL"}
+_COMPARED = _BROADCAST | _WINDOWS | {"concat"}
+"""Whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
 
 
 class GraphError(AssertionError):
@@ -103,7 +105,7 @@ def _kernel(node: Node, where: str) -> None:
         kernel, numbers = KERNELS[node.op], params(node)
         if len(numbers) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
             raise GraphError(f"{where}: {len(numbers)} parameters, {len(node.inputs)} inputs")
-    if node.op in ELEMENTWISE | {"view.expand"}:
+    if node.op in _BROADCAST:
         for tensor in node.inputs:
             if tensor is not None and (
                 len(tensor.shape) != len(shape) or any(a not in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
