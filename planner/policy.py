@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -182,21 +183,28 @@ def _blocks(dim: int, granule: int) -> int:
     return -(-dim // granule)
 
 
-def _parts(blocks: int, limit: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def _parts(blocks: int) -> npt.NDArray[np.int64]:
     """Candidate numbers of parts of an axis of so many blocks."""
     out = {1, blocks} | {n for k in range(13) for n in (2**k, 3 * 2**k) if n < blocks}
     out |= {-(-blocks // k) for k in range(1, 9)}
-    return sorted(n for n in out if n <= min(blocks, limit)) or [1]
+    return np.array(sorted(n for n in out if n <= min(blocks, MAX_TILES)) or [1], np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    """All combinations of parts of axes of so many blocks, a vector an axis, and the numbers of tiles."""
+    mesh = [m.ravel() for m in np.meshgrid(*map(_parts, blocks), indexing="ij")]
+    return mesh, np.prod(mesh, axis=0)
 
 
 def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
     """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`. `rows`, `columns`: (dimension, granule)."""
     axes = [*rows, columns]
-    candidates = [np.array(_parts(_blocks(d, g), MAX_TILES), np.int64) for d, g in axes]
-    mesh = [m.ravel() for m in np.meshgrid(*candidates, indexing="ij")]
-    sizes = [-(-_blocks(d, g) // m) * g for (d, g), m in zip(axes, mesh, strict=True)]
-    tiles = np.prod(mesh, axis=0)
-    ns = evaluate([np.minimum(s, d) for s, (d, _) in zip(sizes, axes, strict=True)]) + cost.rates().tile_ns
+    blocks = tuple([_blocks(d, g) for d, g in axes])
+    mesh, tiles = _mesh(blocks)
+    sizes = [np.minimum(-(-n // m) * g, d) for n, m, (d, g) in zip(blocks, mesh, axes, strict=True)]
+    ns = evaluate(sizes) + cost.rates().tile_ns
     total = tiles * ns / aim.workers + aim.tail * ns
     total[tiles > MAX_TILES] = np.inf
     if aim.tiles is not None:
