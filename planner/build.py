@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from aspen_mp.planner.grids import TILE_AXES, Grid
 from aspen_mp.planner.ir import Graph, Node, Tensor
 from aspen_mp.planner.joins import Edges, finish
 from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.made import Made, joined
+from aspen_mp.planner.made import joined
 from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.operands import seen
 from aspen_mp.planner.options import UNSEARCHED, Planning
@@ -38,6 +38,8 @@ from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
+R = TypeVar("R")
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 DEPTHS = LIMITS["depths"]
 LAST_RANK = 0xFFFFFFFF
@@ -391,16 +393,18 @@ class _Writer:
 
     def _costs(self) -> Costs:
         """Of each tile; joins and the end take nothing."""
-        known: dict[tuple[int, Grid], tuple[Floats, Floats, Made]] = {}
-        found = []
+        more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
+        found = self._of_each(tilecost.tile_costs)
+        ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
+        return Costs(ns, moved, cost.rates().far, self.flow, lambda: joined(self._of_each(tilecost.made), len(more)))
+
+    def _of_each(self, function: Callable[[Node, Ints, Ints, int], R]) -> list[R]:
+        """What a function says of the tiles of each step."""
+        known: dict[tuple[int, Grid], R] = {}
         for kind, node, grid in zip(kinds(self.storage), self.storage.steps, self.grids, strict=True):
             if (kind, grid) not in known:
-                boxes = grid.boxes()
-                known[kind, grid] = *tilecost.tile_costs(node, *boxes, self.workers), tilecost.made(node, *boxes, self.workers)
-            found.append(known[kind, grid])
-        more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
-        ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
-        return Costs(ns, moved, cost.rates().far, self.flow, joined([one[2] for one in found], len(more)))
+                known[kind, grid] = function(node, *grid.boxes(), self.workers)
+        return [known[way] for way in zip(kinds(self.storage), self.grids, strict=True)]
 
 
 def _write_constant(t: Tensor, out: memoryview) -> None:
