@@ -25,7 +25,7 @@ import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from aspen_mp.planner import nbits, progress
-from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, maps, own_shapes, scalars, tensors
+from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, maps, own_shapes, plain_shapes, scalars, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
@@ -485,6 +485,10 @@ class Binder:
 
     def _types(self, entry: Item, inputs: list[Tensor | None]) -> _Typed | None:
         """`_infer`, checked, once for nodes that are alike in all that it looks at; None where an output is unknown."""
+        if not entry.domain and len(entry.gives) == 1 and (shape := plain_shapes.shape(entry.op, inputs, entry.attrs)) is not None:
+            types = self._of_shape(entry, inputs, shape)
+            self._check_sizes(entry, types)
+            return _Typed(tuple(types.values()), 0 in shape, True)
         if entry.nested or entry.op in _BY_LARGE_VALUES or entry.domain:
             return self._typed(entry, inputs)
         key = (
@@ -564,7 +568,7 @@ class Binder:
     def _of_shape(self, entry: Item, inputs: list[Tensor | None], shape: Shape) -> Types:
         """Of a node whose result has the type of its first input."""
         first = next(t for t in inputs if t is not None)
-        return {entry.proto.output[0]: (first.dtype, shape)}
+        return {entry.gives[0]: (first.dtype, shape)}
 
     def _outputs(self, entry: Item, result: dict[str, onnx.TypeProto]) -> Types | None:
         out = {}
