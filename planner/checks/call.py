@@ -60,20 +60,22 @@ def need(ok: bool, what: str, value: object, bound: object) -> None:
 def in_range(call: Call, i: int, name: str, lo: int, hi: int) -> int:
     """Parameter `i`, which must be in [lo, hi)."""
     value = call.params[i]
-    need(lo <= value < hi, name, value, f"{lo} … {hi - 1}")
+    if not lo <= value < hi:
+        raise Misfit(name, value, f"{lo} … {hi - 1}")
     return value
 
 
 def shaped(arg: Arg | None, shape: Sequence[int], what: str) -> None:
     """An operand that is there must have this shape."""
-    if arg is not None:
-        need(arg.shape == tuple(shape), what, arg.shape, tuple(shape))
+    if arg is not None and arg.shape != tuple(shape):
+        raise Misfit(what, arg.shape, tuple(shape))
 
 
 def all_of(call: Call, dtype: int) -> None:
     """All operands that are there must have this dtype."""
     for k, arg in enumerate([call.out, *call.more, *call.inputs]):
-        need(arg is None or arg.dtype == dtype, f"dtype of operand {k}", arg and arg.dtype, dtype)
+        if arg is not None and arg.dtype != dtype:
+            raise Misfit(f"dtype of operand {k}", arg.dtype, dtype)
 
 
 def all_f32(call: Call) -> None:
@@ -83,7 +85,8 @@ def all_f32(call: Call) -> None:
 
 def is_f32(arg: Arg | None, what: str) -> None:
     """An operand that is there must be f32."""
-    need(arg is None or arg.dtype == F32, f"dtype of {what}", arg and arg.dtype, F32)
+    if arg is not None and arg.dtype != F32:
+        raise Misfit(f"dtype of {what}", arg.dtype, F32)
 
 
 def activation(call: Call, i: int) -> None:
@@ -93,12 +96,15 @@ def activation(call: Call, i: int) -> None:
 
 def ranked(arg: Arg, rank: int, what: str) -> None:
     """An operand must have so many axes."""
-    need(len(arg.shape) == rank, f"rank of {what}", len(arg.shape), rank)
+    if len(arg.shape) != rank:
+        raise Misfit(f"rank of {what}", len(arg.shape), rank)
 
 
 def scaled(call: Call, first: int, channels: int) -> None:
     """Two inputs of a matrix kernel from number `first` on: scale and shift, both or neither."""
     scale, shift = call.optional(first), call.optional(first + 1)
+    if scale is None and shift is None:
+        return
     need((scale is None) == (shift is None), f"input {first + 1}", shift and "present", f"present if and only if input {first} is")
     for i, arg in ((first, scale), (first + 1, shift)):
         shaped(arg, (channels,), f"shape of input {i}")
