@@ -414,50 +414,46 @@ def _check_tiles(s: _Segment) -> None:
 
 
 def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
-    """`there`: tiles of which the extent has left something."""
+    """The tiles of an op are all cells of a grid over its output. `there`: tiles of which the extent has left something."""
+    works, opaque = ~np.isin(s.ops["kernel"], (JOIN, END)), s.ops["kernel"] == OPAQUE
+    ops = np.flatnonzero(works)
+    outputs, axes = s.operands[s.ops["operand"][ops]], LIMITS["tile_axes"]
+    real = np.arange(LIMITS["rank"]) < outputs["rank"][:, None]
+    empty, box = np.zeros(len(s.ops), bool), np.ones((len(s.ops), axes), np.int64)
+    empty[ops] = ((outputs["dims"] == 0) & real).any(axis=1)
+    box[ops] = np.where(real, outputs["dims"], 1)[:, :axes]
     tiles = s.tiles[there]
-    begin = np.searchsorted(tiles["op"], np.arange(len(s.ops) + 1))
-    works = ~np.isin(s.ops["kernel"], (JOIN, END))
-    # Most ops of very large graphs have one tile.
-    plain = np.flatnonzero(works & (np.diff(begin) == 1) & (s.ops["kernel"] != OPAQUE))
-    outputs, axes = s.operands[s.ops["operand"][plain]], LIMITS["tile_axes"]
-    box = np.where(np.arange(axes) < outputs["rank"][:, None], outputs["dims"][:, :axes], 1)
-    ones = tiles[begin[:-1][plain]]
-    full = (outputs["dims"] > 0) | (np.arange(LIMITS["rank"]) >= outputs["rank"][:, None])
-    good = ((ones["lo"] == 0) & (ones["hi"] == box)).all(axis=1) & full.all(axis=1)
-    works[plain[good]] = False
-    for k in np.flatnonzero(works).tolist():
-        _check_grid(s, k, tiles[begin[k] : begin[k + 1]])
-
-
-def _check_grid(s: _Segment, k: int, tiles: Array) -> None:
-    """The tiles of an op are all cells of a grid over its output."""
-    first = s.op_operands[k][0]
-    rank = int(s.operands["rank"][first])
-    dims = s.operands["dims"][first][:rank].tolist()
-    lo, hi = tiles["lo"].astype(np.int64), tiles["hi"].astype(np.int64)
-    if s.op_kernel[k] == "OPAQUE":
-        if len(tiles) != 1:
-            refuse(f"ops[{k}]", f"{len(tiles)} tiles", "an OPAQUE op has one")
-    elif 0 in dims:
-        if len(tiles):
-            refuse(f"ops[{k}]", f"{len(tiles)} tiles", "its output is empty")
-        return
-    box = np.ones(LIMITS["tile_axes"], np.int64)
-    box[: min(rank, len(box))] = dims[: len(box)]
-    number = np.zeros(len(tiles), np.int64)
-    count = 1
-    cut = ~((lo == 0).all(axis=0) & (hi == box).all(axis=0))
-    for axis in np.flatnonzero(cut).tolist():
-        dim = int(box[axis])
-        cuts = np.concatenate([np.unique(lo[:, axis]), [dim]])
-        cell = np.searchsorted(cuts, lo[:, axis])
-        if cuts[0] != 0 or (np.diff(cuts) <= 0).any() or (hi[:, axis] != cuts[cell + 1]).any():
-            refuse(f"ops[{k}]", f"boxes on axis {axis}", f"its tiles must be a grid over 0 … {dim}")
-        number = number * (len(cuts) - 1) + cell
-        count *= len(cuts) - 1
-    if count != len(tiles) or (count > 1 and len(np.unique(number)) != count):
-        refuse(f"ops[{k}]", f"{len(tiles)} tiles", f"its grid has {count} cells")
+    tiles = tiles[works[tiles["op"]]]
+    op, n = tiles["op"].astype(np.int64), np.bincount(tiles["op"], minlength=len(s.ops))
+    if (k := _first(opaque & (n != 1))) is not None:
+        refuse(f"ops[{k}]", f"{n[k]} tiles", "an OPAQUE op has one")
+    if (k := _first(empty & ~opaque & (n > 0))) is not None:
+        refuse(f"ops[{k}]", f"{n[k]} tiles", "its output is empty")
+    cells, counts, places = np.ones(len(s.ops)), [], []
+    for axis in range(axes):
+        lo, hi = tiles["lo"][:, axis].astype(np.int64), tiles["hi"][:, axis].astype(np.int64)
+        order = np.lexsort((lo, op))
+        fresh = (np.diff(op[order], prepend=-1) != 0) | (np.diff(lo[order], prepend=-1) != 0)
+        cut_op, cut = op[order][fresh], lo[order][fresh]  # where cells of each op begin
+        first, last = np.diff(cut_op, prepend=-1) != 0, np.diff(cut_op, append=-1) != 0
+        until = np.where(last, box[cut_op, axis], np.roll(cut, -1))
+        bad = (first & (cut != 0)) | ((until <= cut) & ~empty[cut_op])
+        cell = np.empty(len(op), np.int64)
+        cell[order] = np.cumsum(fresh) - 1
+        if (k := _first(bad[cell] | (hi != until[cell]))) is not None:
+            refuse(f"ops[{op[k]}]", f"boxes on axis {axis}", f"its tiles must be a grid over 0 … {box[op[k], axis]}")
+        counts.append(np.bincount(cut_op, minlength=len(s.ops)))
+        places.append(cell - (np.cumsum(counts[-1]) - counts[-1])[op])
+        cells *= np.maximum(counts[-1], 1)
+    number = np.cumsum(n)[op] - n[op]
+    wrong = works & (opaque | ~empty) & (cells != n)
+    if not wrong.any():
+        within = np.zeros(len(op), np.int64)
+        for count, place in zip(counts, places, strict=True):
+            within = within * count[op] + place
+        wrong[op[np.bincount(number + within, minlength=len(op)) != 1]] = True
+    if (k := _first(wrong)) is not None:
+        refuse(f"ops[{k}]", f"{n[k]} tiles", f"its grid has {cells[k]:.0f} cells, each once")
 
 
 # ------------------------------------------------------------------------------------------------------------------- edges
