@@ -97,6 +97,12 @@ class _Segment:
     def most(self) -> int:
         return int(self.header["most"])
 
+    def rows(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """(dtype, dims, strides) of each operand."""
+        o = self.operands
+        columns = (o[name].tolist() for name in ("dtype", "rank", "dims", "strides"))
+        return [(dtype, tuple(d[:rank]), tuple(s[:rank])) for dtype, rank, d, s in zip(*columns, strict=True)]
+
     def forms(self) -> list[int]:
         """A number for each operand, the same for those that differ in where they are alone."""
         rows = self.operands.copy()
@@ -265,6 +271,7 @@ def _check_calls(s: _Segment) -> None:
     writable = (SPACES["ARENA"], SPACES["REQUEST"])
     begin, count = s.ops["param"].tolist(), s.ops["n_params"].tolist()
     known: set[tuple[str, int, tuple[int, ...], bytes]] = set()
+    rows = s.rows()
     for k, (first, n_outputs, n_inputs) in enumerate(s.op_operands):
         for i in range(first, first + n_outputs):
             if space[i] not in writable:
@@ -273,19 +280,17 @@ def _check_calls(s: _Segment) -> None:
         like = (s.op_kernel[k], n_outputs, operands, params.tobytes())
         if like not in known:
             known.add(like)
-            _check_call(s, k, params.tolist())
+            _check_call(s, k, params.tolist(), rows)
 
 
-def _check_call(s: _Segment, k: int, params: list[int]) -> None:
+def _check_call(s: _Segment, k: int, params: list[int], rows: list[tuple[int, tuple[int, ...], tuple[int, ...]]]) -> None:
     first, n_outputs, n_inputs = s.op_operands[k]
     kernel, args = s.op_kernel[k], []
     for i in range(first, first + n_outputs + n_inputs):
-        row = s.operands[i]
-        dtype, dims, strides = (row[name].tolist() for name in ("dtype", "dims", "strides"))
-        shape, strides = tuple(dims[: row["rank"]]), strides[: row["rank"]]
+        dtype, shape, strides = rows[i]
         if i < first + n_outputs:
             if dtype == NONE:
-                refuse(f"operands[{i}].space", row["space"], "an output lies in the arena or the request")
+                refuse(f"operands[{i}].space", s.operands["space"][i], "an output lies in the arena or the request")
             if not _injective(shape, strides):
                 refuse(f"operands[{i}].strides", strides, "an output's elements must lie apart")
         args.append(None if dtype == NONE else Arg(dtype, shape, same(shape, strides, dense(shape))))
@@ -582,19 +587,15 @@ def _accesses(s: _Segment) -> Iterator[tuple[list[_Place], list[_Place]]]:
     space, offset, number = s.operands["space"].tolist(), s.operands["offset"].tolist(), s.forms()
     shared = np.isin(s.operands["space"], (SPACES["ARENA"], SPACES["REQUEST"])) & (s.operands["dtype"] != NONE)
     runs: dict[int, Run | None] = {}  # of each form, from byte 0 on
-
-    def run_at_0(i: int) -> Run | None:
-        row = s.operands[i]
-        rank = int(row["rank"])
-        return Run.of(0, row["dims"][:rank].tolist(), row["strides"][:rank].tolist(), DTYPE_BYTES[int(row["dtype"])])
-
+    rows = s.rows()
     places: list[_Place | None] = []
     for i, mine in enumerate(shared.tolist()):
         if not mine:
             places.append(None)
             continue
         if number[i] not in runs:
-            runs[number[i]] = run_at_0(i)
+            dtype, dims, strides = rows[i]
+            runs[number[i]] = Run.of(0, dims, strides, DTYPE_BYTES[dtype])
         run = runs[number[i]]
         places.append(None if run is None else (i, space[i], Run(run.low + offset[i], run.high + offset[i], run.axes)))
     for first, outputs, inputs in s.op_operands:
