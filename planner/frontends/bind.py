@@ -106,6 +106,13 @@ class Item(Source):
     gives: tuple[str, ...]
     nested: bool = False
     attrs: dict[str, Any] = field(default_factory=dict)
+    _given: dict[str, Any] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Its attributes; the caller's own dictionary."""
+        if self._given is None:
+            self._given = attributes(self.proto)
+        return dict(self._given)
 
     @property
     def outputs(self) -> list[str]:
@@ -295,7 +302,7 @@ class Binder:
         """A known node, nothing (its outputs are constants now), what it is replaced by, or why it is blocked."""
         proto, op, domain = entry.proto, entry.op, entry.domain
         inputs = [self.env[name] if name else None for name in entry.names]
-        entry.attrs = attrs = attributes(proto) if proto.attribute else {}
+        entry.attrs = attrs = entry.given() if proto.attribute else {}
         if domain == "":
             if op == "Constant":
                 return self._constant_node(entry, attrs)
