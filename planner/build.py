@@ -106,7 +106,10 @@ def build_plan(
         origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
         edges = finish(parents, children, tile_graph.op_tiles, origin)
         noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
-        flow = edge_builder.wiring(grids).flow
+
+        def flow() -> Flow:
+            return edge_builder.wiring(grids).flow
+
         return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(elastic)
 
     built = plan(found)
@@ -163,7 +166,7 @@ class _Writer:
         grids: Sequence[Grid],
         tile_graph: TileGraph,
         edges: Edges,
-        flow: Flow,
+        flow: Callable[[], Flow],
         activation_bytes: int,
         workers: int,
         critical: bool,
@@ -299,7 +302,8 @@ class _Writer:
     def _form(self, t: Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
         if len(shape) > LIMITS["rank"]:
             raise UnsupportedModelError(f"{t.name}: rank {len(shape)}, at most {LIMITS['rank']}")
-        if max(shape, default=0) >= LONGEST_AXIS or prod(max(d, 1) for d in shape) * item_bytes(t) > MAX_SEGMENT:  # though it be empty
+        elements = prod(shape) or prod([max(d, 1) for d in shape])  # though it be empty
+        if max(shape, default=0) >= LONGEST_AXIS or elements * item_bytes(t) > MAX_SEGMENT:
             raise ResourceLimitError(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long to be addressed")
         code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
         if code is None:

@@ -470,8 +470,9 @@ def flops(node: Node) -> float:
 
 def even_ns(node: Node) -> float:
     """Arithmetic and traffic between caches of a node whose elements all cost the same."""
-    weights, passing = memory_bytes(node)
-    return family(node).ns(node, flops(node)) + max(traffic(node) - weights - passing, 0.0) / rates().warm
+    moved = traffic(node)
+    weights, passing = memory_bytes(node, moved)
+    return family(node).ns(node, flops(node)) + max(moved - weights - passing, 0.0) / rates().warm
 
 
 def weight_bytes(node: Node) -> float:
@@ -484,15 +485,16 @@ def activation_bytes(node: Node) -> float:
     return traffic(node) - weight_bytes(node)
 
 
-def memory_bytes(node: Node) -> tuple[float, float]:
+def memory_bytes(node: Node, moved: float | None = None) -> tuple[float, float]:
     """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, unless
     another part of the batch or the steps before have just read them; and activations where they are too many to stay, those that are
-    written twice: a cache reads a line before it is written."""
-    passing = activation_bytes(node)
+    written twice: a cache reads a line before it is written. `moved`: its traffic, where that is known."""
+    weights = weight_bytes(node)
+    passing = (traffic(node) if moved is None else moved) - weights
     if node.op != "GATHER":
         passing = passing + sum(nbytes(t) for t in node.outputs) if passing > rates().cached else 0.0
     again = node.part[0] or (node.op in RECURRENT and not node.attrs["begins"])
-    return 0.0 if again else weight_bytes(node), passing
+    return 0.0 if again else weights, passing
 
 
 def tail(workers: int, products: bool = True) -> float:

@@ -83,12 +83,16 @@ class Reads:
     member_bytes: npt.NDArray[np.float32]
     reads: Ints
     readers: Ints
-    piece: Piece = field(init=False)
+    _piece: list[Piece] = field(init=False, default_factory=list, repr=False)
 
-    def __post_init__(self) -> None:
-        direct = (self.steps, self.parents, self.children, self.nbytes)
-        ranges = (self.member_of, self.member_steps, self.members, self.member_bytes)
-        object.__setattr__(self, "piece", Piece(*direct, self.joins, *ranges, self.reads, self.readers))
+    @property
+    def piece(self) -> Piece:
+        """The same as `wire` takes it."""
+        if not self._piece:
+            direct = (self.steps, self.parents, self.children, self.nbytes)
+            ranges = (self.member_of, self.member_steps, self.members, self.member_bytes)
+            self._piece.append(Piece(*direct, self.joins, *ranges, self.reads, self.readers))
+        return self._piece[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,13 +64,14 @@ class OpInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Of the tiles [n], f64: `ns` alone on one core, `bytes` that go to memory behind the caches, `flow`: what they read of each other,
-    `far`: ns more for each byte of it that another core has written, `made()`: what they find in scratch, which only simulations ask."""
+    """Of the tiles [n], f64: `ns` alone on one core, `bytes` that go to memory behind the caches, `far`: ns more for each byte that they
+    read of each other and another core has written. What only simulations ask for: `flow()`, what they read of each other, and `made()`,
+    what they find in scratch."""
 
     ns: Array
     bytes: Array
     far: float
-    flow: Flow
+    flow: Callable[[], Flow]
     made: Callable[[], Made]
 
 
@@ -117,7 +118,7 @@ class Plan:
         if self.costs is not None:
             return self.costs
         none = np.zeros(self.n_tiles)
-        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none(), Made.none)
+        return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none, Made.none)
 
     @property
     def n_tiles(self) -> int:

@@ -146,7 +146,7 @@ def of_plan(plan: Plan, ns: npt.ArrayLike | None = None) -> Tiles:
         float(sum(info.nbytes for info in plan.inputs)),
         float(sum(info.nbytes for info in plan.outputs if info.nbytes < NOT_COPIED)),
         costs.far if ns is None else 0.0,  # measured times have it in them
-        costs.flow,
+        costs.flow(),
         costs.made() if ns is None else Made.none(),
     )
 
