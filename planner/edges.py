@@ -136,7 +136,7 @@ def _bases(grids: Sequence[Grid]) -> Ints:
     return base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cells:
     """For some tiles of a node, the cells [first, last] of the grid of `step` that they read, arrays [tiles, axes], and of which they read
     what lies in the boxes from `lo` to `hi`, arrays [tiles, rank]. `item`: bytes of an element."""
@@ -289,8 +289,9 @@ class EdgeBuilder:
                 todo.append((x, tiles, *input_region(node, i, lo, hi)))
         while todo:
             t, tiles, lo, hi = todo.pop()
-            some = (hi > lo).all(axis=1)
-            if not some.all():
+            there = hi > lo
+            if not there.all():
+                some = there.all(axis=1)
                 tiles, lo, hi = tiles[some], lo[some], hi[some]
             if not len(tiles):
                 continue
@@ -335,8 +336,8 @@ class EdgeBuilder:
         if self.storage.steps[step].op != "OPAQUE":  # its only tile gives every output
             for axis, cuts in enumerate(grid.cuts):
                 if len(cuts) > 2:
-                    first[:, axis] = np.searchsorted(cuts, lo[:, axis], "right") - 1
-                    last[:, axis] = np.searchsorted(cuts, hi[:, axis], "left") - 1
+                    first[:, axis] = cuts.searchsorted(lo[:, axis], "right") - 1
+                    last[:, axis] = cuts.searchsorted(hi[:, axis], "left") - 1
         return Cells(step, tiles, first, last, lo, hi, item_bytes(self.storage.steps[step].output))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,11 @@ MARKED_BYTES = 1 << 26
 
 def dense(shape: Sequence[int], order: Sequence[int] | None = None) -> Strides:
     """Strides of a gapless array whose axes lie in memory in `order`, outermost first (row-major if not given)."""
+    return _dense(tuple(shape), None if order is None else tuple(order))
+
+
+@lru_cache(maxsize=4096)
+def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Strides:
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(range(len(shape)) if order is None else order):
@@ -104,8 +110,7 @@ def overlap(a: Run, b: Run) -> bool | None:
     return exact if exact is not None else _overlap_by_marking(a, b)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """The bytes of an operand: from `low` on, an axis for each (length, stride in bytes > 0), bytes within an element included; `high` is
     the last one."""
 

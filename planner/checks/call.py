@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aspen_mp.shm.tables import DTYPES, UNARY
 
@@ -19,8 +19,7 @@ class Misfit(Exception):
     """(what, value, bound): the part of an op that its kernel does not allow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arg:
+class Arg(NamedTuple):
     """An operand as a kernel sees it."""
 
     dtype: int
@@ -29,8 +28,7 @@ class Arg:
     """Contiguous and row-major."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """An op. ``inputs`` has an entry for each input, None where it is absent. ``more``: outputs behind the first."""
 
     out: Arg
