@@ -42,7 +42,10 @@ class Dropper:
         """After a model has got another stage, the last of its stages."""
         self._drop_behind(model, newest)
         while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._bytes(model.stages) > MAX_PLAN_BYTES):
-            self._publisher.drop(model, next(iter(model.stages)))
+            oldest = next(iter(model.stages))
+            if not newest.searched:  # the next one most likely is for yet another shape
+                model.spares.expect(model.stages[oldest].segments[1:])
+            self._publisher.drop(model, oldest)
         while self._crowded():
             largest = max(self._models.values(), key=lambda model: len(model.stages))
             if len(largest.stages) < 2:

@@ -1,4 +1,5 @@
-"""Arenas of plans behind data that were dropped wait for the next such plan of the model: to reserve memory takes longer than to plan."""
+"""Arenas of plans that were dropped, of which a model has many for shapes that seldom come back (behind data, pictures of ever new sizes),
+wait for its next such plan: to reserve memory takes about as long as to plan."""
 
 from __future__ import annotations
 

@@ -55,6 +55,19 @@ def test_pictures_of_any_size_are_not_searched_at_first(world: World, shape: lis
     assert planned(world, 8).search == searched
 
 
+def test_new_sizes_have_the_arenas_of_old_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there are too many plans."""
+    monkeypatch.setattr(dropping, "MAX_PLANS", 2)
+    planned(world, 8)
+    planned(world, 9)
+    planned(world, 10)
+    world.ask(11)
+    (spare,) = job(world).spares
+    world.answer(0)
+    assert [held.nbytes for held in world.segments if held.role == "arena"].count(spare) == 2
+    assert len(world.table.plans()) == 2
+
+
 def test_the_second_shape_asks_for_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(20)
