@@ -10,9 +10,20 @@ from typing import Any
 import plan_damage
 import pytest
 
-from aspen_mp.control import checking, jobs
+from aspen_mp.control import checking, jobs, protocol
 from aspen_mp.control.checking import Check
-from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, JobProgress, Limits, PlannerChild
+from aspen_mp.control.jobs import (
+    ChildSide,
+    Inspect,
+    Inspected,
+    Job,
+    JobProgress,
+    JobSegment,
+    Limits,
+    PlannerChild,
+    PlanStage,
+    StagePlanned,
+)
 from aspen_mp.control.loop import Loop
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.segments import Segment
@@ -145,6 +156,63 @@ def test_a_bad_plan_checked_elsewhere() -> None:
         found = result_of(segment)
     assert isinstance(found, PlanError)
     assert str(found) == str(here.value)
+
+
+def sent(raw: bytes, announced: int = 0) -> tuple[list[Job], list[AspenError]]:
+    """What becomes of a plan that a child sends, and of an arena behind it."""
+
+    def serve(sock: socket.socket) -> None:
+        def do(message: object, side: ChildSide) -> StagePlanned:
+            for role, data in (("plan", raw), ("arena", bytes(4096))):
+                fd = os.memfd_create(role)
+                os.write(fd, data)
+                side.send(JobSegment(role, (role == "plan" and announced) or len(data)), (fd,))
+                os.close(fd)
+            return StagePlanned(0, [], [], [], True, False, [], [])
+
+        ChildSide(sock).run(do)
+
+    loop, done, errors = Loop(), list[Job](), list[AspenError]()
+    child = PlannerChild(loop, "m", serve)
+
+    def taken(result: object, segments: list[tuple[str, int, int]]) -> None:
+        done.append(job)
+        assert [role for role, _, _ in segments] == ["plan", "arena"]
+        protocol.close_all([fd for _, _, fd in segments])
+
+    job = Job(PlanStage([[]], [], [1.0]), taken, errors.append, lambda progress: None)
+    before = len(os.listdir("/proc/self/fd"))
+    child.submit(job)
+    until(loop, lambda: done or errors)
+    child.close()
+    if job.checked is not None:
+        job.checked.close()
+    until(loop, lambda: not loop._reaping)
+    assert len(os.listdir("/proc/self/fd")) == before
+    loop.close()
+    return done, errors
+
+
+def test_a_plan_is_checked_before_the_job_is_done() -> None:
+    (job,), errors = sent(bytes(plan_damage.make().segment()))
+    assert job.checked is not None
+    assert not errors
+
+
+def test_a_bad_plan_fails_its_job_and_what_came_along_is_closed() -> None:
+    raw = bytearray(plan_damage.make().segment())
+    plan_damage.Bytes(raw).tiles["hi"][0, 0] += 1
+    done, (error,) = sent(raw)
+    assert not done
+    assert isinstance(error, PlanError)
+    assert "its tiles must be a grid" in str(error)
+
+
+@pytest.mark.parametrize("announced", [100, -1])
+def test_a_plan_of_another_length_than_announced_fails_its_job(announced: int) -> None:
+    done, (error,) = sent(b"x" * 50, announced)
+    assert not done
+    assert f"{announced} bytes announced" in str(error)
 
 
 def test_a_check_that_nobody_waits_for() -> None:

@@ -1,0 +1,134 @@
+"""A planning child plans one size of a model after the other: what it keeps changes no plan, and arenas are reserved meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from aspen_mp.bench import models
+from aspen_mp.control import ahead
+from aspen_mp.control.ahead import Ahead
+from aspen_mp.planner import api, stages
+from aspen_mp.planner.build import PlanOptions
+from aspen_mp.planner.plan import Plan
+from aspen_mp.shm.errors import ResourceLimitError
+from aspen_mp.shm.segments import Segment
+
+SIZES = [(96, 128), (64, 64), (160, 96), (128, 96)]
+
+FRESH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_planning_of_sizes as here
+h, w = map(int, sys.argv[3:])
+print(here.digest(here.plan_of(here.api.load(sys.argv[2]), here.stages.Derived(), h, w)))
+"""
+
+
+def plan_of(model: api.Model, derived: stages.Derived, height: int, width: int, options: PlanOptions | None = None) -> Plan:
+    (image,) = model.signature.inputs
+    bound = {image.name: api.Binding(np.dtype(np.float32), (1, 3, height, width))}
+    plan = api.plan_stage(model, [bound], workers=2, options=api.Options(build=options), derived=derived).plan
+    assert plan is not None
+    return plan
+
+
+def digest(plan: Plan) -> str:
+    """Of all that is written: the plan, and the weights that it needs."""
+    found = hashlib.sha256(plan.segment())
+    for item in plan.weights:
+        packed = bytearray(item.nbytes)
+        item.write(memoryview(packed))
+        found.update(item.key.encode())
+        found.update(packed)
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sizes") / "detector.onnx"
+    onnx.save(models.build("text_detector", sides="open"), path)
+    return path
+
+
+def test_plans_do_not_depend_on_the_sizes_before(detector: Path) -> None:
+    model, derived = api.load(str(detector)), stages.Derived()
+    found = {size: digest(plan_of(model, derived, *size)) for size in SIZES}
+    for size in reversed(SIZES):
+        assert digest(plan_of(model, derived, *size)) == found[size]
+    height, width = SIZES[-1]
+    command = [sys.executable, "-c", FRESH, str(Path(__file__).parent), str(detector), str(height), str(width)]
+    fresh = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert fresh == found[SIZES[-1]]
+
+
+def test_weights_are_looked_at_once_for_all_sizes(detector: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[tuple[int, ...]]()
+    plain = api.accuracy.layer_of
+    monkeypatch.setattr(api.accuracy, "layer_of", lambda w: (looked.append(w.shape), plain(w))[1])
+    model, derived = api.load(str(detector)), stages.Derived()
+    for size in SIZES:
+        plan_of(model, derived, *size)
+    once = len(looked)
+    assert once
+    for size in reversed(SIZES):
+        plan_of(model, derived, *size)
+    assert len(looked) == once
+
+
+def test_the_arena_is_about_as_large_as_said_before(detector: Path) -> None:
+    model, derived = api.load(str(detector)), stages.Derived()
+    for size in SIZES:
+        said = list[int]()
+        plan = plan_of(model, derived, *size, PlanOptions(sized=said.append))
+        (least,) = said
+        assert 0.9 < least / plan.arena_layout()["arena_bytes"] < 1.1
+
+
+# ---- arenas
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_an_arena_made_ahead_is_taken_once() -> None:
+    before, one = descriptors(), Ahead()
+    one.begin(100_000)
+    made = one.take(90_000)
+    assert made is not None
+    assert made.nbytes >= 100_000
+    assert bytes(made.buf[64:]) == bytes(made.nbytes - 64)
+    assert one.take(1) is None
+    made.close()
+    assert descriptors() == before
+
+
+def test_an_arena_too_small_or_not_wanted_goes() -> None:
+    before, one = descriptors(), Ahead()
+    one.begin(8192)
+    assert one.take(1 << 20) is None
+    one.begin(8192)
+    one.begin(1 << 20)
+    one.close()
+    one.close()
+    assert descriptors() == before
+
+
+def test_an_arena_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wants it finds that out by making it."""
+
+    def refuse(role: str, nbytes: int) -> Segment:
+        raise ResourceLimitError("none left")
+
+    monkeypatch.setattr(ahead.Segment, "create", refuse)
+    one = Ahead()
+    one.begin(8192)
+    assert one.take(1) is None
