@@ -131,7 +131,8 @@ class ImageCost(TileCost):
     """Axes: batch (of volumes: all their images), output rows and columns of an image, output channels."""
 
     def sides(self, box: Ints) -> list[Ints]:
-        return [box[:, 0] * box[:, 2:-2].prod(axis=1), box[:, -2], box[:, -1], box[:, 1]]
+        images = box[:, 0] * box[:, 2] if box.shape[1] == 5 else box[:, 0]
+        return [images, box[:, -2], box[:, -1], box[:, 1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class Convolution(ImageCost):
         weights = float(self.item) * n * depth
         others = float(self.item) * read * self.channels * groups + 4.0 * pixels * n
         ns = 2.0 * full * depth * self.item / (4 * cost.rates().matrix) + SEEN * (weights + others) / cost.rates().warm
-        return np.asarray(ns + self.element_ns * pixels * n + self.input_ns * read * self.channels * groups)
+        ns = ns + self.element_ns * pixels * n
+        return np.asarray(ns + self.input_ns * read * self.channels * groups if self.input_ns else ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +358,9 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     if not len(lo):
         return np.zeros(0), np.zeros(0)
     model = of(node, workers)
-    ns = model(model.sides(hi - lo))
-    size = (hi - lo).prod(axis=1, dtype=np.float64)
+    box = hi - lo
+    ns = model(model.sides(box))
+    size = box.prod(axis=1, dtype=np.float64)
     weights, passing = (share * size / max(float(size.sum()), 1.0) for share in cost.memory_bytes(node))
     cold = cost.rates().cold
     ns = np.maximum(ns, weights / cold) if cost.family(node).hides else ns + weights / cold

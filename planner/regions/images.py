@@ -25,6 +25,8 @@ def windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     if len(shape) == 5:
         axes.append((2, depth(a)))
     for axis, window in axes:
+        if window == (1, 1, window[2], 0) and node.output.shape[axis] == shape[axis]:
+            continue  # each element sees itself
         lo[:, axis], hi[:, axis] = _window(lo[:, axis].copy(), hi[:, axis].copy(), *window, shape[axis])
     return lo, hi
 
@@ -45,6 +47,14 @@ def _iconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     groups = node.attrs["groups"]
+    if i == 0 and groups == 1:
+        lo, hi = lo.copy(), hi.copy()
+        lo[:, 1], hi[:, 1] = 0, shape[1]
+        return windows(node, shape, lo, hi)
+    if i in (2, 4, 5):
+        return lo[:, 1:2].copy(), hi[:, 1:2].copy()
+    if i not in (0, 1, 6, 7):
+        return broadcast(shape, lo, hi)
     per_group = node.output.shape[1] // groups
     first, last = lo[:, 1] // per_group, (hi[:, 1] - 1) // per_group
     if i == 0:
@@ -54,12 +64,8 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
         return windows(node, shape, lo, hi)
     if i == 1:
         return _conv_weights(node, shape, lo, hi, first, last)
-    if i in (6, 7):
-        channels = shape[0] // groups
-        return (first * channels)[:, None], ((last + 1) * channels)[:, None]
-    if i in (2, 4, 5):
-        return lo[:, 1:2].copy(), hi[:, 1:2].copy()
-    return broadcast(shape, lo, hi)
+    channels = shape[0] // groups
+    return (first * channels)[:, None], ((last + 1) * channels)[:, None]
 
 
 def _bconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
