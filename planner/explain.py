@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from aspen_mp.planner import cost
@@ -25,7 +26,7 @@ def op_infos(nodes: Sequence[Node], grids: Sequence[Grid], works: Sequence[Work]
     out = []
     for node, grid, work in zip(nodes, grids, works, strict=True):
         if grid not in known:
-            known[grid] = tuple([int((c[1:] - c[:-1]).max(initial=0)) for c in grid.cuts])
+            known[grid] = tuple([max([b - a for a, b in pairwise(cuts.tolist())], default=0) for cuts in grid.cuts])
         sides = known[grid] + node.output.shape[len(grid.cuts) :]
         names = node.name, node.onnx_op or node.op, cost.kernel(node)
         out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE", node.part))

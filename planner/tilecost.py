@@ -379,5 +379,14 @@ def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
 
 def whole_ns(node: Node) -> float:
     """Nanoseconds of a node in one tile."""
+    if node.op == "OPAQUE":
+        return cost.OPAQUE_NS
+    if not node.output.size:
+        return 0.0
+    model = of(node)
+    if isinstance(model, Even):  # as most are: no arrays are needed for one tile
+        ns = model.factor * (node.output.size * model.element_ns)
+        weights, passing = (moved / cost.rates().cold for moved in cost.memory_bytes(node))
+        return (max(ns, weights) if cost.family(node).hides else ns + weights) + passing
     box = np.array([node.output.shape], np.int64)
-    return float(tile_costs(node, np.zeros_like(box), box)[0][0]) if node.output.size or node.op == "OPAQUE" else 0.0
+    return float(tile_costs(node, np.zeros_like(box), box)[0][0])

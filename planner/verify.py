@@ -107,8 +107,10 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: {len(numbers)} parameters, {len(node.inputs)} inputs")
     if node.op in _BROADCAST:
         for tensor in node.inputs:
-            if tensor is not None and (
-                len(tensor.shape) != len(shape) or any(a not in (1, b) for a, b in zip(tensor.shape, shape, strict=True))
+            if (
+                tensor is not None
+                and tensor.shape != shape
+                and (len(tensor.shape) != len(shape) or any(a not in (1, b) for a, b in zip(tensor.shape, shape, strict=True)))
             ):
                 raise GraphError(f"{where}: {list(tensor.shape)} does not broadcast to {list(shape)}")
     elif node.op == "view.reshape":
