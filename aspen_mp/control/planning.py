@@ -254,6 +254,7 @@ class Planner:
             made = None if stays else self._ahead.take(arena_bytes)
             with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
                 side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
+        self._ahead.close()  # before the plan cache's writer is forked
         answer = StagePlanned(
             plan.request_bytes,
             [_slot(info) for info in plan.inputs],
