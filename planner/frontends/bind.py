@@ -99,13 +99,15 @@ class Binding:
 @dataclass(eq=False, slots=True)
 class Item(Source):
     """A node of the flattened model. `names`: its inputs in order, "" where missing, then the outer values that its sub-graphs read.
-    `op`, `domain`, `gives` (its outputs, "" where missing): of `proto`, which makes them anew whenever they are read."""
+    `op`, `domain`, `gives` (its outputs, "" where missing): of `proto`, which makes them anew whenever they are read. `inlined`: it came
+    while shapes were being bound, which may bring others under its names for other shapes."""
 
     op: str
     domain: str
     gives: tuple[str, ...]
     nested: bool = False
     attrs: dict[str, Any] = field(default_factory=dict)
+    inlined: bool = False
     _given: dict[str, Any] | None = None
 
     def given(self) -> dict[str, Any]:
@@ -171,6 +173,7 @@ class Binder:
         self.env: dict[str, Tensor] = {}
         self._count = 0
         self.constants: dict[str, TensorProto] = dict(model.initializers)
+        self._of_branches: set[str] = set()
         self.outputs = [o.name for o in model.graph.output]
         self.pending: list[Item] = self._live(list(self._flatten(model.graph.node, model.opsets, 0)))
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -191,6 +194,7 @@ class Binder:
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
+        copy._of_branches = set(self._of_branches)
         copy._hints, copy._of_model, copy._inferred, copy._used = {}, self._of_model, self._inferred, set(self._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
@@ -236,7 +240,8 @@ class Binder:
         """The tensor of that name, if it is known yet."""
         tensor = self.env.get(name)
         if tensor is None and (proto := self.constants.get(name)) is not None:
-            tensor = self.env[name] = self._constant(name, proto, name)
+            key = name if name not in self._of_branches else f"{name}:{_digest(self.model.constant(proto))}"
+            tensor = self.env[name] = self._constant(name, proto, key)
         return tensor
 
     def read_constants(self) -> None:
@@ -407,7 +412,8 @@ class Binder:
             value = np.array(attrs["value_string"], object)
         else:
             value = np.array([v.decode() for v in attrs["value_strings"]], object)
-        self.env[name] = Tensor(name, value.shape, value.dtype, data=value, weight_key=f"constant:{name}")
+        key = f"constant:{name}" if not entry.inlined else f"constant:{name}:{_digest(value)}"
+        self.env[name] = Tensor(name, value.shape, value.dtype, data=value, weight_key=key)
         return []
 
     def _shape(self, entry: Item, tensor: Tensor, attrs: dict[str, Any]) -> list[Item]:
@@ -449,11 +455,13 @@ class Binder:
         self._count += 1
         nodes, constants = functions.branch(entry.attrs[which], entry.proto, f"{entry.proto.name or 'If'}.{self._count}")
         self.constants.update(constants)
+        self._of_branches.update(constants)
         return self._inlined(nodes, entry.opsets)
 
     def _inlined(self, nodes: list[NodeProto], opsets: dict[str, int]) -> list[Item]:
         items = list(self._flatten(nodes, opsets, 0))
         for entry in items:
+            entry.inlined = True
             self._used.update(entry.names)
         return items
 
@@ -699,6 +707,13 @@ def _decides(tensor: Tensor) -> bool:
     """Whether shape inference is given the tensor's value."""
     data = tensor.data
     return data is not None and data.nbytes <= _HINT and data.size < 1024 and tensor.dtype != tensors.OBJECT
+
+
+def _digest(value: npt.NDArray[Any]) -> str:
+    """Tells constants apart that have the same name for different shapes of inputs."""
+    of_objects = value.dtype == tensors.OBJECT
+    data = repr(value.tolist()).encode() if of_objects else np.ascontiguousarray(value).view(np.uint8).data if value.size else b""
+    return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + hashlib.sha256(data).digest()).hexdigest()[:32]
 
 
 def _told(tensor: Tensor) -> object:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
 from aspen_mp.control import ahead
@@ -90,6 +91,38 @@ def test_the_arena_is_about_as_large_as_said_before(detector: Path) -> None:
         plan = plan_of(model, derived, *size, PlanOptions(sized=said.append))
         (least,) = said
         assert 0.9 < least / plan.arena_layout()["arena_bytes"] < 1.1
+
+
+def of_a_branch(value: float, *, node: bool) -> onnx.GraphProto:
+    """x w, with a weight that has the same name whatever its value."""
+    w = numpy_helper.from_array(np.full((64, 64), value, np.float32), "w")
+    nodes = [helper.make_node("Constant", [], ["w"], value=w)] if node else []
+    nodes.append(helper.make_node("MatMul", ["x", "w"], ["o"]))
+    out = helper.make_tensor_value_info("o", TensorProto.FLOAT, ["n", 64])
+    return helper.make_graph(nodes, "branch", [], [out], [] if node else [w])
+
+
+@pytest.mark.parametrize("node", [False, True])
+def test_weights_of_branches_that_sizes_choose_are_told_apart(node: bool) -> None:
+    """What has been packed is found by its key when another size is planned."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], end=1),
+        helper.make_node("Greater", ["shape", "four"], ["many"]),
+        helper.make_node("If", ["many"], ["y"], then_branch=of_a_branch(1.0, node=node), else_branch=of_a_branch(2.0, node=node)),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(np.array([4], np.int64), "four")])
+    model = api.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    derived, packed = stages.Derived(), dict[str, bytes]()
+    for rows in (3, 8, 4, 5):
+        bound = {"x": api.Binding(np.dtype(np.float32), (rows, 64))}
+        plan = api.plan_stage(model, [bound], workers=2, derived=derived).plan
+        assert plan is not None
+        for item in plan.weights:
+            written = bytearray(item.nbytes)
+            item.write(memoryview(written))
+            assert packed.setdefault(item.key, bytes(written)) == written
+    assert len(packed) == 2
 
 
 # ---- arenas
