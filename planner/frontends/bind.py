@@ -180,6 +180,7 @@ class Binder:
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}
         self._of_model: dict[str, TensorProto] = {}  # hints for constants of the model, by their keys
         self._inferred: dict[tuple[Any, ...], _Typed | None] = {}
+        self._plain: dict[tuple[np.dtype[Any], Shape], _Typed] = {}
         self._used = set(self.outputs)
         for entry in self.pending:
             self._used.update(entry.names)
@@ -194,7 +195,7 @@ class Binder:
         copy = Binder.__new__(Binder)
         copy.model, copy.lowered, copy._count, copy._limit = self.model, self.lowered, self._count, self._limit
         copy.constants, copy.outputs, copy.pending = dict(self.constants), self.outputs, list(self.pending)
-        copy._of_branches = set(self._of_branches)
+        copy._of_branches, copy._plain = set(self._of_branches), {}
         copy._hints, copy._of_model, copy._inferred, copy._used = {}, self._of_model, self._inferred, set(self._used)
         copy._open = self._open
         copy._lengths, copy._ranges, copy._places = set(self._lengths), set(self._ranges), set(self._places)
@@ -500,10 +501,13 @@ class Binder:
 
     def _types(self, entry: Item, inputs: list[Tensor | None]) -> _Typed | None:
         """`_infer`, checked, once for nodes that are alike in all that it looks at; None where an output is unknown."""
-        if not entry.domain and len(entry.gives) == 1 and (shape := plain_shapes.shape(entry.op, inputs, entry.attrs)) is not None:
-            types = self._of_shape(entry, inputs, shape)
-            self._check_sizes(entry, types)
-            return _Typed(tuple(types.values()), 0 in shape, True)
+        if entry.op in plain_shapes.NAMES and not entry.domain and len(entry.gives) == 1:
+            plain = plain_shapes.typed(entry.op, inputs, entry.attrs)
+            if plain is not None:
+                if plain not in self._plain:
+                    self._check_sizes(entry, {entry.gives[0]: plain})
+                    self._plain[plain] = _Typed((plain,), 0 in plain[1], True)
+                return self._plain[plain]
         if entry.nested or entry.op in _BY_LARGE_VALUES or entry.domain:
             return self._typed(entry, inputs)
         key = (

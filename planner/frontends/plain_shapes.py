@@ -19,15 +19,19 @@ _FLOATS: Final = frozenset({np.dtype(np.float32), np.dtype(np.float64), np.dtype
 _OF_ONE: Final = ("Clip", "Elu", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Neg", "Relu", "Sigmoid", "Softplus", "Sqrt", "Tanh")
 
 
-def shape(op: str, inputs: Inputs, attrs: Attrs) -> Shape | None:
-    """The shape of the only result of a default-domain operator, of the type of the first input; None where ONNX's inference is to say."""
-    rule = _RULES.get(op)
-    if rule is None or not inputs or (x := inputs[0]) is None or x.dtype not in _FLOATS:
+def typed(op: str, inputs: Inputs, attrs: Attrs) -> tuple[np.dtype[Any], Shape] | None:
+    """Type and shape of the only result of one of `NAMES`; None where ONNX's inference is to say."""
+    x = inputs[0] if inputs else None
+    if x is None or x.dtype not in _FLOATS:
         return None
-    given = [t.shape for t in inputs if t is not None and t.dtype == x.dtype]
-    if len(given) != len(inputs) - inputs.count(None):
-        return None
-    return rule(given, attrs)
+    given = []
+    for t in inputs:
+        if t is not None:
+            if t.dtype is not x.dtype and t.dtype != x.dtype:
+                return None
+            given.append(t.shape)
+    found = _RULES[op](given, attrs)
+    return None if found is None else (x.dtype, found)
 
 
 def _as_first(given: Sequence[Shape], attrs: Attrs) -> Shape | None:
