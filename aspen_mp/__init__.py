@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aspen_mp import errors as errors
-    from aspen_mp.compat.environment import get_device as get_device
-    from aspen_mp.compat.options import ExecutionMode as ExecutionMode
-    from aspen_mp.compat.options import GraphOptimizationLevel as GraphOptimizationLevel
-    from aspen_mp.compat.options import NodeArg as NodeArg
-    from aspen_mp.compat.options import RunOptions as RunOptions
-    from aspen_mp.compat.options import SessionOptions as SessionOptions
-    from aspen_mp.compat.providers import get_available_providers as get_available_providers
-    from aspen_mp.compat.session import InferenceSession as InferenceSession
-    from aspen_mp.compat.values import OrtValue as OrtValue
-    from aspen_mp.future import RequestFuture as RequestFuture
-    from aspen_mp.model import Model as Model
-    from aspen_mp.planner.options import Planning as Planning
-    from aspen_mp.runtime import Runtime as Runtime
-    from aspen_mp.runtime import connect as connect
-    from aspen_mp.signature import ValueInfo as ValueInfo
+    from aspen_mp.client.future import RequestFuture as RequestFuture
+    from aspen_mp.client.model import Model as Model
+    from aspen_mp.client.runtime import Runtime as Runtime
+    from aspen_mp.client.runtime import connect as connect
+    from aspen_mp.client.signature import ValueInfo as ValueInfo
+    from aspen_mp.compat.onnxruntime.environment import get_device as get_device
+    from aspen_mp.compat.onnxruntime.options import ExecutionMode as ExecutionMode
+    from aspen_mp.compat.onnxruntime.options import GraphOptimizationLevel as GraphOptimizationLevel
+    from aspen_mp.compat.onnxruntime.options import NodeArg as NodeArg
+    from aspen_mp.compat.onnxruntime.options import RunOptions as RunOptions
+    from aspen_mp.compat.onnxruntime.options import SessionOptions as SessionOptions
+    from aspen_mp.compat.onnxruntime.providers import get_available_providers as get_available_providers
+    from aspen_mp.compat.onnxruntime.session import InferenceSession as InferenceSession
+    from aspen_mp.compat.onnxruntime.values.ort_value import OrtValue as OrtValue
+    from aspen_mp.planner.job.options import Planning as Planning
 
 _WHERE = {
-    "Runtime": "aspen_mp.runtime",
-    "connect": "aspen_mp.runtime",
-    "Model": "aspen_mp.model",
-    "RequestFuture": "aspen_mp.future",
-    "ValueInfo": "aspen_mp.signature",
-    "Planning": "aspen_mp.planner.options",
+    "Runtime": "aspen_mp.client.runtime",
+    "connect": "aspen_mp.client.runtime",
+    "Model": "aspen_mp.client.model",
+    "RequestFuture": "aspen_mp.client.future",
+    "ValueInfo": "aspen_mp.client.signature",
+    "Planning": "aspen_mp.planner.job.options",
 }
 
 
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_WHERE[name]), name)
         globals()[name] = value
         return value
-    from aspen_mp.compat.names import WHERE  # onnxruntime's names, for `import aspen_mp as ort`
+    from aspen_mp.compat.onnxruntime.names import WHERE  # onnxruntime's names, for `import aspen_mp as ort`
 
     if name in WHERE:
         value = getattr(importlib.import_module(WHERE[name]), name)

@@ -15,7 +15,7 @@ from onnx import NodeProto, TypeProto, helper
 from onnx.backend.base import Backend as OnnxBackend
 from onnx.backend.base import BackendRep, namedtupledict
 
-from aspen_mp import shared
+from aspen_mp.compat import default_runtime
 from aspen_mp.errors import RequestError
 
 
@@ -66,7 +66,7 @@ class Backend(OnnxBackend):
         """Checks and loads a model. `runtime`: another than the shared one; other arguments go to `Runtime.load`."""
         if not cls.supports_device(device):
             raise RequestError(f"aspen-mp runs on the CPU, not on {device}")
-        runtime = kwargs.pop("runtime", None) or shared.runtime()
+        runtime = kwargs.pop("runtime", None) or default_runtime.runtime()
         known = {key: kwargs[key] for key in ("name", "instances", "precision", "winograd", "accuracy", "planning") if key in kwargs}
         return PreparedModel(model, runtime, **known)
 

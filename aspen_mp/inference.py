@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aspen_mp.compat.environment import get_device
-from aspen_mp.compat.options import ExecutionMode, GraphOptimizationLevel, ModelMetadata, NodeArg, RunOptions, SessionOptions
-from aspen_mp.compat.providers import get_available_providers
-from aspen_mp.compat.session import InferenceSession
+from aspen_mp.compat.onnxruntime.environment import get_device
+from aspen_mp.compat.onnxruntime.options import ExecutionMode, GraphOptimizationLevel, ModelMetadata, NodeArg, RunOptions, SessionOptions
+from aspen_mp.compat.onnxruntime.providers import get_available_providers
+from aspen_mp.compat.onnxruntime.session import InferenceSession
 
 __all__ = [
     "ExecutionMode",

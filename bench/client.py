@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aspen_mp.model import Model
+    from aspen_mp.client.model import Model
 
 Run = Callable[[], object]
 

@@ -31,7 +31,7 @@ from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.shm import _control
+from aspen_mp.shm.bindings import _control
 
 SETTLE_S = 20.0
 """How long a process that planned a model may take to end before memory is looked at."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import reference
-from aspen_mp.planner.options import ACCURACIES, Accuracy
+from aspen_mp.planner.job.options import ACCURACIES, Accuracy
 
 if TYPE_CHECKING:
     import onnx
@@ -87,7 +87,8 @@ def error_from(values: Sequence[Array], exact: Sequence[Array]) -> float:
 
 def row_of(network: str, weights: Weights, runtime: Runtime, build: Mapping[str, Any] | None = None) -> Row:
     """One network's errors. `build`: options of `models.build`."""
-    from aspen_mp import Planning, float64
+    from aspen_mp import Planning
+    from aspen_mp.tools import float64
 
     model = models.build(network, **(build or {}))
     feeds = models.inputs(model)

@@ -19,7 +19,7 @@ from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case
 
 if TYPE_CHECKING:
-    from aspen_mp.model import Model
+    from aspen_mp.client.model import Model
 
 WATCHDOG_S = 60.0
 """A request that takes longer than this is lost."""

@@ -6,17 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from aspen_mp import config, local_rates
-from aspen_mp.planner import api, cost
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import AUTOMATIC
+from aspen_mp import config
+from aspen_mp.control.planning import local_rates
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from aspen_mp.planner.plan import Plan
-    from aspen_mp.planner.rates import Rates
+    from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.planner.plan.plan import Plan
 
 
 @contextmanager
@@ -29,12 +31,12 @@ def calibrated() -> Iterator[None]:
 @contextmanager
 def counting_with(rates: Rates) -> Iterator[None]:
     """The planner of this process counts with these rates for a while."""
-    before = cost.rates()
-    cost.use(rates)
+    before = op_cost.rates()
+    op_cost.use(rates)
     try:
         yield
     finally:
-        cost.use(before)
+        op_cost.use(before)
 
 
 def cpus_for(workers: int) -> list[int]:
@@ -44,7 +46,7 @@ def cpus_for(workers: int) -> list[int]:
 
 def machine_of(cpus: Sequence[int]) -> Machine:
     """What a runtime with workers on these CPUs plans for."""
-    return Machine.of_speeds(topology.read().speeds(cpus), cost.rates())
+    return Machine.of_speeds(topology.read().speeds(cpus), op_cost.rates())
 
 
 def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine) -> Plan:

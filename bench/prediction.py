@@ -28,9 +28,9 @@ from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.peers.seat import busy_seconds
 from aspen_mp.bench.plans import calibrated, machine_of, planned
-from aspen_mp.planner import cost
-from aspen_mp.planner.machine import Core, Machine
-from aspen_mp.planner.simulate import Outcome, of_plan, simulate
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost.machine import Core, Machine
+from aspen_mp.planner.simulation.simulate import Outcome, of_plan, simulate
 from aspen_mp.workers import topology
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def measure(case: Case, model: ModelProto, workers: int, rounds: int, seconds: f
             turns = _turns(runtime, lambda: loaded.run(feeds), rounds, LEAST_REQUESTS, seconds)
         there = topology.read().by_cpu
         cores = [Core(c.speed, c.rank, c.l3, c.node) for c in (there[cpu] for cpu in cpus)]
-        out = predict(of_plan(plan), Machine.of(cores, cost.rates()))
+        out = predict(of_plan(plan), Machine.of(cores, op_cost.rates()))
 
     taken = [ms for turn in turns for ms in turn.latencies]
     return Row(

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from aspen_mp.bench import models
 from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
-from aspen_mp.measure import Profile, profile
+from aspen_mp.tools.measure import Profile, profile
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,20 +7,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aspen_mp.planner import accuracy, stages, verify
+from aspen_mp.planner import stages
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.elastic import Elastic, Rigid, Stretch
+from aspen_mp.planner.cost import accuracy
+from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
-from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.ir.graph import Graph, Node
+from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Planning, Vectors
+from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import UNSEARCHED, Accuracy, Planning, Vectors
-from aspen_mp.planner.passes import cleanup, half_precision, pairs, pipeline, strassen, streams
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.ops import verify
+from aspen_mp.planner.passes import cleanup, pipeline, strassen, weight_prefetch
+from aspen_mp.planner.passes.precision import bf16, half_precision
+from aspen_mp.planner.plan.elastic import Elastic, Rigid, Stretch
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
-from aspen_mp.planner.storage import assign_storage
 from aspen_mp.shm.errors import ModelInvalidError
 
 __all__ = ["Binding", "Model", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
@@ -35,7 +38,7 @@ class Options:
     `sums_bytes`: whether processors sum products of bytes in one instruction; where they do not, convolutions of what is stored in bytes
     are computed in f32. `pairs`: constant weights of products and convolutions, and what they are multiplied with, may be rounded to bf16.
     `capacities`: bytes for serialised results of dynamic stages, by name, where a worker reported that the guess was too small. `build`:
-    see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.options`."""
+    see `aspen_mp.planner.build`. `planning`: see `aspen_mp.planner.job.options`."""
 
     fuse: bool = True
     winograd: bool = True
@@ -183,12 +186,12 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     if options.fuse:
         pipeline.kernel_level(kernels, options.pairs)
     if options.pairs:
-        pairs.use_pairs(kernels)
+        bf16.use_pairs(kernels)
         verify.check(kernels, "products of pairs", kernel_level=True)
     if options.fuse and options.winograd and options.strassen and budget.allows_sevens:
         strassen.use_seven_products(kernels, options.strassen)
         verify.check(kernels, "Strassen's products", kernel_level=True)
-    streams.stream_weights(kernels)
+    weight_prefetch.stream_weights(kernels)
     return kernels
 
 

@@ -12,29 +12,30 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import cost, progress, tilecost
-from aspen_mp.planner.alike import kinds
-from aspen_mp.planner.edges import EdgeBuilder, TileGraph, barriers
-from aspen_mp.planner.elastic import Elastic
-from aspen_mp.planner.explain import op_infos
-from aspen_mp.planner.flow import Flow
-from aspen_mp.planner.grids import TILE_AXES, Grid
-from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.joins import Edges, finish
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.made import joined
-from aspen_mp.planner.memory import assign_offsets, order_recycling, tenants
-from aspen_mp.planner.operands import seen
-from aspen_mp.planner.options import UNSEARCHED, Planning
-from aspen_mp.planner.params import params as kernel_params
-from aspen_mp.planner.parts import in_parts
-from aspen_mp.planner.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
-from aspen_mp.planner.policy import choose_grids
-from aspen_mp.planner.priority import critical_first, depths_and_ranks
-from aspen_mp.planner.search import Found, latency, search, unlike
-from aspen_mp.planner.simulate import of_plan, simulate
-from aspen_mp.planner.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
-from aspen_mp.planner.validate import LONGEST_AXIS, MAX_SEGMENT
+from aspen_mp.planner.cost import op_cost, tile_cost
+from aspen_mp.planner.cost.cross_core_traffic import Flow
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.cost.scratch_reuse import joined
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import progress
+from aspen_mp.planner.job.options import UNSEARCHED, Planning
+from aspen_mp.planner.layout.grids import TILE_AXES, Grid
+from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.planner.ops.alike import kinds
+from aspen_mp.planner.ops.operands import seen
+from aspen_mp.planner.ops.params import params as kernel_params
+from aspen_mp.planner.plan.elastic import Elastic
+from aspen_mp.planner.plan.explain import op_infos
+from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
+from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
+from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
+from aspen_mp.planner.simulation.simulate import of_plan, simulate
+from aspen_mp.planner.tiling.batch_splitting import in_parts
+from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
+from aspen_mp.planner.tiling.joins import Edges, finish
+from aspen_mp.planner.tiling.policy import choose_grids
+from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks
+from aspen_mp.planner.tiling.search import Found, latency, search, unlike
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
@@ -83,7 +84,7 @@ def build_plan(
     if largest is not None:
         _within(budget, largest.nbytes, f"tensor {largest.name!r} of {graph.name!r}")
     _within(budget, storage.request_bytes, f"inputs and outputs of {graph.name!r}")
-    machine = machine or Machine.uniform(max(workers, 1), cost.rates())
+    machine = machine or Machine.uniform(max(workers, 1), op_cost.rates())
     if options.grids is not None:
         found = Found(options.grids(storage, len(machine)))
     else:
@@ -140,8 +141,8 @@ def _finishes(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> floa
     """Nanoseconds, simulated; on one core, of all tiles."""
     if len(machine) > 1:
         return latency(storage, machine, grids)
-    costs = (tilecost.tile_costs(node, *grid.boxes())[0] for node, grid in zip(storage.steps, grids, strict=True))
-    return sum(float(ns.sum()) + len(ns) * cost.rates().tile_ns for ns in costs)
+    costs = (tile_cost.tile_costs(node, *grid.boxes())[0] for node, grid in zip(storage.steps, grids, strict=True))
+    return sum(float(ns.sum()) + len(ns) * op_cost.rates().tile_ns for ns in costs)
 
 
 def _noted(found: Found) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class _Writer:
             blobs=bytes(self.blobs),
             activation_bytes=self.activation_bytes,
             request_bytes=self.storage.request_bytes,
-            scratch_bytes=max((cost.scratch_bytes(node) for node in self._one_of_each().values()), default=0),
+            scratch_bytes=max((op_cost.scratch_bytes(node) for node in self._one_of_each().values()), default=0),
             inputs=[self._info(name, t) for name, t in self.storage.inputs],
             outputs=[self._info(name, t) for name, t in self.storage.outputs],
             weights=self.weights,
@@ -225,13 +226,13 @@ class _Writer:
         plan.place_weights(plan.default_directory()[0])
         return plan
 
-    def _works(self, ns: Floats) -> list[cost.Work]:
+    def _works(self, ns: Floats) -> list[op_cost.Work]:
         """Of each step. `ns`: of each tile."""
-        known: dict[tuple[int, Grid], cost.Work] = {}
+        known: dict[tuple[int, Grid], op_cost.Work] = {}
         base = self.tile_graph.base.tolist()
         for k, (kind, node, grid) in enumerate(zip(kinds(self.storage), self.storage.steps, self.grids, strict=True)):
             if (kind, grid) not in known:
-                known[kind, grid] = cost.Work(cost.flops(node), cost.traffic(node), float(ns[base[k] : base[k + 1]].sum()))
+                known[kind, grid] = op_cost.Work(op_cost.flops(node), op_cost.traffic(node), float(ns[base[k] : base[k + 1]].sum()))
         return [known[way] for way in zip(kinds(self.storage), self.grids, strict=True)]
 
     # ------------------------------------------------------------------------------------------------------------ constants
@@ -261,7 +262,7 @@ class _Writer:
         """A step of each kind."""
         return dict(zip(kinds(self.storage), self.storage.steps, strict=True))
 
-    def _ops(self, works: Sequence[cost.Work]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    def _ops(self, works: Sequence[op_cost.Work]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """The ops with JOIN and END behind them, and their parameters."""
         steps, alike = self.storage.steps, kinds(self.storage)
         params = {kind: kernel_params(node) for kind, node in self._one_of_each().items()}
@@ -398,9 +399,9 @@ class _Writer:
     def _costs(self) -> Costs:
         """Of each tile; joins and the end take nothing."""
         more = np.zeros(self.edges.n - self.tile_graph.op_tiles)
-        found = self._of_each(tilecost.tile_costs)
+        found = self._of_each(tile_cost.tile_costs)
         ns, moved = (np.concatenate([*(one[k] for one in found), more]) for k in range(2))
-        return Costs(ns, moved, cost.rates().far, self.flow, lambda: joined(self._of_each(tilecost.made), len(more)))
+        return Costs(ns, moved, op_cost.rates().far, self.flow, lambda: joined(self._of_each(tile_cost.made), len(more)))
 
     def _of_each(self, function: Callable[[Node, Ints, Ints, int], R]) -> list[R]:
         """What a function says of the tiles of each step."""

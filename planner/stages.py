@@ -9,7 +9,7 @@ non-maximum suppression …) or a value is no plain tensor (strings, sequences, 
 - small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
   without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
 - where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
-  ordinary stage (`enclosed.py`);
+  ordinary stage (`planner/frontends/enclosed.py`);
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
   that value (`Stage.needs`) and is planned again with it.
 
@@ -27,17 +27,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from aspen_mp.numpy_operators import NAMES
-from aspen_mp.planner.enclosed import Enclosed
 from aspen_mp.planner.frontends import check, tensors
 from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item, item
+from aspen_mp.planner.frontends.enclosed import Enclosed
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
-from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.planner.lower.opaque import build, embedded
 from aspen_mp.shm.errors import ModelInvalidError, RequestError, UnsupportedModelError
 from aspen_mp.shm.tables import LIMITS
+from aspen_mp.workers.fallback.numpy_operators import NAMES
 
 _FEW = 64  # elements of a value that may be asked for although it is not read directly
 _LEAST_CAPACITY, _MOST_CAPACITY = 1 << 16, 1 << 24

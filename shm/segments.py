@@ -22,8 +22,8 @@ from types import TracebackType
 
 import posix_ipc
 
-from aspen_mp.shm import _control
-from aspen_mp.shm._mapping import Mapping, reserve
+from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.bindings._mapping import Mapping, reserve
 from aspen_mp.shm.errors import ProtocolError, ResourceLimitError
 
 __all__ = ["CLIENTS_WRITE", "Segment", "format_bytes", "memory_available", "reserve_for", "shm_free", "spacious"]

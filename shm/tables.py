@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aspen_mp.shm import _tables
+from aspen_mp.shm.bindings import _tables
 
 LAYOUT_HASH: int = _tables.LAYOUT_HASH
 LIMITS: dict[str, int] = _tables.LIMITS

@@ -30,7 +30,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.shm._maps import listed
+from aspen_mp.shm.bindings._maps import listed
 from aspen_mp.shm.errors import RequestError
 from aspen_mp.shm.words import a
 

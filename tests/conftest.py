@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from aspen_mp.control import rundir
+from aspen_mp.control.wire import run_directory
 
 os.environ["ASPEN_MP_CACHE"] = "off"
 os.environ["ASPEN_MP_LEASES"] = "off"  # other runtimes of this machine are nothing to the tests
@@ -48,7 +48,7 @@ def _descendants() -> set[int]:
 def _run_files() -> set[str]:
     """What named runtimes keep in the run directory."""
     try:
-        return set(os.listdir(rundir.path()))
+        return set(os.listdir(run_directory.path()))
     except OSError:
         return set()
 

@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from aspen_mp.shm.errors import PlanError, ProtocolError
-from aspen_mp.shm._control import DOORBELL_BYTES, ROLES, check_magic
+from aspen_mp.shm.bindings._control import DOORBELL_BYTES, ROLES, check_magic
 from aspen_mp.shm.segments import CLIENTS_WRITE
 from aspen_mp.workers import _isa
 

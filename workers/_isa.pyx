@@ -1,7 +1,7 @@
 # cython: language_level=3
 """The choice of an instruction set, without the kernels. Documentation of names: _isa.pyi."""
 
-cdef extern from "isa.h" nogil:
+cdef extern from "dispatch/isa.h" nogil:
     enum:
         ASPEN_N_ISA, ASPEN_ISA_AVX2, ASPEN_ISA_AVX512
     cdef enum aspen_isa:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from aspen_mp.shm import _control
+from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import CLIENTS_WRITE, Segment
 from aspen_mp.workers import _dse, process, wire
 
@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # typing's costs as much to import as the rest of this fi
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from aspen_mp.workers.fallback import OpaqueCache
+    from aspen_mp.workers.fallback.opaque_tile import OpaqueCache
 
 SOCKET_FD = 3
 OOM_SCORE = 800
@@ -86,10 +86,10 @@ class Worker:
                 return
 
     def _opaque(self, instance: int, tile: int) -> None:
-        from aspen_mp.workers import fallback, interrupt
+        from aspen_mp.workers.fallback import interrupt, opaque_tile
 
         if self._cache is None:
-            self._cache = fallback.OpaqueCache()
+            self._cache = opaque_tile.OpaqueCache()
         engine = self._engine
         op, blob, outputs, inputs = engine.operands(instance, tile)
         error: str | None
@@ -97,7 +97,7 @@ class Worker:
         try:
             given = [x for x in inputs if x is not None]
             with interrupt.asking(engine.unwanted):
-                error, needed = fallback.run_tile(self._cache, (instance, op), blob, name, outputs=outputs, inputs=given)
+                error, needed = opaque_tile.run_tile(self._cache, (instance, op), blob, name, outputs=outputs, inputs=given)
         except MemoryError:
             error, needed = f"{name}: not enough memory", 0
         except interrupt.Unwanted:

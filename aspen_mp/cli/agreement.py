@@ -28,7 +28,7 @@ def agreement(
     """
     import aspen_mp
     from aspen_mp.bench import errors
-    from aspen_mp.planner.options import ACCURACIES
+    from aspen_mp.planner.job.options import ACCURACIES
 
     names = networks or errors.networks()
     unknown = [name for name in names if name not in errors.networks()]

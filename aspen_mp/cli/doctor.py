@@ -19,7 +19,7 @@ def doctor(
     as_json: output.Json = False,
 ) -> None:
     """Show what this machine offers and what a runtime would lease. Exit status 1 if something would keep a runtime from working."""
-    from aspen_mp import doctor as examination
+    from aspen_mp.tools import doctor as examination
 
     if calibrate:
         with output.progress("calibrating", quiet=as_json, moving=False) as update:

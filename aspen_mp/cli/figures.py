@@ -9,7 +9,7 @@ import typer
 
 from aspen_mp.cli import output
 from aspen_mp.cli.bench import OutputOption, PlotOption, _cases, _core_sets, _need_matplotlib, _write, app
-from aspen_mp.planner.options import MOST_TILES
+from aspen_mp.planner.job.options import MOST_TILES
 
 __all__ = ["app"]
 

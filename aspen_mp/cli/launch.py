@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aspen_mp import errors
-from aspen_mp.arguments import MOST_WORKERS
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.options import GRACE_S
+from aspen_mp.client.arguments import MOST_WORKERS
 from aspen_mp.errors import AspenError, RuntimeLost
 
 if TYPE_CHECKING:

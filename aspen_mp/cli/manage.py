@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aspen_mp.arguments import MOST_WORKERS
 from aspen_mp.cli import options, output
+from aspen_mp.client.arguments import MOST_WORKERS
 
 if TYPE_CHECKING:
     from aspen_mp import Runtime

@@ -40,7 +40,7 @@ def metrics(
     host, port = address(listen)
     if once:
         import aspen_mp
-        from aspen_mp.metrics import text
+        from aspen_mp.tools.metrics import text
 
         with aspen_mp.connect(name, retry=False) as runtime:
             exposition = text(runtime.status())
@@ -49,7 +49,7 @@ def metrics(
         else:
             sys.stdout.write(exposition)
         return
-    from aspen_mp.metrics import Endpoint
+    from aspen_mp.tools.metrics import Endpoint
     from aspen_mp.workers import process
 
     if parent:

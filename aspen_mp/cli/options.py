@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from aspen_mp.arguments import MOST_CPU, MOST_WORKERS
-from aspen_mp.control import rundir
+from aspen_mp.client.arguments import MOST_CPU, MOST_WORKERS
+from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError
 from aspen_mp.shm.words import count
 from aspen_mp.workers import topology
@@ -17,7 +17,7 @@ def named(name: str | None) -> str | None:
     """The value of a --name, checked."""
     if name is not None:
         try:
-            rundir.check_name(name)
+            run_directory.check_name(name)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     return name
@@ -28,7 +28,7 @@ def running(name: str | None) -> str:
     if name:
         return named(name) or name
     try:
-        alive = [other for other, lives in rundir.names().items() if lives]
+        alive = [other for other, lives in run_directory.names().items() if lives]
     except (AspenError, OSError):  # whoever connects next says what is wrong
         alive = []
     if len(alive) < 2 or DEFAULT in alive:

@@ -18,9 +18,9 @@ from aspen_mp.workers import _isa, topology
 if TYPE_CHECKING:
     from aspen_mp.config import Profile
     from aspen_mp.planner.api import StageResult
-    from aspen_mp.planner.explain import Prediction
-    from aspen_mp.planner.machine import Machine
-    from aspen_mp.planner.plan import Plan
+    from aspen_mp.planner.cost.machine import Machine
+    from aspen_mp.planner.plan.explain import Prediction
+    from aspen_mp.planner.plan.plan import Plan
 
 CoresOption = Annotated[
     str | None,
@@ -58,12 +58,14 @@ def plan(
     as_json: output.Json = False,
 ) -> None:
     """Plan MODEL without running it: ops, tiles, edges, memory; predicted latency, throughput, utilisation and parallel fraction."""
-    from aspen_mp import config, local_rates
-    from aspen_mp.planner import api, cost
-    from aspen_mp.planner.explain import predict
+    from aspen_mp import config
+    from aspen_mp.control.planning import local_rates
+    from aspen_mp.planner import api
+    from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.plan.explain import predict
 
     chosen = config.load(profile)
-    cost.use(local_rates.known(config.cache_folder(chosen))[0])  # as a runtime would
+    op_cost.use(local_rates.known(config.cache_folder(chosen))[0])  # as a runtime would
     machine, planned = _machines(cores, chosen)
     rounded = sources.precision(precision) or chosen.models.precision
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
@@ -96,9 +98,9 @@ def plan(
         report = _report(source.label, result, predict(result.plan, machine, serial=serial, in_flight=in_flight or chosen.models.instances))
         report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
     if file is not None:
-        from aspen_mp.planner import planfile
+        from aspen_mp.planner.plan import plan_file
 
-        planfile.save(result.plan, file)
+        plan_file.save(result.plan, file)
         report["file"] = str(file)
     if measure:
         with output.progress(f"measuring {source.label}", quiet=as_json):
@@ -112,10 +114,10 @@ def plan(
 def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:
     """The one to predict for and the one to plan for: that of --cores, or the cores that a runtime of this profile leases here, and what it
     knows of them when it plans."""
-    from aspen_mp.planner import cost
-    from aspen_mp.planner.machine import Core, Machine
+    from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.cost.machine import Core, Machine
 
-    rates = cost.rates()
+    rates = op_cost.rates()
     workers = profile.workers
     if cores is not None:
         try:
@@ -135,7 +137,7 @@ def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:
 def _report(label: str, result: StageResult, prediction: Prediction) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from aspen_mp.planner.explain import totals
+    from aspen_mp.planner.plan.explain import totals
 
     assert result.plan is not None
     why = {name: reason for name, _, reason in result.opaque}
@@ -166,7 +168,7 @@ def _measure(
     plan: Plan, source: sources.Source, layers: list[dict[str, Any]], rounds: int, *, batch: int | None, seq: int | None
 ) -> dict[str, Any]:
     """Times every op on random inputs: adds `measured_ms` (median), `measured_min_ms`, `gflops` and `gbytes_per_s` to the layers' rows."""
-    from aspen_mp.measure import profile
+    from aspen_mp.tools.measure import profile
 
     found = profile(plan, _inputs(plan, source, batch, seq), rounds=rounds)
     for row, op in zip(layers, found.ops, strict=True):
@@ -219,8 +221,8 @@ def _show(report: dict[str, Any], explain: bool) -> None:
     inputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["inputs"])
     outputs = ", ".join(f"{t['name']} {t['dtype']} {sources.describe(t['shape'])}" for t in report["outputs"])
     opaque = [row for row in report["layers"] if row["opaque"]]
-    cost = sum(row["predicted_ms"] for row in opaque)
-    share = 100 * cost / report["one_core_ms"] if report["one_core_ms"] else 0.0
+    by_reference = sum(row["predicted_ms"] for row in opaque)
+    share = 100 * by_reference / report["one_core_ms"] if report["one_core_ms"] else 0.0
     output.facts(
         [
             ("model", report["model"]),
@@ -240,7 +242,9 @@ def _show(report: dict[str, Any], explain: bool) -> None:
             ("bound", f"{report['longest_path_ms']:.2f} ms: the longest path, however many cores"),
             (
                 "opaque",
-                f"{len(opaque)} ops through onnx.reference, {cost:.2f} ms ({share:.0f} %)" if opaque else "none: every op has a kernel",
+                f"{len(opaque)} ops through onnx.reference, {by_reference:.2f} ms ({share:.0f} %)"
+                if opaque
+                else "none: every op has a kernel",
             ),
             *([("stages", "this is the first; the next ones are planned when its results are known")] if report["more_stages"] else []),
             *([("written", report["file"])] if "file" in report else []),

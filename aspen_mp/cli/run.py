@@ -227,7 +227,7 @@ def _check_exactly(
 ) -> list[dict[str, Any]]:
     """Errors of every output against float64: `error` of ours, `direct` of ours by direct sums, `onnxruntime`, None where it is missing or
     cannot run the model."""
-    from aspen_mp import float64
+    from aspen_mp.tools import float64
 
     names = list(results)
     exact = float64.evaluate(source.proto(), feeds, names)

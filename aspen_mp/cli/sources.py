@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     import onnx
 
-    from aspen_mp.planner.options import Accuracy, Planning, Precision
+    from aspen_mp.planner.job.options import Accuracy, Planning, Precision
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
@@ -48,7 +48,7 @@ ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=
 
 def planning(search: str) -> Planning:
     """What --search says."""
-    from aspen_mp.planner.options import EFFORTS, Planning
+    from aspen_mp.planner.job.options import EFFORTS, Planning
 
     for effort in EFFORTS:
         if effort == search:
@@ -58,7 +58,7 @@ def planning(search: str) -> Planning:
 
 def precision(text: str | None) -> Precision | None:
     """What --precision says."""
-    from aspen_mp.planner.options import PRECISIONS
+    from aspen_mp.planner.job.options import PRECISIONS
 
     for known in PRECISIONS:
         if text == known:
@@ -70,7 +70,7 @@ def precision(text: str | None) -> Precision | None:
 
 def accuracy(text: str | None) -> Accuracy | None:
     """What --accuracy says."""
-    from aspen_mp.planner.options import ACCURACIES
+    from aspen_mp.planner.job.options import ACCURACIES
 
     for known in ACCURACIES:
         if text == known:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aspen_mp.arguments import MOST_RECORDS
 from aspen_mp.cli import options, output, sources
 from aspen_mp.cli.interrupt import Pause
 from aspen_mp.cli.run import feeds_for
+from aspen_mp.client.arguments import MOST_RECORDS
 
 if TYPE_CHECKING:
     from aspen_mp import Model, Runtime

@@ -7,9 +7,9 @@ import json
 import sys
 from contextlib import suppress
 
-from aspen_mp.control.leases import Leases
-from aspen_mp.control.nursery import Nursery
-from aspen_mp.control.spawn import SCARCE
+from aspen_mp.control.pool.core_leases import Leases
+from aspen_mp.control.pool.worker_spawner import Nursery
+from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.workers import topology

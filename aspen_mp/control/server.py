@@ -20,33 +20,34 @@ from typing import Any
 import msgspec
 
 import aspen_mp
-from aspen_mp import local_rates
-from aspen_mp.control import identity, places, protocol, rundir
-from aspen_mp.control.cache import Cache
-from aspen_mp.control.clients import Client, ClientMemory
-from aspen_mp.control.connection import MAX_UNANSWERED, Connection
-from aspen_mp.control.door import Door
-from aspen_mp.control.drain import Drain
-from aspen_mp.control.hangs import HangWatch
-from aspen_mp.control.imports import Imports
-from aspen_mp.control.jobs import Limits
-from aspen_mp.control.journal import Journal, Level
-from aspen_mp.control.leases import Leases
-from aspen_mp.control.loaded import Asker
-from aspen_mp.control.loop import PRIORITY_WORKER, Loop
-from aspen_mp.control.models import ModelStore
-from aspen_mp.control.nursery import Nursery
-from aspen_mp.control.pool import WorkerPool
-from aspen_mp.control.recovery import Death, Recovery
-from aspen_mp.control.releasing import Releaser
-from aspen_mp.control.requests import RequestTotals
-from aspen_mp.control.reserving import Reserver
-from aspen_mp.control.segments import Held, SegmentStore
-from aspen_mp.control.spawn import SOCKET_FD
-from aspen_mp.control.speeds import CoreSpeeds, alike
-from aspen_mp.control.traces import Traces
-from aspen_mp.shm import _control, _tables
-from aspen_mp.shm._mapping import Mapping
+from aspen_mp.control.memory.async_alloc import Reserver
+from aspen_mp.control.memory.async_free import Releaser
+from aspen_mp.control.memory.clients import Client, ClientMemory
+from aspen_mp.control.memory.segments import Held, SegmentStore
+from aspen_mp.control.models.drain import Drain
+from aspen_mp.control.models.model_state import Asker
+from aspen_mp.control.models.model_store import ModelStore
+from aspen_mp.control.models.request_counts import RequestTotals
+from aspen_mp.control.planning import local_rates
+from aspen_mp.control.planning.plan_cache import Cache
+from aspen_mp.control.planning.planner_child import Limits
+from aspen_mp.control.planning.preload import Imports
+from aspen_mp.control.pool import placement
+from aspen_mp.control.pool.core_leases import Leases
+from aspen_mp.control.pool.core_speeds import CoreSpeeds, alike
+from aspen_mp.control.pool.recovery import Death, Recovery
+from aspen_mp.control.pool.traces import Traces
+from aspen_mp.control.pool.watchdog import HangWatch
+from aspen_mp.control.pool.worker_spawner import Nursery
+from aspen_mp.control.pool.workers import WorkerPool
+from aspen_mp.control.wire import identity, protocol, run_directory
+from aspen_mp.control.wire.connection import MAX_UNANSWERED, Connection
+from aspen_mp.control.wire.event_log import Journal, Level
+from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, Loop
+from aspen_mp.control.wire.listener import Door
+from aspen_mp.control.wire.spawn import SOCKET_FD
+from aspen_mp.shm.bindings import _control, _tables
+from aspen_mp.shm.bindings._mapping import Mapping
 from aspen_mp.shm.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.shm.segments import Segment
@@ -91,7 +92,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server:
-    def __init__(self, config: Config, claim: rundir.Claim | None, starter: socket.socket, nursery: Nursery) -> None:
+    def __init__(self, config: Config, claim: run_directory.Claim | None, starter: socket.socket, nursery: Nursery) -> None:
         """`claim`: of its name, where it has one. `nursery`: it may have begun to start workers already."""
         self._config = config
         self._loop = Loop()
@@ -220,7 +221,7 @@ class Server:
         nursery.dismiss_early()
         self._loop.later(LOOK_S, self._look)
         self._door = Door(self._loop, starter, self._message, self._closed)
-        unnamed, self._address = rundir.listen_unnamed()
+        unnamed, self._address = run_directory.listen_unnamed()
         self._door.open([unnamed] + ([self._claim.listen()] if self._claim else []))
         self._worked = False
 
@@ -381,7 +382,7 @@ class Server:
 
     def _automatic(self, others: Iterable[int]) -> int:
         """How many workers there are to be where the user has not said."""
-        return min(self._max_workers, places.automatic(self._machine, self._preferred(), self._pool.cpus(), set(others)))
+        return min(self._max_workers, placement.automatic(self._machine, self._preferred(), self._pool.cpus(), set(others)))
 
     def _settle(self, n: int) -> None:
         """`n` workers, each where it belongs now."""
@@ -714,7 +715,7 @@ def _sealed(role: str, nbytes: int) -> Segment:
 
 def _started(config: Config, starter: socket.socket, nursery: Nursery) -> Server:
     """The server, or an error and no files of its name in the run directory."""
-    claim = rundir.Claim(config.name) if config.name else None
+    claim = run_directory.Claim(config.name) if config.name else None
     try:
         return Server(config, claim, starter, nursery)
     except BaseException:

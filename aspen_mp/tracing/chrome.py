@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO, cast
 
 import numpy as np
 
-from aspen_mp.shm import _control
+from aspen_mp.shm.bindings import _control
 from aspen_mp.tracing.recording import CAMES, Array, Recording, Request
 
 RUNTIME: Final = 1

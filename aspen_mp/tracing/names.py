@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.shm import _tables
+from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import KERNEL_BY_CODE, OP, OPERAND, PLAN_HEADER, TILE
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.shm import _control, _tables
+from aspen_mp.shm.bindings import _control, _tables
 from aspen_mp.shm.tables import TRACE_RECORD, TRACE_RING
 from aspen_mp.tracing.names import PlanNames
 

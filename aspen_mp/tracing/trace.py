@@ -13,7 +13,7 @@ from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
-    from aspen_mp.session import Session
+    from aspen_mp.client.session import Session
     from aspen_mp.tracing.recording import Recording
 
 

@@ -16,9 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from aspen_mp.bench.models.bert import BertNet, BertSize
-from aspen_mp.bench.models.net import ArrayWeights, Dim
+from aspen_mp.bench.models.net import BATCH, SEQ, ArrayWeights, Dim
 from aspen_mp.bench.models.text import TextOptions
-from aspen_mp.bench.models.zoo import BATCH, SEQ
 
 if TYPE_CHECKING:
     import onnx

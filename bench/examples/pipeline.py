@@ -26,7 +26,7 @@ import aspen_mp
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from aspen_mp.model import Model
+    from aspen_mp.client.model import Model
 
 Images = npt.NDArray[np.float32]
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)

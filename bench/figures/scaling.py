@@ -8,7 +8,7 @@ its own (`APART`): n of those at the same time, on n runtimes that share nothing
 request would take on n cores if dividing it cost nothing.
 Memory may be shared, too: n cores may read it hardly faster than one does, and how much faster may change with what else a host runs. So it
 is read in turns with the rest (`Memory`), and simulations say what parallel fraction that leaves, and what it would be without the limit.
-Machines that are not at hand are simulated (`aspen_mp.planner.simulate`), and say so.
+Machines that are not at hand are simulated (`aspen_mp.planner.simulation.simulate`), and say so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
 from aspen_mp.bench.peers.report import machine
-from aspen_mp.planner.simulate import parallel_fraction
+from aspen_mp.planner.simulation.simulate import parallel_fraction
 
 APART = "aspen-mp, a request a core"
 """Label of n requests on n cores; times are those of a run by n."""

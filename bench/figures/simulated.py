@@ -11,8 +11,8 @@ from aspen_mp.bench import models
 from aspen_mp.bench.peers.cases import Case
 
 if TYPE_CHECKING:
-    from aspen_mp.planner.machine import Machine
-    from aspen_mp.planner.plan import Plan
+    from aspen_mp.planner.cost.machine import Machine
+    from aspen_mp.planner.plan.plan import Plan
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class Network:
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
         """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
         from aspen_mp.bench.plans import calibrated
-        from aspen_mp.planner import cost
-        from aspen_mp.planner.machine import Machine
-        from aspen_mp.planner.simulate import of_plan, simulate
+        from aspen_mp.planner.cost import op_cost
+        from aspen_mp.planner.cost.machine import Machine
+        from aspen_mp.planner.simulation.simulate import of_plan, simulate
 
         found = {}
         with calibrated():
             for n in counts:
-                machine = Machine.uniform(n, cost.rates())
+                machine = Machine.uniform(n, op_cost.rates())
                 found[n] = simulate(of_plan(self.plan(machine)), machine).latency_ns / 1e6
         return found
 
@@ -46,13 +46,13 @@ class Network:
         """Parallel fractions of a request on so many cores like this machine's. `memory`: by numbers of cores, how many times as fast as
         one they read memory together. Pairs: with that limit, and as if there were none."""
         from aspen_mp.bench.plans import calibrated
-        from aspen_mp.planner import cost
-        from aspen_mp.planner.machine import Machine
-        from aspen_mp.planner.simulate import of_plan, parallel_fraction, simulate
+        from aspen_mp.planner.cost import op_cost
+        from aspen_mp.planner.cost.machine import Machine
+        from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
 
         found = []
         with calibrated():
-            rates = cost.rates()
+            rates = op_cost.rates()
             alone = Machine.uniform(1, rates)
             serial = simulate(of_plan(self.plan(alone)), alone).latency_ns
             for n, times in memory.items():
@@ -68,13 +68,13 @@ class Network:
         what the fast ones and the slow ones do by themselves. `memory`: how many times as fast as one fast core all read memory together.
         With that limit, and as if there were none."""
         from aspen_mp.bench.plans import calibrated
-        from aspen_mp.planner import cost
-        from aspen_mp.planner.machine import Machine
-        from aspen_mp.planner.simulate import of_plan, simulate
+        from aspen_mp.planner.cost import op_cost
+        from aspen_mp.planner.cost.machine import Machine
+        from aspen_mp.planner.simulation.simulate import of_plan, simulate
 
         of_fast, of_slow = [1.0] * fast, [speed] * slow
         with calibrated():
-            rates = cost.rates()
+            rates = op_cost.rates()
             limits = (rates.cold * max(memory, 1.0), math.inf)
 
             def per_ns(of: Sequence[float]) -> list[float]:
@@ -91,7 +91,7 @@ class Network:
         import numpy as np
 
         from aspen_mp.bench.plans import calibrated, machine_of
-        from aspen_mp.planner.simulate import ORDERS, Rules, of_plan, simulate
+        from aspen_mp.planner.simulation.simulate import ORDERS, Rules, of_plan, simulate
 
         with calibrated():
             machine = machine_of(cpus)

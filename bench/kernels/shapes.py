@@ -17,7 +17,7 @@ import numpy as np
 
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.planner import api
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.shm.tables import KERNEL_BY_CODE, NUMPY_BY_CODE, SPACES
 
 FOLDER = Path(__file__).parent.parent / "shapes"

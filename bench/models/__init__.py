@@ -6,7 +6,6 @@ feeds = inputs(model)
 
 from __future__ import annotations
 
-from .inputs import inputs
-from .zoo import Description, build, describe, miniature, names
+from .zoo import Description, build, describe, inputs, miniature, names
 
 __all__ = ["Description", "build", "describe", "inputs", "miniature", "names"]

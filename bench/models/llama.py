@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from .net import Dim, Init, Weights, product
+from .net import PAST, TOTAL, Dim, Init, Weights, product
 from .text import LOWEST, TextNet, TextOptions
 
-PAST, TOTAL = "past", "total"  # names of the symbolic dimensions of a cache: before the step and after it
 THETA = 100_000.0
 SPELLINGS = ("spelled", "op")
 

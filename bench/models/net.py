@@ -22,6 +22,9 @@ from onnx import TensorProto, helper
 Array = NDArray[Any]
 Dim = int | str
 
+BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
+PAST, TOTAL = "past", "total"  # and of those of a cache: before the step and after it
+
 IR_VERSION = 8  # of opset 17, so that old readers open the files; newer opsets raise it
 CHUNK = 1 << 16  # floats drawn at a time: 256 KiB, stays in L2
 
@@ -211,3 +214,10 @@ class Net:
 def product(*dims: Dim) -> int | None:
     """Product of dimensions, None if one is symbolic."""
     return None if any(isinstance(d, str) for d in dims) else math.prod(d for d in dims if isinstance(d, int))
+
+
+def signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[Dim, ...], str]:
+    """Name, shape and numpy dtype name of a graph input or output."""
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_param if dim.HasField("dim_param") else int(dim.dim_value) for dim in tensor.shape.dim)
+    return value.name, shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name

@@ -7,25 +7,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import onnx
-from onnx import helper
 
 from .bert import bert
 from .classic import FIRES, VGG, alexnet, aspen, squeezenet, vgg
 from .detector import text_detector
+from .draws import draw
 from .extra import mobilenet_v2, tcn, unet, vit
 from .few_bits import OPSET, in_int4
 from .gpt2 import gpt2
 from .half_precision import in_f16
 from .inception import inception_v3
 from .llama import llama
-from .net import Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights
+from .net import BATCH, SEQ, Array, ArrayWeights, Dim, NoWeights, RandomWeights, Weights, signature
 from .quantized import in_int8
 from .residual import DENSENET, RESNET, densenet, resnet
 from .text import TextOptions
 from .vision import ImageOptions
 from .yolo import yolov3
 
-BATCH, SEQ = "batch", "sequence"  # names of the symbolic dimensions
 DTYPES = ("f32", "f16", "int8", "int8_dynamic", "int4")
 
 
@@ -115,9 +114,7 @@ def build(
     if dtype in {"f16", "int4"}:
         return in_f16(model) if dtype == "f16" else in_int4(model)
     if dtype == "int8":
-        from .inputs import inputs  # which looks networks up here
-
-        return in_int8(model, inputs(model))
+        return in_int8(model, draw(model))
     return in_int8(model, None) if dtype == "int8_dynamic" else model
 
 
@@ -139,6 +136,16 @@ def _build(name: str, weights: Weights, *, batch: int, seq: int, symbolic: bool,
         merged["image"] = (merged["image"], merged["image"])
     common |= {field.name: merged.pop(field.name) for field in fields(entry.options) if field.name in merged}
     return entry.make(name, entry.options(**common), weights, **merged)
+
+
+def inputs(model: str | onnx.ModelProto, *, seed: int = 0, batch: int = 1, seq: int = 128, **options: Any) -> dict[str, Array]:
+    """Arrays for every input of a zoo network, given by name (with `build`'s options) or as the model that `build` returned.
+
+    `batch`, `seq` and, of a network with a cache, `past` (default 0) fill symbolic dimensions and, for a name, are those of `build`. The
+    same seed gives the same arrays.
+    """
+    proto = structure(model, batch=batch, seq=seq, **options) if isinstance(model, str) else model
+    return draw(proto, seed=seed, batch=batch, seq=seq, past=options.get("past", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +178,3 @@ def describe(model: str | onnx.ModelProto, **options: Any) -> Description:
         inputs=[signature(value) for value in proto.graph.input],
         outputs=[signature(value) for value in proto.graph.output],
     )
-
-
-def signature(value: onnx.ValueInfoProto) -> tuple[str, tuple[Dim, ...], str]:
-    """Name, shape and numpy dtype name of a graph input or output."""
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_param if dim.HasField("dim_param") else int(dim.dim_value) for dim in tensor.shape.dim)
-    return value.name, shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name

@@ -10,7 +10,7 @@ from typing import Any
 from aspen_mp.bench import models
 from aspen_mp.bench.models.text import TextOptions
 from aspen_mp.bench.models.zoo import entry_of
-from aspen_mp.planner.options import PRECISIONS, Precision
+from aspen_mp.planner.job.options import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .streams import Streams
 
 if TYPE_CHECKING:
-    from aspen_mp.planner.options import Precision
+    from aspen_mp.planner.job.options import Precision
 
 Array = NDArray[Any]
 

@@ -24,13 +24,15 @@ import numpy.typing as npt
 import onnx
 from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from aspen_mp.planner import nbits, progress
-from aspen_mp.planner.frontends import classical, contrib, functions, labels, legacy, maps, own_shapes, plain_shapes, scalars, tensors
+from aspen_mp.planner.frontends import contrib, functions, legacy, own_shapes, plain_shapes, scalars, tensors
 from aspen_mp.planner.frontends.check import CHECKED, domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.check import operands as check_operands
+from aspen_mp.planner.frontends.classical import labels, maps, result_types
 from aspen_mp.planner.frontends.evaluate import LOOPING, RANDOM, VIEWS, NotComputed, attributes, evaluate, left_to_workers, quick
 from aspen_mp.planner.frontends.onnx import FunctionKey, Model
-from aspen_mp.planner.ir import Node, Shape, Source, Stored, Tensor
+from aspen_mp.planner.ir.graph import Node, Shape, Source, Stored, Tensor
+from aspen_mp.planner.job import progress
+from aspen_mp.planner.layout.packing import low_bit
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
 
 SMALL = 64 * 1024
@@ -325,13 +327,13 @@ class Binder:
                 return self._inlined(modern, {**entry.opsets, "": legacy.MODERN})
             if op in scalars.INPUTS and (flat := scalars.flattened(proto, inputs)) is not None:
                 return self._inlined(flat, entry.opsets)
-        elif domain == contrib.DOMAIN and op not in classical.LEFT:
+        elif domain == contrib.DOMAIN and op not in result_types.LEFT:
             return self._own(entry, inputs)
-        elif domain == classical.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
+        elif domain == result_types.DOMAIN and (of_places := labels.named(proto, attrs, inputs)) is not None:
             nodes, names = of_places
             self.env[names.name] = names
             return self._inlined(nodes, entry.opsets if "" in entry.opsets else {**entry.opsets, "": labels.OPSET})
-        if op == maps.OP and domain == classical.DOMAIN and proto.output[0] in self.model.maps:
+        if op == maps.OP and domain == result_types.DOMAIN and proto.output[0] in self.model.maps:
             of_columns = maps.table(proto, attrs, inputs)
             if of_columns is not None:
                 node, columns = of_columns
@@ -364,7 +366,7 @@ class Binder:
         types = typed.by_name(entry)
         kinds = [t.dtype.kind for t in inputs[:1] if t is not None]
         if (
-            entry.domain not in {classical.DOMAIN, classical.ONNXRUNTIME}  # onnx.reference's own are others
+            entry.domain not in {result_types.DOMAIN, result_types.ONNXRUNTIME}  # onnx.reference's own are others
             and not left_to_workers(entry.proto, entry.opsets.get("", 1), "i" in kinds or "u" in kinds)
             and not self._placed(entry, types)
             and (typed.plain or types.keys().isdisjoint(self.outputs))
@@ -532,9 +534,9 @@ class Binder:
         """Dtype and shape of each output, or None where any is unknown."""
         proto, domain = entry.proto, domain_of(entry.proto)
         version = entry.opsets.get(domain, 1)
-        if domain in {classical.DOMAIN, classical.ONNXRUNTIME}:
-            said = classical.types(domain, proto.op_type, entry.attrs, inputs)
-            if said is not None or domain == classical.ONNXRUNTIME:
+        if domain in {result_types.DOMAIN, result_types.ONNXRUNTIME}:
+            said = result_types.types(domain, proto.op_type, entry.attrs, inputs)
+            if said is not None or domain == result_types.ONNXRUNTIME:
                 return None if said is None else {n: typed for n, typed in zip(proto.output, said, strict=False) if n in self._used}
         found = schema(proto.op_type, version, domain)
         if found is None:
@@ -732,7 +734,7 @@ def _stored(entry: Item, inputs: list[Tensor | None]) -> Stored | None:
         return None
     if entry.proto.op_type == "Transpose":
         before = inputs[0].stored if inputs[0] is not None else None
-        return None if before is None else nbits.transposed(before, tuple(entry.attrs.get("perm", (1, 0))))
+        return None if before is None else low_bit.transposed(before, tuple(entry.attrs.get("perm", (1, 0))))
     values, scale = inputs[:2]
     if values is None or scale is None:
         return None

@@ -18,7 +18,7 @@ from aspen_mp.planner.frontends.functions import MOST_DEEP, expanded, subgraphs
 from aspen_mp.planner.frontends.runnable import Nested, why_not
 from aspen_mp.planner.frontends.said import explained
 from aspen_mp.planner.frontends.wire import MAX_NODES, REFERENCE
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
 _MAX_EXTENT = 2**31 - 1

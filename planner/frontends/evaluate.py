@@ -10,8 +10,8 @@ import numpy.typing as npt
 import onnx
 from onnx import NodeProto, helper
 
-from aspen_mp.numpy_operators import SMALLEST_OPSET, Call, compile_node, plain
 from aspen_mp.shm.errors import ModelInvalidError
+from aspen_mp.workers.fallback.numpy_operators import SMALLEST_OPSET, Call, compile_node, plain
 
 Array = npt.NDArray[Any]
 Attrs = dict[str, Any]

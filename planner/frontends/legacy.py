@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
 MODERN: Final = 7

@@ -21,15 +21,16 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
-from aspen_mp.planner import progress
-from aspen_mp.planner.frontends import check, classical, light, maps, tensors, words
+from aspen_mp.planner.frontends import check, light, tensors
+from aspen_mp.planner.frontends.classical import maps, result_types, words
 from aspen_mp.planner.frontends.external import Folder, real_path, release
 from aspen_mp.planner.frontends.normal import normalise
 from aspen_mp.planner.frontends.wire import INLINE_LIMIT, MAX_NODES, reference, strip
+from aspen_mp.planner.job import progress
 from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimitError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from aspen_mp.planner.accuracy import Layer
+    from aspen_mp.planner.cost.accuracy import Layer
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
 FunctionKey = tuple[str, str, str]
@@ -124,7 +125,7 @@ class Model:
     @cached_property
     def maps(self) -> dict[str, tuple[int | str, ...]]:
         """See `maps.keys`."""
-        return maps.keys(self.graph) if classical.DOMAIN in self.opsets else {}
+        return maps.keys(self.graph) if result_types.DOMAIN in self.opsets else {}
 
     @cached_property
     def light(self) -> ModelProto:

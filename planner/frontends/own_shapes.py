@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto
 
-from aspen_mp.numpy_operators import range_length, resized
-from aspen_mp.planner import equations
-from aspen_mp.planner.ir import Shape, Tensor
+from aspen_mp.planner.frontends import equations
+from aspen_mp.planner.ir.graph import Shape, Tensor
 from aspen_mp.shm.errors import ModelInvalidError
+from aspen_mp.workers.fallback.numpy_operators import range_length, resized
 
 Inputs = Sequence[Tensor | None]
 Attrs = Mapping[str, Any]

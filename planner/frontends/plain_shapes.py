@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aspen_mp.planner.ir import Shape, Tensor
+from aspen_mp.planner.ir.graph import Shape, Tensor
 
 Inputs = Sequence[Tensor | None]
 Attrs = Mapping[str, Any]

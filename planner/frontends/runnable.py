@@ -29,8 +29,8 @@ PARAMETERS: Final = {
     "Tanh": "",
     "ThresholdedRelu": "a",
 }
-"""Activations of recurrent layers that `workers/recurrent.py` has → which of alpha and beta they take. Models spell them in upper and lower
-case as they please."""
+"""Activations of recurrent layers that `workers/fallback/recurrent.py` has → which of alpha and beta they take. Models spell them in upper
+and lower case as they please."""
 
 _PARAMETERS = {name.lower(): letters for name, letters in PARAMETERS.items()}
 _FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}  # of each direction

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 
 INPUTS: Final = {
     **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), (0,)),

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aspen_mp.planner import accuracy, progress, verify
+from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.frontends.onnx import Model
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job import progress
 from aspen_mp.planner.lower import (
     attention,
-    distances,
     elementwise,
-    ensembles,
-    linear,
-    lookups,
     movement,
     products,
     quantized,
@@ -26,8 +23,10 @@ from aspen_mp.planner.lower import (
     transposed,
 )
 from aspen_mp.planner.lower.builder import MAX_RANK, Builder, NoKernel
+from aspen_mp.planner.lower.classical import distances, ensembles, linear, lookups
 from aspen_mp.planner.lower.opaque import lower_opaque
 from aspen_mp.planner.lower.registry import RULES
+from aspen_mp.planner.ops import verify
 from aspen_mp.shm.errors import ModelInvalidError
 
 _FAMILIES = (

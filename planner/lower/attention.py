@@ -6,7 +6,7 @@ from math import isinf, sqrt
 
 import numpy as np
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule

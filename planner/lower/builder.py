@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner import accuracy, nbits, winograd
-from aspen_mp.planner.ir import Node, Shape, Tensor
-from aspen_mp.planner.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
+from aspen_mp.planner.cost import accuracy
+from aspen_mp.planner.ir.graph import Node, Shape, Tensor
+from aspen_mp.planner.layout.packing import low_bit, winograd
+from aspen_mp.planner.ops.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
 F32 = np.dtype(np.float32)
 F64 = np.dtype(np.float64)
@@ -139,7 +140,7 @@ class Builder:
         if tensor.is_const:
             moved_constant = self.derived(tensor, f"transpose{list(perm)}", shape, lambda x: x.transpose(perm), view=True)
             if tensor.stored is not None and moved_constant.stored is None:
-                moved_constant.stored = nbits.transposed(tensor.stored, perm)
+                moved_constant.stored = low_bit.transposed(tensor.stored, perm)
             return moved_constant
         moved = [p for p in perm if tensor.shape[p] != 1]
         if moved == sorted(moved):  # only axes of dimension 1 move
@@ -253,7 +254,7 @@ class Builder:
         packed = b.is_const and prod(b.shape[:-2]) == 1
         bias = None if bias is None else self.align(bias, len(shape))
         residual = None if residual is None else self.align(residual, len(shape))
-        form = nbits.form_of(b.stored) if packed and b.stored is not None and not attrs else None
+        form = low_bit.form_of(b.stored) if packed and b.stored is not None and not attrs else None
         if form is not None and not (form.bits == 16 and self.pairs):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
             return self.emit("NGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
@@ -289,14 +290,14 @@ class Builder:
         panels = -(-n // 32)
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
-    def packed_nbits(self, b: Tensor, form: nbits.Form) -> Tensor:
+    def packed_nbits(self, b: Tensor, form: low_bit.Form) -> Tensor:
         """A stored [K, N] → panels of NGEMM (`nbits.packed_shape`, u8)."""
         assert b.stored is not None
         key = None if b.weight_key is None else f"{b.weight_key}|{form.bits} bits"
         found = self._packed.get(key) if key is not None else None
         if found is None:
-            shape = nbits.packed_shape(b.shape[0], b.shape[1], form.bits, form.block, form.zeros)
-            found = Tensor(f"{b.name}|{form.bits} bits", shape, U8, weight_key=key, pack=partial(nbits.pack, b.stored, form))
+            shape = low_bit.packed_shape(b.shape[0], b.shape[1], form.bits, form.block, form.zeros)
+            found = Tensor(f"{b.name}|{form.bits} bits", shape, U8, weight_key=key, pack=partial(low_bit.pack, b.stored, form))
             if key is not None:
                 self._packed[key] = found
         return found

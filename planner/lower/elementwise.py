@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from aspen_mp.planner.frontends.tensors import is_plain, numpy_dtype
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, Builder, NoKernel, ints, scalar
 from aspen_mp.planner.lower.registry import RULES, rule
 from aspen_mp.planner.lower.signs import Sign, sign_of

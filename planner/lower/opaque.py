@@ -11,7 +11,7 @@ from onnx import FunctionProto, NodeProto, helper, numpy_helper
 from aspen_mp.planner.frontends import tensors
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.tensors import Store
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 
 _EMBED = 1024  # constants of up to so many bytes travel inside the model
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.algorithms import Phases, block_for, phases_for
-from aspen_mp.planner.ir import Node, Shape, Tensor
+from aspen_mp.planner.cost.algorithms import Phases, block_for, phases_for
+from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, F64, Builder, NoKernel, broadcast, one_float, planes_are_channels, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.ops.params import NO_ACT
 
 _FEW_ROWS = 32  # products of fewer rows each are stacked
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Node, Shape, Tensor
+from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, axis_of, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.products import convolve, window

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aspen_mp.planner.grids import split
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.layout.grids import split
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, F32, I64, Builder, NoKernel, axis_of, ints, one_float, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_mp.planner.checks.sampling import LONGEST_IMAGE, MOST_LISTS
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, I64, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.products import packed, window
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.params import GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, roi_scratch
+from aspen_mp.planner.ops.checks.sampling import LONGEST_IMAGE, MOST_LISTS
+from aspen_mp.planner.ops.params import GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, roi_scratch
 
 _OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 """Modes of GridSample before opset 20."""

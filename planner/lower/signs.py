@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 
 _DEEP = 12
 """Kernels that are looked through."""

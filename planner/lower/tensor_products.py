@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from aspen_mp.planner import equations
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.frontends import equations
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.registry import rule

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import F32, MAX_RANK, Builder, NoKernel, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.movement import woven

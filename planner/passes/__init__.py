@@ -1,1 +1,2 @@
-"""Passes: small rewrites of the graph, each of which leaves it correct. `aspen_mp.planner.verify` runs after each where checks are on."""
+"""Passes: small rewrites of the graph, each of which leaves it correct. `planner/ops/verify.py` checks it after each where checks are
+on."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 
 _F32 = np.dtype(np.float32)
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 
 
 def remove_dead(graph: Graph) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 
 _SMALL: Final = 1 << 16
 """Bytes of constants that are compared by value: of those that rules make, not of the model's."""

@@ -12,7 +12,7 @@ from math import isfinite
 
 import numpy as np
 
-from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _MOST = 1 << 16  # bytes of a constant that are looked through

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Graph, Node, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 PANEL = 32

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower.builder import NoKernel
 from aspen_mp.planner.lower.products import window
 from aspen_mp.planner.passes.batchnorm import batch_norm, fold_affine

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aspen_mp.planner import progress, verify
-from aspen_mp.planner.algorithms import MOST_STACKED
-from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.passes import (
-    activations,
-    attention,
-    batchnorm,
-    cleanup,
-    common,
-    epilogues,
-    identities,
-    images,
-    integer_products,
-    merge,
-    norms,
-    parallel,
-    prologues,
-    quantization,
-    rotary,
-    stacks,
-)
+from aspen_mp.planner.cost.algorithms import MOST_STACKED
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job import progress
+from aspen_mp.planner.ops import verify
+from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, identities, merge, parallel, prologues, stacks
+from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
+from aspen_mp.planner.passes.precision import integer_products, quantization
 
 Pass = Callable[[Graph], None]
 

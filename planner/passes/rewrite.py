@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from aspen_mp.planner.ir import Graph, Node, Shape, Tensor
-from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
+from aspen_mp.planner.ops.params import NO_ACT
 
 
 class Rewriter:

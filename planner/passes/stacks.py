@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import inf
 
-from aspen_mp.planner.checks.images import WIDEST_WINDOW
-from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.params import NO_ACT
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.ops.checks.images import WIDEST_WINDOW
+from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 _KEPT = ("kernel", "strides", "dilations", "pads", "act")

@@ -3,10 +3,10 @@ their own, made once for all products that read the same rows."""
 
 from __future__ import annotations
 
-from aspen_mp.planner.algorithms import seven_products
-from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.options import Vectors
-from aspen_mp.planner.params import left_factors
+from aspen_mp.planner.cost.algorithms import seven_products
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.job.options import Vectors
+from aspen_mp.planner.ops.params import left_factors
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control import protocol, rundir
-from aspen_mp.control.identity import Address
-from aspen_mp.shm import _tables
+from aspen_mp.control.wire import protocol, run_directory
+from aspen_mp.control.wire.identity import Address
+from aspen_mp.shm.bindings import _tables
 
 WATCHDOG_S = 60.0
 LAYOUT = f"{_tables.LAYOUT_HASH:016x}"
@@ -34,7 +34,7 @@ class Guest:
     """A connection to the runtime `name` (or to the address of an unnamed one). `greet`: it introduces itself and is a client then."""
 
     def __init__(self, name: str, *, greet: bool = True) -> None:
-        self.sock = rundir.connect(name) if len(name) < 20 else rundir.connect_to(Address.parse(name))
+        self.sock = run_directory.connect(name) if len(name) < 20 else run_directory.connect_to(Address.parse(name))
         self.sock.settimeout(WATCHDOG_S)
         self.receiver = protocol.client_receiver()
         self.welcome: protocol.Welcome | None = None

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small_models
 from guests import Guest
 
-from aspen_mp.control import protocol
-from aspen_mp.shm import _channel, values
+from aspen_mp.control.wire import protocol
+from aspen_mp.shm import values
+from aspen_mp.shm.bindings import _channel
 from aspen_mp.shm.errors import AspenError
 
 F32, I64 = TensorProto.FLOAT, TensorProto.INT64

@@ -14,9 +14,10 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp import config, float64
+from aspen_mp import config
 from aspen_mp.bench import errors
-from aspen_mp.planner.options import ACCURACIES
+from aspen_mp.planner.job.options import ACCURACIES
+from aspen_mp.tools import float64
 
 FACTORS = {"strict": 1.5, "default": 4.0}
 

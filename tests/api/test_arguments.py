@@ -14,7 +14,7 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp.control import protocol
+from aspen_mp.control.wire import protocol
 from aspen_mp.errors import ProtocolError, RequestError, RequestTimeout
 
 X = np.ones((4, 16), np.float32)
@@ -53,7 +53,7 @@ LOAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"instances": 33}, ValueError, "instances must be 1 to 32, not 33"),
     ({"winograd": "no"}, TypeError, r"winograd must be True or False, not 'no' \(str\)"),
     ({"winograd": 1}, TypeError, "winograd must be True or False"),
-    ({"planning": "quick"}, TypeError, "planning must be an aspen_mp.planner.options.Planning, not 'quick'"),
+    ({"planning": "quick"}, TypeError, "planning must be an aspen_mp.planner.job.options.Planning, not 'quick'"),
     ({"progress": 3}, TypeError, "progress must be a function"),
     ({"input_shapes": [(2, 16)]}, TypeError, r"input_shapes must be a dict \{input name: shape\}, not \[\(2, 16\)\] \(list\)"),
     ({"input_shapes": {"x": 4}}, TypeError, r"input_shapes\['x'\] must be a shape such as \(1, 3\), not 4"),

@@ -10,13 +10,14 @@ import pytest
 from onnx import TensorProto, checker, helper
 from onnx.backend.test import BackendTest
 
-from aspen_mp import backend, errors, shared
+from aspen_mp import backend, errors
+from aspen_mp.compat import default_runtime
 
 
 @pytest.fixture(autouse=True)
 def _end_of_shared_runtime() -> Iterator[None]:
     yield
-    shared.close()
+    default_runtime.close()
 
 
 def test_devices() -> None:

@@ -37,7 +37,7 @@ from guests import Guest
 
 import aspen_mp
 from aspen_mp.errors import RequestError, ResourceLimitError, UnsupportedModelError
-from aspen_mp.shm import _channel
+from aspen_mp.shm.bindings import _channel
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
 from bad_models import BAD, N, constant, given, model, value
@@ -45,7 +45,7 @@ from bad_models import BAD, N, constant, given, model, value
 X = {"x": np.ones((4, 16), np.float32)}
 WATCHDOG_S = 60.0
 CANCEL_MASK, SLOTS, SLOT_BYTES, CANCEL = 160, 192, 384, 40
-"""Where a client segment (`shm/layout.h`) has the bits of cancelled slots, its slots, and in a slot the sequence to cancel."""
+"""Where a client segment (`shm/protocol/layout.h`) has the bits of cancelled slots, its slots, and in a slot the sequence to cancel."""
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import aspen_mp
-from aspen_mp import tree
-from aspen_mp.control import dropping
+from aspen_mp.client.requests import stage_tree
+from aspen_mp.control.models import eviction
 
 N = helper.make_node
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -59,7 +59,7 @@ def agrees(results: dict[str, Any], x: npt.NDArray[np.float32], repeat: int = 1)
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[aspen_mp.Runtime]:
     """A runtime for a client that remembers few plans behind data."""
-    monkeypatch.setattr(tree, "MAX_BEHIND", 6)
+    monkeypatch.setattr(stage_tree, "MAX_BEHIND", 6)
     with aspen_mp.Runtime(workers=2) as own:
         yield own
 
@@ -70,8 +70,8 @@ def test_a_stream_of_numbers_that_are_new(shared_runtime: aspen_mp.Runtime) -> N
     for count in counts:
         agrees(model.run({"x": of(count)}), of(count))
     (about,) = [m for m in shared_runtime.status()["models"] if m["id"] == model._loaded.model]
-    assert len(about["plans"]) <= dropping.MAX_BEHIND + 1
-    assert len(model._tree._behind) <= tree.MAX_BEHIND
+    assert len(about["plans"]) <= eviction.MAX_BEHIND + 1
+    assert len(model._tree._behind) <= stage_tree.MAX_BEHIND
     model.unload()
 
 

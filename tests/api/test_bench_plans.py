@@ -10,15 +10,17 @@ from msgspec.structs import replace
 from test_cache import entries, wait_for
 
 import aspen_mp
-from aspen_mp import config, local_rates
+from aspen_mp import config
 from aspen_mp.bench import clients, models, prediction, profile
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers import engines
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
-from aspen_mp.measure import Profile
-from aspen_mp.planner import cost, planfile
-from aspen_mp.planner.plan import Plan
+from aspen_mp.control.planning import local_rates
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.plan import plan_file
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.tools.measure import Profile
 
 NETWORK = "squeezenet1_1"
 
@@ -33,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         with aspen_mp.Runtime(workers=2) as runtime:
             runtime.load(model).run(models.inputs(model))
         wait_for(lambda: entries(cache, "plans"))
-        return planfile.load(entries(cache, "plans")[0].read_bytes())
+        return plan_file.load(entries(cache, "plans")[0].read_bytes())
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +55,15 @@ def test_planned(runs: Plan) -> None:
 
 def test_calibrated_for_a_while() -> None:
     """Then the planner counts as it did before, whatever that was."""
-    before, here = cost.rates(), local_rates.known("")[0]
+    before, here = op_cost.rates(), local_rates.known("")[0]
     other = replace(before, matrix=2 * before.matrix)
-    cost.use(other)
+    op_cost.use(other)
     try:
         with calibrated():
-            assert cost.rates() == here
-        assert cost.rates() == other
+            assert op_cost.rates() == here
+        assert op_cost.rates() == other
     finally:
-        cost.use(before)
+        op_cost.use(before)
 
 
 def test_simulated(runs: Plan) -> None:

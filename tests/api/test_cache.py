@@ -15,7 +15,7 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp.control import cache
+from aspen_mp.control.planning import plan_cache
 
 WATCHDOG_S = 60.0
 X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
@@ -30,7 +30,7 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def settle(path: Path) -> None:
     """Files that were written just now are not remembered: their time stamps could stay as they are through another change."""
-    wait_for(lambda: time.time_ns() > path.stat().st_ctime_ns + 2 * cache.SETTLED_NS)
+    wait_for(lambda: time.time_ns() > path.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS)
 
 
 def save(model: onnx.ModelProto, path: Path) -> Path:

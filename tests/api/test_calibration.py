@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import aspen_mp
-from aspen_mp import calibrate, local_rates
 from aspen_mp.bench import models
 from aspen_mp.bench.kernels import measure
-from aspen_mp.measure import OpTime
-from aspen_mp.planner import api, cost, rates
-from aspen_mp.planner.plan import OpInfo
+from aspen_mp.control.planning import local_rates
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import op_cost, rates
+from aspen_mp.planner.plan.plan import OpInfo
+from aspen_mp.tools import calibrate
+from aspen_mp.tools.measure import OpTime
 from aspen_mp.workers import _isa, topology
 
 STRANGE = rates.Rates(matrix=3.0, cold=500.0, warm=0.7, tile_ns=90.0, factors={"POOL": 30.0, "NORM": 0.001})
@@ -70,10 +72,10 @@ def kernels_of(network: str) -> tuple[list[str], int]:
 def test_rates_size_tiles_and_choose_no_kernel(network: str) -> None:
     kernels, tiles = kernels_of(network)
     try:
-        cost.use(STRANGE)
+        op_cost.use(STRANGE)
         other, more = kernels_of(network)
     finally:
-        cost.use(rates.BUILT_IN)
+        op_cost.use(rates.BUILT_IN)
     assert other == kernels
     assert more != tiles
     assert kernels_of(network) == (kernels, tiles)
@@ -171,7 +173,7 @@ def test_factors_scale_predictions() -> None:
         return found
 
     def use(factors: dict[str, float]) -> dict[str, float]:
-        cost.use(rates.Rates(matrix=1.0, cold=1e4, factors=factors))
+        op_cost.use(rates.Rates(matrix=1.0, cold=1e4, factors=factors))
         return predicted()
 
     try:
@@ -180,7 +182,7 @@ def test_factors_scale_predictions() -> None:
         chosen = {winograd: 2.0, "CONV": 3.0, "POOL": 5.0}
         scaled = use(chosen)
     finally:
-        cost.use(rates.BUILT_IN)
+        op_cost.use(rates.BUILT_IN)
     assert {kernel: scaled[kernel] / plain[kernel] for kernel in plain} == pytest.approx(
         {kernel: chosen.get(kernel, 1.0) for kernel in plain}, rel=0.02
     )

@@ -11,7 +11,7 @@ import pytest
 import aspen_mp
 from aspen_mp import errors
 from aspen_mp.compat import onnxruntime as compat
-from aspen_mp.compat import refusals, surface
+from aspen_mp.compat.onnxruntime import refusals, surface
 
 MODULES = {"capi", "contextlib", "onnxruntime_validation", "import_capi_exception"}  # what its module imports
 
@@ -64,7 +64,7 @@ def test_refusals_say_what_to_do() -> None:
 
 def test_the_table_is_the_code_s() -> None:
     table = Path(surface.__file__).with_name("SURFACE.md").read_text(encoding="utf-8")
-    assert table == surface.table(), "run: python -m aspen_mp.compat.surface > aspen_mp/compat/SURFACE.md"
+    assert table == surface.table(), "run: python -m aspen_mp.compat.onnxruntime.surface > aspen_mp/compat/SURFACE.md"
 
 
 def test_functions_of_the_module() -> None:
@@ -87,6 +87,6 @@ def test_functions_of_the_module() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aspen_mp.compat import seeds
+    from aspen_mp.compat.onnxruntime import seeds
 
     monkeypatch.setattr(seeds, "_seed", None)

@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import aspen_mp
 from aspen_mp import errors
-from aspen_mp.compat import errors as ort_errors
 from aspen_mp.compat import onnxruntime as compat
-from aspen_mp.compat import seeds
+from aspen_mp.compat.onnxruntime import errors as ort_errors
+from aspen_mp.compat.onnxruntime import seeds
 
 FLOAT = TensorProto.FLOAT
 
@@ -310,7 +310,7 @@ def test_bound_values_are_not_copied(shared_runtime: aspen_mp.Runtime) -> None:
 
 
 def test_vectors_and_the_lower_layer(session: Any) -> None:
-    from aspen_mp.compat.values import OrtValueVector
+    from aspen_mp.compat.onnxruntime.values.ort_value import OrtValueVector
 
     value = compat.OrtValue.ortvalue_from_numpy(np.ones((1, 3), np.float32))
     found = session._sess.run_with_ort_values({"x": value._get_c_value()}, ["y"], None)
@@ -462,7 +462,7 @@ def _some_model(rng: random.Random) -> onnx.ModelProto:
 @pytest.mark.parametrize("seed", range(30))
 def test_optimized_models_have_the_same_results(seed: int, tmp_path: Path) -> None:
     """Functions are inlined, constants folded, and onnxruntime gives the same results of what was written as of the model itself."""
-    from aspen_mp.compat import folding
+    from aspen_mp.compat.onnxruntime.models import folding
 
     rng = random.Random(seed)
     model = _some_model(rng)

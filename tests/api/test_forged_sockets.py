@@ -14,8 +14,8 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp.control import identity, protocol, rundir
-from aspen_mp.control.identity import Address
+from aspen_mp.control.wire import identity, protocol, run_directory
+from aspen_mp.control.wire.identity import Address
 from aspen_mp.errors import AspenError, ProtocolError, RuntimeLost
 
 WATCHDOG_S = 60.0
@@ -182,7 +182,7 @@ def test_handles_still_lead_to_their_runtime() -> None:
 
 
 def test_addresses_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener, address = rundir.listen_unnamed()
+    listener, address = run_directory.listen_unnamed()
     listener.close()
     assert Address.parse(str(address)) == address
     assert address.started == identity.start_time(os.getpid()) > 0

@@ -15,8 +15,8 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp.control import rundir
-from aspen_mp.control.identity import Address
+from aspen_mp.control.wire import run_directory
+from aspen_mp.control.wire.identity import Address
 from aspen_mp.errors import RequestError, RuntimeLost
 
 WATCHDOG_S = 60.0
@@ -92,7 +92,7 @@ def test_after_the_runtime_s_end() -> None:
 def test_the_way_in_is_for_the_same_user_and_the_same_build() -> None:
     with aspen_mp.Runtime(workers=1) as runtime:
         address = Address.parse(runtime._link.address)
-        sock = rundir.connect_to(address)
+        sock = run_directory.connect_to(address)
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         sock.settimeout(WATCHDOG_S)
         while sock.recv(4096):  # the refusal, then the end

@@ -21,8 +21,8 @@ import small_models
 from guests import HELLO, LAYOUT, WATCHDOG_S, Guest, descriptors, frame, packed, processor_seconds
 
 import aspen_mp
-from aspen_mp.control import connection, door, protocol, rundir
-from aspen_mp.control.door import Door
+from aspen_mp.control.wire import connection, listener, protocol, run_directory
+from aspen_mp.control.wire.listener import Door
 from aspen_mp.errors import ResourceLimitError
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
@@ -140,7 +140,7 @@ def test_other_users() -> None:
     stub = SimpleNamespace(_connections={}, _rest=None, _make_room=None)
     stub._adopt = lambda sock: SimpleNamespace(refuse=told.send)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door, "peer", lambda sock: (1, os.getuid() + 1, 1))
+        patch.setattr(listener, "peer", lambda sock: (1, os.getuid() + 1, 1))
         Door._accept(stub, SimpleNamespace(accept=lambda: (None, None)))  # type: ignore[arg-type]
     assert f"belongs to user {os.getuid()}, not to user {os.getuid() + 1}" in str(refused[0])
 
@@ -158,7 +158,7 @@ def test_another_user_indeed(town: aspen_mp.Runtime, way: str) -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            rundir.check_peer = lambda *_: None  # a client that does not mind
+            run_directory.check_peer = lambda *_: None  # a client that does not mind
             with Guest(NAME if way == "name" else address, greet=False) as guest:
                 guest.send(packed(HELLO))
                 said = guest.refused().text
@@ -454,6 +454,6 @@ def test_random_frames(town: aspen_mp.Runtime, good: Callable[[], None], seed: i
 
 
 def test_the_socket_of_a_name_is_private(town: aspen_mp.Runtime) -> None:
-    folder = rundir.path()
+    folder = run_directory.path()
     assert os.stat(folder).st_mode & 0o777 == 0o700
     assert os.stat(f"{folder}/{NAME}.sock").st_mode & 0o777 == 0o600

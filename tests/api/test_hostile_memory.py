@@ -21,7 +21,7 @@ import small_models
 from guests import Guest
 
 import aspen_mp
-from aspen_mp.control import protocol
+from aspen_mp.control.wire import protocol
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
 NAME = "scribbled"

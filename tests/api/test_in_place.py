@@ -22,11 +22,11 @@ import onnx
 import pytest
 import small_models
 
-from aspen_mp import borrow
-from aspen_mp.control import protocol
-from aspen_mp.control.clients import ClientMemory
+from aspen_mp.client.requests import zero_copy
+from aspen_mp.control.memory.clients import ClientMemory
+from aspen_mp.control.wire import protocol
 from aspen_mp.errors import RequestError, ResourceLimitError
-from aspen_mp.shm import _channel, _control
+from aspen_mp.shm.bindings import _channel, _control
 from aspen_mp.shm.segments import Segment
 
 WATCHDOG_S = 60.0
@@ -206,7 +206,7 @@ def test_memory_goes_back_with_the_last_array(mlp, shared_runtime):
 
     def take() -> int:
         with mlp.input_buffers({"x": (ROWS, 16)}) as buffers:
-            return borrow.address(buffers["x"])
+            return zero_copy.address(buffers["x"])
 
     at, before = take(), data()
     assert {take() for _ in range(8)} == {at}
@@ -227,9 +227,9 @@ def test_forked_children_fill_buffers(mlp):
     assert os.waitpid(pid, 0)[1] == 0
     assert moved(mlp, lambda: mlp.run(buffers)) == (0, 384)
     assert mlp.run(buffers)["y"].tobytes() == mlp.run({"x": rows(4, 6)})["y"].tobytes()
-    at = borrow.address(buffers["x"])
+    at = zero_copy.address(buffers["x"])
     buffers.close()
-    assert borrow.address(mlp.input_buffers({"x": (6, 16)})["x"]) != at  # the child might still write there
+    assert zero_copy.address(mlp.input_buffers({"x": (6, 16)})["x"]) != at  # the child might still write there
 
 
 def test_what_has_no_buffers(mlp, shared_runtime, staged):
@@ -363,7 +363,7 @@ def test_other_kinds_of_memory(mlp):
     with tempfile.TemporaryFile(dir=os.getcwd()) as file:
         file.truncate(x.nbytes)
         on_disk = np.frombuffer(mmap.mmap(file.fileno(), x.nbytes), np.float32).reshape(x.shape)
-        if not borrow.is_memory(file.fileno()):
+        if not zero_copy.is_memory(file.fileno()):
             assert given(mlp, on_disk) == (x.nbytes, 0)
         del on_disk
     small = np.frombuffer(mapped, np.float32, 64 * 16).reshape(64, 16)
@@ -374,11 +374,11 @@ def test_other_kinds_of_memory(mlp):
 
 
 def test_more_arrays_than_loans(mlp, shared_runtime):
-    memory = SharedMemory(create=True, size=(borrow.MAX_LOANS + 8) * PAGE + ROWS * 64)
-    for k in range(borrow.MAX_LOANS + 8):
+    memory = SharedMemory(create=True, size=(zero_copy.MAX_LOANS + 8) * PAGE + ROWS * 64)
+    for k in range(zero_copy.MAX_LOANS + 8):
         part = np.ndarray((ROWS, 16), np.float32, memory.buf, k * PAGE)
         assert given(mlp, part) == (0, part.nbytes)
-    assert borrowed(shared_runtime) == borrow.MAX_LOANS * ROWS * 64
+    assert borrowed(shared_runtime) == zero_copy.MAX_LOANS * ROWS * 64
     del part
     memory.close()
     memory.unlink()
@@ -405,7 +405,7 @@ def test_workers_that_join_and_die_have_it_too(runtime):
 def test_memory_that_is_cut_short_before(mlp):
     with Shared(rows(5)) as shared:
         mlp.run({"x": shared})
-        fd = os.open(f"/proc/self/fd/{borrow.place(shared)[0].fd}", os.O_RDWR)
+        fd = os.open(f"/proc/self/fd/{zero_copy.place(shared)[0].fd}", os.O_RDWR)
         os.ftruncate(fd, PAGE)
         with pytest.raises(RequestError, match="ends before its array does"):
             mlp.run({"x": shared})
@@ -434,7 +434,7 @@ def test_memory_that_is_cut_short_while_it_is_read(runtime):
     for _ in range(3):
         with Shared(x) as shared:
             assert model.run({"x": shared})["y"].tobytes() == expected
-            fd = os.open(f"/proc/self/fd/{borrow.place(shared)[0].fd}", os.O_RDWR)
+            fd = os.open(f"/proc/self/fd/{zero_copy.place(shared)[0].fd}", os.O_RDWR)
             runtime.scale(0)
             future = model.submit({"x": shared}, copy=False)
             os.ftruncate(fd, PAGE)
@@ -466,7 +466,7 @@ def test_what_missing_memory_leads_to_is_not_told_as_an_error_of_the_model(runti
         with pytest.raises(RequestError, match="division by zero"):
             model.run({"i": i, "j": shared})
         shared[-1] = 2
-        fd = os.open(f"/proc/self/fd/{borrow.place(shared)[0].fd}", os.O_RDWR)
+        fd = os.open(f"/proc/self/fd/{zero_copy.place(shared)[0].fd}", os.O_RDWR)
         for use in ("run", "submit"):
             runtime.scale(0)
             assert until(lambda: not runtime.workers)  # one that is about to leave may still take a request
@@ -492,7 +492,7 @@ def test_a_torn_loan_is_not_used_again():
     """Whoever gives it back: also a request whose answer nobody looked at."""
     segment = Segment.create("data", 2 * PAGE, memfd=True)
     dropped = []
-    loans = borrow.Loans(lambda nbytes, pieces, fds: (3, segment), dropped.append)
+    loans = zero_copy.Loans(lambda nbytes, pieces, fds: (3, segment), dropped.append)
     loan = loans.take(1, PAGE, [])
     loans.give(loan)
     assert loans.take(1, PAGE, []) is loan
@@ -508,12 +508,12 @@ def test_a_descriptor_that_is_another_file_s_by_now(mlp, monkeypatch):
     with Shared(rows(11)) as shared:
         other, asked = os.memfd_create("other"), []
         with monkeypatch.context() as patch:
-            patch.setattr(borrow.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
-            assert borrow.place(shared) is None
+            patch.setattr(zero_copy.fcntl, "fcntl", lambda fd, what, least: os.dup(other))
+            assert zero_copy.place(shared) is None
     with Shared(rows(11)) as shared, monkeypatch.context() as patch:  # nothing is asked of the number, but of what was duplicated from it
         before = {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
-        patch.setattr(borrow, "is_memory", lambda fd: asked.append(str(fd)) or True)
-        assert borrow.place(shared) is not None
+        patch.setattr(zero_copy, "is_memory", lambda fd: asked.append(str(fd)) or True)
+        assert zero_copy.place(shared) is not None
         assert asked
         assert not before & set(asked)
     os.close(other)
@@ -682,7 +682,7 @@ def test_pieces_that_are_refused(shared_runtime):
         ([good], [path_only]),
         ([good], [write_only]),
     ]
-    if not borrow.is_memory(disk):
+    if not zero_copy.is_memory(disk):
         cases.append(([good], [disk]))
     with guests.Guest(shared_runtime._link.address) as guest:
         for number, (pieces, fds) in enumerate(cases, 1):

@@ -17,13 +17,14 @@ import small_models
 from onnx import TensorProto, helper
 
 import aspen_mp
-from aspen_mp import errors, shared
+from aspen_mp import errors
+from aspen_mp.compat import default_runtime
 
 
 @pytest.fixture(autouse=True)
 def _end_of_shared_runtime() -> Iterator[None]:
     yield
-    shared.close()
+    default_runtime.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_initializers_can_be_overridden() -> None:
 def test_sessions_share_one_runtime(model: onnx.ModelProto) -> None:
     options = aspen_mp.SessionOptions(intra_op_num_threads=1)
     first, second = aspen_mp.InferenceSession(model, options), aspen_mp.InferenceSession(model, onnxruntime.SessionOptions())
-    assert first._runtime is second._runtime is shared.runtime()
+    assert first._runtime is second._runtime is default_runtime.runtime()
     first.close()
     assert second.run(["s"], {"x": np.zeros((2, 4), np.float32)})[0].tolist() == [2, 4]
     del first, second

@@ -16,9 +16,9 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp import lengths, stages, tree
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
+from aspen_mp.client.requests import lengths, stage, stage_tree
 from aspen_mp.errors import AspenError
 
 WATCHDOG_S = 60.0
@@ -97,13 +97,13 @@ def test_the_planner_process_hears_of_few_lengths(
     model.run(tokens(9))
     model.run(tokens(33))
     asked = []
-    ask = tree.StageTree._ask
+    ask = stage_tree.StageTree._ask
 
     def listen(*args: Any, **how: Any) -> Any:
         asked.append(how.get("beside", False))
         return ask(*args, **how)
 
-    monkeypatch.setattr(tree.StageTree, "_ask", listen)
+    monkeypatch.setattr(stage_tree.StageTree, "_ask", listen)
     for n in range(34, 34 + lengths.MANY + 1):
         assert model.run(tokens(n))["last_hidden_state"].shape[1] == n
     assert asked == [True]
@@ -151,8 +151,8 @@ def test_batches_have_ranges_of_their_own(runtime: aspen_mp.Runtime, text: onnx.
 def test_a_length_that_comes_often_gets_a_plan_of_its_own(
     runtime: aspen_mp.Runtime, text: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "ASK_AFTER", 4)
-    monkeypatch.setattr(stages, "ASK_SELDOM", 8)
+    monkeypatch.setattr(stage, "ASK_AFTER", 4)
+    monkeypatch.setattr(stage, "ASK_SELDOM", 8)
     model = runtime.load(text)
     model.run(tokens(9))
     want = model.run(tokens(40))["last_hidden_state"]

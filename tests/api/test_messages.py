@@ -17,7 +17,7 @@ from rich.console import Console
 
 import aspen_mp
 from aspen_mp.cli import options, top
-from aspen_mp.control import rundir
+from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.scarcity import start_thread
 from aspen_mp.shm.words import a, count, nearest
@@ -26,7 +26,7 @@ WATCHDOG_S = 120.0
 
 
 @pytest.fixture(autouse=True)
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     return tmp_path / "run" / "aspen-mp"
@@ -93,7 +93,7 @@ def test_top_fits_the_terminal(shared_runtime: aspen_mp.Runtime, width: int) -> 
     assert any("tile [request:tile]" in line and "steals/s" in line for line in lines)
 
 
-def test_a_run_directory_that_cannot_be_written(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_that_cannot_be_written(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a read-only /tmp, with the directory there and without it."""
     real_open, real_mkdir = os.open, os.mkdir
 
@@ -106,12 +106,12 @@ def test_a_run_directory_that_cannot_be_written(run_directory: Path, monkeypatch
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "mkdir", no_folder)
-    with pytest.raises(AspenError, match=f"{run_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
-        rundir.Claim("x")
+    with pytest.raises(AspenError, match=f"{own_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
+        run_directory.Claim("x")
     monkeypatch.setattr(os, "mkdir", real_mkdir)
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(AspenError, match=f"{run_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
-        rundir.Claim("x")
+    with pytest.raises(AspenError, match=f"{own_directory}.*Read-only file system.*XDG_RUNTIME_DIR"):
+        run_directory.Claim("x")
 
 
 def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FEW_PROCESSES = """
 import os, resource, sys
-import aspen_mp.link, aspen_mp.revival, aspen_mp.runtime, aspen_mp.session
+import aspen_mp.client.link, aspen_mp.client.restart, aspen_mp.client.runtime, aspen_mp.client.session
 uid = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 if uid:

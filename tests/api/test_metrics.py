@@ -22,9 +22,9 @@ import small_models
 from prometheus_client.parser import text_string_to_metric_families
 
 import aspen_mp
-from aspen_mp import metrics
 from aspen_mp.cli import metrics as cli
 from aspen_mp.errors import QueueFull, RequestError, RequestTimeout
+from aspen_mp.tools import metrics
 
 WATCHDOG_S = 60.0
 

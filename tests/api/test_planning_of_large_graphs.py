@@ -9,7 +9,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import aspen_mp
-from aspen_mp.control.checking import AT_ONCE
+from aspen_mp.control.planning.plan_checks import AT_ONCE
 
 NODES = 1600
 """Steps of one to four nodes."""

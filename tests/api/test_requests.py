@@ -13,10 +13,10 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp import stages
-from aspen_mp.borrow import address
+from aspen_mp.client.requests import stage
+from aspen_mp.client.requests.memory import DataMemory, Span
+from aspen_mp.client.requests.zero_copy import address
 from aspen_mp.errors import RequestCancelled, RequestError, RequestTimeout
-from aspen_mp.memory import DataMemory, Span
 
 WATCHDOG_S = 60.0
 
@@ -54,7 +54,7 @@ def test_run(mlp):
 def test_large_outputs_are_lent(shared_runtime):
     """They lie in shared memory that is not used again before they, and all views of them, have gone."""
     model = shared_runtime.load(small_models.mlp("n", width=16))
-    rows = stages.LEND_BYTES // 32
+    rows = stage.LEND_BYTES // 32
     feeds = [{"x": np.random.default_rng(k).standard_normal((rows, 16)).astype(np.float32)} for k in range(5)]
     kept, expected, parts = [], [], []
     for f in feeds:  # more than are lent at a time: the others are copies
@@ -62,7 +62,7 @@ def test_large_outputs_are_lent(shared_runtime):
         kept.append(y)
         expected.append(y.tobytes())
         parts.append(y[5:9, 1:].T)
-    assert [isinstance(y.base, stages._Lent) for y in kept] == [True] * stages.MAX_LENT + [False] * (5 - stages.MAX_LENT)
+    assert [isinstance(y.base, stage._Lent) for y in kept] == [True] * stage.MAX_LENT + [False] * (5 - stage.MAX_LENT)
     assert [y.tobytes() for y in kept] == expected
     first = kept[0]
     first += 1  # an output is its owner's
@@ -78,13 +78,13 @@ def test_large_outputs_are_lent(shared_runtime):
     assert [f.result()["y"].tobytes() for f in futures] == expected
     del futures
     gc.collect()
-    assert isinstance(model.run(feeds[0])["y"].base, stages._Lent)
+    assert isinstance(model.run(feeds[0])["y"].base, stage._Lent)
 
 
 def test_outputs_that_are_large_together_are_lent_together(shared_runtime):
     """One region for all outputs of a request, back when the last one has gone; small ones are copied."""
     model = shared_runtime.load(small_models.two_inputs())
-    rows = stages.LEND_BYTES // 2 // 12 + 1
+    rows = stage.LEND_BYTES // 2 // 12 + 1
 
     def run(seed):
         x = np.random.default_rng(seed).standard_normal((rows, 3)).astype(np.float32)
@@ -95,25 +95,25 @@ def test_outputs_that_are_large_together_are_lent_together(shared_runtime):
 
     first, second = run(1), run(2)
     for found in (first, second):
-        assert isinstance(found["sum"].base, stages._Lent)
+        assert isinstance(found["sum"].base, stage._Lent)
         assert found["sum"].base is found["scaled"].base
     kept = {name: array.copy() for name, array in first.items()}
     part = first["sum"][5:]
     at = address(first["sum"])
     del first["scaled"], first["sum"]
     third = run(3)  # a copy: two regions are lent
-    assert not isinstance(third["sum"].base, stages._Lent)
+    assert not isinstance(third["sum"].base, stage._Lent)
     assert np.array_equal(part, kept["sum"][5:])
     del part
     assert address(run(4)["sum"]) == at
-    few = model.run({"a": np.zeros((stages.LEND_EACH // 24, 3), np.float32), "b": np.ones(3, np.float32)})
+    few = model.run({"a": np.zeros((stage.LEND_EACH // 24, 3), np.float32), "b": np.ones(3, np.float32)})
     assert few["sum"].base is None
 
 
 def test_lent_outputs_outlive_the_runtime():
     with aspen_mp.Runtime(workers=1) as rt:
-        y = rt.load(small_models.mlp("n", width=16)).run({"x": np.ones((stages.LEND_BYTES // 32, 16), np.float32)})["y"]
-        assert isinstance(y.base, stages._Lent)
+        y = rt.load(small_models.mlp("n", width=16)).run({"x": np.ones((stage.LEND_BYTES // 32, 16), np.float32)})["y"]
+        assert isinstance(y.base, stage._Lent)
         first = y[0].copy()
     assert (y == first).all()
 

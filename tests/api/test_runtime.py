@@ -17,7 +17,7 @@ import pytest
 import small_models
 
 import aspen_mp
-from aspen_mp.control import protocol, rundir
+from aspen_mp.control.wire import protocol, run_directory
 from aspen_mp.errors import (
     AspenError,
     ConfigError,
@@ -28,13 +28,13 @@ from aspen_mp.errors import (
     ResourceLimitError,
     RuntimeLost,
 )
-from aspen_mp.planner.options import Planning
+from aspen_mp.planner.job.options import Planning
 
 X = np.ones((4, 16), np.float32)
 
 
 @pytest.fixture
-def run_directory(tmp_path, monkeypatch):
+def own_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / "aspen-mp"
 
@@ -236,7 +236,7 @@ def test_bad_models(runtime, tmp_path):
 # ---- named runtimes
 
 
-def test_connect(run_directory):
+def test_connect(own_directory):
     with aspen_mp.Runtime(workers=1, name="shared") as runtime:
         model = runtime.load(small_models.mlp())
         expected = model.run({"x": X})["y"]
@@ -250,12 +250,12 @@ def test_connect(run_directory):
         with pytest.raises(AspenError, match="running already"):
             aspen_mp.Runtime(workers=1, name="shared")
         np.testing.assert_array_equal(model.run({"x": X})["y"], expected)
-    assert list(run_directory.iterdir()) == []
+    assert list(own_directory.iterdir()) == []
     with pytest.raises(AspenError, match="no runtime named 'shared'"):
         aspen_mp.connect("shared")
 
 
-def test_stop_by_another_client(run_directory):
+def test_stop_by_another_client(own_directory):
     with aspen_mp.Runtime(workers=1, name="s") as runtime:
         aspen_mp.connect("s").stop()
         runtime.wait()
@@ -263,7 +263,7 @@ def test_stop_by_another_client(run_directory):
             runtime.status()
 
 
-def test_a_client_that_goes_leaves_nothing_behind(run_directory):
+def test_a_client_that_goes_leaves_nothing_behind(own_directory):
     code = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -291,7 +291,7 @@ os.kill(os.getpid(), 9)
         model.run({"x": X})
 
 
-def test_uninvited_guests(run_directory):
+def test_uninvited_guests(own_directory):
     """Garbage, wrong versions and silence on the socket of a runtime: refused, and nobody else notices."""
     with aspen_mp.Runtime(workers=1, name="g") as runtime:
         model = runtime.load(small_models.mlp())
@@ -302,7 +302,7 @@ def test_uninvited_guests(run_directory):
             (protocol.encode(protocol.Status(1)), "before Hello"),
             (protocol.encode(protocol.Hello(99, "", "")), "use the same build"),
         ):
-            with rundir.connect("g") as sock:
+            with run_directory.connect("g") as sock:
                 sock.sendall(data)
                 receiver = protocol.client_receiver()
                 messages = []
@@ -311,7 +311,7 @@ def test_uninvited_guests(run_directory):
                 assert [type(m) for m in messages] == [protocol.Failed]
                 assert messages[0].error == "ProtocolError"
                 assert reason in messages[0].text
-        silent = [rundir.connect("g") for _ in range(20)]
+        silent = [run_directory.connect("g") for _ in range(20)]
         silent[0].sendall(protocol.encode(good)[:5])
         silent[1].shutdown(socket.SHUT_WR)
         model.run({"x": X})
@@ -320,8 +320,8 @@ def test_uninvited_guests(run_directory):
             sock.close()
 
 
-def test_silence_is_ended(run_directory, monkeypatch):
-    with aspen_mp.Runtime(workers=1, name="q"), rundir.connect("q") as sock:
+def test_silence_is_ended(own_directory, monkeypatch):
+    with aspen_mp.Runtime(workers=1, name="q"), run_directory.connect("q") as sock:
         sock.settimeout(60)
         sock.sendall(b"\0")
         receiver = protocol.client_receiver()
@@ -331,7 +331,7 @@ def test_silence_is_ended(run_directory, monkeypatch):
         assert "no handshake" in messages[0].text
 
 
-def test_others_models_and_memory_are_out_of_reach(run_directory):
+def test_others_models_and_memory_are_out_of_reach(own_directory):
     with aspen_mp.Runtime(workers=1, name="o") as runtime, aspen_mp.connect("o") as other:
         model = runtime.load(small_models.mlp())
         control = other._session.control
@@ -346,7 +346,7 @@ def test_others_models_and_memory_are_out_of_reach(run_directory):
         assert model.run({"x": X})
 
 
-def test_descriptors_that_a_message_does_not_want_are_closed(run_directory):
+def test_descriptors_that_a_message_does_not_want_are_closed(own_directory):
     with aspen_mp.Runtime(workers=1, name="d") as runtime:
         before = len(os.listdir(f"/proc/{runtime.pid}/fd"))
         null = os.open("/dev/null", os.O_RDONLY)

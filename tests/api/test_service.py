@@ -130,7 +130,7 @@ def status_of(url: str) -> int:
 
 
 def test_health_and_readiness(place: Path) -> None:
-    from aspen_mp.metrics import Endpoint
+    from aspen_mp.tools.metrics import Endpoint
 
     endpoint = Endpoint("service")
     at = f"http://127.0.0.1:{endpoint.port}"

@@ -17,10 +17,10 @@ import pytest
 import small_models
 
 import aspen_mp
+from aspen_mp.client.future import RequestFuture
+from aspen_mp.client.model import Model
+from aspen_mp.client.requests.stage import Stage
 from aspen_mp.errors import RequestError, RequestTimeout, RuntimeLost
-from aspen_mp.future import RequestFuture
-from aspen_mp.model import Model
-from aspen_mp.stages import Stage
 
 WATCHDOG_S = 60.0
 

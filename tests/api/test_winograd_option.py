@@ -15,7 +15,7 @@ import small_models
 import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
-from aspen_mp.planner import algorithms
+from aspen_mp.planner.cost import algorithms
 from aspen_mp.workers._isa import vectors
 
 

@@ -23,8 +23,8 @@ import pytest
 from process_tools import WATCHDOG_S, wait_until
 
 import aspen_mp
-from aspen_mp.control import rundir
-from aspen_mp.control.leases import Leases
+from aspen_mp.control.pool.core_leases import Leases
+from aspen_mp.control.wire import run_directory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models
@@ -109,12 +109,12 @@ def start_client() -> subprocess.Popen[bytes]:
 
 def is_up() -> bool:
     """A socket file is no sign of life: the dead leave theirs."""
-    return rundir.names().get(NAME, False) and _answers()
+    return run_directory.names().get(NAME, False) and _answers()
 
 
 def _answers() -> bool:
     try:
-        rundir.connect(NAME).close()
+        run_directory.connect(NAME).close()
     except aspen_mp.errors.AspenError:
         return False
     return True
@@ -156,7 +156,7 @@ def test_nothing_is_left_and_nothing_is_in_the_way(adopting: None, place: Path) 
                         process.stdout.close()
             assert segments() == before, f"round {number}"
             assert below(os.getpid()) == known, f"round {number}"
-            assert not rundir.names().get(NAME, False), f"round {number}: somebody holds the name"
+            assert not run_directory.names().get(NAME, False), f"round {number}: somebody holds the name"
             assert leases.others() == [], f"round {number}: somebody holds a core"
     # After all that the name is free, the cores are free, and the plan cache is whole.
     x = {"x": np.random.default_rng(0).standard_normal((1, 24, 24, 24)).astype(np.float32)}

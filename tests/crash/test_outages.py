@@ -21,7 +21,7 @@ import onnx
 import pytest
 
 import aspen_mp
-from aspen_mp.control import rundir
+from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError, RequestError, RequestTimeout, RuntimeLost, RuntimeNotFound, RuntimeStopping
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
@@ -34,7 +34,7 @@ ENDLESS = {"n": np.array(10**9), "limit": np.array(1e9, np.float32)}
 
 
 @pytest.fixture(autouse=True)
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     return tmp_path / "run" / "aspen-mp"
@@ -170,7 +170,7 @@ def test_a_file_that_has_changed_is_not_loaded_again(host: Host, file: Path) -> 
             model.run(X)
 
 
-def test_the_run_directory_is_removed_meanwhile(host: Host, file: Path, run_directory: Path) -> None:
+def test_the_run_directory_is_removed_meanwhile(host: Host, file: Path, own_directory: Path) -> None:
     """Whoever waits makes it anew, and waits there."""
     with aspen_mp.connect(NAME, wait_s=WATCHDOG_S) as runtime:
         model = runtime.load(file)
@@ -179,18 +179,18 @@ def test_the_run_directory_is_removed_meanwhile(host: Host, file: Path, run_dire
         waiter = threading.Thread(target=lambda: result.append(model.run(X)["y"]))
         waiter.start()
         for _ in range(3):
-            wait_until(run_directory.exists, "the directory")
-            for left in run_directory.iterdir():
+            wait_until(own_directory.exists, "the directory")
+            for left in own_directory.iterdir():
                 left.unlink()
-            run_directory.rmdir()
-        wait_until(run_directory.exists, "the directory")
+            own_directory.rmdir()
+        wait_until(own_directory.exists, "the directory")
         host.start()
         waiter.join(WATCHDOG_S)
         assert result
 
 
-def test_no_runtime_of_that_name(run_directory: Path) -> None:
-    with pytest.raises(RuntimeNotFound, match=f"'nobody' is running in {run_directory} .nothing runs there.*launch --name nobody"):
+def test_no_runtime_of_that_name(own_directory: Path) -> None:
+    with pytest.raises(RuntimeNotFound, match=f"'nobody' is running in {own_directory} .nothing runs there.*launch --name nobody"):
         aspen_mp.connect("nobody")
     with aspen_mp.Runtime(workers=1, name="somebody"), pytest.raises(RuntimeNotFound, match=r"running: somebody"):
         aspen_mp.connect("nobody")
@@ -402,7 +402,7 @@ def test_a_client_that_leaves_and_one_that_dies_are_not_waited_for(host: Host) -
     futures[0].cancel()
     runtimes[1].close()
     host.runtime.wait(timeout=WATCHDOG_S)
-    wait_until(lambda: not rundir.names(), "the end")
+    wait_until(lambda: not run_directory.names(), "the end")
     for runtime in runtimes:
         runtime.close()
     with contextlib.suppress(AspenError):

@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import aspen_mp
-from aspen_mp.control import protocol
+from aspen_mp.control.wire import protocol
 from aspen_mp.errors import AspenError, ModelInvalidError, ModelParseError, PlanError, ResourceLimitError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))

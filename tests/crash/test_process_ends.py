@@ -18,7 +18,7 @@ import onnx
 import pytest
 
 import aspen_mp
-from aspen_mp import stages
+from aspen_mp.client.requests import stage
 from aspen_mp.errors import AspenError, PlanError, ResourceLimitError, RuntimeLost
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
@@ -250,11 +250,11 @@ def test_lent_outputs_in_a_forked_child():
     """What the parent runs later does not change what the child has."""
     with aspen_mp.Runtime(workers=1) as runtime:
         model = runtime.load(small_models.mlp("n", width=16))
-        rows = stages.LEND_BYTES // 32
+        rows = stage.LEND_BYTES // 32
         feeds = [{"x": np.random.default_rng(k).standard_normal((rows, 16)).astype(np.float32)} for k in range(3)]
         expected = model.run(feeds[0])["y"].tobytes()
         y = model.run(feeds[0])["y"]
-        assert isinstance(y.base, stages._Lent)
+        assert isinstance(y.base, stage._Lent)
         go, child_go = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -33,8 +33,8 @@ from hypothesis.stateful import (
 from process_tools import WATCHDOG_S, alive, wait_until
 
 import aspen_mp
+from aspen_mp.client.future import RequestFuture
 from aspen_mp.errors import PoisonTile, RequestCancelled, RequestError, RequestTimeout, ResourceLimitError
-from aspen_mp.future import RequestFuture
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 import small_models

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import aspen_mp
-from aspen_mp.control import cache
+from aspen_mp.control.planning import plan_cache
 from aspen_mp.errors import PlanError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
@@ -35,7 +35,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     model, other, kept = folder / "m.onnx", folder / "other.onnx", folder / "cache"
     onnx.save(small_models.conv_chain(4, 32, 24), model)
     onnx.save(small_models.mlp(), other)
-    wait_until(lambda: cache.time.time_ns() > model.stat().st_ctime_ns + 2 * cache.SETTLED_NS, "the file to settle")
+    wait_until(lambda: plan_cache.time.time_ns() > model.stat().st_ctime_ns + 2 * plan_cache.SETTLED_NS, "the file to settle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASPEN_MP_CACHE", str(kept))
         with aspen_mp.Runtime(workers=2) as runtime:

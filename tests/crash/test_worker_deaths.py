@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aspen_mp
-from aspen_mp.control import protocol
+from aspen_mp.control.wire import protocol
 from aspen_mp.errors import PoisonTile
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "api"))

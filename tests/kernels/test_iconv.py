@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, run, same_bits
 from test_conv import Geometry, convolve
 
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.params import image_scratch, packed_bytes
+from aspen_mp.planner.ops.params import image_scratch, packed_bytes
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 

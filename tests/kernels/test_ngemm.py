@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
-from aspen_mp.planner import nbits
-from aspen_mp.planner.ir import Stored, Tensor
+from aspen_mp.planner.ir.graph import Stored, Tensor
+from aspen_mp.planner.layout.packing import low_bit
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 
@@ -53,11 +53,11 @@ def halves(rng: np.random.Generator, kind: str, k: int, n: int) -> tuple[Stored,
 
 def packed(weight: Stored) -> tuple[np.ndarray, list[int]]:
     """By the planner's own functions: what it writes to a plan's weights, and the parameters that go with it."""
-    form = nbits.form_of(weight)
+    form = low_bit.form_of(weight)
     assert form is not None
     k, n = weight.values.shape
-    out = np.full(nbits.packed_shape(k, n, form.bits, form.block, form.zeros), 0xAA, np.uint8)
-    nbits.pack(weight, form, out)
+    out = np.full(low_bit.packed_shape(k, n, form.bits, form.block, form.zeros), 0xAA, np.uint8)
+    low_bit.pack(weight, form, out)
     return out, [form.bits, form.block, int(form.zeros), form.zero]
 
 

@@ -1,5 +1,5 @@
-"""Outputs that go past the caches (workers/kernels/stores.h) on every ISA: the bits of those that stay in them, whatever the tile, and
-nothing is written beside them. The tests of each kernel set those bits beside float64."""
+"""Outputs that go past the caches (workers/kernels/vector/stores.h) on every ISA: the bits of those that stay in them, whatever the tile,
+and nothing is written beside them. The tests of each kernel set those bits beside float64."""
 
 from __future__ import annotations
 

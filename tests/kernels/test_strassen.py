@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
-from aspen_mp.planner import nbits
-from aspen_mp.planner.ir import Stored, Tensor
-from aspen_mp.planner.params import SEVEN_PART, left_factors, seven_scratch
+from aspen_mp.planner.ir.graph import Stored, Tensor
+from aspen_mp.planner.layout.packing import low_bit
+from aspen_mp.planner.ops.params import SEVEN_PART, left_factors, seven_scratch
 from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))
@@ -150,10 +150,10 @@ def test_weights_of_half_precision(isa, kind, seed, m, half, n, unlike, extras):
         rows *= (10.0 ** rng.integers(-1, 2, (m, 1))).astype(np.float32)
     values = rng.standard_normal((2 * half, n)).astype(kind)
     weight = Stored(Tensor("w", values.shape, values.dtype, data=values), None, None)
-    form = nbits.form_of(weight)
+    form = low_bit.form_of(weight)
     assert form is not None
-    b = np.empty(nbits.packed_shape(2 * half, n, form.bits, form.block, form.zeros), np.uint8)
-    nbits.pack(weight, form, b)
+    b = np.empty(low_bit.packed_shape(2 * half, n, form.bits, form.block, form.zeros), np.uint8)
+    low_bit.pack(weight, form, b)
     more = [rng.standard_normal((m, n), dtype=np.float32) if extras else None for _ in range(2)]
     rest, out = [*more, None, None, left_of(rows, isa)], np.empty((m, n), np.float32)
     p = [1.0, *ACTIVATIONS["RELU"], 0, form.bits, form.block, int(form.zeros), form.zero]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from aspen_mp.planner.plan import SEGMENT_FIRST, Plan, aligned
+from aspen_mp.planner.plan.plan import SEGMENT_FIRST, Plan, aligned
 from aspen_mp.shm.tables import DTYPES, KERNEL_BY_CODE, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SPACES, TILE
 from aspen_mp.workers import _kernels
-from aspen_mp.workers.fallback import Opaque
+from aspen_mp.workers.fallback.opaque_tile import Opaque
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ORDERS = ("fifo", "lifo", "random", "rank")

@@ -12,8 +12,8 @@ import pytest
 from aspen_mp.bench import models
 from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.workers._dse import PlanRunner
 
 NETWORKS = {"squeezenet1_1": {}, "resnet18": {}, "densenet121": {}, "mobilenet_v2": {}, "tcn": {}, "bert_base": {"seq": 16}}

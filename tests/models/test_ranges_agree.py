@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
-from aspen_mp.planner.elastic import Rigid, Stretch
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.plan.elastic import Rigid, Stretch
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.workers._dse import PlanRunner
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -17,12 +17,12 @@ import numpy as np
 from fuzz_plans import base
 from fuzzing import Finding, numbers
 
-from aspen_mp.control import protocol
-from aspen_mp.planner import planfile, planhead
+from aspen_mp.control.wire import protocol
+from aspen_mp.planner.plan import plan_file, plan_head
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import PlanError, ProtocolError, RequestError
 
-_PREFIX = planhead.PREFIX.size
+_PREFIX = plan_head.PREFIX.size
 
 
 def damaged(rng: np.random.Generator, data: bytes, most: int = 4) -> bytes:
@@ -94,10 +94,10 @@ def packed(value: Any) -> bytes:
 @lru_cache(maxsize=32)
 def file(k: int) -> bytes | None:
     plan = base(k)
-    return None if plan is None else planfile.dump(plan)
+    return None if plan is None else plan_file.dump(plan)
 
 
-def plan_file(seed: int) -> str:
+def plan_bytes(seed: int) -> str:
     rng = np.random.default_rng(seed)
     data = None
     while data is None:
@@ -114,17 +114,17 @@ def plan_file(seed: int) -> str:
     else:
         whole = damaged(rng, data)
         return _load(whole)
-    return _load(planhead.join(header, body))
+    return _load(plan_head.join(header, body))
 
 
 def _load(data: bytes) -> str:
     with suppress(PlanError):
-        planhead.segment_of(memoryview(data))
+        plan_head.segment_of(memoryview(data))
     try:
-        plan = planfile.load(data)
+        plan = plan_file.load(data)
     except PlanError:
         return "refused"
-    if planfile.load(planfile.dump(plan)).header() != plan.header():
+    if plan_file.load(plan_file.dump(plan)).header() != plan.header():
         raise Finding("a plan that was read is not what is written")
     return "read"
 

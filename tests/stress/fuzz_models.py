@@ -22,14 +22,15 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from aspen_mp.planner import api, verify
+from aspen_mp.planner import api
 from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.evaluate import RANDOM
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.ops import verify
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.tables import PLAN_HEADER
-from aspen_mp.workers import fallback
 from aspen_mp.workers._dse import PlanRunner
+from aspen_mp.workers.fallback import opaque_tile
 
 verify.ENABLED = True
 CORPUS = Path(__file__).with_name("corpus") / "models"
@@ -257,8 +258,8 @@ def execute(plan: Any, segment: bytes | bytearray, weights: Any, feeds: dict[str
 
     def opaque(blob: bytes, outputs: Any, inputs: Any) -> None:
         with others("onnx.reference"):
-            error, _ = fallback.run_tile(
-                fallback.OpaqueCache(), 0, blob, "op", outputs=outputs, inputs=[x for x in inputs if x is not None]
+            error, _ = opaque_tile.run_tile(
+                opaque_tile.OpaqueCache(), 0, blob, "op", outputs=outputs, inputs=[x for x in inputs if x is not None]
             )
         failed.extend([error] if error else [])
 

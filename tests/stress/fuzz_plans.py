@@ -17,8 +17,8 @@ from guard_pages import guarded
 
 from aspen_mp.planner import api
 from aspen_mp.planner.frontends.bind import Binding
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.tables import KERNELS, LIMITS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, SPACES, TILE
 from aspen_mp.workers._dse import PlanRunner

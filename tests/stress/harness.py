@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from synthetic import Synthetic
 
-from aspen_mp.shm import _control
-from aspen_mp.shm._channel import ClientChannel, Result
-from aspen_mp.shm._control import ControlTable
+from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.bindings._channel import ClientChannel, Result
+from aspen_mp.shm.bindings._control import ControlTable
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._dse import Engine
 

@@ -1,4 +1,4 @@
-/* What each fiber does: see model.h. The planner process's part in a recovery is that of aspen_mp/control/recovery.py, in C. */
+/* What each fiber does: see model.h. The planner process's part in a recovery is that of aspen_mp/control/pool/recovery.py, in C. */
 #define _GNU_SOURCE
 #include "model.h"
 #include "submit.h"

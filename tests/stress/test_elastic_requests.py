@@ -16,8 +16,8 @@ from elastic_plans import elastic, expected, feeds_of, graph_at, keys, outputs_o
 from harness import Client, Machine
 from synthetic import Synthetic, random_plan
 
-from aspen_mp.planner.plan import Plan
-from aspen_mp.shm._control import ERRORS
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.shm.bindings._control import ERRORS
 
 LEAST, MOST = 3, 24
 

@@ -10,7 +10,7 @@ import pytest
 from harness import WATCHDOG, Client, Machine
 from synthetic import Synthetic, random_plan
 
-from aspen_mp.shm._control import ERRORS
+from aspen_mp.shm.bindings._control import ERRORS
 from aspen_mp.shm.segments import Segment
 
 

@@ -26,14 +26,14 @@ ROOT = Path(__file__).parents[2]
 CC = os.environ.get("CC", "cc")
 FLAGS = "-std=gnu11 -O1 -g1 -w -fno-omit-frame-pointer -ffp-contract=off -fno-math-errno -DASPEN_LAYOUT_HASH=1"
 FLAGS += " -fsanitize=address,undefined -fno-sanitize-recover=all"
-INCLUDE = [f"-I{ROOT / folder}" for folder in ("shm", "workers", "workers/kernels")]
+INCLUDE = [f"-I{ROOT / folder}" for folder in ("shm/protocol", "workers", "workers/kernels")]
 ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
 }
 ISA = _kernels.isas()[0]
-WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/elt.cmake)
+WRAPPING = {"reduce", "scan", "scatter"}  # integer arithmetic wraps there (workers/kernels/CMakeLists.txt)
 FAMILIES = ["gather", "copy", "pad", "pool", "resize", "scan", "dwconv", "act", "functions", "topk", "scatter", "gridsample"]
 FAMILIES += ["roialign", "deform", "trees", "scores", "svm", "dgemm", "unary", "softmax"]
 """Those that compute most addresses and take little time to compile; all of them: `make sanitize`."""
@@ -62,7 +62,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def kernels(family: str, isa: str = ISA) -> None:
         wraps = ["-fwrapv"] if family in WRAPPING else []
-        build(folder / f"{family}.{isa}.o", "-c", *ISA_FLAGS[isa], *wraps, f"-DASPEN_ISA={isa}", ROOT / f"workers/kernels/{family}.c")
+        build(
+            folder / f"{family}.{isa}.o",
+            "-c",
+            *ISA_FLAGS[isa],
+            *wraps,
+            f"-DASPEN_ISA={isa}",
+            next((ROOT / "workers/kernels").glob(f"*/{family}.c")),
+        )
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         jobs = [pool.submit(build, folder / "dse_threads", "-pthread", Path(__file__).with_name("dse_threads.c"))]

@@ -15,7 +15,7 @@ WATCHDOG = 150
 
 
 def build(target: Path, *defines: str) -> Path:
-    include = [f"-I{ROOT / d}" for d in ("shm", "workers", "workers/kernels")]
+    include = [f"-I{ROOT / d}" for d in ("shm/protocol", "workers", "workers/kernels")]
     flags = ["-std=gnu11", "-fsanitize=thread", "-O1", "-g", "-pthread", "-DASPEN_LAYOUT_HASH=1", *(f"-D{d}" for d in defines)]
     subprocess.run([os.environ.get("CC", "cc"), *flags, *include, str(SOURCE), "-o", str(target)], check=True)
     return target

@@ -11,10 +11,10 @@ from graphs_by_hand import GraphBuilder
 from test_plan_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.plan import Plan, TensorInfo
-from aspen_mp.planner.storage import assign_storage, item_bytes
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.layout.storage import assign_storage, item_bytes
+from aspen_mp.planner.plan.plan import Plan, TensorInfo
 from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
 from aspen_mp.workers._dse import PlanRunner
 

@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aspen_mp.planner import nbits, winograd
-from aspen_mp.planner.ir import Graph, Node, Stored, Tensor
+from aspen_mp.planner.ir.graph import Graph, Node, Stored, Tensor
+from aspen_mp.planner.layout.packing import low_bit, winograd
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.params import NO_ACT, left_factors
+from aspen_mp.planner.ops.params import NO_ACT, left_factors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.dtype(np.float32)
@@ -189,7 +189,7 @@ class GraphBuilder:
         zero = part("z", self.rng.integers(0, 2, (rows, outputs)), of) if points else None
         weight = Tensor(f"c{self.count}", values.shape, F32, weight_key=key, stored=Stored(values, scale, zero, 0, 8))
         assert weight.stored is not None
-        form = nbits.form_of(weight.stored)
+        form = low_bit.form_of(weight.stored)
         assert form is not None
         packed = Builder().packed_nbits(weight, form)
         attrs = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}

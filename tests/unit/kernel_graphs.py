@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from aspen_mp.planner import api, stages, verify
+from aspen_mp.planner import api, stages
 from aspen_mp.planner.frontends.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo
-from aspen_mp.planner.ir import Graph, Node, Tensor
-from aspen_mp.planner.params import params
-from aspen_mp.planner.storage import ELEMENTWISE
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.layout.storage import ELEMENTWISE
+from aspen_mp.planner.ops import verify
+from aspen_mp.planner.ops.params import params
 from aspen_mp.shm import values
-from aspen_mp.workers import _kernels, fallback
+from aspen_mp.workers import _kernels
+from aspen_mp.workers.fallback import opaque_tile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 verify.ENABLED = True
@@ -42,7 +44,7 @@ def run_graph(graph: Graph, feeds: Mapping[str, Any]) -> list[Any]:
 
 def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
     if node.op == "OPAQUE":
-        return list(fallback.Opaque(node.attrs["model"], node.name).run(inputs))
+        return list(opaque_tile.Opaque(node.attrs["model"], node.name).run(inputs))
     shape, x, a = node.output.shape, inputs[0], node.attrs
     if node.op == "view.reshape":
         return [x.reshape(shape)]

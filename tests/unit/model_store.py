@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aspen_mp.control import models as stores
-from aspen_mp.control import protocol
-from aspen_mp.control.jobs import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
-from aspen_mp.control.journal import Journal
-from aspen_mp.control.loaded import Asker
-from aspen_mp.control.loop import Loop
-from aspen_mp.control.models import ModelStore
-from aspen_mp.control.ranges import Stretched
-from aspen_mp.control.segments import SegmentStore
+from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.models import model_store as stores
+from aspen_mp.control.models.model_state import Asker
+from aspen_mp.control.models.model_store import ModelStore
+from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
+from aspen_mp.control.planning.shape_buckets import Stretched
 from aspen_mp.control.server import Server
-from aspen_mp.planner import api, rates
-from aspen_mp.shm import _control
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import rates
+from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.segments import Segment
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api, stages
-from aspen_mp.planner.ir import Graph, Node
+from aspen_mp.planner.ir.graph import Graph, Node
 
 N = helper.make_node
 Array = np.ndarray[Any, Any]

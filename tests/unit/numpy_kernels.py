@@ -10,10 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aspen_mp.planner import winograd
-from aspen_mp.planner.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, ROI_MODES
+from aspen_mp.planner.layout.packing import winograd
+from aspen_mp.planner.ops.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, ROI_MODES
 from aspen_mp.shm.tables import BINARY, PAD_MODES, REDUCE, UNARY
-from aspen_mp.workers import _kernels, boxes, sampling
+from aspen_mp.workers import _kernels
+from aspen_mp.workers.fallback import boxes, sampling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,7 +11,7 @@ from graphs_by_hand import GraphBuilder
 from test_plan_graphs import random_grids, residual_block
 
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, TILE
 
 

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from aspen_mp.planner import accuracy, api
-from aspen_mp.planner.options import ACCURACIES, Accuracy
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import accuracy
+from aspen_mp.planner.job.options import ACCURACIES, Accuracy
 
 
 def chain(channels: int, size: int, layers: int = 3, kernel: tuple[int, int] = (3, 3), scale: float = 1.0) -> onnx.ModelProto:

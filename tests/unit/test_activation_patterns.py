@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from net_tools import Net, check, ops
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 ROOT = float(np.sqrt(2 / np.pi))
 Write = Callable[[Net, str], str]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from net_tools import Net, check, lowered, ops
 
-from aspen_mp.planner import tilecost
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.ir.graph import Node, Tensor
 
 B, H, S, D = 2, 4, 9, 8
 LOWEST = float(np.finfo(np.float32).min)
@@ -56,7 +56,7 @@ def test_what_few_rows_take() -> None:
         q, k = (Tensor(n, (1, 2, m, 64), np.dtype(np.float32)) for n, m in (("q", rows), ("k", 512)))
         out = Tensor("y", q.shape, q.dtype)
         node = Node("ATTENTION", "y", [q, k, k], [out], {"causal": False})
-        times.append(float(tilecost.of(node)([np.array([2]), np.array([rows]), np.array([64])])[0]))
+        times.append(float(tile_cost.of(node)([np.array([2]), np.array([rows]), np.array([64])])[0]))
     assert times[0] < times[1] / 4
     assert times[1] < times[2]
 

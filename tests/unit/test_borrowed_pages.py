@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aspen_mp.shm import _control
-from aspen_mp.shm._mapping import Mapping
+from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.bindings._mapping import Mapping
 from aspen_mp.shm.segments import Segment
 
 PAGE = _control.PAGE

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from net_tools import Net, check, ops
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 
 def convolutions(nodes: list[Node]) -> list[Node]:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from aspen_mp.bench.drawn import DRAWS
 from aspen_mp.planner import api
-from aspen_mp.workers.operators import Evaluator
+from aspen_mp.workers.fallback.operators import Evaluator
 
 SEEDS = 12
 MANY = {"TreeEnsembleClassifier": 40, "TreeEnsembleRegressor": 24, "TreeEnsemble": 24, "SVMClassifier": 30, "LabelEncoder": 20}

@@ -8,8 +8,8 @@ import threading
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aspen_mp import memory
-from aspen_mp.shm import _control
+from aspen_mp.client.requests import memory
+from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import Segment
 
 WATCHDOG_S = 60.0

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from aspen_mp.control.speeds import ENOUGH_NS, LEAST, LONE, LOOKS, MOST_LOOKS, CoreSpeeds, alike
-from aspen_mp.planner import rates
-from aspen_mp.planner.machine import Machine
+from aspen_mp.control.pool.core_speeds import ENOUGH_NS, LEAST, LONE, LOOKS, MOST_LOOKS, CoreSpeeds, alike
+from aspen_mp.planner.cost import rates
+from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.workers.topology import Core, Topology
 
 SECOND = 10**9

@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from aspen_mp.workers import interrupt, loops, rounds
-from aspen_mp.workers.bound import bound
-from aspen_mp.workers.fallback import Opaque
+from aspen_mp.workers.fallback import interrupt, loops, rounds
+from aspen_mp.workers.fallback.bound import bound
+from aspen_mp.workers.fallback.opaque_tile import Opaque
 
 N, V = helper.make_node, helper.make_tensor_value_info
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

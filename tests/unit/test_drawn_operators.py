@@ -12,7 +12,8 @@ from drawn_models import Array, Case, floats, here, maybe, same, there
 from kernel_graphs import run_model
 from onnx import TensorProto, helper, numpy_helper
 
-from aspen_mp.planner import api, equations
+from aspen_mp.planner import api
+from aspen_mp.planner.frontends import equations
 from aspen_mp.shm.errors import ModelInvalidError
 
 

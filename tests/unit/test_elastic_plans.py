@@ -11,10 +11,10 @@ import pytest
 from elastic_plans import GRAPHS, Make, Runner, elastic, expected, feeds_of, graph_at, keys, places, rigid, tokens
 from graphs_by_hand import GraphBuilder
 
-from aspen_mp.planner import extents, planfile
 from aspen_mp.planner.build import build_plan
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan import extents, plan_file
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import DTYPE_BYTES, DTYPES, KERNELS, LIMITS, SLOPE, SLOPE_TABLES, SPACES
 
@@ -88,7 +88,7 @@ def test_tiles_beyond_the_extent_run_no_kernel() -> None:
 
 def test_a_file_keeps_the_slopes() -> None:
     plan = elastic(tokens, 2, 7)
-    again = planfile.load(planfile.dump(plan), {w.key: w.write for w in plan.weights})
+    again = plan_file.load(plan_file.dump(plan), {w.key: w.write for w in plan.weights})
     assert (again.least, again.most) == (2, 7)
     assert (again.slopes == plan.slopes).all()
     assert bytes(again.segment()) == bytes(plan.segment())

@@ -14,7 +14,8 @@ from kernel_graphs import bind, run_model
 from net_tools import Net
 from onnx import numpy_helper
 
-from aspen_mp.planner import api, enclosed, stages
+from aspen_mp.planner import api, stages
+from aspen_mp.planner.frontends import enclosed
 
 TOKENS, WIDTH, INNER, EXPERTS, CHOSEN = 11, 12, 20, 4, 2
 SHAPE = (TOKENS, WIDTH)

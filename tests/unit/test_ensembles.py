@@ -10,16 +10,16 @@ import pytest
 from forests import MODES, attributes, reached, rows
 from onnx import numpy_helper
 
-from aspen_mp.planner import ensembles
-from aspen_mp.planner.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.lower.builder import NoKernel
+from aspen_mp.planner.lower.classical import tree_tables
+from aspen_mp.planner.ops.checks import Arg, Call, Misfit, check_call
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.shm.tables import DTYPES
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def walk(packed: ensembles.Packed, x: np.ndarray, dtype: np.dtype[Any]) -> list[float]:
+def walk(packed: tree_tables.Packed, x: np.ndarray, dtype: np.dtype[Any]) -> list[float]:
     """The weights of the leaves that a row ends in, of trees with one target."""
     layout = [("value", dtype), ("weight", dtype), ("feature", np.int32), ("child", np.int32)]
     nodes = np.ascontiguousarray(packed.nodes).view(np.dtype(layout)).reshape(-1)
@@ -28,9 +28,9 @@ def walk(packed: ensembles.Packed, x: np.ndarray, dtype: np.dtype[Any]) -> list[
         at = root
         for _ in range(steps):
             value, _, feature, child = nodes[at].tolist()
-            v = x[feature & (ensembles.EQUAL - 1)]
-            right = bool(v <= value) and not (feature & ensembles.EQUAL and v < value)
-            at = child + (bool(feature & ensembles.MISSING) if np.isnan(v) else right)
+            v = x[feature & (tree_tables.EQUAL - 1)]
+            right = bool(v <= value) and not (feature & tree_tables.EQUAL and v < value)
+            at = child + (bool(feature & tree_tables.MISSING) if np.isnan(v) else right)
         assert nodes[at]["child"] == at
         found.append(float(nodes[at]["weight"]))
     return found
@@ -43,8 +43,8 @@ def walk(packed: ensembles.Packed, x: np.ndarray, dtype: np.dtype[Any]) -> list[
 def test_walks(dtype: np.dtype[Any], shared: bool, modes: tuple[str, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     attrs = attributes(rng, modes=modes, shared=shared, missing=seed % 2 == 0)
-    trees = ensembles.from_nodes(attrs, "target")
-    packed = ensembles.pack(trees, 1, "SUM", dtype)
+    trees = tree_tables.from_nodes(attrs, "target")
+    packed = tree_tables.pack(trees, 1, "SUM", dtype)
     given = dict(zip(zip(attrs["target_treeids"], attrs["target_nodeids"], strict=True), attrs["target_weights"], strict=True))
     assert packed.weights is None
     assert packed.most == packed.trees[:, 1].max()
@@ -56,7 +56,7 @@ def test_flags_are_told() -> None:
     rng = np.random.default_rng(1)
     for modes, flags in ((("BRANCH_LEQ", "BRANCH_LT"), 0), (("BRANCH_EQ",), 2), (("BRANCH_GT",), 1), (("BRANCH_GT", "BRANCH_NEQ"), 2)):
         attrs = attributes(rng, modes=modes, depth=3)
-        assert ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32).flags == flags
+        assert tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 1, "SUM", F32).flags == flags
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan, 0.0, 1e-45])
@@ -65,7 +65,7 @@ def test_thresholds_at_the_ends(mode: str, value: float) -> None:
     attrs = {"nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0] * 3, "nodes_values": [value, 0.0, 0.0]}
     attrs |= {"nodes_modes": [mode, "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0]}
     attrs |= {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [1.0, -1.0]}
-    packed = ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32)
+    packed = tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 1, "SUM", F32)
     for x in (-np.inf, np.inf, np.nan, 0.0, -0.0, 1e-45, 1.0):
         row = np.array([x], np.float32)
         assert walk(packed, row, F32) == [1.0 if reached(attrs, row) == [(0, 1)] else -1.0], (mode, value, x)
@@ -82,7 +82,7 @@ def test_long_chains() -> None:
     attrs["nodes_falsenodeids"] = [i + 2 if i % 2 == 0 and i < 2 * n else 0 for i in ids]
     attrs |= {"target_treeids": [0] * (n + 1), "target_nodeids": [*range(1, 2 * n, 2), 2 * n], "target_ids": [0] * (n + 1)}
     attrs["target_weights"] = [float(i) for i in range(n + 1)]
-    packed = ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32)
+    packed = tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 1, "SUM", F32)
     assert packed.most == n
     assert walk(packed, np.array([1e9], np.float32), F32) == [float(n)]
 
@@ -119,17 +119,17 @@ def test_what_is_no_tree_is_refused(damage: Callable[[dict[str, Any]], None], me
     attrs |= {"nodes_modes": ["BRANCH_LEQ", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 3, 0, 0]}
     attrs |= {"nodes_falsenodeids": [2, 0, 4, 0, 0], "target_treeids": [4] * 3, "target_nodeids": [1, 3, 4], "target_ids": [0] * 3}
     attrs["target_weights"] = [1.0, 2.0, 3.0]
-    ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32)
+    tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 1, "SUM", F32)
     damage(attrs)
     with pytest.raises(ModelInvalidError, match=message):
-        ensembles.pack(ensembles.from_nodes(attrs, "target"), 1, "SUM", F32)
+        tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 1, "SUM", F32)
 
 
 def test_weights_far_apart_are_left_to_others() -> None:
     rng = np.random.default_rng(3)
     attrs = attributes(rng, depth=6, targets=(0, 100_000), sparse=True)
     with pytest.raises(NoKernel, match="spread"):
-        ensembles.pack(ensembles.from_nodes(attrs, "target"), 100_001, "SUM", F32)
+        tree_tables.pack(tree_tables.from_nodes(attrs, "target"), 100_001, "SUM", F32)
 
 
 def test_sets() -> None:
@@ -149,7 +149,7 @@ def test_sets() -> None:
         "leaf_weights": numpy_helper.from_array(np.array([1.0, 2.0, 3.0, 4.0], np.float32)),
         "membership_values": numpy_helper.from_array(members),
     }
-    packed = ensembles.pack(ensembles.from_leaves(attrs), 1, "SUM", F32)
+    packed = tree_tables.pack(tree_tables.from_leaves(attrs), 1, "SUM", F32)
     found = [walk(packed, np.array([x], np.float32), F32)[0] for x in (1, 3, 8, 2, 5, np.nan)]
     assert found == [1, 1, 1, 3, 4, 4]
 

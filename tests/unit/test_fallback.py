@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestError
-from aspen_mp.workers.fallback import Opaque, OpaqueCache, run_tile
+from aspen_mp.workers.fallback.opaque_tile import Opaque, OpaqueCache, run_tile
 
 
 def model(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], **kwargs: Any) -> onnx.ModelProto:
@@ -141,5 +141,5 @@ def test_cache_reuses_and_forgets() -> None:
 
 
 def test_onnx_is_imported_late() -> None:
-    code = "import sys, aspen_mp.workers.fallback, aspen_mp.shm.values; sys.exit('onnx' in sys.modules)"
+    code = "import sys, aspen_mp.workers.fallback.opaque_tile, aspen_mp.shm.values; sys.exit('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

@@ -15,10 +15,12 @@ from net_tools import Net, check, lowered, ops
 from test_contrib_blocks import NAMES, weights
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, cost, nbits, stages, tilecost
+from aspen_mp.planner import api, stages
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Node, Stored, Tensor
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.cost import op_cost, tile_cost
+from aspen_mp.planner.ir.graph import Node, Stored, Tensor
+from aspen_mp.planner.layout.packing import low_bit
+from aspen_mp.planner.plan.validate import validate
 
 I4, U4, I8, U8 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4), np.dtype(np.int8), np.dtype(np.uint8)
 LEVELS = {I4: (-8, 8), U4: (0, 16), I8: (-128, 128), U8: (0, 256)}
@@ -160,10 +162,10 @@ def test_what_tiles_take(rows: int) -> None:
     few, many = (out.producer for out in (b.by_bits(x, 320, bias=False), b.linear(x, 320)))
     assert few is not None
     assert many is not None
-    of_few, of_many = (tilecost.of(node)([np.array([1]), np.array([rows]), np.array([320])])[0] for node in (few, many))
+    of_few, of_many = (tile_cost.of(node)([np.array([1]), np.array([rows]), np.array([320])])[0] for node in (few, many))
     assert 0 < of_few < 3 * of_many
-    assert cost.weight_bytes(few) < cost.weight_bytes(many) / 3
-    assert cost.scratch_bytes(few) == 128 * 256
+    assert op_cost.weight_bytes(few) < op_cost.weight_bytes(many) / 3
+    assert op_cost.scratch_bytes(few) == 128 * 256
 
 
 def tensor(value: Any, dtype: Any) -> Tensor:
@@ -172,9 +174,9 @@ def tensor(value: Any, dtype: Any) -> Tensor:
 
 def test_forms() -> None:
     values, scale = tensor(np.zeros((64, 40)), I4), tensor(np.ones((2, 40)), np.float32)
-    assert nbits.form_of(Stored(values, scale, None, 0, 32)) == nbits.Form(4, 32, False, 8)
-    assert nbits.form_of(Stored(values, tensor(np.ones(40), np.float16), None, 1)) == nbits.Form(4, 64, False, 8)
-    assert nbits.form_of(Stored(values, tensor(1.0, np.float32), tensor(-3, I4), 1)) == nbits.Form(4, 64, False, 5)
+    assert low_bit.form_of(Stored(values, scale, None, 0, 32)) == low_bit.Form(4, 32, False, 8)
+    assert low_bit.form_of(Stored(values, tensor(np.ones(40), np.float16), None, 1)) == low_bit.Form(4, 64, False, 8)
+    assert low_bit.form_of(Stored(values, tensor(1.0, np.float32), tensor(-3, I4), 1)) == low_bit.Form(4, 64, False, 5)
     for bad in (
         Stored(values, scale, None, 1, 32),
         Stored(values, scale, None, 0, 31),
@@ -188,7 +190,7 @@ def test_forms() -> None:
         Stored(tensor(np.zeros((0, 40)), I4), tensor(np.ones((0, 40)), np.float32), None, 0, 32),
         Stored(values, Tensor("s", (2, 40), np.dtype(np.float32)), None, 0, 32),
     ):
-        assert nbits.form_of(bad) is None
+        assert low_bit.form_of(bad) is None
 
 
 def test_half_precision() -> None:
@@ -223,7 +225,7 @@ def test_half_precision_stays_as_it_is(dtype: Any, shape: tuple[int, ...]) -> No
         packed = node.inputs[1]
         assert packed is not None
         assert (node.attrs["bits"], node.attrs["zeros"], node.attrs["zero"]) == (16, False, int(dtype != np.float16))
-        assert packed.shape == nbits.packed_shape(k, node.output.shape[-1], 16, k, False)
+        assert packed.shape == low_bit.packed_shape(k, node.output.shape[-1], 16, k, False)
         assert packed.shape[1] == 128 * -(-k // 2)
 
 

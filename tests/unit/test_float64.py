@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from aspen_mp import float64
 from aspen_mp.shm.errors import UnsupportedModelError
+from aspen_mp.tools import float64
 
 RNG = np.random.default_rng(2)
 

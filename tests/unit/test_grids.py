@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspen_mp.planner.grids import Grid, split, tapered
+from aspen_mp.planner.layout.grids import Grid, split, tapered
 
 
 def even(shape: tuple[int, ...], parts: tuple[int, ...], granules: tuple[int, ...], order: tuple[int, ...]) -> Grid:

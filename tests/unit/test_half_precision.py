@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 N = helper.make_node
 V = helper.make_tensor_value_info

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, policy
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner import api
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.tiling import policy
 from aspen_mp.shm.tables import KERNELS
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aspen_mp.shm._mapping import Mapping, free_huge, reserve
+from aspen_mp.shm.bindings._mapping import Mapping, free_huge, reserve
 from aspen_mp.shm.segments import Segment
 
 HUGE = 2 << 20

@@ -12,12 +12,13 @@ from onnx.reference import ReferenceEvaluator
 from test_plan_graphs import images_of_bytes
 from test_quantised_networks import alone
 
-from aspen_mp.planner import api, tilecost
+from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.params import image_scratch, params
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.ops.params import image_scratch, params
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.workers import _kernels
 
@@ -147,7 +148,7 @@ def test_bytes_take_less_time(channels: int, outputs: int, side: int, kernel: in
     b = GraphBuilder()
     x = b.input(1, channels, side, side)
     made = b.conv_bytes(b.whole(x, U8), outputs, (kernel, kernel)), b.conv(x, outputs, kernel)
-    of_bytes, of_floats = (tilecost.of(t.producer) for t in made if t.producer is not None)
+    of_bytes, of_floats = (tile_cost.of(t.producer) for t in made if t.producer is not None)
     sides = [np.array([1, 1, 1]), np.array([outputs] * 3), np.array([1, (side + 1) // 2, side]), np.array([side] * 3)]
     assert (of_bytes(sides) <= of_floats(sides)).all()
     assert (np.diff(of_bytes(sides)) >= 0).all()

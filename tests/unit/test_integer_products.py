@@ -13,12 +13,13 @@ from net_tools import Net, lowered
 from onnx import TensorProto
 from test_plan_graphs import products_of_bytes
 
-from aspen_mp.planner import api, tilecost
+from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.params import bytes_scratch, packed_bytes, params
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.ops.params import bytes_scratch, packed_bytes, params
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.workers import _kernels
 
@@ -401,7 +402,7 @@ def product(rows: int, depth: int, columns: int, lead: int = 1) -> tuple[Node, N
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 64, 64), (7, 768, 768), (128, 4096, 40), (128, 21, 3000)])
 def test_bytes_take_less_time(rows: int, depth: int, columns: int) -> None:
-    of_bytes, of_floats = (tilecost.of(node) for node in product(rows, depth, columns))
+    of_bytes, of_floats = (tile_cost.of(node) for node in product(rows, depth, columns))
     sides = [np.array([1, 1, 1]), np.array([1, (rows + 1) // 2, rows]), np.array([columns, columns, columns])]
     assert (of_bytes(sides) <= of_floats(sides)).all()
     assert (np.diff(of_bytes(sides)) >= 0).all()

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspen_mp.control import ranges
-from aspen_mp.control.protocol import Planned, Range, Slot, Steps
-from aspen_mp.lengths import Key
-from aspen_mp.lengths import Range as Known
+from aspen_mp.client.requests.lengths import Key
+from aspen_mp.client.requests.lengths import Range as Known
+from aspen_mp.control.planning import shape_buckets
+from aspen_mp.control.wire.protocol import Planned, Range, Slot, Steps
 
 LEAST, MOST = 16, 127
 
@@ -69,4 +69,4 @@ def test_other_requests_are_not_its() -> None:
 def test_it_is_told_whole() -> None:
     planned = answer(20)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(planned), type=Planned) == planned
-    assert ranges.slots(planned.inputs, [[], [], []], 5) == planned.inputs
+    assert shape_buckets.slots(planned.inputs, [[], [], []], 5) == planned.inputs

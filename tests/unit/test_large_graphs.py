@@ -13,12 +13,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from aspen_mp.bench import models
-from aspen_mp.planner import alike, api, build, edges, memory, planfile, policy, search, tilecost, validate, verify
+from aspen_mp.planner import api, build
+from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.frontends import bind
-from aspen_mp.planner.memory import MARGIN, Tenant, assign_offsets
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.storage import ARENA, Buffer, Storage
-from aspen_mp.planner.strides import Run
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.layout.storage import ARENA, Buffer, Storage
+from aspen_mp.planner.layout.strides import Run
+from aspen_mp.planner.ops import alike, verify
+from aspen_mp.planner.plan import memory, plan_file, validate
+from aspen_mp.planner.plan.memory import MARGIN, Tenant, assign_offsets
+from aspen_mp.planner.tiling import edges, policy, search
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError
 
 
@@ -30,7 +34,7 @@ def test_steps_that_are_alike_change_no_plan(network: str, monkeypatch: pytest.M
     def planned() -> bytes:
         plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=Planning())).plan
         assert plan is not None
-        return planfile.dump(plan)
+        return plan_file.dump(plan)
 
     shared = planned()
 
@@ -118,7 +122,7 @@ def test_what_repeats_is_worked_out_once(seed: int, monkeypatch: pytest.MonkeyPa
 
     for where, name in (
         *((bind.shape_inference, "infer_node_outputs"), (verify, "fits"), (edges, "_connect"), (build._Writer, "_forms")),
-        *((tilecost, "tile_costs"), (build, "kernel_params"), (validate, "_check_call")),
+        *((tile_cost, "tile_costs"), (build, "kernel_params"), (validate, "_check_call")),
     ):
         counted(where, name)
 

@@ -7,8 +7,8 @@ import pytest
 from graphs_by_hand import GraphBuilder
 from test_plan_graphs import image_as_tokens
 
-from aspen_mp.planner.ir import Graph, Node
-from aspen_mp.planner.storage import Storage, assign_storage
+from aspen_mp.planner.ir.graph import Graph, Node
+from aspen_mp.planner.layout.storage import Storage, assign_storage
 
 
 def layouts(graph: Graph) -> tuple[Storage, list[tuple[Node, tuple[int, ...]]]]:

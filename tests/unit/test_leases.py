@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from aspen_mp.control.leases import Leases
+from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.workers.topology import Core, Topology
 
 

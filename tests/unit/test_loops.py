@@ -15,9 +15,9 @@ from aspen_mp.planner import api
 from aspen_mp.planner.frontends.runnable import UNRUNNABLE
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.shm.errors import RequestError, UnsupportedModelError
-from aspen_mp.workers.fallback import Opaque
-from aspen_mp.workers.loops import Body, loop
-from aspen_mp.workers.operators import OPERATORS, Evaluator
+from aspen_mp.workers.fallback.loops import Body, loop
+from aspen_mp.workers.fallback.opaque_tile import Opaque
+from aspen_mp.workers.fallback.operators import OPERATORS, Evaluator
 
 N = helper.make_node
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner import api
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.lower.signs import Sign, sign_of
 

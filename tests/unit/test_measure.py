@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from net_tools import Net
 
-from aspen_mp import measure
 from aspen_mp.planner import api
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.tools import measure
 
 
 def blocks() -> tuple[Plan, dict[str, Any]]:

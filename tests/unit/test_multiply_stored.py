@@ -11,7 +11,7 @@ from net_tools import Net, check, lowered, ops
 from onnx import TensorProto
 
 from aspen_mp.planner import api
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 BIAS, RESIDUAL, FACTOR, ZERO = 2, 3, 4, 5
 DEPTH, COLUMNS = 21, 40

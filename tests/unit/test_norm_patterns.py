@@ -11,7 +11,7 @@ import onnx
 import pytest
 from net_tools import N, Net, check, ops
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 B, S, D = 3, 5, 24
 EPS = 1e-3

@@ -11,8 +11,10 @@ from kernel_graphs import bind, run_model
 from net_tools import Net
 from onnx import TensorProto
 
-from aspen_mp.planner import algorithms, api, nbits, pairs, stages
-from aspen_mp.planner.ir import Graph, Stored, Tensor
+from aspen_mp.planner import api, stages
+from aspen_mp.planner.cost import algorithms
+from aspen_mp.planner.ir.graph import Graph, Stored, Tensor
+from aspen_mp.planner.layout.packing import bf16, low_bit
 from aspen_mp.planner.lower.builder import Builder
 
 F32 = np.dtype(np.float32)
@@ -40,8 +42,8 @@ def kernels(net: Net, *outputs: str, **options: Any) -> list[str]:
 def test_packing(depth: int, columns: int, taps: int) -> None:
     panels = -(-columns // 32)
     values = np.random.default_rng(depth).standard_normal((panels, taps * depth, 32)).astype(np.float32)
-    packed = pairs.packed(Tensor("w", values.shape, F32, data=values, weight_key="w"), taps)
-    assert packed.shape == pairs.packed_shape(depth, columns, taps) == (panels, taps * -(-depth // 2), 32)
+    packed = bf16.packed(Tensor("w", values.shape, F32, data=values, weight_key="w"), taps)
+    assert packed.shape == bf16.packed_shape(depth, columns, taps) == (panels, taps * -(-depth // 2), 32)
     words = packed.value().reshape(panels, taps, -1, 32)
     rounded = values.astype(ml_dtypes.bfloat16).astype(np.float32).reshape(panels, taps, depth, 32)
     for k in range(depth):
@@ -54,8 +56,8 @@ def test_packing(depth: int, columns: int, taps: int) -> None:
 def test_keys_tell_packings_apart() -> None:
     """Equal keys mean equal bytes: of exact and rounded weights, of one tap and of several."""
     w = Tensor("w", (1, 1, 12, 32), F32, data=np.zeros((1, 1, 12, 32), np.float32), weight_key="w")
-    assert len({w.weight_key, pairs.packed(w, 1).weight_key, pairs.packed(w, 4).weight_key}) == 3
-    assert pairs.packed(Tensor("c", w.shape, F32, data=w.data)).weight_key is None
+    assert len({w.weight_key, bf16.packed(w, 1).weight_key, bf16.packed(w, 4).weight_key}) == 3
+    assert bf16.packed(Tensor("c", w.shape, F32, data=w.data)).weight_key is None
 
 
 def test_products_and_what_is_fused_with_them() -> None:
@@ -75,10 +77,10 @@ def test_weights_that_are_stored_in_half_precision(dtype: Any, depth: int, colum
         wide[k // 32, :, k % 32] = values[:, k]
     b = Builder()
     weight = Tensor("w", values.shape, F32, weight_key="w", stored=Stored(Tensor("v", values.shape, values.dtype, data=values), None, None))
-    form = nbits.form_of(weight.stored) if weight.stored is not None else None
+    form = low_bit.form_of(weight.stored) if weight.stored is not None else None
     assert form is not None
-    words = pairs.of_halves(b.packed_nbits(weight, form), depth, dtype is ml_dtypes.bfloat16)
-    want = pairs.packed(Tensor("p", wide.shape, F32, data=wide))
+    words = bf16.of_halves(b.packed_nbits(weight, form), depth, dtype is ml_dtypes.bfloat16)
+    want = bf16.packed(Tensor("p", wide.shape, F32, data=wide))
     assert words.shape == want.shape
     np.testing.assert_array_equal(words.value(), want.value())
 

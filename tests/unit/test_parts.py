@@ -16,15 +16,17 @@ from test_plan_graphs import random_grids
 from test_plan_random import graphs
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, cost, parts
+from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.parts import Run, _batch, _Cut, find_runs, in_parts
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
-from aspen_mp.planner.verify import verify
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.ops.verify import verify
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
+from aspen_mp.planner.tiling import batch_splitting
+from aspen_mp.planner.tiling.batch_splitting import Run, _batch, _Cut, find_runs, in_parts
 
 
 def separable(graph: Graph) -> list[Run]:
@@ -138,14 +140,14 @@ def test_where_layers_move_more_than_a_cache_holds() -> None:
 
 def test_weights_of_a_run_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(48, layers=6)
-    each = max(cost.weight_bytes(node) for node in graph.nodes)
-    monkeypatch.setattr(parts, "cached_weights", lambda: 2 * each)
+    each = max(op_cost.weight_bytes(node) for node in graph.nodes)
+    monkeypatch.setattr(batch_splitting, "cached_weights", lambda: 2 * each)
     assert [run.end - run.begin for run in find_runs(graph, 15_000.0)] == [2, 2, 2]
 
 
 def test_graphs_grow_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(64, layers=6)
-    monkeypatch.setattr(parts, "MOST_NODES", 40)
+    monkeypatch.setattr(batch_splitting, "MOST_NODES", 40)
     cuts = in_parts(graph)
     assert cuts
     assert all(sum(node.op != "view.slice" for node in cut.nodes) <= len(graph.nodes) + 40 + 1 for cut in cuts)

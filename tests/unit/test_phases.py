@@ -8,8 +8,9 @@ import pytest
 from kernel_graphs import run_model
 from net_tools import Net, lowered
 
-from aspen_mp.planner import algorithms, api
-from aspen_mp.planner.algorithms import phases_for
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import algorithms
+from aspen_mp.planner.cost.algorithms import phases_for
 
 
 @pytest.mark.parametrize(

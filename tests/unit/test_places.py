@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from aspen_mp.control.places import Place, arrange, automatic, surplus
+from aspen_mp.control.pool.placement import Place, arrange, automatic, surplus
 from aspen_mp.workers.topology import Core, Topology
 
 

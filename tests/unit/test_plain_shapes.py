@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from aspen_mp.planner.frontends import plain_shapes
 from aspen_mp.planner.frontends.evaluate import attributes
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 
 Shape = tuple[int, ...]
 SIDES = st.integers(1, 6)

@@ -12,26 +12,26 @@ import msgpack
 import msgspec
 import pytest
 
-from aspen_mp.control import cache, keep
-from aspen_mp.control.options import Options
-from aspen_mp.control.protocol import Bind, Capacity, Slot, ValueInfo
-from aspen_mp.planner import planhead
-from aspen_mp.shm import _tables
+from aspen_mp.control.planning import cache_writer, plan_cache
+from aspen_mp.control.planning.options import Options
+from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
+from aspen_mp.planner.plan import plan_head
+from aspen_mp.shm.bindings import _tables
 
 SEGMENT = bytes(range(256)) * 10
-WEIGHTS = cache.WeightFile("0123456789abcdef" * 2, 8192, [("w", 64)])
+WEIGHTS = plan_cache.WeightFile("0123456789abcdef" * 2, 8192, [("w", 64)])
 SLOT = Slot("x", "float32", [2, 3], 0, 24)
 
 
 def plan_file(layout: int = _tables.LAYOUT_HASH) -> bytes:
-    note = cache.Note("key", 64, [SLOT], [SLOT], True, False, 4096, [WEIGHTS], b"m", "", 2)
+    note = plan_cache.Note("key", 64, [SLOT], [SLOT], True, False, 4096, [WEIGHTS], b"m", "", 2)
     metadata = {"cache": msgspec.msgpack.encode(note)}
-    return planhead.join(msgpack.packb({"layout": layout, "segment_bytes": len(SEGMENT), "metadata": metadata}), SEGMENT + bytes(48))
+    return plan_head.join(msgpack.packb({"layout": layout, "segment_bytes": len(SEGMENT), "metadata": metadata}), SEGMENT + bytes(48))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> cache.Cache:
-    return cache.Cache(str(tmp_path / "cache"), 1 << 20)
+def store(tmp_path: Path) -> plan_cache.Cache:
+    return plan_cache.Cache(str(tmp_path / "cache"), 1 << 20)
 
 
 @pytest.fixture
@@ -41,19 +41,21 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def fill(store: cache.Cache, model: Path) -> None:
+def fill(store: plan_cache.Cache, model: Path) -> None:
     memory = os.memfd_create("weights")
     os.write(memory, bytes(64) + b"w" * (WEIGHTS.nbytes - 64))
     store.put_weights(WEIGHTS, memory)
     os.close(memory)
     store.put_plan("key", plan_file())
     info = [ValueInfo("x", "float32", [1, "n"])]
-    store.put_model(cache.Known(store.build, [cache.File(str(model), cache.stamp_of(model.stat()))], b"digest", "m", info, info))
+    store.put_model(
+        plan_cache.Known(store.build, [plan_cache.File(str(model), plan_cache.stamp_of(model.stat()))], b"digest", "m", info, info)
+    )
 
 
-def read(store: cache.Cache, model: Path, kind: str) -> object:
+def read(store: plan_cache.Cache, model: Path, kind: str) -> object:
     if kind == "models":
-        return store.model(str(model), cache.stamp_of(model.stat()))
+        return store.model(str(model), plan_cache.stamp_of(model.stat()))
     if kind == "plans":
         return store.plan("key")
     fd = store.weights(WEIGHTS)
@@ -64,11 +66,11 @@ def read(store: cache.Cache, model: Path, kind: str) -> object:
     return data[64:-8]  # between what the file says of itself
 
 
-def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
+def test_what_is_put_in_comes_out(store: plan_cache.Cache, model: Path) -> None:
     assert [read(store, model, kind) for kind in ("models", "plans", "weights")] == [None] * 3
     for _ in range(2):  # a second time changes nothing
         fill(store, model)
-        known = store.model(str(model), cache.stamp_of(model.stat()))
+        known = store.model(str(model), plan_cache.stamp_of(model.stat()))
         assert known is not None
         assert (known.digest, known.inputs[0].shape) == (b"digest", [1, "n"])
         entry = store.plan("key")
@@ -79,7 +81,7 @@ def test_what_is_put_in_comes_out(store: cache.Cache, model: Path) -> None:
         assert sorted(Path(name).parent.name for name, _ in store.files()) == ["models", "plans", "weights"]
 
 
-def test_the_plan_of_another_model(store: cache.Cache) -> None:
+def test_the_plan_of_another_model(store: plan_cache.Cache) -> None:
     """A file under a name that is not its own is removed, not used."""
     store.put_plan("key", plan_file())
     store.put_plan("other", plan_file())
@@ -130,7 +132,7 @@ def pipe(path: Path) -> None:
     ids=["flipped", "link", "pipe", "empty", "foreign", "truncated", "longer"],
 )
 def test_damage_is_noticed_and_removed(
-    kind: str, damage: Callable[[Path], object], store: cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, damage: Callable[[Path], object], store: plan_cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, model)
     (name,) = [Path(name) for name, _ in store.files() if Path(name).parent.name == kind]
@@ -145,18 +147,18 @@ def test_damage_is_noticed_and_removed(
 
 @pytest.mark.parametrize("at", [0, 40, 64, WEIGHTS.nbytes // 2, WEIGHTS.nbytes - 1])
 def test_weights_are_read_once_in_each_boot(
-    at: int, store: cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    at: int, store: plan_cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever byte of the file another boot finds changed, whatever its times say. In the boot in which it was written it is not read."""
     reads = []
-    digest_of = cache._digest_of
-    monkeypatch.setattr(cache, "_digest_of", lambda *file: reads.append(file) or digest_of(*file))
+    digest_of = plan_cache._digest_of
+    monkeypatch.setattr(plan_cache, "_digest_of", lambda *file: reads.append(file) or digest_of(*file))
     fill(store, model)
     assert len(reads) == 1
     for boot in ("", "a", "a", "b"):
         if boot:
-            monkeypatch.setattr(cache, "_boot", lambda boot=boot: boot)
-        later = cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
+            monkeypatch.setattr(plan_cache, "_boot", lambda boot=boot: boot)
+        later = plan_cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
         before = len(reads)
         doubtful = later.doubtful(WEIGHTS)
         assert read(later, model, "weights") == b"w" * (WEIGHTS.nbytes - 72)
@@ -171,14 +173,14 @@ def test_weights_are_read_once_in_each_boot(
         path.write_bytes(data)
 
     keeps_times(one_bit)(name)
-    monkeypatch.setattr(cache, "_boot", lambda: "c")
-    later = cache.Cache(str(name.parent.parent), 1 << 20)
+    monkeypatch.setattr(plan_cache, "_boot", lambda: "c")
+    later = plan_cache.Cache(str(name.parent.parent), 1 << 20)
     assert later.weights(WEIGHTS) == -1
     assert "checksum" in capsys.readouterr().err
     assert not name.exists()
 
 
-def test_a_copied_cache_is_read_again(store: cache.Cache, model: Path) -> None:
+def test_a_copied_cache_is_read_again(store: plan_cache.Cache, model: Path) -> None:
     fill(store, model)
     (name,) = [Path(name) for name, _ in store.files() if Path(name).parent.name == "weights"]
     other = name.with_suffix(".copy")
@@ -189,39 +191,39 @@ def test_a_copied_cache_is_read_again(store: cache.Cache, model: Path) -> None:
     assert not store.doubtful(WEIGHTS)
 
 
-def test_times_that_cannot_be_set(store: cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_that_cannot_be_set(store: plan_cache.Cache, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that this user can only read: each process remembers what it has read."""
     fill(store, model)
 
     def refuse(*args: object, **named: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(cache.os, "utime", refuse)
-    monkeypatch.setattr(cache, "_boot", lambda: "another")
-    later = cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
+    monkeypatch.setattr(plan_cache.os, "utime", refuse)
+    monkeypatch.setattr(plan_cache, "_boot", lambda: "another")
+    later = plan_cache.Cache(str(Path(store.files()[0][0]).parent.parent), 1 << 20)
     assert later.doubtful(WEIGHTS)
     assert read(later, model, "weights") is not None
     assert not later.doubtful(WEIGHTS)
 
 
-def test_another_builds_files_are_not_used(store: cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_builds_files_are_not_used(store: plan_cache.Cache, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(store, model)
     store.put_plan("key", plan_file(layout=1))
     assert store.plan("key") is None
     assert "layout" in capsys.readouterr().err
     store.build = "another"
-    assert store.model(str(model), cache.stamp_of(model.stat())) is None
+    assert store.model(str(model), plan_cache.stamp_of(model.stat())) is None
     assert capsys.readouterr().err == ""
 
 
-def test_touched_models_are_read_again(store: cache.Cache, model: Path) -> None:
+def test_touched_models_are_read_again(store: plan_cache.Cache, model: Path) -> None:
     fill(store, model)
     os.utime(model, (1, 1))
-    assert store.model(str(model), cache.stamp_of(model.stat())) is None
+    assert store.model(str(model), plan_cache.stamp_of(model.stat())) is None
     data = model.with_name("m.data")
     data.write_bytes(b"data")
-    files = [cache.File(str(path), cache.stamp_of(path.stat())) for path in (model, data)]
-    store.put_model(cache.Known(store.build, files, b"digest", "m", [], []))
+    files = [plan_cache.File(str(path), plan_cache.stamp_of(path.stat())) for path in (model, data)]
+    store.put_model(plan_cache.Known(store.build, files, b"digest", "m", [], []))
     assert store.model(str(model), files[0].stamp) is not None
     data.write_bytes(b"atad")
     assert store.model(str(model), files[0].stamp) is None
@@ -248,19 +250,19 @@ def test_keys_tell_everything_apart() -> None:
         "speeds": [1.0, 0.5],
         "calibration": "c",
     }
-    keys = {cache.plan_key(**base)} | {cache.plan_key(**{**base, name: value}) for name, value in others.items()}
+    keys = {plan_cache.plan_key(**base)} | {plan_cache.plan_key(**{**base, name: value}) for name, value in others.items()}
     assert len(keys) == len(base) + 1
-    assert cache.plan_key(**base) in keys
+    assert plan_cache.plan_key(**base) in keys
 
 
 def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = cache.Cache(str(tmp_path), 1000)
+    store = plan_cache.Cache(str(tmp_path), 1000)
     for k in range(5):
         store.put_plan(f"p{k}", bytes(300))
         os.utime(tmp_path / "plans" / f"p{k}.aspen", ns=(k * 10**9, 10**9))
     for name in ("fresh.0123.tmp", "sealed.0123.tmp"):
         (tmp_path / "weights" / name).write_bytes(bytes(10))
-    os.utime(tmp_path / "weights" / "sealed.0123.tmp", ns=(cache.time.time_ns(), 0))  # as a weight file just before it gets its name
+    os.utime(tmp_path / "weights" / "sealed.0123.tmp", ns=(plan_cache.time.time_ns(), 0))  # as a weight file just before it gets its name
 
     def left(kind: str) -> list[str]:
         return sorted(p.name for p in (tmp_path / kind).iterdir())
@@ -268,8 +270,8 @@ def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store.trim()
     assert left("plans") == ["p2.aspen", "p3.aspen", "p4.aspen"]
     assert left("weights") == ["fresh.0123.tmp", "sealed.0123.tmp"]
-    now = cache.time.time_ns()
-    monkeypatch.setattr(cache.time, "time_ns", lambda: now + 2 * 3600 * 10**9)
+    now = plan_cache.time.time_ns()
+    monkeypatch.setattr(plan_cache.time, "time_ns", lambda: now + 2 * 3600 * 10**9)
     store.trim(coming=500)
     assert left("plans") == ["p4.aspen"]
     assert left("weights") == []
@@ -279,7 +281,7 @@ def test_limit_and_what_writers_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_warning_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever read standard error has gone."""
-    store = cache.Cache(str(tmp_path), 1 << 20)
+    store = plan_cache.Cache(str(tmp_path), 1 << 20)
     file = tmp_path / "plans" / "x.aspen"
     file.write_bytes(b"junk")
     read, write = os.pipe()
@@ -292,28 +294,28 @@ def test_a_warning_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not file.exists()
 
 
-def test_few_processes_write_at_one_time(store: cache.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_processes_write_at_one_time(store: plan_cache.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly they get on. What none of them writes is planned again some day."""
     read, write = os.pipe()
 
-    def wait(keeper: keep.Keeper, *last: object) -> None:
+    def wait(keeper: cache_writer.Keeper, *last: object) -> None:
         os.read(read, 1)
 
-    monkeypatch.setattr(keep.Keeper, "_write", wait)
-    monkeypatch.setattr(keep.Keeper, "_let_go", lambda keeper: None)
-    keeper = keep.Keeper(store, Options("f32", True), b"", {})
+    monkeypatch.setattr(cache_writer.Keeper, "_write", wait)
+    monkeypatch.setattr(cache_writer.Keeper, "_let_go", lambda keeper: None)
+    keeper = cache_writer.Keeper(store, Options("f32", True), b"", {})
     seen = set()
     try:
         for _ in range(2):
-            for _ in range(keep.MOST_WRITERS + 3):
+            for _ in range(cache_writer.MOST_WRITERS + 3):
                 keeper._last = None, None, None  # type: ignore[assignment]
                 keeper.write()
-            assert len(keeper._writers) == keep.MOST_WRITERS
+            assert len(keeper._writers) == cache_writer.MOST_WRITERS
             seen.update(keeper._writers)
-            os.write(write, b"!" * keep.MOST_WRITERS)
+            os.write(write, b"!" * cache_writer.MOST_WRITERS)
             for writer in keeper._writers:
                 os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
-        assert len(seen) == 2 * keep.MOST_WRITERS
+        assert len(seen) == 2 * cache_writer.MOST_WRITERS
         for writer in keeper._writers:
             os.waitpid(writer, 0)
     finally:

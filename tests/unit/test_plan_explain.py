@@ -9,9 +9,10 @@ import pytest
 from graphs_by_hand import GraphBuilder
 from test_plan_graphs import attention, dense_block, residual_block
 
-from aspen_mp.planner import cost, explain
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Graph
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.plan import explain
 from aspen_mp.shm.tables import KERNELS, LIMITS
 
 
@@ -104,5 +105,5 @@ def test_memory_is_reused() -> None:
 
 
 def test_wanted_tiles_grow_with_work_and_workers() -> None:
-    assert cost.wanted_tiles(1000.0, 2, 0.5) == 1
-    assert cost.wanted_tiles(1e6, 2, 0.5) < cost.wanted_tiles(1e6, 8, 0.5) < cost.wanted_tiles(1e8, 8, 0.5)
+    assert op_cost.wanted_tiles(1000.0, 2, 0.5) == 1
+    assert op_cost.wanted_tiles(1e6, 2, 0.5) < op_cost.wanted_tiles(1e6, 8, 0.5) < op_cost.wanted_tiles(1e8, 8, 0.5)

@@ -11,55 +11,55 @@ import pytest
 from plan_damage import make
 from test_plan_graphs import odd_outputs, residual_block
 
-from aspen_mp.planner import planfile, planhead
+from aspen_mp.planner.plan import plan_file, plan_head
 from aspen_mp.shm.errors import PlanError
 
 
 def test_file_round_trip(tmp_path: Any) -> None:
     plan = make(odd_outputs, metadata={"model": "abc", "shapes": {"in0": [2, 6]}})
-    planfile.save(plan, tmp_path / "p.aspen")
-    again = planfile.load((tmp_path / "p.aspen").read_bytes(), {w.key: w.write for w in plan.weights})
+    plan_file.save(plan, tmp_path / "p.aspen")
+    again = plan_file.load((tmp_path / "p.aspen").read_bytes(), {w.key: w.write for w in plan.weights})
     assert bytes(again.segment()) == bytes(plan.segment())
     assert again.metadata == plan.metadata
     assert (again.inputs, again.outputs, again.info) == (plan.inputs, plan.outputs, plan.info)
     again.place_weights({w.key: (2, 64 + 64 * k) for k, w in enumerate(again.weights)})
     assert again.header()["n_weights"] == 3
-    lonely = planfile.load(planfile.dump(plan))
+    lonely = plan_file.load(plan_file.dump(plan))
     with pytest.raises(PlanError, match="not given"):
         lonely.weights[0].write(memoryview(bytearray(lonely.weights[0].nbytes)))
 
 
 def test_every_flipped_byte_of_a_file_is_refused() -> None:
-    data = planfile.dump(make(odd_outputs))
+    data = plan_file.dump(make(odd_outputs))
     rng = np.random.default_rng(3)
     for at in [*range(64), *rng.integers(0, len(data), 200).tolist()]:
         bad = bytearray(data)
         bad[at] ^= 1 << int(rng.integers(8))
         with pytest.raises(PlanError):
-            planfile.load(bad)
+            plan_file.load(bad)
     for n in (0, 7, 48, 100, len(data) - 1):
         with pytest.raises(PlanError):
-            planfile.load(data[:n])
+            plan_file.load(data[:n])
     with pytest.raises(PlanError):
-        planfile.load(data + b"\0")
+        plan_file.load(data + b"\0")
 
 
 def resealed(data: bytes, header: Any, body: bytes | None = None) -> bytes:
     """A file with another header and a checksum that fits."""
     size = struct.unpack_from("<I", data, 12)[0]
     packed = header if isinstance(header, bytes) else msgpack.packb(header)
-    return planhead.join(packed, data[-(-(planhead.PREFIX.size + size) // 64) * 64 :] if body is None else body)
+    return plan_head.join(packed, data[-(-(plan_head.PREFIX.size + size) // 64) * 64 :] if body is None else body)
 
 
 def header_of(data: bytes) -> dict[str, Any]:
     size = struct.unpack_from("<I", data, 12)[0]
-    return msgpack.unpackb(data[planhead.PREFIX.size : planhead.PREFIX.size + size])
+    return msgpack.unpackb(data[plan_head.PREFIX.size : plan_head.PREFIX.size + size])
 
 
 def test_forged_headers_are_refused() -> None:
-    data = planfile.dump(make(odd_outputs))
+    data = plan_file.dump(make(odd_outputs))
     good = header_of(data)
-    planfile.load(resealed(data, good))
+    plan_file.load(resealed(data, good))
     nested: Any = []
     for _ in range(2000):
         nested = [nested]
@@ -91,18 +91,18 @@ def test_forged_headers_are_refused() -> None:
     ]
     for header in forged:
         with pytest.raises(PlanError):
-            planfile.load(resealed(data, header))
+            plan_file.load(resealed(data, header))
 
 
 def test_weights_stay_in_their_items() -> None:
     plan = make(residual_block)
     plan.weight_uses[0, 2] = 1 << 30
     with pytest.raises(PlanError, match="weight_uses"):
-        planfile.load(planfile.dump(plan))
+        plan_file.load(plan_file.dump(plan))
     plan = make(residual_block)
     plan.weight_uses = plan.weight_uses[1:]
     with pytest.raises(PlanError, match="weight_uses"):
-        planfile.load(planfile.dump(plan))
+        plan_file.load(plan_file.dump(plan))
 
 
 def test_placing_weights() -> None:

@@ -28,8 +28,8 @@ from test_plan_graphs import (
 )
 
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, TILE
 from aspen_mp.workers._dse import PlanRunner

@@ -7,12 +7,12 @@ import pytest
 from graphs_by_hand import GraphBuilder
 from plan_executor import PlanExecutor, evaluate
 
-from aspen_mp.planner import policy
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.grids import TILE_AXES, Grid, split
-from aspen_mp.planner.ir import Graph, Tensor
-from aspen_mp.planner.passes.pairs import use_pairs
-from aspen_mp.planner.storage import Storage
+from aspen_mp.planner.ir.graph import Graph, Tensor
+from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
+from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.passes.precision.bf16 import use_pairs
+from aspen_mp.planner.tiling import policy
 
 
 def random_grids(seed: int, pieces: int = 3):

@@ -9,9 +9,9 @@ from test_plan_explain import big, wide
 from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner.build import build_plan
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.plan import Plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.tables import KERNELS, LIMITS
 
 GRAPHS = [residual_block, dense_block, attention, big, wide]
@@ -60,8 +60,8 @@ def test_barriers(graph, tiles: int | None) -> None:
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("search", ["none", "quick"])
 def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aspen_mp.planner.search.TOO_SMALL_NS", 0.0)
-    monkeypatch.setattr("aspen_mp.planner.search.BEGIN", 0)
+    monkeypatch.setattr("aspen_mp.planner.tiling.search.TOO_SMALL_NS", 0.0)
+    monkeypatch.setattr("aspen_mp.planner.tiling.search.BEGIN", 0)
     plannings = [Planning(search=search, barriers=b) for b in (False, True)]
     free, barred = (build_plan(graph(GraphBuilder()), workers=4, planning=planning) for planning in plannings)
     assert ("search" in free.metadata) is (search != "none")

@@ -10,10 +10,10 @@ from plan_executor import PlanExecutor, evaluate
 from test_plan_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Graph, Tensor
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.validate import validate
-from aspen_mp.planner.winograd import BLOCKS
+from aspen_mp.planner.ir.graph import Graph, Tensor
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.layout.packing.winograd import BLOCKS
+from aspen_mp.planner.plan.validate import validate
 
 
 def _images(b: GraphBuilder, pick: hs.DrawFn, pool: list[Tensor]) -> Tensor:

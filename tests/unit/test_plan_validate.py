@@ -25,9 +25,10 @@ from test_plan_graphs import (
     residual_block,
 )
 
-from aspen_mp.planner import build, memory
+from aspen_mp.planner import build
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan import memory
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import PLAN_HEADER, SPACES
 

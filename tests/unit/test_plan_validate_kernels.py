@@ -20,8 +20,8 @@ from test_plan_graphs import (
     sevens,
 )
 
-from aspen_mp.planner.ir import Graph, Tensor
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.ir.graph import Graph, Tensor
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import PlanError
 from aspen_mp.shm.tables import DTYPES, KERNELS
 

@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
-from aspen_mp.control import ahead
-from aspen_mp.control.ahead import Ahead
+from aspen_mp.control.memory import arenas_ahead
+from aspen_mp.control.memory.arenas_ahead import Ahead
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.build import PlanOptions
-from aspen_mp.planner.plan import Plan
+from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
@@ -161,7 +161,7 @@ def test_an_arena_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) 
     def refuse(role: str, nbytes: int) -> Segment:
         raise ResourceLimitError("none left")
 
-    monkeypatch.setattr(ahead.Segment, "create", refuse)
+    monkeypatch.setattr(arenas_ahead.Segment, "create", refuse)
     one = Ahead()
     one.begin(8192)
     assert one.take(1) is None

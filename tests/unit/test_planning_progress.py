@@ -10,9 +10,9 @@ from typing import Any
 import plan_damage
 import pytest
 
-from aspen_mp.control import checking, jobs, protocol
-from aspen_mp.control.checking import Check
-from aspen_mp.control.jobs import (
+from aspen_mp.control.planning import plan_checks, planner_child
+from aspen_mp.control.planning.plan_checks import Check
+from aspen_mp.control.planning.planner_child import (
     ChildSide,
     Inspect,
     Inspected,
@@ -24,7 +24,8 @@ from aspen_mp.control.jobs import (
     PlanStage,
     StagePlanned,
 )
-from aspen_mp.control.loop import Loop
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, PlanError
 from aspen_mp.shm.segments import Segment
 
@@ -109,12 +110,12 @@ def test_a_child_that_says_the_same_again_is_stuck(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_said_often_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(planner_child.time, "monotonic", lambda: now[0])
     ours, theirs = socket.socketpair()
     side, told = ChildSide(theirs), list[int]()
     monkeypatch.setattr(side, "send", lambda message: told.append(message.done))
     for k in range(100):
-        now[0] += jobs.SAID_S / 10
+        now[0] += planner_child.SAID_S / 10
         side.further("lowering", k, 100)
     ours.close()
     theirs.close()
@@ -126,7 +127,7 @@ def plan_segment(damage: Callable[[plan_damage.Bytes], None] = lambda raw: None)
     damage(plan_damage.Bytes(raw))
     fd = os.memfd_create("plan")
     os.write(fd, raw)
-    segment = checking.copied(fd, len(raw))
+    segment = plan_checks.copied(fd, len(raw))
     os.close(fd)
     return segment
 
@@ -152,7 +153,7 @@ def test_a_bad_plan_checked_elsewhere() -> None:
 
     with plan_segment(damage) as segment:
         with pytest.raises(PlanError) as here:
-            checking.check(segment)
+            plan_checks.check(segment)
         found = result_of(segment)
     assert isinstance(found, PlanError)
     assert str(found) == str(here.value)
@@ -226,7 +227,7 @@ def test_a_check_that_nobody_waits_for() -> None:
 
 
 def test_a_check_whose_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "check", lambda segment: os.abort())
+    monkeypatch.setattr(plan_checks, "check", lambda segment: os.abort())
     with plan_segment() as segment:
         assert "memory ran out" in str(result_of(segment))
 
@@ -235,5 +236,5 @@ def test_a_plan_shorter_than_announced() -> None:
     fd = os.memfd_create("plan")
     os.write(fd, b"x" * 100)
     with pytest.raises(PlanError, match="200 bytes announced, 100 there"):
-        checking.copied(fd, 200)
+        plan_checks.copied(fd, 200)
     os.close(fd)

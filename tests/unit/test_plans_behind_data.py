@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_store import CLIENT, World, store_of_models
 
-from aspen_mp.control import dropping, planning, replanning, sparing
+from aspen_mp.control.models import arena_pool, eviction, replanning
+from aspen_mp.control.planning import child_main
 from aspen_mp.shm.errors import PlanError
 
 
@@ -45,7 +46,7 @@ def test_only_what_follows_from_data_is_not_searched(world: World) -> None:
 
 
 def test_few_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 3)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 3)
     world.ask()
     world.answer()
     of_inputs: Any = world.answers[-1]
@@ -54,14 +55,14 @@ def test_few_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_are_limited_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND_BYTES", 1)
+    monkeypatch.setattr(eviction, "MAX_BEHIND_BYTES", 1)
     first, second = planned(world, 1).plan, planned(world, 2).plan
     assert world.table.plans() == [second]
     assert first != second
 
 
 def test_those_that_serve_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 3)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 3)
     served: dict[int, int] = {}
     plain = type(world.table).plan
     monkeypatch.setattr(type(world.table), "plan", lambda table, plan: {**plain(table, plan), "served": served.get(plan, 0)})
@@ -85,7 +86,7 @@ def test_those_that_serve_stay(world: World, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_arenas_are_used_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 1)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 1)
     planned(world, 1)
     (arena,) = [held for held in world.segments if held.role == "arena"]
     identity = os.fstat(arena.fd).st_ino
@@ -108,7 +109,7 @@ def test_arenas_are_used_again(world: World, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_arenas_of_requests_that_run_are_not_used_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 1)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 1)
     planned(world, 1)
     world.table.running = True
     planned(world, 2)
@@ -128,7 +129,7 @@ def test_arenas_of_requests_that_run_are_not_used_again(world: World, monkeypatc
 
 def test_arenas_that_were_given_up_are_not_used_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who is stopped may still write to one."""
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 1)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 1)
     first = planned(world, 1)
     world.table.running = True
     planned(world, 2)
@@ -142,10 +143,10 @@ def test_arenas_that_were_given_up_are_not_used_again(world: World, monkeypatch:
 
 
 def test_spare_arenas_are_limited_and_go_with_the_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_BEHIND", 1)
+    monkeypatch.setattr(eviction, "MAX_BEHIND", 1)
     arenas = set()
     world.table.running = True  # so that all of them become free at once
-    for k in range(sparing.MAX_SPARES + 4):
+    for k in range(arena_pool.MAX_SPARES + 4):
         planned(world, k)
         arenas |= {os.fstat(held.fd).st_ino for held in world.segments if held.role == "arena"}
     world.table.running = False
@@ -155,7 +156,7 @@ def test_spare_arenas_are_limited_and_go_with_the_model(world: World, monkeypatc
     world.collect()
     assert forgotten.count("arena") == 3  # of seven: those beyond go as other segments do
     world.ask_behind(99)
-    assert len(job(world).spares) == sparing.MAX_SPARES
+    assert len(job(world).spares) == arena_pool.MAX_SPARES
     world.store.unload(world.model, CLIENT)
     assert world.roles == []
     assert not arenas & {
@@ -164,16 +165,16 @@ def test_spare_arenas_are_limited_and_go_with_the_model(world: World, monkeypatc
 
 
 def test_which_spare_arena_is_taken() -> None:
-    assert planning._spare(100, []) == -1
-    assert planning._spare(100, [90, 300, 200]) == 2
-    assert planning._spare(100, [99]) == -1
-    assert planning._spare(64 << 20, [1 << 30]) == -1
+    assert child_main._spare(100, []) == -1
+    assert child_main._spare(100, [90, 300, 200]) == 2
+    assert child_main._spare(100, [99]) == -1
+    assert child_main._spare(64 << 20, [1 << 30]) == -1
 
 
 @given(st.integers(1, 1 << 34))
 def test_arenas_have_room_for_others(needed: int) -> None:
     """Not much more than is needed: those of a number of detections that is a little larger still fit."""
-    assert needed <= planning._roomy(needed) <= needed + max(needed // 4, 4095)
+    assert needed <= child_main._roomy(needed) <= needed + max(needed // 4, 4095)
 
 
 def test_what_comes_back_often_is_searched(world: World) -> None:

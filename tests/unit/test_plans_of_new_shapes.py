@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control import answering, dropping, protocol, replanning
-from aspen_mp.control.jobs import PlanStage
-from aspen_mp.planner.options import Planning
+from aspen_mp.control.models import eviction, plan_requests, replanning
+from aspen_mp.control.planning.planner_child import PlanStage
+from aspen_mp.control.wire import protocol
+from aspen_mp.planner.job.options import Planning
 from aspen_mp.shm.errors import PlanError
 
 
@@ -57,7 +58,7 @@ def test_pictures_of_any_size_are_not_searched_at_first(world: World, shape: lis
 
 def test_new_sizes_have_the_arenas_of_old_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once there are too many plans."""
-    monkeypatch.setattr(dropping, "MAX_PLANS", 2)
+    monkeypatch.setattr(eviction, "MAX_PLANS", 2)
     planned(world, 8)
     planned(world, 9)
     planned(world, 10)
@@ -242,7 +243,7 @@ def test_requests_do_not_wait_for_what_is_planned_beside(world: World) -> None:
 def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) -> None:
     of_a_range(world)
     world.prepared = False
-    for _ in range(2 * answering.TRIES_AHEAD):
+    for _ in range(2 * plan_requests.TRIES_AHEAD):
         world.ask(40, beside=True)
     assert not world.waiting
     world.prepared = True
@@ -275,7 +276,7 @@ def test_long_requests_are_often_sooner() -> None:
 
 
 def test_a_range_whose_plan_is_dropped_is_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MAX_PLANS", 1)
+    monkeypatch.setattr(eviction, "MAX_PLANS", 1)
     planned(world, 8)
     world.ask(20)
     world.answer(stretched=(16, 23))

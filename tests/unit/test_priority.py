@@ -13,14 +13,14 @@ from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner import build
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.policy import choose_grids
-from aspen_mp.planner.priority import DEPTHS, critical_first, depths_and_ranks
-from aspen_mp.planner.search import Found
-from aspen_mp.planner.simulate import of_plan, simulate
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.plan.validate import validate
+from aspen_mp.planner.simulation.simulate import of_plan, simulate
+from aspen_mp.planner.tiling.policy import choose_grids
+from aspen_mp.planner.tiling.priority import DEPTHS, critical_first, depths_and_ranks
+from aspen_mp.planner.tiling.search import Found
 
 
 def order(ns: list[float], *pairs: tuple[int, int]) -> list[int]:
@@ -108,7 +108,7 @@ def test_the_search_sends_long_branches_ahead() -> None:
     first = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=Planning())
     assert first.metadata["search"]["order"] == "critical path"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aspen_mp.planner.search.WORTH_ORDER", 1.0)
+        patch.setattr("aspen_mp.planner.tiling.search.WORTH_ORDER", 1.0)
         layers = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=Planning())
     assert layers.metadata["search"]["order"] == "layers"
     assert simulate(of_plan(first), machine).latency_ns < 0.8 * simulate(of_plan(layers), machine).latency_ns

@@ -9,10 +9,10 @@ import struct
 import msgspec
 import pytest
 
-from aspen_mp.control import protocol
-from aspen_mp.control.client import ControlClient
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.client import ControlClient
 from aspen_mp.errors import AspenError, ProtocolError, RequestError, ResourceLimitError, RuntimeLost
-from aspen_mp.planner.options import Planning
+from aspen_mp.planner.job.options import Planning
 
 HEADER = struct.Struct("<IHH")
 

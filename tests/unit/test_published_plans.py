@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from model_store import CLIENT, World, store_of_models
 
-from aspen_mp.control import dropping
-from aspen_mp.control import plans as published
-from aspen_mp.control.hangs import Estimate
-from aspen_mp.shm import _control
+from aspen_mp.control.models import eviction
+from aspen_mp.control.models import published_plans as published
+from aspen_mp.control.pool.watchdog import Estimate
+from aspen_mp.shm.bindings import _control
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_plans_of_ever_new_shapes_make_room_for_each_other(world: World, monkeyp
     """Before the tables or the descriptors are used up, by all models together. The last one stays, whatever there is."""
     most = {"plans": 10, "instances": 10, "descriptors": 20}[scarce]  # a plan here has one instance, and two segments with its arena
     if scarce == "descriptors":
-        monkeypatch.setattr(dropping, "descriptor_limit", lambda: most)
+        monkeypatch.setattr(eviction, "descriptor_limit", lambda: most)
     else:
         monkeypatch.setattr(_control, f"MAX_{scarce.upper()}", most)
     asked = []
@@ -129,7 +129,7 @@ def test_plans_of_ever_new_shapes_make_room_for_each_other(world: World, monkeyp
         assert shapes(world) == asked[-6:]
         assert len(world.table.plans()) == len(asked[-6:])
     assert not world.errors
-    monkeypatch.setattr(dropping, "MOST_OF_ALL", 0.0)
+    monkeypatch.setattr(eviction, "MOST_OF_ALL", 0.0)
     world.ask(10)
     world.answer()
     assert len(shapes(world)) == 1
@@ -137,7 +137,7 @@ def test_plans_of_ever_new_shapes_make_room_for_each_other(world: World, monkeyp
 
 def test_few_of_many_plans_that_have_gone_are_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "MOST_NAMED", 2)
-    monkeypatch.setattr(dropping, "MAX_PLANS", 1)
+    monkeypatch.setattr(eviction, "MAX_PLANS", 1)
     gone = []
     for rows in range(1, 6):
         world.ask(rows)

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aspen_mp.control import ranges
-from aspen_mp.control.protocol import Bind, Slot, Steps
-from aspen_mp.control.ranges import Ranges
+from aspen_mp.control.planning import shape_buckets
+from aspen_mp.control.planning.shape_buckets import Ranges
+from aspen_mp.control.wire.protocol import Bind, Slot, Steps
 
 
 def text(tokens: int, batch: int = 1) -> list[Bind]:
@@ -26,26 +26,26 @@ def decoder(past: int, new: int = 1) -> list[Bind]:
 
 @given(st.integers(2, 1 << 20))
 def test_every_extent_is_in_one_class(extent: int) -> None:
-    found = ranges.classes(extent)
+    found = shape_buckets.classes(extent)
     assert found is not None
     least, most = found
     assert least <= extent <= most
-    assert ranges.classes(least) == ranges.classes(most) == found
-    assert ranges.classes(most + 1) != found
+    assert shape_buckets.classes(least) == shape_buckets.classes(most) == found
+    assert shape_buckets.classes(most + 1) != found
     assert extent < 16 or most + 1 <= 1.5 * least
 
 
 def test_one_and_huge_lengths_are_in_none() -> None:
-    assert ranges.classes(1) is None
-    assert ranges.classes(0) is None
-    assert ranges.classes(ranges.MOST_EXTENT + 1) is None
+    assert shape_buckets.classes(1) is None
+    assert shape_buckets.classes(0) is None
+    assert shape_buckets.classes(shape_buckets.MOST_EXTENT + 1) is None
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
 def test_parts_of_a_range_shrink_towards_the_extent(least: int, width: int, at: int) -> None:
     most = least + width
     extent = least + at % (width + 1)
-    found = list(ranges.around(least, most, extent))
+    found = list(shape_buckets.around(least, most, extent))
     assert found[0] == (least, most)
     for (a, b), (c, d) in pairwise(found):
         assert a <= c <= extent <= d <= b
@@ -53,20 +53,20 @@ def test_parts_of_a_range_shrink_towards_the_extent(least: int, width: int, at: 
 
 
 def test_what_differs_by_one_number_is_one_length() -> None:
-    assert ranges.difference(text(5), text(9)) == ((False, True), (False, True))
-    assert ranges.difference(decoder(5), decoder(6)) == ((False, False), (False, True), (False, False, True, False))
-    assert ranges.difference(text(5, 1), text(9, 2)) is None  # batch and length
-    assert ranges.difference(text(5), text(5)) is None
-    assert ranges.difference(text(5), decoder(5)) is None
-    assert ranges.difference(text(5, 1), text(6, 2)) == ((True, True), (True, True))  # by the same number: who knows
+    assert shape_buckets.difference(text(5), text(9)) == ((False, True), (False, True))
+    assert shape_buckets.difference(decoder(5), decoder(6)) == ((False, False), (False, True), (False, False, True, False))
+    assert shape_buckets.difference(text(5, 1), text(9, 2)) is None  # batch and length
+    assert shape_buckets.difference(text(5), text(5)) is None
+    assert shape_buckets.difference(text(5), decoder(5)) is None
+    assert shape_buckets.difference(text(5, 1), text(6, 2)) == ((True, True), (True, True))  # by the same number: who knows
 
 
 def test_the_extent_is_the_smallest_of_the_dimensions() -> None:
-    mask = ranges.difference(decoder(5), decoder(6))
+    mask = shape_buckets.difference(decoder(5), decoder(6))
     assert mask is not None
-    assert ranges.extent_of(decoder(7), mask) == 7
-    assert ranges.frame(decoder(7), mask, 7) == ranges.frame(decoder(70), mask, 70)
-    assert ranges.frame(decoder(7), mask, 7) != ranges.frame(decoder(7, 2), mask, 7)
+    assert shape_buckets.extent_of(decoder(7), mask) == 7
+    assert shape_buckets.frame(decoder(7), mask, 7) == shape_buckets.frame(decoder(70), mask, 70)
+    assert shape_buckets.frame(decoder(7), mask, 7) != shape_buckets.frame(decoder(7, 2), mask, 7)
 
 
 def test_nothing_is_wanted_before_two_shapes_are_known() -> None:
@@ -144,13 +144,13 @@ def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
 
 @given(st.integers(2, 1 << 20), st.integers(0, 1 << 20))
 def test_large_classes_hold_the_others(extent: int, nbytes: int) -> None:
-    found, wide = ranges.classes(extent), ranges.wide_class(extent, lambda least, most: (most - least) * nbytes)
+    found, wide = shape_buckets.classes(extent), shape_buckets.wide_class(extent, lambda least, most: (most - least) * nbytes)
     assert found is not None
     if wide is None:
-        assert (found[1] - found[0]) * nbytes > ranges.WIDE_BYTES / 4
+        assert (found[1] - found[0]) * nbytes > shape_buckets.WIDE_BYTES / 4
         return
     assert wide[0] <= found[0] <= extent <= found[1] <= wide[1]
-    assert (wide[1] - wide[0]) * nbytes <= ranges.WIDE_BYTES
+    assert (wide[1] - wide[0]) * nbytes <= shape_buckets.WIDE_BYTES
 
 
 def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
@@ -176,7 +176,7 @@ def test_how_large_a_class_is_depends_on_the_cache() -> None:
         assert stretch is not None
         assert stretch.wide is not None
         least, most = stretch.wide
-        assert (most - least) * cache <= ranges.WIDE_BYTES
+        assert (most - least) * cache <= shape_buckets.WIDE_BYTES
     stretch = known.wanted(decoder(500000))
     assert stretch is not None
     assert stretch.wide is None
@@ -185,7 +185,7 @@ def test_how_large_a_class_is_depends_on_the_cache() -> None:
 @given(st.integers(0, 60))
 def test_slots_shrink(less: int) -> None:
     slots = [Slot("y", "float32", [2, 64, 10], 128, 2 * 64 * 10 * 4)]
-    (found,) = ranges.slots(slots, [[Steps(1, 1, 1, 0), Steps(2, 3, 20, 5)]], less)
+    (found,) = shape_buckets.slots(slots, [[Steps(1, 1, 1, 0), Steps(2, 3, 20, 5)]], less)
     assert found.shape == [2, 64 - less, 10 - 3 * ((less + 5) // 20)]
     assert found.nbytes == 4 * found.shape[0] * found.shape[1] * found.shape[2]
     assert found.offset == 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aspen_mp.planner import rates
+from aspen_mp.planner.cost import rates
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control.journal import Journal
-from aspen_mp.control.recovery import MEMORY_S, MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
+from aspen_mp.control.pool.recovery import MEMORY_S, MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
+from aspen_mp.control.wire.event_log import Journal
 from aspen_mp.shm.errors import ResourceLimitError
 
 
@@ -175,7 +175,7 @@ def test_one_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     die(recovery, pool, signal.SIGKILL, booted=True)
     recovery.look()
     assert not table.killed  # it is given time to park
-    monkeypatch.setattr("aspen_mp.control.recovery.PARK_S", -1.0)
+    monkeypatch.setattr("aspen_mp.control.pool.recovery.PARK_S", -1.0)
     ((_, look),) = loop.waiting
     loop.waiting.clear()
     look()

@@ -18,8 +18,8 @@ from onnx import helper
 from aspen_mp.planner import api
 from aspen_mp.planner.frontends.runnable import PARAMETERS
 from aspen_mp.shm.errors import ModelInvalidError, RequestError, UnsupportedModelError
-from aspen_mp.workers import recurrent
-from aspen_mp.workers.fallback import Opaque
+from aspen_mp.workers.fallback import recurrent
+from aspen_mp.workers.fallback.opaque_tile import Opaque
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 FUNCTIONS = {"LSTM": 3, "GRU": 2, "RNN": 1}

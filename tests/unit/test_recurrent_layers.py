@@ -18,11 +18,11 @@ from test_recurrent import GATES, NAMES, model, run, tensors
 from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.frontends.bind import Binding
-from aspen_mp.planner.ir import Graph
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import Planning
 from aspen_mp.planner.lower import recurrent
 from aspen_mp.planner.lower.recurrent import MOST_ALONE, RUNS, Layer, runs
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.validate import validate
+from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.tables import KERNEL_BY_CODE
 from aspen_mp.workers import _kernels
 

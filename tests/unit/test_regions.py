@@ -15,12 +15,13 @@ from numpy_kernels import NUMPY_KERNELS
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from aspen_mp.planner import checks, pairs, regions, winograd
-from aspen_mp.planner.ir import Node, Tensor
+from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.layout.packing import bf16, winograd
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.params import GRU_FORMS, NO_ACT, params
-from aspen_mp.planner.regions import input_region
-from aspen_mp.planner.regions.products import GROUP
+from aspen_mp.planner.ops import checks, regions
+from aspen_mp.planner.ops.params import GRU_FORMS, NO_ACT, params
+from aspen_mp.planner.ops.regions import input_region
+from aspen_mp.planner.ops.regions.products import GROUP
 from aspen_mp.shm.tables import KERNELS, UNARY
 from aspen_mp.workers import _kernels
 
@@ -226,7 +227,7 @@ def test_products_of_bits() -> None:
 def test_products_of_pairs() -> None:
     """The kernel itself. Of a panel all terms are read, and no zeros behind the last column."""
     shape, w = (2, 3, 40), Tensor("w", (2, 5, 32), F32, data=values(2, 5, 32))
-    inputs = [values(2, 3, 5), pairs.packed(w).value(), values(1, 1, 40), values(2, 3, 40), np.abs(values(40)) + 1, values(40)]
+    inputs = [values(2, 3, 5), bf16.packed(w).value(), values(1, 1, 40), values(2, 3, 40), np.abs(values(40)) + 1, values(40)]
     attrs = {"alpha": 1.0, "act": NO_ACT}
 
     def function(*given: np.ndarray) -> np.ndarray:
@@ -250,7 +251,7 @@ def test_convolutions_of_pairs(kernel: tuple[int, int], stride: tuple[int, int],
     image = (7, 6)
     size = tuple((d + 2 * p - (k - 1) * e - 1) // s + 1 for d, p, k, e, s in zip(image, pads, kernel, dilation, stride, strict=True))
     shape, taps = (2, 40, *size), kernel[0] * kernel[1]
-    w = pairs.packed(Tensor("w", (1, 2, 3 * taps, 32), F32, data=values(1, 2, 3 * taps, 32)), taps).value()
+    w = bf16.packed(Tensor("w", (1, 2, 3 * taps, 32), F32, data=values(1, 2, 3 * taps, 32)), taps).value()
     inputs = [values(2, 3, *image), w, values(40), values(2, 40, *size), np.abs(values(40)) + 1, values(40)]
     inputs += [np.abs(values(3)) + 1, values(3)]
     attrs = {"act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control.loop import Loop
-from aspen_mp.control.pool import WorkerPool
-from aspen_mp.control.releasing import Releaser
-from aspen_mp.control.segments import LARGE, Borrowed, SegmentStore
+from aspen_mp.control.memory.async_free import Releaser
+from aspen_mp.control.memory.segments import LARGE, Borrowed, SegmentStore
+from aspen_mp.control.pool.workers import WorkerPool
+from aspen_mp.control.wire.event_loop import Loop
 
 WATCHDOG_S = 60.0
 

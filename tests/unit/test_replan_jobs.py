@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control import jobs, replanning
-from aspen_mp.control.imports import Imports
-from aspen_mp.control.jobs import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
-from aspen_mp.control.loop import Loop
+from aspen_mp.control.models import replanning
+from aspen_mp.control.planning import planner_child
+from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
+from aspen_mp.control.planning.preload import Imports
 from aspen_mp.control.server import Server
+from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import PlanError
 
 WATCHDOG_S = 60.0
@@ -170,8 +171,8 @@ def test_imports_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             raise fails.pop()
         found.append(name)
 
-    monkeypatch.setattr("aspen_mp.control.imports.importlib", SimpleNamespace(import_module=load))
-    monkeypatch.setattr("aspen_mp.control.imports.AGAIN_S", 0.0)
+    monkeypatch.setattr("aspen_mp.control.planning.preload.importlib", SimpleNamespace(import_module=load))
+    monkeypatch.setattr("aspen_mp.control.planning.preload.AGAIN_S", 0.0)
     imports = Imports(loop, scarce.append, ["a", "b", "c"])
     assert not imports.ready()
     assert found == []
@@ -191,8 +192,8 @@ def test_imports_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_imports_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more of them once somebody has something to do; the rest at once when it is needed."""
     loop, found = Loop(), list[str]()
-    monkeypatch.setattr("aspen_mp.control.imports.importlib", SimpleNamespace(import_module=found.append))
-    monkeypatch.setattr("aspen_mp.control.imports.IDLE_S", 0.0)
+    monkeypatch.setattr("aspen_mp.control.planning.preload.importlib", SimpleNamespace(import_module=found.append))
+    monkeypatch.setattr("aspen_mp.control.planning.preload.IDLE_S", 0.0)
     imports = Imports(loop, pytest.fail, ["a", "b", "c"])
     imports.while_idle(lambda: not found)
     for _ in range(5):
@@ -252,4 +253,4 @@ def test_a_nice_child() -> None:
     assert found[0].name == str(os.nice(0) + 7)
     child.close()
     loop.close()
-    assert jobs.Limits().nice == 0
+    assert planner_child.Limits().nice == 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control import protocol
 from aspen_mp.control.server import STEADY, Server
+from aspen_mp.control.wire import protocol
 
 
 class Fake(SimpleNamespace):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aspen_mp.control import reserving
-from aspen_mp.control.loop import Loop
-from aspen_mp.control.reserving import AT_ONCE, PROCESSES, Reserver
+from aspen_mp.control.memory import async_alloc
+from aspen_mp.control.memory.async_alloc import AT_ONCE, PROCESSES, Reserver
+from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.segments import Segment, memory_available, reserve_for
 
@@ -82,8 +82,8 @@ def test_the_loop_goes_on_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatc
         os.read(gate, 1)
         return reserve_for(fd, nbytes)
 
-    monkeypatch.setattr(reserving, "reserve_for", slow)
-    monkeypatch.setattr(reserving.process, "keep_only", lambda fds: None)
+    monkeypatch.setattr(async_alloc, "reserve_for", slow)
+    monkeypatch.setattr(async_alloc.process, "keep_only", lambda fds: None)
     for number in range(PROCESSES + 1):
         bench.ask(number, 20 * MIB)
     for _ in range(PROCESSES):
@@ -110,7 +110,7 @@ def test_there_is_no_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch, how: 
             os.kill(os.getpid(), signal.SIGKILL)
         return errno.ENOSPC
 
-    monkeypatch.setattr(reserving, "reserve_for", fail)
+    monkeypatch.setattr(async_alloc, "reserve_for", fail)
     bench.ask(0, 20 * MIB)
     bench.run_until(lambda: 0 in bench.answers)
     assert isinstance(bench.answers[0], ResourceLimitError)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from net_tools import Net, check, ops
 
-from aspen_mp.planner.ir import Node
+from aspen_mp.planner.ir.graph import Node
 
 B, H, S, D = 2, 3, 5, 8
 

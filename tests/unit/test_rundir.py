@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from aspen_mp.control import rundir
+from aspen_mp.control.wire import run_directory
 from aspen_mp.errors import AspenError, ProtocolError
 
 
 @pytest.fixture(autouse=True)
-def run_directory(tmp_path, monkeypatch):
+def own_directory(tmp_path, monkeypatch):
     # Longer than a socket address may be: names must not depend on where the directory is.
     base = tmp_path / ("x" * 120)
     base.mkdir()
@@ -24,92 +24,92 @@ def run_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 65, "-x", "ä"])
 def test_bad_names(name):
     with pytest.raises(ValueError, match="no runtime name"):
-        rundir.Claim(name)
+        run_directory.Claim(name)
 
 
-def test_claim_listen_connect_release(run_directory):
-    claim = rundir.Claim("default")
+def test_claim_listen_connect_release(own_directory):
+    claim = run_directory.Claim("default")
     listener = claim.listen()
-    assert oct(run_directory.stat().st_mode & 0o777) == "0o700"
-    assert oct((run_directory / "default.sock").stat().st_mode & 0o777) == "0o600"
-    assert rundir.names() == {"default": True}
-    client = rundir.connect("default")
+    assert oct(own_directory.stat().st_mode & 0o777) == "0o700"
+    assert oct((own_directory / "default.sock").stat().st_mode & 0o777) == "0o600"
+    assert run_directory.names() == {"default": True}
+    client = run_directory.connect("default")
     server, _ = listener.accept()
     client.sendall(b"hello")
     assert server.recv(5) == b"hello"
     with pytest.raises(AspenError, match=f"running already .process {os.getpid()}"):
-        rundir.Claim("default")
+        run_directory.Claim("default")
     for sock in (client, server, listener):
         sock.close()
     claim.release()
-    assert os.listdir(run_directory) == []
+    assert os.listdir(own_directory) == []
     with pytest.raises(AspenError, match="no runtime named 'default'"):
-        rundir.connect("default")
+        run_directory.connect("default")
 
 
-def test_files_of_a_killed_runtime_do_not_matter(run_directory):
-    code = "import os; from aspen_mp.control import rundir; c = rundir.Claim('gone'); s = c.listen(); os.kill(os.getpid(), 9)"
+def test_files_of_a_killed_runtime_do_not_matter(own_directory):
+    code = "import os; from aspen_mp.control.wire.run_directory import Claim; c = Claim('gone'); s = c.listen(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
-    assert sorted(os.listdir(run_directory)) == ["gone.lock", "gone.sock"]
-    assert rundir.names() == {"gone": False}
+    assert sorted(os.listdir(own_directory)) == ["gone.lock", "gone.sock"]
+    assert run_directory.names() == {"gone": False}
     with pytest.raises(AspenError, match="no runtime named 'gone'"):
-        rundir.connect("gone")
-    claim = rundir.Claim("gone")
+        run_directory.connect("gone")
+    claim = run_directory.Claim("gone")
     claim.listen().close()
-    assert rundir.names() == {"gone": True}
+    assert run_directory.names() == {"gone": True}
     claim.release()
 
 
-def test_clean_removes_dead_files_only(run_directory):
-    claim = rundir.Claim("alive")
-    (run_directory / "dead.lock").touch()
-    (run_directory / "dead.sock").touch()
-    assert rundir.clean() == ["dead"]
-    assert os.listdir(run_directory) == ["alive.lock"]
+def test_clean_removes_dead_files_only(own_directory):
+    claim = run_directory.Claim("alive")
+    (own_directory / "dead.lock").touch()
+    (own_directory / "dead.sock").touch()
+    assert run_directory.clean() == ["dead"]
+    assert os.listdir(own_directory) == ["alive.lock"]
     claim.release()
 
 
-def test_untrustworthy_directories(run_directory, tmp_path):
+def test_untrustworthy_directories(own_directory, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    run_directory.symlink_to(elsewhere)
+    own_directory.symlink_to(elsewhere)
     with pytest.raises(ProtocolError, match="link"):
-        rundir.Claim("x")
-    run_directory.unlink()
-    run_directory.mkdir()
-    run_directory.chmod(0o755)
+        run_directory.Claim("x")
+    own_directory.unlink()
+    own_directory.mkdir()
+    own_directory.chmod(0o755)
     with pytest.raises(ProtocolError, match="0755"):
-        rundir.Claim("x")
-    run_directory.rmdir()
-    run_directory.touch()
+        run_directory.Claim("x")
+    own_directory.rmdir()
+    own_directory.touch()
     with pytest.raises(ProtocolError, match="no directory"):
-        rundir.connect("x")
+        run_directory.connect("x")
 
 
-def test_lock_file_that_is_a_link_is_not_followed(run_directory, tmp_path):
-    run_directory.mkdir(mode=0o700)
+def test_lock_file_that_is_a_link_is_not_followed(own_directory, tmp_path):
+    own_directory.mkdir(mode=0o700)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (run_directory / "x.lock").symlink_to(victim)
+    (own_directory / "x.lock").symlink_to(victim)
     with pytest.raises(AspenError, match="symbolic"):
-        rundir.Claim("x")
+        run_directory.Claim("x")
     assert victim.read_text() == "precious"
 
 
-def test_who_looks_or_cleans_is_in_nobody_s_way(run_directory):
+def test_who_looks_or_cleans_is_in_nobody_s_way(own_directory):
     """Claims over the files of the killed, while other processes ask which runtimes there are, and clean up."""
-    code = "import sys; from aspen_mp.control import rundir; print(flush=True)\nwhile True: rundir.names(); rundir.clean()"
+    code = "import sys; from aspen_mp.control.wire.run_directory import clean, names; print(flush=True)\nwhile True: names(); clean()"
     lookers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
     try:
         for looker in lookers:
             assert looker.stdout is not None
             looker.stdout.readline()
         for _ in range(2000):
-            claim = rundir.Claim("busy")
-            assert rundir.names() == {"busy": True}
+            claim = run_directory.Claim("busy")
+            assert run_directory.names() == {"busy": True}
             os.close(claim._lock)  # as if it had been killed
             os.close(claim._dir)
-            assert rundir.names() in ({"busy": False}, {})
+            assert run_directory.names() in ({"busy": False}, {})
     finally:
         for looker in lookers:
             looker.kill()
@@ -121,4 +121,4 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, monkeypatch, base):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / base))
     with pytest.raises(AspenError, match=f"{base}/aspen-mp, which cannot be made"):
-        rundir.Claim("default")
+        run_directory.Claim("default")

@@ -15,21 +15,22 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control import loop as loops
-from aspen_mp.control import protocol, reserving
-from aspen_mp.control.clients import ClientMemory
-from aspen_mp.control.connection import Connection
-from aspen_mp.control.jobs import StagePlanned
-from aspen_mp.control.journal import Journal
-from aspen_mp.control.loop import Loop
-from aspen_mp.control.making import Maker
-from aspen_mp.control.pool import WorkerPool
-from aspen_mp.control.publishing import Made
-from aspen_mp.control.reaping import status_of
-from aspen_mp.control.reserving import PROCESSES, Reserver
-from aspen_mp.control.segments import SegmentStore
+from aspen_mp.control.memory import async_alloc
+from aspen_mp.control.memory.async_alloc import PROCESSES, Reserver
+from aspen_mp.control.memory.clients import ClientMemory
+from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.models.plan_builder import Maker
+from aspen_mp.control.models.publishing import Made
+from aspen_mp.control.planning.planner_child import StagePlanned
+from aspen_mp.control.pool.traces import Traces
+from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.control.server import Server
-from aspen_mp.control.traces import Traces
+from aspen_mp.control.wire import event_loop as loops
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.child_reaper import status_of
+from aspen_mp.control.wire.connection import Connection
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
 
@@ -114,7 +115,7 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "pidfd_open", sometimes)
     for _ in range(2 * PROCESSES):
-        reserver.reserve("data", reserving.AT_ONCE + 4096, found.append)
+        reserver.reserve("data", async_alloc.AT_ONCE + 4096, found.append)
     run_until(loop, found, 2 * PROCESSES)
     made = [answer for answer in found if isinstance(answer, Segment)]
     assert len(made) == (2 * PROCESSES if number == errno.EMFILE else PROCESSES)
@@ -128,7 +129,7 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
 def test_a_reservation_for_which_there_is_no_process(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     reserver, found, before = Reserver(loop), list[Segment | AspenError](), descriptors()
     monkeypatch.setattr(os, "fork", full)
-    reserver.reserve("data", reserving.AT_ONCE + 4096, found.append)
+    reserver.reserve("data", async_alloc.AT_ONCE + 4096, found.append)
     assert isinstance(found[0], ResourceLimitError)
     assert descriptors() == before
 
@@ -149,7 +150,7 @@ class Pool(WorkerPool):
 
 def test_a_worker_that_cannot_be_started(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a row has become free: it is said once, and tried again until it can be."""
-    monkeypatch.setattr("aspen_mp.control.pool.AGAIN_S", 0.01)
+    monkeypatch.setattr("aspen_mp.control.pool.workers.AGAIN_S", 0.01)
     journal = Journal("test", "off")
     pool = Pool(loop, journal)
     pool._start_waiting()

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aspen_mp.control import connection as connections
-from aspen_mp.control import loop as loops
-from aspen_mp.control import naming
-from aspen_mp.control import pool as pools
-from aspen_mp.control.cache import Cache
-from aspen_mp.control.connection import Connection
-from aspen_mp.control.journal import Journal
-from aspen_mp.control.leases import Leases
-from aspen_mp.control.loop import PRIORITY_WORKER, Loop
-from aspen_mp.control.places import Place
-from aspen_mp.control.pool import Worker, WorkerPool
+from aspen_mp.control.models import tile_names
+from aspen_mp.control.planning.plan_cache import Cache
+from aspen_mp.control.pool import workers as pools
+from aspen_mp.control.pool.core_leases import Leases
+from aspen_mp.control.pool.placement import Place
+from aspen_mp.control.pool.workers import Worker, WorkerPool
 from aspen_mp.control.server import Server
+from aspen_mp.control.wire import connection as connections
+from aspen_mp.control.wire import event_loop as loops
+from aspen_mp.control.wire.connection import Connection
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, Loop
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.workers import main, process, topology, wire
 
@@ -386,11 +386,11 @@ def test_tiles_are_known_without_numpy() -> None:
             used = operands[op["operand"] : op["operand"] + op["n_outputs"] + op["n_inputs"]]
             elements = max((math.prod(map(int, x["dims"][: x["rank"]])) for x in used), default=0)
             name = data[int(header["blobs"]) + int(op["name"]) :][: int(op["name_bytes"])].decode()
-            opaque, seconds = op["kernel"] == KERNELS["OPAQUE"].code, max(float(op["cost_ns"]), naming.SLOW_NS * elements) / 1e9
-            assert naming.op_of_tile(fd, number) == tile["op"]
-            assert naming.op_of(fd, number) == naming.op_name(fd, int(tile["op"])) == name
-            assert naming.tile_estimate(fd, number) == (name, opaque, pytest.approx(seconds))
+            opaque, seconds = op["kernel"] == KERNELS["OPAQUE"].code, max(float(op["cost_ns"]), tile_names.SLOW_NS * elements) / 1e9
+            assert tile_names.op_of_tile(fd, number) == tile["op"]
+            assert tile_names.op_of(fd, number) == tile_names.op_name(fd, int(tile["op"])) == name
+            assert tile_names.tile_estimate(fd, number) == (name, opaque, pytest.approx(seconds))
         for beyond in (-1, int(header["n_tiles"])):
-            assert (naming.op_of(fd, beyond), naming.op_of_tile(fd, beyond)) == ("", 0)
-        assert naming.op_name(fd, int(header["n_ops"])) == ""
+            assert (tile_names.op_of(fd, beyond), tile_names.op_of_tile(fd, beyond)) == ("", 0)
+        assert tile_names.op_name(fd, int(header["n_ops"])) == ""
         os.close(fd)

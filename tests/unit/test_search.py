@@ -11,13 +11,17 @@ import pytest
 from graphs_by_hand import GraphBuilder
 
 from aspen_mp.bench import models
-from aspen_mp.planner import api, build, cost, policy, tilecost
-from aspen_mp.planner.edges import EdgeBuilder
-from aspen_mp.planner.ir import Graph
-from aspen_mp.planner.machine import Machine
-from aspen_mp.planner.options import Planning
-from aspen_mp.planner.params import NO_ACT
-from aspen_mp.planner.search import (
+from aspen_mp.planner import api, build
+from aspen_mp.planner.cost import op_cost, tile_cost
+from aspen_mp.planner.cost.machine import Machine
+from aspen_mp.planner.ir.graph import Graph
+from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.layout.storage import Storage, assign_storage
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.simulation.simulate import of_plan, simulate
+from aspen_mp.planner.tiling import policy
+from aspen_mp.planner.tiling.edges import EdgeBuilder
+from aspen_mp.planner.tiling.search import (
     AS_KNOWN,
     JITTER,
     JITTER_UNLIKE,
@@ -33,8 +37,6 @@ from aspen_mp.planner.search import (
     _tiles,
     search,
 )
-from aspen_mp.planner.simulate import of_plan, simulate
-from aspen_mp.planner.storage import Storage, assign_storage
 
 NETWORKS = {"squeezenet1_1": {"image": 128}, "bert_base": {"layers": 2, "seq": 64}}
 
@@ -104,7 +106,7 @@ def test_alike_is_what_costs_the_same() -> None:
     found = _Search(storage, Machine.uniform(4), 0)
     for node, ladder in zip(storage.steps, found.ladders, strict=True):
         for rung in ladder:
-            ns, moved = tilecost.tile_costs(node, *rung.grid.boxes())
+            ns, moved = tile_cost.tile_costs(node, *rung.grid.boxes())
             np.testing.assert_array_equal(ns, rung.ns)
             np.testing.assert_array_equal(moved, rung.bytes)
     kinds = [kind for kind, node in zip(found.kinds, storage.steps, strict=True) if node.op == "BINARY"]
@@ -129,7 +131,7 @@ def test_tiles_of_the_same_pixels_share_what_is_transformed() -> None:
             ns, first, again = (x[rung.made.group == group] for x in (rung.ns, rung.made.first, rung.made.again))
             if len(ns) > 2:
                 assert (ns * first)[:2].sum() + (ns * again)[2:].sum() == pytest.approx(ns.sum()), "one of either worker's makes it"
-    alone = tilecost.made(node, *ladder[0].grid.boxes(), 1)
+    alone = tile_cost.made(node, *ladder[0].grid.boxes(), 1)
     assert (alone.again <= 1).all()
     assert (alone.first >= 1).all()
 
@@ -220,7 +222,7 @@ def test_unlike_cores_have_grids_of_fair_shares(storage: Storage, monkeypatch: p
         return [{rung.grid.n for rung in ladder} for ladder in _Search(storage, Machine.parse("1+1@0.25"), 0).ladders]
 
     found = numbers()
-    monkeypatch.setattr("aspen_mp.planner.search.PARTS", ())
+    monkeypatch.setattr("aspen_mp.planner.tiling.search.PARTS", ())
     others = numbers()
     assert all(more >= less for more, less in zip(found, others, strict=True))
     assert found != others
@@ -230,7 +232,7 @@ def test_unlike_cores_have_grids_of_fair_shares(storage: Storage, monkeypatch: p
 def test_tiles_get_smaller_on_few_cores(storage: Storage, monkeypatch: pytest.MonkeyPatch, cores: str, few: bool) -> None:
     """Those of products; which is never worse than with tiles of one size."""
     found = search(storage, Machine.parse(cores))
-    monkeypatch.setattr("aspen_mp.planner.search.TAPERS", (1.0,))
+    monkeypatch.setattr("aspen_mp.planner.tiling.search.TAPERS", (1.0,))
     even = search(storage, Machine.parse(cores))
     assert (cuts(found) != cuts(even)) == few
     assert found.best_ns <= even.best_ns
@@ -324,15 +326,15 @@ def test_less_is_exchanged_where_that_takes_long(storage: Storage) -> None:
 
     def exchanged(far: float) -> float:
         """Bytes that cores fetch from each other: what that costs, if a byte costs something, with tiles searched for `far`."""
-        before = cost.rates()
-        cost.use(msgspec.structs.replace(before, far=far))
+        before = op_cost.rates()
+        op_cost.use(msgspec.structs.replace(before, far=far))
         try:
             found = search(storage, machine)
             seen = _Search(storage, machine, 0)
             rungs = [seen._rung(kind, node, grid) for kind, node, grid in zip(seen.kinds, storage.steps, found.grids, strict=True)]
             tiles = _tiles(seen.edges.wiring(found.grids), rungs, seen.layers)
         finally:
-            cost.use(before)
+            op_cost.use(before)
         return float(simulate(replace(tiles, far=1.0), machine).busy_ns.sum() - tiles.ns.sum())
 
     assert exchanged(1.0) < 0.9 * exchanged(0.0)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from aspen_mp.shm import _control
+from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import ResourceLimitError
 from aspen_mp.shm.segments import Segment
 

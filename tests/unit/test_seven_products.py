@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from net_tools import Net, lowered
 
-from aspen_mp.control.options import Options
-from aspen_mp.planner import algorithms, api
-from aspen_mp.planner.ir import Node
-from aspen_mp.planner.options import Vectors
-from aspen_mp.planner.params import left_factors
+from aspen_mp.control.planning.options import Options
+from aspen_mp.planner import api
+from aspen_mp.planner.cost import algorithms
+from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.job.options import Vectors
+from aspen_mp.planner.ops.params import left_factors
 
 VECTORS: tuple[Vectors, ...] = ("", "short", "halved", "whole")
 

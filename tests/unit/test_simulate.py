@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from test_plan_graphs import attention, dense_block, residual_block
 
 from aspen_mp.planner.build import build_plan
-from aspen_mp.planner.flow import Flow
-from aspen_mp.planner.machine import Core, Engine, Machine
-from aspen_mp.planner.made import Made, joined
-from aspen_mp.planner.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
+from aspen_mp.planner.cost.cross_core_traffic import Flow
+from aspen_mp.planner.cost.machine import Core, Engine, Machine
+from aspen_mp.planner.cost.scratch_reuse import Made, joined
+from aspen_mp.planner.simulation.simulate import ORDERS, Outcome, Rules, Tiles, of_plan, parallel_fraction, simulate
 from aspen_mp.shm.tables import LIMITS
 
 FREE = Engine(tile=0, join=0, push=0, pushed=0, steal=0, look=0, wake=0, spin=0, claim=0, claimed=0, submit=0, end=0, copied=0)

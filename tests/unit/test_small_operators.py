@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from aspen_mp import numpy_operators
 from aspen_mp.planner.frontends.evaluate import NotComputed, evaluate
-from aspen_mp.workers import _boxes, boxes
-from aspen_mp.workers.operators import Evaluator
+from aspen_mp.workers.fallback import _boxes, boxes, numpy_operators
+from aspen_mp.workers.fallback.operators import Evaluator
 
 N = helper.make_node
 RNG = np.random.default_rng(11)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control import pool
+from aspen_mp.control.pool import workers
 
 
 def test_workers_come_and_go_while_stopped_ones_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,12 +20,12 @@ def test_workers_come_and_go_while_stopped_ones_are_looked_for(monkeypatch: pyte
         del rows[3]
         rows[7] = SimpleNamespace(row=7, stopped=None, doomed=None)
 
-    monkeypatch.setattr(pool, "_is_stopped", lambda worker: worker.row in {0, 2})
+    monkeypatch.setattr(workers, "_is_stopped", lambda worker: worker.row in {0, 2})
     loop = SimpleNamespace(later=lambda seconds, act: (seconds, act))
     stub: Any = SimpleNamespace(_rows=rows, _loop=loop, _on_stopped=on_stopped, _still_stopped=None)
-    monkeypatch.setattr(pool, "partial", lambda *what: what)
-    pool.WorkerPool._look_for_stopped(stub)
+    monkeypatch.setattr(workers, "partial", lambda *what: what)
+    workers.WorkerPool._look_for_stopped(stub)
     assert told == [[0, 2]]
     assert [worker.stopped is not None for worker in rows.values()] == [True, False, True, False]
-    pool.WorkerPool._look_for_stopped(stub)
+    workers.WorkerPool._look_for_stopped(stub)
     assert len(told) == 1, "they are known"

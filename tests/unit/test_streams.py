@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from net_tools import Net, lowered
 
-from aspen_mp.planner.passes import streams
+from aspen_mp.planner.passes import weight_prefetch
 
 
 @pytest.mark.parametrize(("cached", "streamed"), [(3 * 4096, True), (4 * 4096, False)])
 def test_weights_that_no_cache_keeps(monkeypatch: pytest.MonkeyPatch, cached: float, streamed: bool) -> None:
     """4 KiB of weights each; the second product's are counted once, the last one's are no constant."""
-    monkeypatch.setattr(streams, "cached_weights", lambda: cached)
+    monkeypatch.setattr(weight_prefetch, "cached_weights", lambda: cached)
     net = Net(x=(2, 32), y=(32, 32))
     w, v, u, t = (net.weight(32, 32) for _ in range(4))
     out = "x"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as hs
 
-from aspen_mp.planner import strides as st
+from aspen_mp.planner.layout import strides as st
 
 
 def elements(array: np.ndarray) -> tuple[int, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aspen_mp.planner import cost, policy, rates, tilecost
-from aspen_mp.planner.algorithms import block_for
-from aspen_mp.planner.cost import PANEL
-from aspen_mp.planner.grids import split
-from aspen_mp.planner.winograd import BLOCKS, blocks_of
+from aspen_mp.planner.cost import op_cost, rates, tile_cost
+from aspen_mp.planner.cost.algorithms import block_for
+from aspen_mp.planner.cost.op_cost import PANEL
+from aspen_mp.planner.layout.grids import split
+from aspen_mp.planner.layout.packing.winograd import BLOCKS, blocks_of
+from aspen_mp.planner.tiling import policy
 from aspen_mp.workers import _kernels
 
 
@@ -62,7 +63,7 @@ def test_tiles_cut_no_block(shape: tuple[int, ...], workers: int) -> None:
     for (rows, columns, stride), sides in BLOCKS.items():
         blocks = blocks_of((rows, columns), (stride, stride), sides[-1])
         parts = policy._winograd_parts(
-            shape, tilecost.Winograd(64, blocks, 0.0, shape, 64 * shape[0] * shape[2] * shape[3], workers), policy.Aim(workers, 0.5)
+            shape, tile_cost.Winograd(64, blocks, 0.0, shape, 64 * shape[0] * shape[2] * shape[3], workers), policy.Aim(workers, 0.5)
         )
         assert 1 <= parts[0] <= shape[0]
         assert 1 <= parts[3] <= -(-shape[1] // PANEL)
@@ -77,7 +78,7 @@ def test_input_is_transformed_once_a_worker(channels: int, size: int, chunks: in
 
     def total(n: int, workers: int, rows: int = 1) -> float:
         shape = (1, channels, size, size)
-        model = tilecost.Winograd(channels, blocks_of((3, 3), (1, 1), 4), 0.0, shape, channels * size * size, workers)
+        model = tile_cost.Winograd(channels, blocks_of((3, 3), (1, 1), 4), 0.0, shape, channels * size * size, workers)
         sides = [np.array([side]) for side in (1, size // rows, size, channels // n)]
         return n * rows * float(model(sides)[0])
 
@@ -95,15 +96,15 @@ def test_what_transforming_input_takes_is_a_rate() -> None:
 
     def tile(transforms: float, workers: int) -> float:
         shape = (1, 512, 14, 14)
-        model = tilecost.Winograd(512, blocks_of((3, 3), (1, 1), 4), 0.0, shape, 512 * 14 * 14, workers)
-        cost.use(rates.Rates(transforms=transforms))
+        model = tile_cost.Winograd(512, blocks_of((3, 3), (1, 1), 4), 0.0, shape, 512 * 14 * 14, workers)
+        op_cost.use(rates.Rates(transforms=transforms))
         return float(model([np.array([side]) for side in (1, 14, 14, 32)])[0])
 
     try:
-        one, two, three = (tile(rate, tilecost.NOTHING_FOUND) for rate in (1.0, 2.0, 3.0))
-        found = [tile(rate, tilecost.ALL_FOUND) for rate in (1.0, 3.0)]
+        one, two, three = (tile(rate, tile_cost.NOTHING_FOUND) for rate in (1.0, 2.0, 3.0))
+        found = [tile(rate, tile_cost.ALL_FOUND) for rate in (1.0, 3.0)]
     finally:
-        cost.use(rates.BUILT_IN)
+        op_cost.use(rates.BUILT_IN)
     assert one < two < three
     assert three - two == pytest.approx(two - one)
     assert found[0] == found[1] < one
@@ -115,13 +116,13 @@ def test_chunks_are_the_kernel_s(kernel: tuple[int, int, int], channels: int, ou
     """As many blocks as scratch is made for: input and products of a chunk, its places and the next one's, lines to be fetched."""
 
     def lines(floats: int) -> int:
-        return 4 * tilecost.LINE * (-(-floats // tilecost.LINE) | 1)
+        return 4 * tile_cost.LINE * (-(-floats // tile_cost.LINE) | 1)
 
     rows, columns, stride = kernel
     for side in BLOCKS[kernel]:
         shape = (1, outputs, 40, 40)
         blocks = blocks_of((rows, columns), (stride, stride), side)
-        chunk = tilecost.Winograd(channels, blocks, 0.0, shape, channels * 1600, 1).chunk + 5  # what AVX2 may round up to
+        chunk = tile_cost.Winograd(channels, blocks, 0.0, shape, channels * 1600, 1).chunk + 5  # what AVX2 may round up to
         row = lines(channels) // 4
         wanted = 128 + blocks.products * (lines(chunk * row) + lines(chunk * PANEL)) + 2 * chunk * 24 + 8 * (2 * 6144 + channels)
         x, out = np.zeros((1, channels, 40 * stride + rows, 40 * stride + columns), np.float32), np.zeros(shape, np.float32)

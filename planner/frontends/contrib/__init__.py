@@ -11,12 +11,12 @@ from typing import Final
 
 from onnx import NodeProto
 
-from aspen_mp.planner.frontends.classical import LEFT
+from aspen_mp.planner.frontends.classical.result_types import LEFT
 from aspen_mp.planner.frontends.contrib import attention, blocks, distances, experts, grouped, linear, norms, products, quantised, spellings
 from aspen_mp.planner.frontends.contrib.absent import why_absent
 from aspen_mp.planner.frontends.contrib.body import ADVICE, Body, Rule
 from aspen_mp.planner.frontends.functions import subgraphs
-from aspen_mp.planner.ir import Tensor
+from aspen_mp.planner.ir.graph import Tensor
 
 DOMAIN: Final = "com.microsoft"
 OPSET: Final = 27

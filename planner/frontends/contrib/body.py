@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnx import NodeProto, helper, numpy_helper
 
 from aspen_mp.planner.frontends import tensors
-from aspen_mp.planner.ir import Shape, Tensor
+from aspen_mp.planner.ir.graph import Shape, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, UnsupportedModelError
 
 Array = npt.NDArray[Any]

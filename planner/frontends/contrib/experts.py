@@ -14,7 +14,7 @@ import numpy as np
 
 from aspen_mp.planner.frontends.contrib.blocks import packed_numbers
 from aspen_mp.planner.frontends.contrib.body import Array, Body, Rule
-from aspen_mp.planner.ir import Shape
+from aspen_mp.planner.ir.graph import Shape
 
 _FUNCTIONS: Final = {"relu", "gelu", "silu", "identity"}
 

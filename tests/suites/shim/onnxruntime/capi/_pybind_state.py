@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
-from aspen_mp.compat.errors import (
+from aspen_mp.compat.onnxruntime import *  # noqa: F403
+from aspen_mp.compat.onnxruntime.errors import (
     DeviceReset,
     EngineError,
     EPFail,
@@ -24,10 +25,9 @@ from aspen_mp.compat.errors import (
     NotFound,
     RuntimeException,
 )
-from aspen_mp.compat.errors import Unsupported as NotImplemented
-from aspen_mp.compat.onnxruntime import *  # noqa: F403
-from aspen_mp.compat.options import SessionOptions
-from aspen_mp.compat.values import OrtValueVector
+from aspen_mp.compat.onnxruntime.errors import Unsupported as NotImplemented
+from aspen_mp.compat.onnxruntime.options import SessionOptions
+from aspen_mp.compat.onnxruntime.values.ort_value import OrtValueVector
 
 __all__ = [
     "DeviceReset",

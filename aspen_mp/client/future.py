@@ -1,0 +1,75 @@
+"""The result of a request that is still to come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+import numpy.typing as npt
+
+from aspen_mp.client.deadlines import deadlines
+from aspen_mp.shm.errors import RequestTimeout
+
+
+def too_late(model: str, timeout: float | None) -> RequestTimeout:
+    """What becomes of a request whose result is not there in time."""
+    return RequestTimeout(f"model {model!r}: the request did not finish within {timeout:g} s and was cancelled")
+
+
+class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
+    """A request's result to come. `stop`, if set, asks the workers to drop it. `cancel` succeeds until the result is there.
+
+    A request with a time limit fails with RequestTimeout when that is over.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop: Callable[[], None] | None = None
+        self.ended: Callable[[RequestFuture], None] | None = None  # the model, which stays loaded for as long as the request may need it
+        self.left: Callable[[RequestFuture], None] | None = None  # the model is told that nobody waits for the result any more
+        self.began = 0  # of `_tally.now`
+        self.over = False  # the model's: it has been told that the request has ended
+        self._first = threading.Lock()
+        self._unlimited: Callable[[], None] | None = None  # takes the time limit back
+
+    def limit(self, seconds: float, late: Callable[[], BaseException]) -> None:
+        """Unless the result is there in `seconds` seconds, the request is dropped, and the future fails with `late()`."""
+
+        def expire() -> None:
+            try:
+                self.set_exception(late())
+            except InvalidStateError:
+                return
+            self._leave()
+
+        self._unlimited = deadlines.add(seconds, expire)
+
+    def settle(self) -> None:
+        """Lets go of everything that only a request in flight needs."""
+        self.stop = None
+        unlimited, self._unlimited = self._unlimited, None
+        if unlimited is not None:
+            unlimited()
+        ended, self.ended = self.ended, None
+        self.left = None
+        if ended is not None:
+            ended(self)
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        if not self._first.acquire(blocking=False):
+            return True  # somebody has cancelled it already
+        self.set_running_or_notify_cancel()
+        self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """Nobody waits for the result any more."""
+        stop, left = self.stop, self.left
+        if stop is not None:
+            stop()
+        if left is not None:
+            left(self)

@@ -1,0 +1,676 @@
+"""A loaded model, and running it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.client import arguments, link
+from aspen_mp.client.future import RequestFuture, too_late
+from aspen_mp.client.link import Link
+from aspen_mp.client.requests.buffers import InputBuffers
+from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
+from aspen_mp.client.requests.stage_tree import StageTree
+from aspen_mp.client.requests.zero_copy import address
+from aspen_mp.client.restart import MOST_LOSSES
+from aspen_mp.client.signature import Signature, ValueInfo
+from aspen_mp.client.source import Source
+from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, stream_async
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.client import fresh
+from aspen_mp.shm.bindings import _control, _tally
+from aspen_mp.shm.errors import QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
+
+if TYPE_CHECKING:
+    from aspen_mp.client.requests._fast_path import Lane
+    from aspen_mp.client.session import Session
+
+PRIORITIES: Final = _control.PRIORITIES
+
+
+class Model:
+    """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
+
+    `inputs`, `outputs`: lists of `ValueInfo`, in the model's order, optional inputs behind all others. `name`: what the runtime calls it.
+    """
+
+    def __init__(
+        self,
+        way: Link,
+        loaded: protocol.Loaded,
+        name: str | None = None,
+        *,
+        source: Source | None = None,
+        elsewhere: str = "",
+        runtime: object | None = None,
+    ) -> None:
+        """`source`: to load it from again when the runtime was lost. `elsewhere`: address of the runtime where another process loaded it.
+        `runtime`: which must not end because nobody but this model refers to it any more; it never refers to its models."""
+        self._runtime = runtime
+        self._source = source
+        self._link = way
+        self._loaded = loaded
+        self._id = loaded.model
+        self.name = name or loaded.name
+        self._signature = Signature(self.name, loaded)
+        self.inputs: list[ValueInfo] = self._signature.inputs
+        self.outputs: list[ValueInfo] = self._signature.outputs
+        self._lock = threading.Lock()
+        self._home = elsewhere or way.address  # of the runtime that `_id` is of
+        self._own: StageTree | None = None
+        self._lane: Lane | None = None  # of the stage that the last request ran
+        self._requests = _tally.Requests()
+        self._counting = threading.Lock()  # guards `_parked`
+        self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
+        if not elsewhere:
+            self._own = self._new_tree(way.session())
+        way.holds(self)
+
+    @property
+    def _tree(self) -> StageTree:
+        return self._ready()
+
+    def _ready(self, until: float | None = None) -> StageTree:
+        """The model's stages in a runtime that is there. `until`: as of `Link.session`."""
+        own = self._own
+        if own is None:
+            return self._take_over(until)
+        if self._source is not None and self._left(own):
+            return self._load_again(self._source, until)
+        return own
+
+    def _left(self, own: StageTree) -> bool:
+        """Whether new requests have to go to another runtime."""
+        return own.session.lost or (own.session.stopping is not None and self._link.revives)
+
+    def _load_again(self, source: Source, until: float | None = None) -> StageTree:
+        """The first use since the runtime was lost."""
+        session = self._link.session(until)  # not under the lock, which who waits for less long may need
+        with self._lock:
+            own = self._own
+            if own is None or own.session is not session:
+                self._loaded = source.load(session, None)
+                self._id, self._home = self._loaded.model, session.welcome.address
+                self._own = self._new_tree(session)
+                if own is not None:
+                    own.retire()
+            assert self._own is not None
+            return self._own
+
+    def _take_over(self, until: float | None) -> StageTree:
+        """The first use in this process of what another one has loaded."""
+        session = self._link.session(until)
+        if session.welcome.address != self._home:
+            if self._source is None:
+                raise RuntimeLost(
+                    f"the runtime in which model {self.name!r} was loaded has ended; load the model again (handles that other processes "
+                    "got do that by themselves only for models that were loaded from a file)"
+                )
+            return self._load_again(self._source, until)
+        with self._lock:
+            if self._own is None:
+                session.adopt(self._id)
+                self._own = self._new_tree(session)
+            return self._own
+
+    def _new_tree(self, session: Session) -> StageTree:
+        self._requests.counted_in(session.tally.row(self._id))
+        return StageTree(session, self._id, self.name, self._signature.output_names, self._signature.keys, self._signature.codes)
+
+    def forked(self) -> None:
+        """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""
+        self._own = None
+        self._lane = None
+        self._source = self._source if self._link.revives else None
+        self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        gone, self._requests = self._requests.gone, _tally.Requests()
+        if gone:
+            self._requests.leaves()
+        self._parked = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this process that are under way in the runtime, and whose results somebody waits for."""
+        with self._counting:
+            return self._requests.begun - len(self._parked)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_there()
+        named = self._link.travels
+        if self._source is not None and named is None:
+            self._load_again(self._source)  # where the runtime was lost: what travels is the new one's
+        source = self._source if named is not None and self._source is not None and self._source.travels else None
+        return _restore, (self._home, msgspec.msgpack.encode(self._loaded), self.name, named, source)
+
+    def __repr__(self) -> str:
+        return f"<aspen_mp.Model {self.name!r}: {self._signature.known_inputs()} -> {', '.join(self._signature.output_names)}>"
+
+    def run(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
+
+        Where the model needs one input only, its array alone will do.
+
+        A large output lies in the runtime's shared memory until nobody refers to it any more. Inputs are copied there, but for those from
+        `input_buffers`, and for contiguous ones of 1 MiB and more that begin at a multiple of 4096 bytes of shared memory of the caller's
+        own (`multiprocessing.shared_memory`, memfd, a file in /dev/shm): workers read these where they are. `transfers` counts both.
+
+        Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
+        `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
+        RequestTimeout, RuntimeLost; TypeError, ValueError for what no model could take. Ctrl-C cancels the request.
+        """
+        level = _priority(priority)
+        if feeds.__class__ is not dict:
+            feeds = self._signature.named(feeds)
+        if outputs is not None:
+            outputs = self._signature.wanted(outputs)
+        if timeout is not None:
+            timeout = arguments.seconds("timeout", timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        began = self._begins(deadline)
+        try:
+            results = self._answer(feeds, outputs, level, timeout, deadline)
+        except BaseException as error:
+            self._ends(began, _outcome(error))
+            raise
+        self._ends(began, 0)
+        return results
+
+    def _answer(
+        self, feeds: Any, outputs: Sequence[str] | None, level: int, timeout: float | None, deadline: float | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`run`, once the request counts: by the way that the last one took, or whatever it needs, as often as the runtime is lost."""
+        losses = 0
+        lane = self._lane
+        if lane is not None:
+            try:
+                results = lane.run(feeds, outputs, level, timeout)
+                if results is not None:
+                    return results
+            except Stale:
+                self._tree.stale(lane.stage)
+                self._lane = None
+            except RuntimeLost as lost:
+                losses = self._losses(losses, lost)
+        arrays = self._check(feeds)
+        while True:
+            try:
+                return self._run(arrays, outputs, level, deadline)
+            except RequestTimeout:
+                raise too_late(self.name, timeout) from None
+            except RuntimeLost as lost:
+                if self._link.revives and deadline is not None and time.monotonic() >= deadline:
+                    raise RequestTimeout(f"model {self.name!r}: the request did not finish within {timeout:g} s: {lost}") from None
+                losses = self._losses(losses, lost)
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """RequestError where one of these is no input; the message names the one that is most like it."""
+        self._signature.check_names(names)
+
+    def _check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds in the model's order, as arrays of the right dtype and shape; RequestError otherwise."""
+        self._check_there()
+        return self._signature.check(feeds)
+
+    def _check_there(self) -> None:
+        if self._requests.gone:
+            raise RequestError(f"model {self.name!r} has been unloaded")
+
+    def _losses(self, losses: int, lost: RuntimeLost) -> int:
+        """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
+        losses += lost.begun
+        if self._source is None or lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
+            raise lost
+        return losses
+
+    def _run(self, arrays: dict[str, Any], names: Sequence[str] | None, level: int, deadline: float | None) -> dict[str, npt.NDArray[Any]]:
+        tree = self._ready(deadline)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        stage = tree.single(arrays)
+        if stage is not None:
+            self._lane = stage.lane
+            try:
+                return stage.run(arrays, level, timeout, names)
+            except Stale:
+                tree.stale(stage)
+        results = tree.run(arrays, timeout, level, None)
+        stage = tree.single(arrays)
+        self._lane = None if stage is None else stage.lane
+        return results if names is None else {name: results[name] for name in names}
+
+    def submit(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+    ) -> RequestFuture:
+        """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
+
+        Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
+        that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
+        `timeout` in seconds, from now on: a request without a result by then is cancelled, and its future fails with RequestTimeout.
+        """
+        limit = None if timeout is None else arguments.seconds("timeout", timeout)
+        return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy, limit)
+
+    def _start(
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool = True, timeout: float | None = None
+    ) -> RequestFuture:
+        arrays = self._check(feeds)
+        future = RequestFuture()
+        request = _Request(names, level, future, copy)
+        future.began = self._begins(wait=False)
+        future.ended, future.left = self._over, self._park
+        if timeout is not None:
+            future.limit(timeout, lambda: too_late(self.name, timeout))
+        try:
+            return self._started(request, arrays)
+        except BaseException:
+            future.settle()
+            raise
+
+    def _started(self, request: _Request, arrays: dict[str, Any]) -> RequestFuture:
+        future, own = request.future, self._own
+        if self._source is not None and own is not None and self._left(own):
+            # Another runtime has to be started: not while the caller waits, who may be an event loop.
+            if not self._submit_later(request, _copied(arrays)):
+                self._submit(request, arrays)
+            return future
+        try:
+            self._submit(request, arrays)
+        except RuntimeLost as lost:
+            if not self._lost(request, lost, _copied(arrays)):
+                raise
+        return future
+
+    def _submit(self, request: _Request, arrays: dict[str, Any], copied: bool = False) -> None:
+        tree = self._tree
+        stage = tree.single(arrays)
+
+        def lost(error: RuntimeLost, kept: dict[str, Any]) -> bool:
+            return self._lost(request, error, kept)
+
+        if stage is None:
+            stays = arrays if copied or not request.copy else _copied(arrays, tree.session.held)
+            tree.submit(stays, request.level, request.names, request.future, lost, borrow=not request.copy)
+            return
+        known = stage
+
+        def again(kept: dict[str, Any]) -> None:
+            tree.stale(known)
+            tree.submit(kept, request.level, request.names, request.future, lost)
+
+        stage.submit(arrays, request.level, request.names, request.future, again, lost, borrow=not request.copy)
+
+    def _lost(self, request: _Request, error: RuntimeLost, kept: dict[str, Any]) -> bool:
+        """The runtime was lost with this request in it. Whether it is submitted again."""
+        if self._source is None:
+            return False
+        request.losses += error.begun
+        again = error.wait_s is None and request.losses < MOST_LOSSES and self._link.revives
+        return again and self._submit_later(request, kept)
+
+    def _submit_later(self, request: _Request, kept: dict[str, Any]) -> bool:
+        """Submits on the thread that goes for another runtime first. False where there will be none."""
+
+        def submit() -> None:
+            future = request.future
+            try:
+                if not future.done():
+                    self._link.session()
+                    with self._counting:
+                        self._parked.discard(future)
+                    self._submit(request, kept, copied=True)
+                    return
+            except RuntimeLost as error:
+                if self._lost(request, error, kept):
+                    return
+                set_exception(future, error)
+            except BaseException as error:
+                set_exception(future, error)
+            future.settle()
+
+        self._park(request.future)
+        return self._link.later(submit)
+
+    def _park(self, future: RequestFuture) -> None:
+        """A request waits for another runtime, or was cancelled: a runtime that is stopping does not wait for it."""
+        with self._counting:
+            if not future.over:
+                self._parked.add(future)
+        self._link.settled()
+
+    async def run_async(
+        self,
+        feeds: Mapping[str, Any] | npt.ArrayLike,
+        outputs: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`run` for asyncio; cancelling the task cancels the request. `timeout`, `copy`: as of `submit`.
+
+        The event loop goes on while shapes are planned and shared memory is made. It copies the inputs itself: some milliseconds for tens
+        of MiB, which `input_buffers` save.
+        """
+        import asyncio
+
+        named, names = self._signature.named(feeds), self._signature.wanted(outputs)
+        limit = None if timeout is None else arguments.seconds("timeout", timeout)
+        return await asyncio.wrap_future(await self._start_soon(named, names, _priority(priority), copy, limit))
+
+    async def _start_soon(
+        self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, copy: bool, timeout: float | None = None
+    ) -> RequestFuture:
+        """`_start` for an event loop. Where there is no room for the request yet, a thread sees to it: to be given shared memory takes
+        milliseconds, and tenths of a second where it is much."""
+        import asyncio
+
+        arrays = self._check(feeds)
+        own = self._own
+        if copy and own is not None and not (own.session.lost or own.session.held):
+            stage = own.single(arrays)
+            if stage is not None and not stage.has_room():
+                arrays = _copied(arrays)  # the caller's other tasks may change them meanwhile
+                while not stage.has_room() and await asyncio.to_thread(stage.make_room):
+                    pass  # another task may have been given it
+        return self._start(arrays, names, level, copy, timeout)
+
+    # ---- inputs without copies
+
+    def input_buffers(self, shapes: Mapping[str, Sequence[int]] | None = None) -> InputBuffers:
+        """Arrays for all inputs, in shared memory, to be filled by the caller and read in place by a request: see `InputBuffers`.
+
+        `shapes`: {input: shape}, where the model does not fix them; an optional input has a buffer only if it is named. Raises RequestError
+        where inputs are no tensors, or where their values decide shapes.
+        """
+        given = {
+            info.name: info.shape
+            for info in self.inputs
+            if not info.optional and info.shape is not None and all(isinstance(d, int) for d in info.shape)
+        }
+        if shapes is not None:
+            given.update(arguments.shapes("shapes", shapes))
+        for info in self.inputs:
+            if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
+                raise RequestError(f"model {self.name!r}: input {info.name!r} is no tensor of numbers, so it has no buffer")
+        blanks = self._check(self._signature.blanks(given))  # type: ignore[arg-type]
+        region, inputs, outputs = self._tree.hold(blanks)
+        # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
+        arrays = {name: inputs[name] if name in inputs else np.zeros(blank.shape, blank.dtype) for name, blank in blanks.items()}
+        return InputBuffers(region, arrays, outputs)
+
+    @property
+    def transfers(self) -> Transfers:
+        """What this process has done with the inputs of its requests so far: `requests`, `copied_bytes` (into shared memory) and
+        `in_place_bytes` (read by workers where the caller has them)."""
+        return self._tree.transfers
+
+    # ---- streams
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: Literal[True] = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Results]: ...
+
+    @overload
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Any]: ...
+
+    def map(
+        self,
+        items: Iterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> Stream[Any]:
+        """Runs the model on each item of an iterable, which may be infinite, and returns an iterator of the results.
+
+        An item is what `run` takes, or, where the model needs one input only, that input's array. At most `concurrency` requests are in
+        flight or wait to be fetched (default: two for each of the model's instances). The next item is taken when there is a slot for it,
+        by the thread that asks for a result: nothing is read ahead beyond that, and an iterable that blocks holds its results up by one
+        item (with `map_async` it does not).
+
+        `ordered=True`: results in the order of the items, as from `concurrent.futures.Executor.map` and `Pool.imap`. False: each as soon
+        as it is there, as from `Pool.imap_unordered`, but as ``(index of the item, result)``, so that one knows whose it is.
+
+        An item that fails (RequestError, PoisonTile …; RequestTimeout when its result is not there `timeout` seconds after it was taken)
+        raises its error when its turn comes, with a note that names the item, and that is the end: what is in flight is cancelled. With
+        `return_exceptions=True` the error takes the result's place and the rest goes on. Errors of the iterable itself come after the
+        results of the items before; they and RuntimeLost always end it. The iterator has `close`, works as a context manager, and may be
+        used from several threads. Closing or forgetting it cancels what is in flight.
+
+        Inputs are copied when an item is taken, but for `input_buffers`; `copy=False`: as of `submit`. Of an iterable that fills the same
+        `concurrency` buffers in turn, none is still in use when its turn comes again, as long as results come in order.
+
+        `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
+        """
+        names, level = self._signature.wanted(outputs), _priority(priority)
+        return Stream(
+            lambda item: self._start(self._signature.item(item), names, level, copy),
+            items,
+            model=self.name,
+            concurrency=self._concurrency(concurrency),
+            ordered=ordered,
+            timeout=arguments.seconds("timeout", timeout),
+            return_exceptions=return_exceptions,
+            progress=progress,
+        )
+
+    def map_async(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        timeout: float | None = None,
+        priority: str = "normal",
+        copy: bool = True,
+        return_exceptions: bool = False,
+        progress: Progress = False,
+    ) -> AsyncGenerator[Any, None]:
+        """`map` for asyncio: ``async for y in model.map_async(items)``; `items` may be asynchronous too.
+
+        Everything is as with `map`, but that items are taken whenever there is a slot, so that a source that waits (a queue, a socket)
+        holds up no result. ``aclose()``, or cancelling the task, cancels what is in flight.
+        """
+        names, level = self._signature.wanted(outputs), _priority(priority)
+        return stream_async(
+            lambda item: self._start_soon(self._signature.item(item), names, level, copy),
+            items,
+            model=self.name,
+            concurrency=self._concurrency(concurrency),
+            ordered=ordered,
+            timeout=arguments.seconds("timeout", timeout),
+            return_exceptions=return_exceptions,
+            progress=progress,
+        )
+
+    @property
+    def instances(self) -> int:
+        """How many requests of it execute at the same time."""
+        return self._loaded.instances
+
+    def _concurrency(self, wanted: int | None) -> int:
+        return WAITING * self.instances if wanted is None else arguments.whole("concurrency", wanted, 1)
+
+    def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing.
+
+        Its tiles are searched, as those of a model's first shapes are. Other shapes that requests bring are planned without a search, which
+        takes about a tenth as long, and again with one, behind the requests, where they come often.
+        """
+        blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
+        self._tree.plan_first(self._check(blanks), progress, ahead=True)
+
+    def revive(self) -> None:
+        """Loads the model again now where the runtime was lost since, not at its next use, and plans its shapes where all are fixed."""
+        self._ready()
+        if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
+            self.prepare({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
+
+    def unload(self) -> None:
+        """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
+
+        A model that is forgotten without this is given back at the next `Runtime.load` or `Runtime.status`.
+        """
+        if self._requests.leaves():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._own is not None:
+            _release(self._own.session, self._own, self._id)
+
+    def _begins(self, deadline: float | None = None, *, wait: bool = True) -> int:
+        """A request is counted, and when that was is returned, as `_tally.now` says it.
+
+        Where the runtime is stopping it waits for the next one up to `deadline`, or is refused where there will be none. `wait=False`: the
+        caller sees to it that the request waits elsewhere. QueueFull where too many wait already."""
+        link, requests = self._link, self._requests
+        while True:
+            if link.limit:
+                with link.admission:
+                    try:
+                        link.admit()
+                    except QueueFull:
+                        requests.refused()
+                        raise
+                    began = requests.begins()
+            else:
+                began = requests.begins()
+            if not began:
+                self._check_there()
+            # It counts before it is asked whether the runtime stops: who tells that after has seen it.
+            if link.stopping is None or not (wait or self._source is None or not link.revives):
+                return began
+            if requests.withdraws():
+                self._give_back()
+            link.settled()
+            stopping = None if self._source is None else link.session(deadline).stopping
+            if stopping is not None or self._source is None:
+                raise fresh(stopping or link.stopping or RuntimeStopping("the runtime is stopping"))
+
+    def _over(self, future: RequestFuture) -> None:
+        """The request of a future has ended, however it did."""
+        error = None if future.cancelled() or not future.done() else future.exception()
+        self._ends(future.began, 3 if future.cancelled() else 1 if not future.done() else 0 if error is None else _outcome(error), future)
+
+    def _ends(self, began: int, outcome: int, future: RequestFuture | None = None) -> None:
+        """A request has ended; `outcome`: an index of `_tally.OUTCOMES`. The last one of a model that has been unloaded meanwhile gives it
+        back: those that no worker had begun needed it."""
+        if future is None:
+            last = self._requests.ends(began, outcome)
+        else:
+            with self._counting:
+                last = self._requests.ends(began, outcome)
+                future.over = True
+                self._parked.discard(future)
+        if last:
+            self._give_back()
+        if self._link.stopping is not None:
+            self._link.settled()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_requests") and not self._requests.gone and self._own is not None and self._own.session.error is None:
+            session, tree, number = self._own.session, self._own, self._id
+            session.later(lambda: _release(session, tree, number))
+
+
+class _Request:
+    """What `submit` was asked for. `losses`: how often workers had begun it when the runtime was lost; `copy`: its inputs may change."""
+
+    __slots__ = ("copy", "future", "level", "losses", "names")
+
+    def __init__(self, names: Sequence[str] | None, level: int, future: RequestFuture, copy: bool) -> None:
+        self.copy = copy
+        self.names = names
+        self.level = level
+        self.future = future
+        self.losses = 0
+
+
+def _outcome(error: BaseException) -> int:
+    """How a request has ended that raised this, as an index of `_tally.OUTCOMES`."""
+    if isinstance(error, RequestTimeout):
+        return 2
+    if isinstance(error, RequestCancelled | KeyboardInterrupt):
+        return 3
+    return 4 if isinstance(error, RuntimeLost) else 1
+
+
+def _fixed(info: ValueInfo) -> bool:
+    return info.shape is not None and all(isinstance(dim, int) for dim in info.shape)
+
+
+def _copied(arrays: Mapping[str, Any], held: Container[int] = ()) -> dict[str, Any]:
+    """Arrays that nobody else can change; those at the addresses `held` nobody may."""
+    return {
+        name: np.array(array) if isinstance(array, np.ndarray) and address(array) not in held else array for name, array in arrays.items()
+    }
+
+
+def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: Source | None = None) -> Model:
+    """An unpickled handle."""
+    way = link.to(address, named)
+    return Model(way, msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, source=source, elsewhere=address)
+
+
+def _release(session: Session, tree: StageTree, number: int) -> None:
+    tree.close()
+    if session.error is None:
+        with contextlib.suppress(RuntimeLost):  # then there is nothing left to give back
+            session.control.call(lambda request: protocol.Unload(request, number), protocol.Done)
+            session.memory.trim()
+
+
+def _priority(name: str) -> int:
+    try:
+        return PRIORITIES[name]
+    except (KeyError, TypeError):
+        raise RequestError(f"priority {name!r} is none of {', '.join(map(repr, PRIORITIES))}") from None

@@ -1,0 +1,575 @@
+"""`Runtime`: a planner process and its workers, as a client sees them; `connect` to one that is running."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import aspen_mp
+from aspen_mp import config
+from aspen_mp.client import arguments, link
+from aspen_mp.client.link import CONNECT_S, Link
+from aspen_mp.client.reconnect import WAIT_S, Reconnects
+from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
+from aspen_mp.control.pool import core_leases
+from aspen_mp.control.wire.spawn import spawn
+from aspen_mp.planner.job.options import ACCURACIES, PRECISIONS, Accuracy, Planning, Precision
+from aspen_mp.shm.errors import AspenError, ModelParseError, RequestError, ResourceLimitError, RuntimeLost
+from aspen_mp.shm.scarcity import is_scarce, reason
+from aspen_mp.shm.words import a
+
+if TYPE_CHECKING:
+    import onnx
+
+    from aspen_mp.client.model import Model
+    from aspen_mp.client.session import Session
+    from aspen_mp.config import Profile
+    from aspen_mp.tracing.trace import Trace
+
+Answer = TypeVar("Answer")
+Progress = Callable[[str, int, int], None]
+MOST_QUEUED: Final = 1 << 30
+GRACE_S: Final = 30.0
+"""How long a runtime that drains gives to what is in flight, unless somebody says otherwise."""
+
+
+class Runtime:
+    """A running set of workers that executes models.
+
+    Starts a planner process and `workers` workers, each pinned to a core (`cores=[0, 2]`: exactly there). None: one for each core that the
+    process may use, and as that changes (affinity mask of the planner process, cpuset, CPU quota), workers join and leave; a number that
+    was given, here or by `scale`, `add_workers` or `remove_workers`, stays. A worker whose core is taken away moves to another one, within
+    about a second, or shares one where there are too few. `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config`
+    profile, its name or its file, for what is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's
+    other processes. `log`: which events become lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's
+    death. It ends with `close`, at the end of the ``with`` block, or with this process, whatever becomes of it.
+
+    `cancel_grace_s`: how many seconds a tile may go on whose request was cancelled, timed out, or lost its client. Then the tile's worker
+    is ended and replaced, and other requests go on. A loop without an end costs them no more than that.
+
+    `retry`: where the planner process is lost (killed, out of memory), another one is started with as many workers as there were to be,
+    models are read again from what they were loaded from when they are next used, and requests that were in flight are submitted again
+    from their inputs: whoever waits for them notices nothing but the time, and handles stay what they are. What was loaded from bytes
+    or a ModelProto stays in memory for that. A request that workers had begun each of 3 times that the runtime was lost fails
+    with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has its handle by fork or
+    pickle gets RuntimeLost: the runtime is not his to start. Who has connected to it by name goes on with the next one (`connect`).
+
+    `max_queued`: requests of each client process that may wait for workers; one more raises QueueFull. None: as many as memory allows.
+    `grace_s`: seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
+
+    `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
+
+    It also stays for as long as a model of it is referenced: a function may start a runtime and return a model alone.
+
+    Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
+    are first used. The runtime still ends with the process that started it.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        cores: Sequence[int] | None = None,
+        max_workers: int | None = None,
+        profile: str | Path | Profile | None = None,
+        name: str | None = None,
+        trace: bool | str | os.PathLike[str] = False,
+        log: Literal["info", "warning", "off"] | None = None,
+        retry: bool = False,
+        cancel_grace_s: float | None = None,
+        grace_s: float = GRACE_S,
+        max_queued: int | None = None,
+    ) -> None:
+        self._server: OwnServer | None
+        self._life: Trace | None
+        self._profile = config.load(profile)
+        command = server_config(
+            workers, cores=cores, max_workers=max_workers, profile=self._profile, name=name, log=log, cancel_grace_s=cancel_grace_s
+        )
+        command["grace_s"] = arguments.grace("grace_s", grace_s)
+        command["max_queued"] = 0 if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
+        self._server = OwnServer(lambda restarts: start_server({**command, "restarts": restarts}), _import_requests)
+        session = self._server.session()
+        self._begin(Link(session.welcome.address, session, Restarts(self._server) if retry else None))
+        if trace is not False:
+            try:
+                life = self._life = self.trace("trace.json" if trace is True else trace)
+                life.start()
+            except BaseException:
+                self.close()
+                raise
+
+    @classmethod
+    def _connect(cls, name: str, timeout: float, retry: bool, wait_s: float, max_queued: int | None) -> Runtime:
+        from aspen_mp.client.session import Session
+        from aspen_mp.control.wire import run_directory
+
+        run_directory.check_name(name)
+        limit = arguments.seconds("timeout", timeout)
+        most = None if max_queued is None else arguments.whole("max_queued", max_queued, 1, MOST_QUEUED)
+        patience = arguments.seconds("wait_s", wait_s)
+        reviver = Reconnects(name, arguments.ENDLESS_S if patience is None else patience) if arguments.flag("retry", retry) else None
+        self = cls.__new__(cls)
+        self._server = None
+        self._profile = config.load(None)
+        session = Session(run_directory.connect(name), aspen_mp.__version__, limit)
+        self._begin(Link(session.welcome.address, session, reviver, most))
+        return self
+
+    @classmethod
+    def _restore(cls, address: str, profile: Profile, named: tuple[str, float] | None = None) -> Runtime:
+        """An unpickled handle."""
+        self = cls.__new__(cls)
+        self._server = None
+        self._profile = profile
+        self._begin(link.to(address, named))
+        self._unpickled = True
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Runtime._restore, (self._link.address, self._profile, self._link.travels)
+
+    def _begin(self, way: Link) -> None:
+        self._link = way
+        way.holds(self)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._unpickled = False
+        self._life = None  # of all that happens up to the end
+        _live.add(self)
+
+    @property
+    def _session(self) -> Session:
+        return self._link.session()
+
+    @property
+    def name(self) -> str:
+        """The name that `connect` takes; empty for a private runtime."""
+        return self._session.welcome.name
+
+    @property
+    def pid(self) -> int:
+        """Process id of the planner process."""
+        return self._session.welcome.pid
+
+    def __repr__(self) -> str:
+        session = self._link.latest  # as it is: to say who one is must not wait for a runtime
+        who = f"{session.welcome.name or 'private'}, process {session.welcome.pid}" if session else "not connected"
+        return f"<aspen_mp.Runtime {who}{', closed' if self._closed else ''}>"
+
+    # ---- models
+
+    def load(
+        self,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+        *,
+        name: str | None = None,
+        instances: int | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: Precision | None = None,
+        winograd: bool | None = None,
+        accuracy: Accuracy | None = None,
+        planning: Planning | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of `aspen_mp.bench.models`.
+
+        `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for; without it a model
+        whose shapes are all fixed is planned too, any other at its first request. `progress(step, done, total)` is called while it works.
+        `precision`: "f32", as the model says, or "bf16": where the processor has an instruction for pairs of bf16 (AVX512_BF16), products
+        with constant weights (MatMul, Gemm, Conv) may round both factors to bf16, 8 bits of mantissa, and sum in f32; all else (attention,
+        normalisations, softmax, residuals, what passes between layers) stays f32, and so does everything on other processors. Such products
+        take half the time and their weights half the memory; results differ by about 1e-2 of the largest output, and have the same bits for
+        any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
+        convolutions and Strassen's for products; results differ from direct ones by rounding. `accuracy`: how much error such algorithms
+        may add: at most four times that of direct sums ("default"), at most 1.5 times ("strict"), or whatever is fastest ("fast"); the
+        choice follows from the weights alone (`planner/cost/accuracy.py`). None takes the profile's value. `planning`: for experiments
+        with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError,
+        UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the model, TypeError
+        and ValueError for arguments that no model could take.
+        """
+        from aspen_mp.client.model import Model
+        from aspen_mp.client.source import Source
+
+        self._session.sweep()
+        defaults = self._profile.models
+        name = None if name is None else arguments.text("name", name)
+        instances = arguments.whole("instances", defaults.instances if instances is None else instances, 1, arguments.MOST_INSTANCES)
+        precision = arguments.one_of("precision", defaults.precision if precision is None else precision, PRECISIONS)
+        winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
+        accuracy = arguments.one_of("accuracy", defaults.accuracy if accuracy is None else accuracy, ACCURACIES)
+        shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
+        planning = Planning() if planning is None else planning
+        if not isinstance(planning, Planning):
+            raise TypeError(f"planning must be an aspen_mp.planner.job.options.Planning, not {planning!r} ({type(planning).__name__})")
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
+        path, data, label = _source(model)
+        source = Source(path, data, name or label, instances, precision, winograd, accuracy, planning.checked(), keep=self._link.revives)
+        del data
+        losses = 0
+        while True:
+            try:
+                loaded = source.load(self._session, progress)
+                result = Model(self._link, loaded, name, source=source if self._link.revives else None, runtime=self)
+                return self._prepared(result, shapes, progress)
+            except RuntimeLost as lost:
+                losses += 1
+                if lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
+                    raise
+
+    def _prepared(self, result: Model, input_shapes: Mapping[str, tuple[int, ...]] | None, progress: Progress | None) -> Model:
+        """Planned as far as shapes are known; given back where that fails."""
+        shapes = {info.name: info.shape for info in result.inputs if info.kind == "tensor" and not info.optional}
+        shapes.update(input_shapes or {})
+        fixed = {key: shape for key, shape in shapes.items() if shape is not None and all(isinstance(d, int) for d in shape)}
+        try:
+            result.check_names(input_shapes or ())
+            if len(fixed) == len(shapes) and all(info.kind == "tensor" and not info.dtype.hasobject for info in result.inputs):
+                result.prepare(fixed, progress)  # type: ignore[arg-type]
+            elif input_shapes is not None:
+                missing = ", ".join(sorted(set(shapes) - set(fixed)))
+                raise RequestError(f"model {result.name!r}: input_shapes leaves dimensions of {missing} open")
+        except BaseException:
+            with contextlib.suppress(AspenError):
+                result.unload()
+            raise
+        return result
+
+    # ---- workers
+
+    def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
+        """`n` workers more, on `cores` if given, while requests run; returns how many there are now."""
+        count, cpus = _workers_asked(n, cores)
+        return self._resize(add=count, cores=cpus)
+
+    def remove_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
+        """`n` workers less, the newest ones, or those on `cores`; each finishes the tile in hand, others take the rest. Without any worker
+        requests wait. Returns how many there are now. Raises RequestError if there are fewer, or none on one of `cores`."""
+        count, cpus = _workers_asked(n, cores)
+        return self._resize(remove=count, cores=cpus)
+
+    def scale(self, total: int | None) -> int:
+        """As many workers as `total`; with 0, requests wait until there are some again. None: as many as the machine is good for, now and
+        whenever that changes, as in a runtime that was started without a number. Returns how many there are now."""
+        from aspen_mp.control.wire.protocol import AUTOMATIC
+
+        return self._resize(total=AUTOMATIC if total is None else arguments.whole("total", total, 0, arguments.MOST_WORKERS))
+
+    def _resize(self, add: int = 0, remove: int = 0, total: int = -1, cores: list[int] | None = None) -> int:
+        n = self._ask(lambda session: session.resize(add, remove, total, cores or []))
+        if self._server is not None:
+            self._server.total = total if total < 0 and not (add or remove) else n
+        return n
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more.
+
+        `busy_s` is time in kernels and scheduling; `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` tell them
+        apart, in nanoseconds since the worker joined; `overhead` is scheduling's share of `busy_s`. `pace`: what kernels take on its core
+        of the time that plans expect, None until that is known; workers on slower cores have higher ones. All are wall time, but
+        for the end of a request: a client that is woken on the worker's own core takes it over there and then.
+        """
+        workers: list[dict[str, Any]] = self.status()["workers"]
+        return workers
+
+    def status(self) -> dict[str, Any]:
+        """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
+        self._session.sweep()
+        return self._ask(lambda session: session.status())
+
+    def trace(self, path: str | os.PathLike[str] | None = None, *, records: int = 0) -> Trace:
+        """A trace of what every worker does, tile by tile, from the beginning of a ``with`` block to its end::
+
+            with runtime.trace("trace.json") as trace:
+                model.run(feeds)
+            print(trace.text())
+
+        `path`: where it is written at the end, as Chrome's trace event JSON, for ui.perfetto.dev; packed where the name ends in ".gz".
+        None: nowhere, unless `Trace.write` is called. `records`: how many each worker keeps, one a tile and one or two a gap; then the
+        oldest are overwritten, and `Trace.lost` counts those. 0: some hundred thousand. Requests of every client are in it. One trace at a
+        time: RequestError where somebody else traces the runtime.
+        """
+        from aspen_mp.tracing.trace import Trace
+
+        return Trace(self._link.session, path, arguments.whole("records", records, 0, arguments.MOST_RECORDS))
+
+    def _ask(self, question: Callable[[Session], Answer]) -> Answer:
+        """Asks again where the runtime is lost meanwhile and started again: the new one knows nothing of the question."""
+        losses = 0
+        while True:
+            try:
+                return question(self._session)
+            except RuntimeLost as lost:
+                losses += 1
+                if lost.wait_s is not None or losses >= MOST_LOSSES or not self._link.revives:
+                    raise
+
+    def revive(self, models: Iterable[Model] = ()) -> None:
+        """Starts the runtime again if it was lost (``retry=True``), or finds the next one of its name, and loads these models again now.
+
+        Without this both happen at the next use. RuntimeLost where there is no other runtime."""
+        self._ask(lambda session: session.status())
+        for model in models:
+            model.revive()
+
+    @property
+    def in_flight(self) -> int:
+        """Of a runtime's handle itself nothing is."""
+        return 0
+
+    # ---- the end
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is of no more use: closed, or its planner process gone."""
+        return self._closed or self._link.lost
+
+    @property
+    def own_pid(self) -> int:
+        """Process id of the planner process that this object started last, whether it still lives or not; 0 where it started none."""
+        return 0 if self._server is None else self._server.pid
+
+    def wait(self, fd: int = -1, timeout: float | None = None) -> None:
+        """Sleeps until the runtime has ended, `fd` is readable, or `timeout` seconds have passed. A runtime that is lost has ended, even if
+        the next use would start it again."""
+        session = self._link.latest
+        pid = self.own_pid or (session.welcome.pid if session is not None else self.pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (ProcessLookupError, ValueError):
+            return
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+            poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
+        finally:
+            os.close(pidfd)
+
+    def stop(self, *, drain: bool = False, grace_s: float = GRACE_S) -> None:
+        """Ends the runtime for everybody who uses it, and closes this handle. `drain`: as of `drain`, and waits until it has ended."""
+        if drain:
+            self.drain(grace_s)
+            self.wait()
+        else:
+            with contextlib.suppress(RuntimeLost):
+                self._present().stop()
+        self.close()
+
+    def drain(self, grace_s: float = GRACE_S) -> None:
+        """Has the runtime finish what is in flight and then end, after `grace_s` seconds at the latest, and returns at once.
+
+        From now on new requests, loads and clients get RuntimeStopping. Handles from `connect(retry=True)` wait for the next runtime of the
+        name instead."""
+        grace = arguments.seconds("grace_s", grace_s)
+        with contextlib.suppress(RuntimeLost):
+            self._present().drain(arguments.ENDLESS_S if grace is None else grace)
+
+    def _present(self) -> Session:
+        """The session with the runtime that is there now; not of one that would have to be started, or waited for, to be stopped."""
+        session = self._link.latest
+        return session if session is not None else self._session
+
+    def close(self) -> None:
+        """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost. What may be raised, once
+        everything has been closed, is why the trace of all its life could not be written."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        _live.discard(self)
+        try:
+            if self._life is not None:
+                self._life.stop()
+        finally:
+            self._link.close()
+            if self._server is not None:
+                self._server.end()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if value is None:
+            self.close()
+            return
+        with contextlib.suppress(AspenError, OSError):  # what went wrong in the block matters more
+            self.close()
+
+    def __del__(self) -> None:
+        # Other unpickled handles of this process may go the same way to the runtime: it ends with the last of them.
+        if hasattr(self, "_lock") and not self._unpickled:
+            self.close()
+
+    def forked(self) -> None:
+        """What the parent started is the parent's to end; this handle connects anew when it is used."""
+        self._server = None
+        self._life = None
+        self._lock = threading.Lock()
+
+
+def connect(
+    name: str = "default",
+    *,
+    timeout: float = CONNECT_S,
+    retry: bool = True,
+    wait_s: float = WAIT_S,
+    max_queued: int | None = None,
+) -> Runtime:
+    """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
+
+    `retry`: when it is lost, or stops, its handles go on with the next runtime of that name, also in forked children and after unpickling:
+    models are loaded again from what they were loaded from, when they are next used, and requests that were in flight are submitted again
+    from their inputs. For `wait_s` seconds after the loss requests wait for that runtime; later they fail at once with RuntimeLost, whose
+    `wait_s` says so, until it is there. A request that workers had begun each of 3 times that the runtime was lost fails with RuntimeLost.
+    A file that has changed since is not loaded again. What was loaded from bytes or a ModelProto stays in this process's memory for that;
+    pickled handles of such models cannot load it again.
+
+    `max_queued`: requests of this process that may wait for workers; one more raises QueueFull. The runtime may have a lower limit
+    (``Runtime(max_queued=…)``).
+
+    Raises RuntimeNotFound if there is none, ProtocolError if it is of another build or user, RuntimeStopping if it is about to end,
+    RuntimeLost if it does not answer in `timeout` seconds.
+    """
+    return Runtime._connect(name, timeout, retry, wait_s, max_queued)
+
+
+# ---- starting a planner process
+
+
+def server_config(
+    workers: int | None = None,
+    *,
+    cores: Sequence[int] | None = None,
+    max_workers: int | None = None,
+    profile: Profile,
+    name: str | None = None,
+    log: str | None = None,
+    cancel_grace_s: float | None = None,
+) -> dict[str, Any]:
+    """What `start_server` takes, checked: arguments first, the profile where they are None."""
+    own = profile.workers
+    if name is not None and name != "":
+        from aspen_mp.control.wire import run_directory
+
+        run_directory.check_name(name)
+    if workers is None and cores is None:
+        workers = None if own.count == "auto" else own.count
+        cores = None if own.cores == "auto" else own.cores
+    if workers is not None:
+        workers = arguments.whole("workers", workers, 1, arguments.MOST_WORKERS)
+    if max_workers is None and own.max != "auto":
+        max_workers = own.max
+    if max_workers is not None:
+        max_workers = arguments.whole("max_workers", max_workers, 1, arguments.MOST_WORKERS)
+    if log not in (None, "info", "warning", "off"):
+        raise ValueError(f"log is 'info', 'warning' or 'off', not {log!r}")
+    return {
+        "name": name or "",
+        "workers": workers,
+        "cores": None if cores is None else arguments.cpus("cores", cores),
+        "max_workers": max_workers,
+        "classes": list(own.classes),
+        "smt": own.smt,
+        "spin_us": own.spin_us,
+        "stealing": own.stealing,
+        "order": own.order,
+        "cache": config.cache_folder(profile),
+        "cache_bytes": profile.cache.limit_mib << 20,
+        "leases": core_leases.folder(),
+        "patience_s": profile.models.patience_s,
+        "planning_bytes": 0 if profile.models.memory_mib == "auto" else profile.models.memory_mib << 20,
+        "plans_bytes": 0 if profile.models.plans_mib == "auto" else profile.models.plans_mib << 20,
+        "replan": profile.models.replan,
+        "cancel_grace_s": own.cancel_grace_s if cancel_grace_s is None else arguments.grace("cancel_grace_s", cancel_grace_s),
+        "log": log or profile.log,
+    }
+
+
+def _workers_asked(n: int | None, cores: Sequence[int] | None) -> tuple[int, list[int]]:
+    """How many workers are to join or leave, and the CPUs that were named for it."""
+    cpus = [] if cores is None else arguments.cpus("cores", cores)
+    return (len(cpus) or 1) if n is None else arguments.whole("n", n, 0, arguments.MOST_WORKERS), cpus
+
+
+def _import_requests() -> None:
+    """What requests need, so that the first one does not wait for it."""
+    import aspen_mp.client.model  # noqa: F401
+
+
+def start_server(config: Mapping[str, Any]) -> tuple[int, socket.socket]:
+    """Starts a planner process; returns its pid and the socket to it, on which a `Session` can be made. It ends when that socket closes.
+    ResourceLimitError where there are too few descriptors, or there is too little memory, or no process may be started."""
+    try:
+        ours, theirs = socket.socketpair()
+        try:
+            pid = spawn("aspen_mp.control.boot", [json.dumps(dict(config))], theirs, session=True)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+    except OSError as error:
+        if not is_scarce(error):
+            raise
+        raise ResourceLimitError(f"this process cannot start a runtime: {reason(error)}{_advice(error)}") from error
+    return pid, ours
+
+
+def _advice(error: OSError) -> str:
+    return " (limit of processes: ulimit -u, pids.max of the control group)" if error.errno == errno.EAGAIN else ""
+
+
+# ---- models' bytes
+
+
+def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
+    """(absolute path, bytes, name): a path or bytes, not both."""
+    if isinstance(model, str) and model.startswith("zoo:"):
+        from aspen_mp.bench import models
+
+        if model[4:] not in models.names(extra=True):
+            raise FileNotFoundError(f"the zoo has no {model[4:]!r}; it has {', '.join(sorted(models.names(extra=True)))}")
+        return "", models.build(model[4:]).SerializeToString(), model[4:]
+    if isinstance(model, (str, os.PathLike)):
+        path = os.path.abspath(os.fsdecode(model))
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"no such model file: {path}")
+        return arguments.text("the path of a model", path), None, Path(path).stem
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return "", bytes(model), "model"
+    if hasattr(model, "SerializeToString") and hasattr(model, "graph"):
+        try:
+            return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
+        except ValueError as error:
+            raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
+    raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")
+
+
+# ---- processes that end or fork
+
+_live: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for runtime in list(_live):
+        try:
+            runtime.close()
+        except Exception as error:  # of a trace's file: the others have to be closed all the same
+            sys.excepthook(type(error), error, error.__traceback__)

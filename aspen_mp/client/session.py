@@ -1,0 +1,521 @@
+"""What a client process holds of a runtime: control connection, submission channel, data memory, and the thread that resolves futures."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from aspen_mp.client.requests.memory import DataMemory
+from aspen_mp.client.requests.zero_copy import Loans
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.client import ControlClient, ProgressCallback, fresh
+from aspen_mp.planner.job.options import Accuracy, Planning, Precision
+from aspen_mp.shm.bindings import _channel
+from aspen_mp.shm.bindings._tally import Tally
+from aspen_mp.shm.errors import AspenError, RequestError, RuntimeLost, RuntimeStopping
+from aspen_mp.shm.scarcity import start_thread
+from aspen_mp.shm.segments import Segment
+
+if TYPE_CHECKING:
+    from aspen_mp.client.requests.region import Region
+
+
+class Stop(Protocol):
+    """Told which ticket a request waits for, -1 when it no longer does, so that it can cancel it."""
+
+    def started(self, ticket: int) -> None: ...
+
+
+OnDone = Callable[[_channel.Result | AspenError], None]
+"""Called once with how a request ended; with an error when the runtime was lost. The slot has been given back by then."""
+
+
+class Waiting:
+    """A request that is published, or waits for a slot: what to publish, and whom to tell."""
+
+    __slots__ = ("cancelled", "data", "extent", "generation", "handed_over", "offset", "on_done", "plan", "priority", "ticket")
+
+    def __init__(self, plan: int, generation: int, data: int, offset: int, priority: int, on_done: OnDone, extent: int = 0) -> None:
+        self.plan = plan
+        self.generation = generation
+        self.data = data
+        self.offset = offset
+        self.extent = extent
+        self.priority = priority
+        self.on_done = on_done
+        self.ticket = -1
+        self.cancelled = False
+        self.handed_over = False
+        """`on_done` will be called, or has been: whoever submitted it sees to nothing any more."""
+
+
+class Session:
+    """One connection to one runtime. Any thread may use it."""
+
+    def __init__(self, sock: socket.socket, package: str, timeout: float | None, secret: str = "") -> None:
+        """`timeout`: of the handshake, in seconds. `secret`: what the other end has to know (`identity.proof`); empty where that is for the
+        caller to judge. Raises what `ControlClient.handshake` does."""
+        self.error: AspenError | None = None
+        self.stopping: RuntimeStopping | None = None
+        """Why no new requests are taken, once the runtime has announced its end; what is in flight goes on."""
+        self.gone = threading.Event()
+        """Set when the runtime is lost, or this session was closed."""
+        self.gone_at = 0.0
+        """When that was, as `time.monotonic` says it."""
+        self._told: Callable[[], None] | None = None
+        self._quiet = False
+        self._lock = threading.RLock()  # `cancel` may come from a finalizer, wherever the garbage collector runs; it changes no table
+        self.control = ControlClient(sock, self._on_lost, self._on_stopping)
+        try:
+            welcome, fds = self.control.handshake(package, timeout, secret)
+        except BaseException:
+            sock.close()
+            raise
+        self.welcome = welcome
+        if len(fds) != 3:
+            protocol.close_all(fds)
+            self.control.close()
+            raise RuntimeLost("the runtime's answer lacks its descriptors")
+        self._own = Segment.from_fd(fds[0], "client", writable=True)
+        self._doorbell = Segment.from_fd(fds[1], "doorbell", writable=True, check=False)
+        self._counts = Segment.from_fd(fds[2], "tally", writable=True, check=False)
+        for own in (self._own, self._doorbell, self._counts):
+            own.close_fd()
+        self.tally = Tally(self._counts.mapping)
+        self.channel = _channel.ClientChannel(self._own.mapping, self._doorbell.mapping, self.tally)
+        self.memory = DataMemory(self._make_data, self._drop_data)
+        self.loans = Loans(self._make_loan, self._drop_data)
+        self.held: dict[int, Region] = {}
+        """Regions whose inputs users hold, by the addresses of those (`Stage.hold`)."""
+        self._scarce = threading.Condition()
+        self.wanting = 0
+        """Threads that sleep until there is a slot."""
+        self._published: dict[int, Waiting] = {}
+        self.queue: deque[Waiting] = deque()
+        """Submitted requests that wait for a slot."""
+        self._resolver: threading.Thread | None = None
+        self._closing = False
+        self._garbage: deque[Callable[[], None]] = deque()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the planner process is gone, or this session was closed."""
+        return self.error is not None or self.control.lost is not None
+
+    def later(self, clean: Callable[[], None]) -> None:
+        """Something to clean up at the next `sweep`: for finalizers, which may run at any moment and must take no lock."""
+        self._garbage.append(clean)
+
+    def sweep(self) -> None:
+        while self._garbage:
+            clean = self._garbage.popleft()
+            with suppress(AspenError):
+                clean()
+
+    # ---- the runtime
+
+    def load(
+        self,
+        path: str,
+        fd: int,
+        name: str,
+        instances: int,
+        precision: Precision,
+        winograd: bool,
+        accuracy: Accuracy,
+        planning: Planning,
+        progress: ProgressCallback | None,
+    ) -> protocol.Loaded:
+        """Loads the model file `path`, or, where that is empty, what the memfd `fd` holds; it stays the caller's."""
+        fds = () if path else (fd,)
+        loaded, _ = self.control.call(
+            lambda number: protocol.Load(number, path, name, instances, precision, winograd, planning, accuracy),
+            protocol.Loaded,
+            fds=fds,
+            progress=progress,
+        )
+        return loaded
+
+    def adopt(self, model: int) -> protocol.Loaded:
+        """Takes over a model that another client has loaded."""
+        loaded, _ = self.control.call(lambda number: protocol.Adopt(number, model), protocol.Loaded)
+        return loaded
+
+    def resize(self, add: int, remove: int, total: int, cores: list[int]) -> int:
+        """How many workers there are afterwards."""
+        done, _ = self.control.call(lambda number: protocol.Resize(number, add, remove, total, cores), protocol.Done)
+        return done.value
+
+    def status(self) -> dict[str, Any]:
+        reply, _ = self.control.call(protocol.Status, protocol.StatusReply)
+        status: dict[str, Any] = json.loads(reply.json)
+        return status
+
+    def stop(self) -> None:
+        """Ends the runtime for everybody."""
+        self.control.call(protocol.Stop, protocol.Done)
+
+    def drain(self, grace_s: float) -> None:
+        """Has the runtime end when what is in flight has ended, in `grace_s` seconds at the latest; `gone` is set when it has."""
+        self.control.call(lambda number: protocol.Stop(number, True, grace_s), protocol.Done)
+
+    def when_stopping(self, told: Callable[[], None]) -> None:
+        """`told()` is called once `stopping` is set: now, or on the control connection's thread."""
+        with self._lock:
+            self._told = told
+            now = self.stopping is not None
+        if now:
+            told()
+
+    def quiet(self) -> None:
+        """Tells a runtime that is stopping that nothing of this process is in flight any more."""
+        with self._lock:
+            first, self._quiet = not self._quiet, True
+        if first:
+            self.control.tell(protocol.Quiet)
+
+    def _on_stopping(self, message: protocol.Stopping) -> None:
+        with self._lock:
+            self.stopping = RuntimeStopping(
+                f"the runtime is stopping: it finishes what is in flight, for {message.grace_s:g} s at most, and takes nothing new"
+            )
+            told = self._told
+        if told is not None:
+            told()
+
+    # ---- tracing
+
+    def begin_trace(self, records: int) -> Segment:
+        """The segment that workers record into from now on, in rings of `records` records (0: a default)."""
+        _, fds = self.control.call(lambda number: protocol.TraceBegin(number, records), protocol.TraceReady)
+        segment = Segment.from_fd(fds[0], "trace", writable=False)
+        segment.close_fd()
+        return segment
+
+    def end_trace(self) -> dict[str, Any]:
+        """Stops recording; what the records mean, as `traces.Traces.end` describes it."""
+        _, fds = self.control.call(protocol.TraceEnd, protocol.TraceEnded)
+        about: dict[str, Any] = json.loads(_contents(fds))
+        return about
+
+    def traced_plan(self, index: int) -> bytes:
+        """The bytes of a plan segment that was there while the trace ran."""
+        _, fds = self.control.call(lambda number: protocol.TracePlan(number, index), protocol.TracedPlan)
+        return _contents(fds)
+
+    def drop_trace(self) -> None:
+        """Lets go of the trace."""
+        self.control.call(protocol.TraceDrop, protocol.Done)
+
+    # ---- data segments
+
+    def _make_data(self, nbytes: int) -> tuple[int, Segment]:
+        ready, fds = self.control.call(lambda number: protocol.Data(number, nbytes), protocol.DataReady)
+        segment = Segment.from_fd(fds[0], "data", writable=True)
+        segment.close_fd()
+        return ready.index, segment
+
+    def _make_loan(self, nbytes: int, pieces: list[protocol.Piece], files: list[int]) -> tuple[int, Segment]:
+        ready, fds = self.control.call(lambda number: protocol.Borrow(number, nbytes, pieces), protocol.DataReady, fds=tuple(files))
+        segment = Segment.from_fd(fds[0], "data", writable=True)
+        segment.close_fd()
+        return ready.index, segment
+
+    def _drop_data(self, index: int) -> None:
+        if self.error is None:
+            self.control.call(lambda number: protocol.DropData(number, index), protocol.Done)
+
+    # ---- requests
+
+    def execute(
+        self,
+        plan: int,
+        generation: int,
+        data: int,
+        offset: int,
+        priority: int,
+        timeout: float | None,
+        on_left: Callable[[], None],
+        stop: Stop | None = None,
+        extent: int = 0,
+    ) -> _channel.Result | None:
+        """Publishes a request and sleeps until it is done, without a detour through another thread.
+
+        None after `timeout` seconds. Then, and when Ctrl-C ends the wait, the request is cancelled, and `on_left()` is called as soon as
+        nothing writes to its memory any more; otherwise the memory is free when this returns. `stop` can cancel it meanwhile.
+        """
+        channel = self.channel
+        taken: list[int] = []
+        try:
+            if self.error is not None:
+                raise _loss(self.error, False)
+            ticket = channel.offer(plan, generation, data, offset, priority, taken, extent)
+            if ticket < 0:
+                ticket = self._slot(lambda: channel.offer(plan, generation, data, offset, priority, taken, extent), timeout)
+        except BaseException as error:
+            if taken:
+                raise self.unfinished(taken[0], error, on_left) from None
+            on_left()
+            if isinstance(error, RuntimeLost) and self.error is not None:
+                raise _loss(self.error, False) from None
+            raise
+        if ticket < 0:
+            on_left()
+            return None
+        try:
+            if stop is not None:
+                stop.started(ticket)
+            result = channel.finish(ticket, timeout)
+            if stop is not None:
+                stop.started(-1)
+        except BaseException as error:
+            raise self.unfinished(ticket, error, on_left) from None
+        if result is None:
+            self.leave(ticket, on_left)
+            return None
+        if self.wanting or self.queue:
+            self.slot_is_free()
+        return result
+
+    def unfinished(self, ticket: int, error: BaseException, on_left: Callable[[], None]) -> BaseException:
+        """What to raise where the wait for a ticket has ended with an error, not with a result."""
+        if isinstance(error, RuntimeLost) and self.error is not None:
+            begun = self._begun(ticket)
+            on_left()  # nobody uses this memory any more
+            return _loss(self.error, begun)
+        self.leave(ticket, on_left)
+        return error
+
+    def _slot(self, offer: Callable[[], int], timeout: float | None) -> int:
+        """The ticket of `offer`, repeated as slots get free; -1 after `timeout` seconds."""
+        ticket = -1
+
+        def offered() -> bool:
+            nonlocal ticket
+            ticket = offer()
+            return ticket >= 0
+
+        with self._scarce:
+            self.wanting += 1  # before the next look: who gives a slot back after that sees it
+            try:
+                self._scarce.wait_for(offered, timeout)
+            finally:
+                self.wanting -= 1
+                self._scarce.notify()  # who was woken, but left for another reason, wakes the next
+        return ticket
+
+    def slot_is_free(self) -> None:
+        """For those who wait for one: whoever has given one back looks at `wanting` and `queue`, and calls this where there is anybody."""
+        if self.wanting:
+            with self._scarce:
+                self._scarce.notify()
+        if self.queue:
+            self.channel.wake()
+
+    def _begun(self, ticket: int) -> bool:
+        """Whether a worker had begun with a request, now that the runtime is lost."""
+        try:
+            return self.channel.state(ticket) != "submitted"
+        except AspenError:
+            return True
+
+    def leave(self, ticket: int, on_left: Callable[[], None]) -> None:
+        """The resolver waits for what nobody else waits for."""
+        waiting = Waiting(0, 0, 0, 0, 0, lambda _: on_left())
+        waiting.ticket = ticket
+        try:
+            self.channel.cancel(ticket)
+        except RequestError:  # it had ended, and its slot had been given back, when Ctrl-C came
+            on_left()
+            if self.wanting or self.queue:
+                self.slot_is_free()
+            return
+        with self._lock:
+            self._published[ticket] = waiting
+            self._start_resolver()
+        self.channel.wake()
+
+    def submit(self, waiting: Waiting) -> None:
+        """Publishes, or queues where all slots are taken. `waiting.on_done` is called from the resolver's thread, also where this is
+        interrupted once `waiting.handed_over` is set."""
+        with self._lock:
+            if self.error is not None:
+                raise _loss(self.error, False)
+            self._start_resolver()
+            self.channel.hand_over(waiting, self._published, self.queue)
+
+    def _publish(self, waiting: Waiting) -> bool:
+        """With the lock held, in the resolver's thread. False where all slots are taken."""
+        waiting.ticket = self.channel.offer(
+            waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent
+        )
+        if waiting.ticket < 0:
+            return False
+        self._published[waiting.ticket] = waiting
+        return True
+
+    def cancel(self, waiting: Waiting) -> None:
+        """Asks for the request to end; `on_done` still comes."""
+        with self._lock:
+            waiting.cancelled = True
+            if waiting.ticket >= 0 and waiting.ticket in self._published:
+                self.channel.cancel(waiting.ticket)
+        self.channel.wake()
+
+    # ---- the resolver
+
+    def _start_resolver(self) -> None:
+        if self._resolver is None:
+            resolver = threading.Thread(target=_resolve, args=(weakref.ref(self), self.channel), name="aspen-mp results", daemon=True)
+            start_thread(resolver)
+            self._resolver = resolver
+
+    def _step(self) -> bool:
+        """Resolves what is done and publishes what was queued. False when the thread should end."""
+        ended: list[tuple[Waiting, _channel.Result | AspenError]] = []
+        with self._lock:
+            for ticket, waiting in list(self._published.items()):
+                result = self.channel.result(ticket)
+                if result is not None:
+                    del self._published[ticket]
+                    self.channel.release(ticket)
+                    if self.wanting:  # what is queued is published below
+                        self.slot_is_free()
+                    ended.append((waiting, result))
+            error = self.error
+            if error is not None:
+                ended += [(waiting, _loss(error, self._begun(ticket))) for ticket, waiting in self._published.items()]
+                ended += [(waiting, _loss(error, False)) for waiting in self.queue]
+                self._published.clear()
+                self.queue.clear()
+            while self.queue:
+                waiting = self.queue[0]
+                if waiting.cancelled:
+                    ended.append((waiting, _cancelled()))
+                else:
+                    try:
+                        if not self._publish(waiting):
+                            break
+                    except AspenError as refused:
+                        ended.append((waiting, refused))
+                self.queue.popleft()
+            done = self._closing and not self._published and not self.queue
+        for waiting, outcome in ended:
+            try:
+                waiting.on_done(outcome)
+            except Exception as error:  # nobody to hand it to, and the others' results must still be delivered
+                sys.excepthook(type(error), error, error.__traceback__)
+        return not done
+
+    # ---- the end
+
+    def _on_lost(self, error: RuntimeLost) -> None:
+        self._fail(error)
+
+    def _fail(self, error: AspenError) -> None:
+        """Every request in flight, and every later one, ends with `error`."""
+        with self._lock:
+            if self.error is None:
+                self.gone_at = time.monotonic()
+                self.error = error
+        self.gone.set()
+        self.channel.lost()
+        with self._scarce:
+            self._scarce.notify_all()
+
+    def close(self) -> None:
+        """Hangs up: the planner process cancels what is in flight and reclaims the memory. Futures fail with RuntimeLost."""
+        self._closing = True
+        self._fail(RuntimeLost("the runtime is closed"))
+        resolver = self._resolver
+        if resolver is not None and resolver is not threading.current_thread():
+            resolver.join()
+        self.control.close()
+        self.memory.close()
+        self.loans.close()
+        self.held.clear()
+        self._garbage.clear()
+        self.channel = cast("_channel.ClientChannel", _NoChannel())
+        self.tally.close()
+        for own in (self._own, self._doorbell, self._counts):
+            own.close()
+
+    def abandon(self, error: AspenError) -> None:
+        """In a forked child: this session is the parent's. Threads do not survive a fork, locks may be held for ever: make new ones."""
+        self.error = error
+        self._lock = threading.RLock()
+        self._scarce = threading.Condition()
+        self.wanting = 0
+        self._resolver = None
+        self._published = {}
+        self.queue = deque()
+        self.held = {}
+        self.loans.abandon()
+        self.control.abandon(error)
+
+
+def _contents(fds: list[int]) -> bytes:
+    """Of the one file that came; closes it."""
+    try:
+        size = os.fstat(fds[0]).st_size
+        data = b""
+        while len(data) < size:
+            part = os.pread(fds[0], size - len(data), len(data))
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        protocol.close_all(fds)
+
+
+class _NoChannel:
+    """In place of a closed session's channel, so that its memory is unmapped: refuses everything that is not harmless."""
+
+    running = 0
+
+    def offer(self, *_: object) -> int:
+        raise RuntimeLost("the runtime is closed")
+
+    def cancel(self, *_: object) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def lost(self) -> None: ...
+
+    def state(self, _: object) -> str:
+        return "running"
+
+
+def _loss(error: AspenError, begun: bool) -> AspenError:
+    """Why a request ends that was in flight when the runtime was lost."""
+    loss = fresh(error)
+    if isinstance(loss, RuntimeLost):
+        loss.begun = begun
+    return loss
+
+
+def _cancelled() -> AspenError:
+    from aspen_mp.shm.errors import RequestCancelled
+
+    return RequestCancelled("the request was cancelled")
+
+
+def _resolve(reference: weakref.ref[Session], channel: _channel.ClientChannel) -> None:
+    """The resolver's thread: holds the session only while it works, so that a forgotten runtime can be collected."""
+    while True:
+        seen = channel.completions()
+        session = reference()
+        if session is None or not session._step():
+            return
+        del session
+        channel.wait_any(seen)

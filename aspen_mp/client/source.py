@@ -1,0 +1,74 @@
+"""What a model is loaded from, once or again when the runtime was lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aspen_mp.control.wire import protocol
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Planning, Precision
+from aspen_mp.shm.bindings._mapping import Memfd
+from aspen_mp.shm.errors import RuntimeLost
+
+if TYPE_CHECKING:
+    from aspen_mp.client.session import Session
+
+
+class Source:
+    """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
+
+    def __init__(
+        self,
+        path: str,
+        data: bytes | None,
+        name: str,
+        instances: int,
+        precision: Precision,
+        winograd: bool,
+        accuracy: Accuracy,
+        planning: Planning = AUTOMATIC,
+        *,
+        keep: bool = False,
+    ) -> None:
+        self._path = path
+        self._data = data
+        self._keep = keep
+        self._options = (name, instances, precision, winograd, accuracy, planning)
+        self._stamp = _stamp(path) if path and keep else ()
+
+    @property
+    def travels(self) -> bool:
+        """Whether it can be pickled: a file's path can, bytes would be copied into every pickled handle."""
+        return self._data is None
+
+    def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
+        """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
+        if self._path and self._keep and _stamp(self._path) != self._stamp:
+            raise RuntimeLost(f"the runtime was lost, and {self._path} has changed since the model was loaded from it")
+        file = None
+        try:
+            if self._data is not None:
+                file = _memfd(self._data)
+                if not self._keep:
+                    self._data = None
+            return session.load(self._path, -1 if file is None else file.fd, *self._options, progress)
+        finally:
+            if file is not None:
+                file.close()
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return ()
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _memfd(data: bytes) -> Memfd:
+    file = Memfd("aspen-model")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file.fd, view) :]
+    return file

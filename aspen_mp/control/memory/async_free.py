@@ -1,0 +1,92 @@
+"""Memory of large segments is given back by a process forked for it: whoever lets go of the last page frees them all, which takes up to a
+tenth of a second a gigabyte, and neither the planner process nor a worker, for whom a recovery may be waiting, has that time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.child_reaper import status_of
+from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.workers import process
+
+
+class Releaser:
+    """Closes descriptors of which this process has the last ones, elsewhere; those that come meanwhile are the next process's."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._waiting: list[int] = []
+        self._busy = False
+        self._closed = False
+        self._after: list[Callable[[], object]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that has been taken over is not closed yet."""
+        return self._busy or bool(self._waiting)
+
+    def released(self, then: Callable[[], object]) -> None:
+        """Calls `then`, now or later, when all that has been taken over is closed."""
+        if self.busy:
+            self._after.append(then)
+        else:
+            then()
+
+    def release(self, fd: int) -> None:
+        """Takes over a descriptor. Where no process can be had, it is closed here."""
+        self._waiting.append(fd)
+        if self._closed:
+            self._here()
+        elif not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = False
+        if not self._waiting:
+            after, self._after = self._after, []
+            for then in after:
+                then()
+            return
+        parent, ends = os.getpid(), list[int]()
+        try:
+            ends += os.pipe()
+            pid = os.fork()
+        except OSError:
+            protocol.close_all(ends)
+            self._here()
+            self._next()
+            return
+        if pid == 0:
+            _release(parent, set(self._waiting), ends[0])
+        self._here()
+        protocol.close_all(ends)
+        try:
+            self._loop.reap(pid, lambda status: self._next())
+            self._busy = True
+        except OSError:
+            status_of(pid)  # it is reaped with the next one
+            self._next()
+
+    def _here(self) -> None:
+        protocol.close_all(self._waiting)
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """From now on everything is closed here."""
+        self._closed = True
+        self._here()
+
+
+def _release(parent: int, fds: set[int], end: int) -> NoReturn:
+    """In the forked process. `end`: of a pipe that is closed when the parent has closed its descriptors."""
+    try:
+        process.die_with(parent)
+        process.keep_only({*fds, end})
+        process.set_name("aspen-release")
+        process.plain_signals()
+        os.read(end, 1)
+    finally:
+        os._exit(0)

@@ -1,0 +1,59 @@
+"""The planner process's end in good order: nothing new is taken, what is in flight ends, then the runtime does.
+
+Requests do not pass through the planner process, so it asks the clients. `Stopping` tells each of them to begin nothing new. With `Quiet`
+a client says that nothing of it is in flight any more. A client that has gone is not waited for; one that does not answer is, until the
+grace period is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.connection import Connection
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.shm.errors import RuntimeStopping
+
+
+class Drain:
+    """`clients`: those that are connected."""
+
+    def __init__(self, loop: Loop, clients: Callable[[], Iterable[Connection]], journal: Journal) -> None:
+        self._loop, self._clients, self._journal = loop, clients, journal
+        self._waiting: set[Connection] = set()
+        self.going_on = False
+
+    def begin(self, grace_s: float) -> None:
+        """Ends the loop once all clients are quiet, in `grace_s` seconds at the latest. Whoever asks twice will not wait: at once then."""
+        if self.going_on:
+            self._loop.stop()
+            return
+        self.going_on = True
+        self._waiting = set(self._clients())
+        self._journal.info("draining", clients=len(self._waiting), grace_s=grace_s)
+        for connection in list(self._waiting):
+            connection.send(protocol.Stopping(grace_s))
+        self._loop.later(grace_s, self._late)
+        self._look()
+
+    def quiet(self, connection: Connection) -> None:
+        """Nothing of this client is in flight."""
+        self.gone(connection)
+
+    def gone(self, connection: Connection) -> None:
+        """Nobody waits for anything of this client."""
+        self._waiting.discard(connection)
+        self._look()
+
+    def refusal(self) -> RuntimeStopping:
+        return RuntimeStopping("the runtime is stopping: it finishes what is in flight and takes nothing new")
+
+    def _late(self) -> None:
+        if self._waiting:
+            self._journal.warning("drain-cut-short", clients=len(self._waiting))
+        self._loop.stop()
+
+    def _look(self) -> None:
+        if self.going_on and not self._waiting:
+            self._loop.stop()

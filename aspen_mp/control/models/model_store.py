@@ -1,0 +1,352 @@
+"""Loaded models: who uses them, and when they go with all that they hold.
+
+A model that several clients load with the same options from an unchanged file is one model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from aspen_mp.control.memory import weight_files
+from aspen_mp.control.memory.async_alloc import Reserver
+from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.models import replanning
+from aspen_mp.control.models.arena_pool import Spares
+from aspen_mp.control.models.eviction import Dropper
+from aspen_mp.control.models.memory_pressure import Pressure
+from aspen_mp.control.models.model_state import Asker, Model, not_loaded, report
+from aspen_mp.control.models.plan_requests import Answerer
+from aspen_mp.control.models.published_plans import Plans
+from aspen_mp.control.models.publishing import Publisher
+from aspen_mp.control.planning import child_main
+from aspen_mp.control.planning.options import Options
+from aspen_mp.control.planning.plan_cache import Cache
+from aspen_mp.control.planning.planner_child import Inspect as InspectJob
+from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlannerChild, StagePlanned
+from aspen_mp.control.planning.weight_checks import Verifier
+from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.planner.cost.rates import Rates
+from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.errors import AspenError, PlanError, RequestError
+from aspen_mp.shm.segments import Segment
+from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
+
+
+class ModelStore:
+    def __init__(
+        self,
+        loop: Loop,
+        table: _control.ControlTable,
+        segments: SegmentStore,
+        speeds: Callable[[], list[float]],
+        changed: Callable[[], None],
+        prepare: Callable[[], None],
+        cache: Cache | None,
+        rates: tuple[Rates, str],
+        limits: Limits,
+        reserver: Reserver,
+        added: Callable[[int, str], None],
+        journal: Journal,
+        prepared: Callable[[], bool] = lambda: True,
+        plans_bytes: int = 0,
+    ) -> None:
+        """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
+        before a planning child is forked; `prepared()` says whether that takes no time any more, and sees to it. `rates`: of the cost
+        model, and their name. `limits`: of such a child. `added(plan, model)` comes before a plan is announced.
+        `plans_bytes`: what plans may hold, 0: by what is free."""
+        self._limits = limits
+        self._rates, self._calibration = rates
+        self._prepare = prepare
+        self._cache = cache
+        self._loop = loop
+        self._table = table
+        self._segments = segments
+        self._speeds = speeds
+        self._changed = changed
+        self._models: dict[int, Model] = {}
+        self._by_key: dict[tuple[Any, ...], Model] = {}
+        self._next = 1
+        self._leaving_weights: dict[int, list[int]] = {}
+        self.plans = Plans(loop, segments)
+        self._publisher = Publisher(table, segments, self.plans, changed, added)
+        self._pressure = Pressure(self._models, table, segments, self._publisher, loop, journal, plans_bytes)
+        dropper = Dropper(self._models, table, segments, self._publisher, self._pressure)
+        relieve = self._pressure.relieve
+        self._verifier = Verifier(loop)
+        self._answerer = Answerer(
+            *(self._publisher, dropper, cache, reserver, self._verifier, journal, speeds, self._calibration, prepared, relieve)
+        )
+        self._journal = journal
+
+    # ---- loading
+
+    def load(self, message: protocol.Load, fds: list[int], asker: Asker) -> None:
+        """Answers with `Loaded`, at once if the same model is there already. Takes over `fds`."""
+        try:
+            source, key = _source(message, fds)
+        except BaseException:
+            protocol.close_all(fds)
+            raise
+        model = self._by_key.get(key) if key[0] == "path" else None
+        if model is not None and not model.source.changed():
+            if model.loaded is not None:
+                self._welcome(model, asker)
+            else:
+                model.waiting.append(asker)
+            return
+        number, self._next = self._next, self._next + 1
+        pairs = message.precision == "bf16" and sums_pairs()
+        strassen = vectors() if message.winograd else ""
+        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
+        name = message.name or source.name
+        spares = Spares(self._segments)
+        model = Model(number, key, source, message.instances, options, spares, None, None, name)  # type: ignore[arg-type]
+        serve = partial(child_main.serve, model, self._cache, self._rates)
+        model.child = PlannerChild(self._loop, name, serve, source.keep, self._prepare, self._limits)
+        model.behind = PlannerChild(self._loop, name, serve, source.keep, self._prepare, replanning.patient(self._limits))
+        model.waiting.append(asker)
+        self._models[number] = model
+        self._by_key[key] = model
+        known = self._cache.model(source.path, source.touched) if self._cache is not None and source.path else None
+        if known is not None:
+            model.digest = known.digest
+            self._inspected(model, Inspected(known.name, b"", known.inputs, known.outputs, known.files[1:]))
+            return
+        model.child.submit(
+            Job(
+                InspectJob(),
+                lambda result, segments: self._inspected(model, result),
+                lambda error: self._failed(model, error),
+                lambda progress: report(model.waiting, progress),
+            )
+        )
+
+    def _inspected(self, model: Model, result: Inspected | StagePlanned) -> None:
+        assert isinstance(result, Inspected)
+        waiting, model.waiting = model.waiting, []
+        model.source.external = result.external
+        known = model
+        if result.digest:
+            known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
+            model.digest = result.digest
+        if known is model:
+            model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs, model.instances)
+            self._by_key.pop(model.key, None)
+            model.key = ("digest", result.digest, *model.key[2:]) if result.digest else model.key
+            self._by_key[model.key] = model
+        for asker in waiting:
+            self._welcome(known, asker)
+        if not model.users:
+            self._drop(model)
+
+    def _welcome(self, model: Model, asker: Asker) -> None:
+        assert model.loaded is not None
+        model.users[asker.client] = model.users.get(asker.client, 0) + 1
+        asker.send(msgspec.structs.replace(model.loaded, id=asker.request))
+
+    def _failed(self, model: Model, error: AspenError) -> None:
+        waiting, model.waiting = model.waiting, []
+        for asker in waiting:
+            asker.fail(model.about(error))
+        self._drop(model)
+
+    def adopt(self, number: int, asker: Asker) -> None:
+        """Answers with `Loaded` for a model that another client has loaded."""
+        model = self._models.get(number)
+        if model is None or model.loaded is None:
+            raise RequestError(f"model {number} is no longer loaded: somebody must hold it until another process has taken it over")
+        self._welcome(model, asker)
+
+    # ---- plans
+
+    def plan(self, message: protocol.Plan, asker: Asker) -> None:
+        model = self._models.get(message.model)
+        if model is None:
+            raise not_loaded(message.model)
+        self._look_at_weights(model)
+        self._answerer.ask(model, message, asker)
+
+    def look_at_weights(self) -> None:
+        """Something has happened to a request: perhaps that the weights of its plan were cut short."""
+        for model in list(self._models.values()):
+            self._look_at_weights(model)
+
+    def _look_at_weights(self, model: Model) -> None:
+        """Weights whose file is no longer what was mapped are used no more: the model's plans go, their clients ask for others, and those
+        get weights packed anew. The segments stay as long as the model does; they have no memory of their own."""
+        lost = [
+            number
+            for number, segment in enumerate(model.weight_segments)
+            if number not in model.lost and weight_files.torn(self._segments[segment])
+        ]
+        if not lost:
+            return
+        for number in lost:
+            file = model.files.pop(number, None)
+            model.lost[number] = "" if file is None or self._cache is None else self._cache.path_of(file)
+            self._journal.warning("weights-lost", model=model.name, file=model.lost[number], why="it was cut short while it was in use")
+        model.weights = {key: place for key, place in model.weights.items() if place[0] not in model.lost}
+        model.stop_replanning()
+        for key in list(model.stages):
+            self._publisher.drop(model, key)
+        for child in (model.child, model.behind):  # which know of the weights as they were
+            child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
+
+    def refresh(self) -> None:
+        """Has a plan made again, if there is one to be."""
+        chosen = replanning.choose(self._models.values(), self._table, self._speeds(), self._calibration)
+        if chosen is not None:
+            self._answerer.make_behind(*chosen)
+
+    def spared(self, segments: set[int]) -> set[int]:
+        """Those of segments that nothing refers to any more which are kept for other plans."""
+        return {segment for model in self._models.values() for segment in model.spares.keep(segments)}
+
+    def replace_arena(self, instance: int) -> None:
+        """While the world stands still: an instance's arena is given up for a new one. ResourceLimitError where there is no memory."""
+        old = self._table.instance(instance)["arena"]
+        held = self._segments[old]
+        with Segment.create("arena", held.nbytes) as arena:
+            new = self._segments.add("arena", arena.nbytes, os.dup(arena.fd), held.owner)
+        self._table.replace_arena(instance, new)
+        self._segments.forget(old)
+        for model in self._models.values():
+            model.spares.give_up(old)
+            for stage in model.stages.values():
+                stage.segments = [new if segment == old else segment for segment in stage.segments]
+
+    def relieve(self, then: Callable[[], None]) -> bool:
+        """Memory is wanted: see `Pressure`."""
+        return self._pressure.relieve(then)
+
+    # ---- unloading
+
+    def unload(self, number: int, client: int) -> None:
+        model = self._models.get(number)
+        if model is None or client not in model.users:
+            raise not_loaded(number)
+        model.users[client] -= 1
+        if not model.users[client]:
+            self._forget_user(model, client)
+
+    def client_gone(self, client: int) -> None:
+        for model in list(self._models.values()):
+            model.waiting = [asker for asker in model.waiting if asker.client != client]
+            if client in model.users:
+                self._forget_user(model, client)
+            elif not model.users and not model.waiting:
+                self._drop(model)
+
+    def _forget_user(self, model: Model, client: int) -> None:
+        model.users.pop(client, None)
+        if not model.users and not model.waiting:
+            self._drop(model)
+
+    def _drop(self, model: Model) -> None:
+        """Its plans go as soon as their last requests have ended, its weights after them."""
+        if self._models.pop(model.id, None) is None:
+            return
+        if self._by_key.get(model.key) is model:
+            del self._by_key[model.key]
+        model.stop_replanning()
+        model.behind.retire()
+        model.child.retire()
+        model.spares.close()
+        self.plans.unloaded(model)
+        # Those of plans that have been replaced or dropped too: requests may still run on them.
+        waits_for = self.plans.segments_of(model)
+        self._weights_after(model.weight_segments, waits_for)
+        for key in list(model.stages):
+            self._publisher.drop(model, key)
+        model.source.close()
+        self._changed()
+
+    def _weights_after(self, weights: list[int], plans: set[int]) -> None:
+        for segment in weights:
+            if plans:
+                self._leaving_weights[segment] = sorted(plans)
+            else:
+                self._segments.drop(segment)
+
+    def collected(self, segments: set[int]) -> None:
+        """Segments that collect() returned: weights whose last plan is among them are dropped as well."""
+        for weight, plans in list(self._leaving_weights.items()):
+            plans[:] = [plan for plan in plans if plan not in segments]
+            if not plans:
+                del self._leaving_weights[weight]
+                self._segments.drop(weight)
+        self._pressure.collected(segments)
+
+    def close(self) -> None:
+        self._verifier.close()
+        self.plans.close()
+        for model in list(self._models.values()):
+            model.stop_replanning()
+            model.behind.close()
+            model.child.close()
+            model.source.close()
+            model.spares.close()
+
+    def names(self) -> dict[int, str]:
+        """What models are called, by their numbers."""
+        return {model.id: model.name for model in self._models.values()}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For status: each model with its plans and the bytes they take."""
+        result = []
+        for model in self._models.values():
+            plans = [
+                {
+                    "plan": stage.answer.plan,
+                    "dynamic": stage.answer.dynamic,
+                    "cached": stage.cached,
+                    "searched": stage.searched,
+                    "instances": len(stage.segments) - 1,
+                    "served": self._table.plan(stage.answer.plan)["served"],
+                    "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
+                    "range": None if stage.stretched is None else [stage.stretched.least, stage.stretched.most],
+                    "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),
+                }
+                for stage in model.stages.values()
+                if stage.segments
+            ]
+            result.append(
+                {
+                    "id": model.id,
+                    "name": model.name,
+                    "source": model.source.name,
+                    "state": "loaded" if model.loaded else "loading",
+                    "clients": len(model.users),
+                    "planning": len(model.planning),
+                    "doing": _doing(model),
+                    "weight_bytes": sum(self._segments[segment].nbytes for segment in model.weight_segments),
+                    "plans": plans,
+                }
+            )
+        return result
+
+
+def _doing(model: Model) -> dict[str, Any] | None:
+    """How far its planning process is; None where it does nothing."""
+    now = model.child.doing or model.behind.doing
+    return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
+
+
+def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.Source, tuple[Any, ...]]:
+    options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning)
+    if message.path:
+        if fds or not os.path.isabs(message.path):
+            raise RequestError("a model is an absolute path or one descriptor")
+        source = child_main.Source.from_path(message.path)
+        return source, ("path", message.path, source.stamp, *options)
+    if len(fds) != 1:
+        raise RequestError("a model is an absolute path or one descriptor")
+    source = child_main.Source.from_fd(fds[0], message.name)
+    return source, ("bytes", source.fd, *options)

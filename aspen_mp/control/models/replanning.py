@@ -1,0 +1,82 @@
+"""Which plan is made again, behind requests: one that is in use, but was made for other cores than there are, or without a search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from aspen_mp.control.models.model_state import Model
+from aspen_mp.control.planning.planner_child import Limits, PlanStage
+from aspen_mp.control.pool.core_speeds import alike
+from aspen_mp.shm.bindings import _control
+
+SERVED_OFTEN: Final = 64
+SERVED_NS: Final = 2e9
+SERVED_LEAST: Final = 4
+"""After so many requests a plan gets the search that it did not get at first, when somebody was waiting for it, and would again for the
+next length of a text or number of detections; after fewer, but for the least, where they have taken so long together. The same for shapes
+that a plan for a range has served: they get one of their own."""
+REPLAN_S: Final = 20.0
+"""A plan is not made again sooner after the last time: that costs about a second of a core, which requests want. Where it could not be made
+again, twice as long, and so on, up to:"""
+MOST_REPLAN_S: Final = 3600.0
+REPLAN_NICE: Final = 10
+"""Of the processes that make plans again: requests come first."""
+REPLAN_PATIENCE: Final = 10.0
+"""How many times as long as others they may say nothing, because they get what requests leave."""
+
+
+def often(request_ns: float) -> int:
+    """After how many requests of about this length a plan is worth more effort."""
+    return int(min(max(SERVED_NS / request_ns, SERVED_LEAST), SERVED_OFTEN)) if request_ns > 0 else SERVED_OFTEN
+
+
+def patient(limits: Limits) -> Limits:
+    """Of a planning child that makes plans again, given those of others."""
+    return replace(limits, patience_s=REPLAN_PATIENCE * limits.patience_s, nice=REPLAN_NICE)
+
+
+def choose(
+    models: Iterable[Model], table: _control.ControlTable, speeds: list[float], calibration: str
+) -> tuple[Model, bytes, PlanStage] | None:
+    """The plan that is made next, by its key, and the job. One at a time, and behind whatever clients want: see `Model.stop_replanning`.
+    Asked now and then: what has served nothing since is left alone."""
+    models = list(models)
+    if any(model.planning for model in models):
+        return None
+    return _outdated(models, table, speeds) or _often_asked_for(models, speeds, calibration)
+
+
+def _outdated(models: list[Model], table: _control.ControlTable, speeds: list[float]) -> tuple[Model, bytes, PlanStage] | None:
+    """Of those plans the one that has served most of late."""
+    now = time.monotonic()
+    outdated = []
+    for model in models:
+        for key, stage in model.stages.items():
+            if not stage.answer.plan or stage.answer.dynamic or model.options.planning.tiles is not None:
+                continue  # there are no tiles to choose
+            served = table.plan(stage.answer.plan)["served"]
+            pause = min(REPLAN_S * 2.0 ** min(stage.failed, 16), MOST_REPLAN_S)
+            due = not alike(stage.speeds, speeds) or (not stage.searched and served >= stage.answer.often)
+            if served > stage.served and due and now - stage.tried_at >= pause:
+                outdated.append((served - stage.served, model, key))
+            stage.served = served
+    if not outdated:
+        return None
+    _, model, key = max(outdated, key=lambda item: item[0])
+    model.stages[key].tried_at = now
+    return model, key, msgspec.structs.replace(model.stages[key].job, speeds=speeds, search=True, keep=True, spares=[])
+
+
+def _often_asked_for(models: list[Model], speeds: list[float], calibration: str) -> tuple[Model, bytes, PlanStage] | None:
+    """For shapes that have come often a plan of their own: their tiles do not end early, and are searched."""
+    for model in models:
+        for key, message in list(model.often.items()):
+            del model.often[key]
+            if key not in model.stages:
+                return model, key, PlanStage(message.stages, message.capacities, speeds, calibration)
+    return None

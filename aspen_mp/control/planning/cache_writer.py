@@ -1,0 +1,191 @@
+"""What a planning child does for the plan cache: it knows the model by the digest of its contents, takes packed weights from the cache, and
+has what it has made written into it by a process that nobody waits for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from aspen_mp.control.planning import plan_cache
+from aspen_mp.control.planning.plan_cache import Cache, WeightFile
+from aspen_mp.workers import process
+
+WRITER_S = 300
+"""Longest life of a process that writes into the cache, in seconds."""
+MOST_WRITERS = 4
+"""Such processes of a planning child at one time. They yield to everything else, so on a busy machine plans for ever new shapes come faster
+than they are written; what is not kept is planned again some day."""
+
+if TYPE_CHECKING:
+    from aspen_mp.control.planning.options import Options
+    from aspen_mp.control.planning.planner_child import Inspected, PlanStage, StagePlanned
+    from aspen_mp.planner.plan.plan import Plan
+
+
+def file_digest(fd: int) -> bytes:
+    """SHA-256 of a file's bytes."""
+    import hashlib
+
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+class Contents:
+    """The files that a model consists of, their stamps, and the digest of what is in them, computed while the model is being planned."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """`paths`: the model file, then its external data. OSError where one is gone."""
+        self.files = [plan_cache.File(path, plan_cache.stamp_of(os.stat(path))) for path in paths]
+        self._begun = time.time_ns()
+        self._digest = b""
+        self._thread = threading.Thread(target=self._compute, name="aspen-mp digest", daemon=True)
+        self._thread.start()
+
+    def _compute(self) -> None:
+        digests = []
+        with suppress(OSError):
+            for file in self.files:
+                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    digests.append(file_digest(fd))
+                finally:
+                    os.close(fd)
+            self._digest = digests[0] if len(digests) == 1 else plan_cache.digest_of(digests)
+
+    def digest(self) -> bytes:
+        """Waits for it. Empty if a file could not be read, or may have changed meanwhile."""
+        self._thread.join()
+        with suppress(OSError):
+            settled = all(max(file.stamp[3:]) + plan_cache.SETTLED_NS < self._begun for file in self.files)
+            if settled and all(plan_cache.stamp_of(os.stat(file.path)) == file.stamp for file in self.files):
+                return self._digest
+        return b""
+
+
+class Keeper:
+    """`options`: of the model; `digest`: of its contents, empty where it is not known yet; `files`: what its weight segments so far are
+    called in the cache, by number."""
+
+    def __init__(self, plans: Cache, options: Options, digest: bytes, files: Mapping[int, WeightFile]) -> None:
+        self._cache = plans
+        self._options = options
+        self._digest = digest
+        self._files = dict(files)
+        self._contents: Contents | None = None
+        self._found: Inspected | None = None
+        self._fds: dict[int, int] = {}
+        self._last: tuple[PlanStage, Plan, StagePlanned] | None = None
+        self._writers: list[int] = []
+
+    def read(self, paths: Sequence[str]) -> None:
+        """The model has been read from these files."""
+        with suppress(OSError):
+            self._contents = Contents(paths)
+
+    def inspected(self, found: Inspected) -> None:
+        self._found = found
+        self._digest = found.digest or self._digest
+
+    def weights(self, number: int, nbytes: int, places: list[tuple[str, int]]) -> tuple[int, int]:
+        """A descriptor of weight segment `number` in the cache and its size, if it is there; (-1, 0): it has to be packed."""
+        if not self._digest and self._contents is not None:
+            self._digest = self._contents.digest()
+        if not self._digest:
+            return -1, 0
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        file = WeightFile(plan_cache.weights_id(self._cache.build, self._digest, self._options.weights_key, places), nbytes, places)
+        self._files[number] = file
+        fd = self._cache.weights(file)
+        return (fd, nbytes) if fd >= 0 else (-1, 0)
+
+    def packed(self, number: int, fd: int) -> None:
+        """Weight segment `number` was not in the cache and has been packed; `fd` stays the caller's."""
+        if number in self._files:
+            self._fds[number] = os.dup(fd)
+
+    def planned(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> StagePlanned:
+        """The answer, with what the planning process has to know of the cache. `write` keeps the plan."""
+        if not self._digest and self._contents is not None:
+            self._digest = self._contents.digest()
+        if not self._digest:
+            return answer
+        new = {number for _, number, _ in answer.packed}
+        files = [(number, file) for number, file in self._files.items() if number in new]
+        answer = msgspec.structs.replace(answer, digest=self._digest, files=files)
+        if all(number in self._files for number in answer.weights):
+            self._last = message, plan, answer
+        return answer
+
+    def write(self) -> None:
+        """Puts the last plan and its weights into the cache, in a process of its own that yields to everything else. Called before the
+        answer is sent: with it the runtime may end, and the child with the runtime.
+
+        Nobody waits for it. It outlives a runtime that ends right after its first request (or a script that is run again and again would
+        never find anything in the cache), but not `WRITER_S`.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            return
+        self._writers = [writer for writer in self._writers if not os.waitpid(writer, os.WNOHANG)[0]]
+        if len(self._writers) >= MOST_WRITERS:
+            return  # weights that were packed wait for the next one
+        writer = os.fork()
+        if writer == 0:
+            try:
+                signal.alarm(WRITER_S)
+                process.set_name("aspen-cache")
+                os.nice(19)
+                self._let_go()
+                self._write(*last)
+            except OSError as error:
+                print(f"aspen-mp: warning: plan cache: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(0)
+        self._writers.append(writer)
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def _let_go(self) -> None:
+        """Of every descriptor that writing does not need: the child's socket must end with the child."""
+        needed = {0, 1, 2, *self._fds.values()}
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in needed:
+                with suppress(OSError):
+                    os.close(int(name))
+
+    def _write(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> None:
+        from aspen_mp.planner.plan import plan_file
+
+        coming = sum(self._files[number].nbytes for number in self._fds)
+        if not self._cache.room(coming):
+            return
+        self._cache.trim(coming)
+        for number, fd in self._fds.items():
+            self._cache.put_weights(self._files[number], fd)
+        arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
+        shapes = (message.stages, message.capacities)
+        key = plan_cache.plan_key(
+            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.calibration, message.stretch
+        )
+        note = plan_cache.Note(
+            *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
+            *(self._digest, message.calibration, len(message.speeds), message.search, answer.stretched, answer.work_ns),
+        )
+        plan.metadata["cache"] = msgspec.msgpack.encode(note)
+        self._cache.put_plan(key, plan_file.dump(plan))
+        found, contents = self._found, self._contents
+        if found is not None and contents is not None and contents.digest() == self._digest:
+            self._cache.put_model(
+                plan_cache.Known(self._cache.build, contents.files, self._digest, found.name, found.inputs, found.outputs)
+            )

@@ -1,0 +1,477 @@
+"""What a planning child does: read the model, check it, plan stages, pack weights straight into shared segments.
+
+`Source` says where the model's bytes are and notices when a file has changed since it was loaded: a later plan of the same model must not
+mix two versions of its weights.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from aspen_mp.control.memory.arenas_ahead import Ahead
+from aspen_mp.control.planning import cache_writer, plan_cache, plan_checks, shape_buckets
+from aspen_mp.control.planning.options import Options
+from aspen_mp.control.planning.plan_cache import Cache, WeightFile
+from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
+from aspen_mp.control.planning.shape_buckets import Stretch
+from aspen_mp.control.wire import protocol
+from aspen_mp.shm.bindings import _tables
+from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
+from aspen_mp.shm.segments import Segment, spacious
+
+if TYPE_CHECKING:
+    from aspen_mp.control.planning.planner_child import Received
+    from aspen_mp.planner import api, stages
+    from aspen_mp.planner.cost.machine import Machine
+    from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.planner.plan.elastic import Elastic, Steps
+    from aspen_mp.planner.plan.plan import Plan, TensorInfo
+
+GARBAGE: Final = 200_000
+"""So many objects more there are before unused ones are looked for: a plan makes thousands, hardly any of them in cycles."""
+_ALIGN: Final = 64
+_ROOMY: Final = 4 << 20
+
+
+@dataclass(slots=True)
+class Source:
+    """A model's bytes: a file (`path`, with `stamp` of when it was loaded, and `touched`, which also changes when its name or mode does) or
+    a descriptor that this object owns. `external`: the files of its external data, once it has been read."""
+
+    name: str
+    path: str = ""
+    stamp: tuple[int, ...] = ()
+    touched: plan_cache.Stamp = ()
+    fd: int = -1
+    external: list[plan_cache.File] = field(default_factory=list)
+
+    @classmethod
+    def from_path(cls, path: str) -> Source:
+        """Raises ModelParseError where there is no such regular file."""
+        try:
+            info = os.stat(path)
+        except OSError as error:
+            raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
+        except ValueError:
+            raise ModelParseError(f"cannot read model {path!r}: a path holds no NUL") from None
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelParseError(f"cannot read model {path!r}: it is {_kind(info)}, not a file")
+        return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info), plan_cache.stamp_of(info))
+
+    @classmethod
+    def from_fd(cls, fd: int, name: str) -> Source:
+        """Takes over `fd`. Raises ModelParseError where it is no regular file (a memfd is one): nothing else can be mapped."""
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelParseError(f"cannot read model {name!r}: its descriptor is {_kind(info)}, not a file")
+        return cls(name or "model", fd=fd)
+
+    @property
+    def keep(self) -> tuple[int, ...]:
+        return (self.fd,) if self.fd >= 0 else ()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def digest(self) -> bytes:
+        """Of a descriptor's bytes; empty for a file, which is known by its stamp."""
+        if self.path:
+            return b""
+        return cache_writer.file_digest(self.fd)
+
+    def changed(self) -> str:
+        """Which of the files that it was read from is no longer the same; empty if none."""
+        files = [(self.path, self.stamp)] if self.path else []
+        files += [(file.path, file.stamp[: len(self.stamp)]) for file in self.external]
+        for path, stamp in files:
+            try:
+                if _stamp(os.stat(path)) == stamp:
+                    continue
+            except OSError:
+                pass
+            return path
+        return ""
+
+    def check(self) -> None:
+        """PlanError if one is not: versions of a model's weights must not be mixed."""
+        path = self.changed()
+        if path:
+            what = "model file" if path == self.path else "external data"
+            raise PlanError(f"{what} {path!r} has changed since model {self.name!r} was loaded; load it again")
+
+    def read(self) -> api.Model:
+        """The model, opened and checked. Raises the loader's typed errors, and PlanError if a file is no longer the same."""
+        from aspen_mp.planner import api
+
+        if self.path:
+            self.check()
+            model = api.load(self.path)
+            self.external = self.external or [plan_cache.File(path, plan_cache.stamp_of(os.stat(path))) for path in model.files]
+            self.check()
+            return model
+        size = os.fstat(self.fd).st_size
+        try:
+            return api.load(memoryview(mmap.mmap(self.fd, size, prot=mmap.PROT_READ)) if size else b"")
+        except OSError as error:
+            raise ModelParseError(f"cannot read model {self.name!r}: {error.strerror}") from None
+
+
+def _kind(info: os.stat_result) -> str:
+    kinds = (("a directory", stat.S_ISDIR), ("a pipe", stat.S_ISFIFO), ("a socket", stat.S_ISSOCK), ("a device", stat.S_ISCHR))
+    return next((name for name, test in kinds if test(info.st_mode)), "something else")
+
+
+def _stamp(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+class Subject(Protocol):
+    """What a child is told of the model that it plans, as it stands when the child is forked."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def options(self) -> Options: ...
+    @property
+    def instances(self) -> int: ...
+    @property
+    def weights(self) -> Mapping[str, tuple[int, int]]:
+        """Where each packed weight is: number of the segment among the model's, and offset."""
+
+    @property
+    def weight_segments(self) -> Sequence[int]: ...
+    @property
+    def digest(self) -> bytes:
+        """Of the model's contents; empty where it is not known yet."""
+
+    @property
+    def files(self) -> Mapping[int, WeightFile]:
+        """What weight segments are called in the plan cache, by number."""
+
+
+class Planner:
+    """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
+
+    def __init__(self, model: Subject, plans: Cache | None) -> None:
+        self.keeper = cache_writer.Keeper(plans, model.options, model.digest, model.files) if plans is not None else None
+        self._source = model.source
+        self._options = model.options
+        self._instances = model.instances
+        self._name = model.name
+        self._directory = dict(model.weights)
+        self._n_segments = len(model.weight_segments)
+        self._opened: api.Model | None = None
+        self._derived: stages.Derived | None = None
+        self._ahead = Ahead()
+
+    def do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
+        try:
+            return self._do(message, side)
+        finally:
+            self._ahead.close()
+            if self._opened is not None:
+                self._opened.release()  # workers have the weights now; this process stays for a while
+
+    def _do(self, message: Inspect | PlanStage, side: ChildSide) -> Inspected | StagePlanned:
+        if self._opened is None:
+            side.progress("reading", 0, 1)
+            self._opened = self._source.read()
+            if self.keeper is not None and self._source.path:
+                self.keeper.read([self._source.path, *self._opened.files])
+        if isinstance(message, Inspect):
+            found = _inspect(self._opened, self._source)
+            if self.keeper is not None:
+                self.keeper.inspected(found)
+            return found
+        return self._plan(self._opened, message, side)
+
+    def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
+        from aspen_mp.planner import api, stages
+        from aspen_mp.planner.build import PlanOptions
+        from aspen_mp.planner.cost import op_cost
+        from aspen_mp.planner.cost.machine import Machine
+
+        def sized(arena_bytes: int) -> None:
+            if not stays and _spare(arena_bytes, message.spares) < 0:
+                self._ahead.begin(_roomy(arena_bytes))
+
+        side.progress("planning", 0, 1)
+        stays = message.search or message.stretch is not None
+        bindings = [_bindings(stage) for stage in message.stages]
+        capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
+        mine = self._options
+        how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
+        options = api.Options(
+            winograd=mine.winograd,
+            accuracy=mine.accuracy,
+            strassen=mine.strassen,
+            sums_bytes=mine.sums_bytes,
+            pairs=mine.pairs,
+            capacities=capacities,
+            planning=how,
+            build=PlanOptions(sized=sized),
+        )
+        machine = Machine.of_speeds(message.speeds, op_cost.rates())
+        self._derived = self._derived or stages.Derived()
+        result, rigid = None, False
+        if message.stretch is not None:
+            result, rigid = _of_range(model, bindings[0], message.stretch, machine, options, self._derived)
+        if result is not None:
+            # What the plan cache keeps is looked up by the class that it is for.
+            message = msgspec.structs.replace(message, stretch=_class_of(result, message.stretch))
+        else:
+            message, stays = msgspec.structs.replace(message, stretch=None), message.search
+            result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
+        plan = result.plan
+        if plan is None:
+            return StagePlanned(0, [], [], result.needs, False, False, [], [], rigid=rigid)
+        used, packed = self._pack(plan, side)
+        if packed:
+            self._source.check()
+        number = {segment: i for i, segment in enumerate(used)}
+        plan.place_weights({item.key: (number[self._directory[item.key][0]], self._directory[item.key][1]) for item in plan.weights})
+        with Segment.create("plan", plan.nbytes) as segment:
+            plan.write(segment.buf)
+            side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
+        arena_bytes = plan.arena_layout()["arena_bytes"]
+        spare = -1 if stays else _spare(arena_bytes, message.spares)
+        # Else there is one: the next request may well be for another plan.
+        for k in range(self._instances if stays else 1 if spare < 0 else 0):
+            if k and not spacious(arena_bytes):
+                break  # requests that could have run side by side take turns
+            made = None if stays else self._ahead.take(arena_bytes)
+            with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
+                side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
+        self._ahead.close()  # before the plan cache's writer is forked
+        answer = StagePlanned(
+            plan.request_bytes,
+            [_slot(info) for info in plan.inputs],
+            [_slot(info) for info in plan.outputs],
+            [],
+            not result.more,
+            result.kind == "dynamic",
+            used,
+            packed,
+            spare=spare,
+            stretched=None if result.elastic is None else _stretched(result.elastic),
+            rigid=rigid,
+            work_ns=float(plan.tile_costs().ns.sum()),
+        )
+        if self.keeper is None:
+            return answer
+        answer = self.keeper.planned(message, plan, answer)
+        if message.keep:
+            self.keeper.write()
+        return answer
+
+    def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
+        """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
+        in which its operands know them, and the new directory entries."""
+        used = sorted({self._directory[item.key][0] for item in plan.weights if item.key in self._directory})
+        missing = [item for item in plan.weights if item.key not in self._directory]
+        if missing and len(used) >= _tables.LIMITS["weights"]:
+            used, missing = [], list(plan.weights)
+        packed: list[tuple[str, int, int]] = []
+        if missing:
+            offset = _ALIGN
+            for item in missing:
+                packed.append((item.key, self._n_segments, offset))
+                offset += -(-item.nbytes // _ALIGN) * _ALIGN
+            offset += _ALIGN  # for the mark of a file in the plan cache
+            fd, nbytes = -1, 0
+            if self.keeper is not None:
+                fd, nbytes = self.keeper.weights(self._n_segments, offset, [(key, start) for key, _, start in packed])
+            if fd >= 0:
+                side.send(JobSegment("weights", nbytes), (fd,))
+                os.close(fd)
+            else:
+                with Segment.create("weights", offset) as segment:
+                    for done, (item, (_, _, start)) in enumerate(zip(missing, packed, strict=True)):
+                        if done % 16 == 0:
+                            side.progress("packing weights", done, len(missing))
+                        item.write(segment.buf[start : start + item.nbytes])
+                    side.send(JobSegment("weights", segment.nbytes), (segment.fd,))
+                    if self.keeper is not None:
+                        self.keeper.packed(self._n_segments, segment.fd)
+            used.append(self._n_segments)
+            self._n_segments += 1
+            self._directory.update({key: (number, start) for key, number, start in packed})
+        return used, packed
+
+
+def _of_range(
+    model: api.Model, bindings: Mapping[str, api.Binding], stretch: Stretch, machine: Machine, options: api.Options, derived: stages.Derived
+) -> tuple[api.StageResult | None, bool]:
+    """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
+    from aspen_mp.planner import api
+
+    per = {name: tuple(map(int, row)) for name, row in zip(bindings, stretch.mask, strict=True)}
+    parts = [*([] if stretch.wide is None else [stretch.wide]), *shape_buckets.around(stretch.least, stretch.most, stretch.extent)]
+    for least, most in parts:
+        wanted = api.Stretch(least, most, per)
+        longest = {
+            name: replace(bound, shape=wanted.shape(name, bound.shape or (), stretch.extent, most)) for name, bound in bindings.items()
+        }
+        even = (least, most) == stretch.wide
+        try:
+            found = api.plan_range(
+                model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, even=even
+            )
+            return found, False
+        except api.Rigid as reason:
+            if not reason.elsewhere:
+                return None, True
+        except AspenError:  # the model may not take the longest: positions that there are no embeddings for
+            continue
+    return None, False
+
+
+def _class_of(result: api.StageResult, stretch: Stretch | None) -> Stretch | None:
+    """The class of extents that a plan was made for, which may be for a part of it."""
+    if stretch is None or result.elastic is None:
+        return None
+    found = result.elastic.stretch
+    return stretch.widest if (found.least, found.most) == stretch.wide else stretch.narrow
+
+
+def _stretched(elastic: Elastic) -> shape_buckets.Stretched:
+    def rows(found: Sequence[Steps]) -> list[list[protocol.Steps]]:
+        return [
+            [
+                protocol.Steps(axis, per, every, rest)
+                for axis, (per, every, rest) in enumerate(zip(s.per.tolist(), s.every.tolist(), s.rest.tolist(), strict=True))
+                if per
+            ]
+            for s in found
+        ]
+
+    return shape_buckets.Stretched(elastic.stretch.least, elastic.stretch.most, rows(elastic.shapes[0]), rows(elastic.shapes[1]))
+
+
+def _spare(needed: int, spares: Sequence[int]) -> int:
+    """Which of arenas of these sizes is large enough and not much too large; -1 for none."""
+    fit = [k for k, nbytes in enumerate(spares) if needed <= nbytes <= 2 * needed + _ROOMY]
+    return min(fit, key=lambda k: spares[k], default=-1)
+
+
+def _roomy(needed: int) -> int:
+    """Bytes for an arena that others are to fit in, which need a little more."""
+    step = 1 << max((needed // 8).bit_length(), 12)
+    return -(-needed // step) * step
+
+
+def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket) -> None:
+    """The child's main function."""
+    from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.job import progress
+
+    gc.freeze()  # what is here stays shared with the planner process
+    gc.set_threshold(GARBAGE)
+    op_cost.use(rates)
+    planner, side = Planner(model, plans), ChildSide(sock)
+    progress.tell(side.further)
+    side.run(planner.do)
+
+
+def _inspect(model: api.Model, source: Source) -> Inspected:
+    found = model.signature
+    inputs = [*map(_value, found.inputs), *(_value(v, optional=True) for v in found.overridable)]
+    return Inspected(model.graph.name, source.digest(), inputs, [_value(v) for v in found.outputs], source.external)
+
+
+def _value(info: api.ValueInfo, optional: bool = False) -> protocol.ValueInfo:
+    shape = None if info.shape is None else list(info.shape)
+    return protocol.ValueInfo(info.name, str(info.dtype), shape, info.kind, optional, info.type, list(info.keys))
+
+
+def _slot(info: TensorInfo) -> protocol.Slot:
+    return protocol.Slot(info.name, info.dtype, list(info.shape), info.offset, info.nbytes)
+
+
+def _bindings(stage: Sequence[protocol.Bind]) -> dict[str, api.Binding]:
+    bindings = {bind.name: _binding(bind) for bind in stage}
+    if len(bindings) != len(stage):
+        twice = next(bind.name for k, bind in enumerate(stage) if bind.name in {other.name for other in stage[:k]})
+        raise RequestError(f"{twice!r} is bound twice")
+    return bindings
+
+
+def _binding(bind: protocol.Bind) -> api.Binding:
+    import numpy as np
+
+    from aspen_mp.planner import api
+    from aspen_mp.shm import values
+
+    if bind.dtype == "object":
+        return api.Binding(np.dtype(object), tuple(bind.shape), None if bind.value is None else values.decode(bind.value))
+    dtype = values.dtype_by_name(bind.dtype)
+    if bind.value is None:
+        return api.Binding(dtype, tuple(bind.shape), None)
+    if len(bind.value) != prod(bind.shape) * dtype.itemsize:
+        raise RequestError(f"the value of {bind.name!r} has {len(bind.value)} bytes, not those of shape {bind.shape} of {bind.dtype}")
+    return api.Binding(dtype, tuple(bind.shape), np.frombuffer(bind.value, dtype).reshape(bind.shape))
+
+
+def clear_arena(fd: int, plan: Segment) -> None:
+    """Makes an arena that another plan has left as good as a new one for a plan that has been checked: its flags and counters are 0."""
+    import numpy as np
+
+    from aspen_mp.shm.tables import PLAN_HEADER
+
+    header = np.frombuffer(plan.buf, PLAN_HEADER, 1)[0]
+    begin, end = int(header["arena_counters"]), int(header["arena_data"])
+    with mmap.mmap(fd, end) as words:
+        words[begin:end] = bytes(end - begin)
+
+
+def checked_plan(
+    received: Received, result: StagePlanned, weights: list[int], arenas: list[int], checked: Segment | None = None
+) -> Segment:
+    """A plan that a child made, checked and in a segment of our own; the child cannot reach that one. `checked`: that segment, where it has
+    been checked already.
+
+    `weights`, `arenas`: sizes in bytes of the segments that it is going to be used with.
+    """
+    segment = checked or plan_checks.copied(received[2], received[1])
+    try:
+        if checked is None:
+            plan_checks.check(segment)
+        _check_sizes(segment, result, weights, arenas)
+    except BaseException:
+        segment.close()
+        raise
+    return segment
+
+
+def _check_sizes(plan: Segment, result: StagePlanned, weights: list[int], arenas: list[int]) -> None:
+    import numpy as np
+
+    from aspen_mp.shm.tables import PLAN_HEADER
+
+    header = np.frombuffer(plan.buf, PLAN_HEADER, 1)[0].copy()
+    if header["request_bytes"] != result.region:
+        raise PlanError(f"request_bytes: {header['request_bytes']} in the plan, {result.region} announced")
+    if header["n_weights"] != len(weights):
+        raise PlanError(f"n_weights: {header['n_weights']} in the plan, {len(weights)} segments there")
+    for i, (needed, there) in enumerate(zip(header["weights_bytes"], weights, strict=False)):
+        if needed > there:
+            raise PlanError(f"weights_bytes[{i}]: {needed}, the segment has {there}")
+    if not arenas or header["arena_bytes"] > min(arenas):
+        raise PlanError(f"arena_bytes: {header['arena_bytes']}, the arenas have {arenas}")
+    for slot in (*result.inputs, *result.outputs):
+        if slot.offset + slot.nbytes > result.region:
+            raise PlanError(f"{slot.name!r} ends at byte {slot.offset + slot.nbytes} of a region of {result.region}")

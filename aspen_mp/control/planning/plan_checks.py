@@ -1,0 +1,111 @@
+"""Whether a plan that a planning child has sent may be published.
+
+The child has read a file that may be hostile, so what it sends is copied to where it cannot reach, and checked there. For a plan of very
+many tiles that takes seconds. It is Python that checks, which would keep the interpreter's lock from the planner process's only thread, and
+a second thread there would make forking unsafe: so large plans are checked by a process forked for it, small ones at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from aspen_mp.control.wire.child_reaper import status_of
+from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
+from aspen_mp.shm.segments import Segment
+from aspen_mp.workers import process
+
+AT_ONCE: Final = 1 << 20
+"""Plans of up to so many bytes take as long to check as a fork does, or a little more."""
+_MOST_TEXT: Final = 4096
+_REFUSED: Final = 1
+
+
+def copied(fd: int, nbytes: int) -> Segment:
+    """The plan behind a descriptor that others hold too, in a segment of our own. PlanError where it is shorter than announced."""
+    data = os.pread(fd, nbytes, 0) if nbytes > 0 else b""
+    if not data or len(data) != nbytes:
+        raise PlanError(f"plan: {nbytes} bytes announced, {len(data)} there")
+    segment = Segment.create("plan", nbytes)
+    segment.buf[:nbytes] = data
+    return segment
+
+
+def check(segment: Segment) -> None:
+    """Raises PlanError unless workers may map this plan, which nobody else can write to."""
+    from aspen_mp.planner.plan import plan_file
+
+    try:
+        plan_file.validate(segment.buf)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers that no check of ours had thought of
+        raise PlanError(f"plan: {type(error).__name__}: {error}") from error
+
+
+class Check:
+    """`check` in a process of its own; `then(error)` follows, with None where the plan is good."""
+
+    def __init__(self, loop: Loop, segment: Segment, then: Callable[[AspenError | None], None]) -> None:
+        """Owns `segment` until `then` is called. Raises OSError where there is no process to be had."""
+        self.segment = segment
+        self._then: Callable[[AspenError | None], None] | None = then
+        self._heard, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pid = -1
+        parent = os.getpid()
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _run(parent, segment, told)
+            loop.reap(self._pid, self._ended)
+        except OSError:  # nobody would hear of its end
+            os.close(self._heard)
+            if self._pid > 0:
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+                status_of(self._pid)
+            raise
+        finally:
+            os.close(told)
+
+    def _ended(self, status: int) -> None:
+        text = ""
+        with suppress(BlockingIOError):
+            text = os.read(self._heard, _MOST_TEXT).decode(errors="replace")
+        os.close(self._heard)
+        if self._then is None:
+            return
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            self._then(None)
+        elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == _REFUSED:
+            self._then(PlanError(text or "plan: it was refused"))
+        else:
+            self._then(ResourceLimitError("the process that checks the plan was ended, most likely because memory ran out"))
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._then is not None:
+            self._then = None
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self.segment.close()
+
+
+def _run(parent: int, segment: Segment, told: int) -> NoReturn:
+    """In the forked process, which has nothing of its parent's open but its end of the pipe; the segment is mapped."""
+    status = _REFUSED + 1
+    try:
+        process.die_with(parent)
+        process.keep_only({told})
+        process.set_name("aspen-check")
+        process.set_oom_score(900)
+        process.plain_signals()
+        check(segment)
+        status = 0
+    except PlanError as error:
+        os.write(told, str(error).encode()[:_MOST_TEXT])
+        status = _REFUSED
+    finally:
+        os._exit(status)

@@ -1,0 +1,273 @@
+"""What happens when a worker dies: the world is stopped, queues and counters are made anew from what has been executed, and it goes on.
+
+    idle ── a worker dies ──► stopping ── every other has parked, or was ended and reaped ──► rebuilt ──► idle, and new workers start
+
+Requests in flight are continued, not lost. Where the dead worker may have written anywhere (it died of a fault of its own), they begin anew
+from their inputs. A tile whose execution ends worker after worker fails its request alone (PoisonTile).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.pool.recovery_stats import Outages
+from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_loop import Loop, Timer
+from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.bindings._mapping import Mapping
+from aspen_mp.shm.errors import AspenError
+from aspen_mp.shm.scarcity import reason
+
+PARK_S: Final = 2.0
+"""How long a worker may take to finish the tile in hand; then it is ended as well. Kernels take milliseconds, opaque tiles maybe longer."""
+AGAIN_S: Final = 1.0
+"""How soon it is looked again whether those are gone that were ended because they were late. Their ends are news anyway."""
+MEMORY_S: Final = 0.1
+"""How soon it is tried again to get memory without which the world cannot go on."""
+FAULTS: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+MOST_FAULTS: Final = 3
+MOST_KILLS: Final = 8
+MOST_HANGS: Final = 3
+MOST_BOOTS: Final = 8
+"""Workers in a row that end by themselves before they run: then no more are started."""
+MOST_DELAY_S: Final = 1.0
+BURST: Final = 8
+BURST_S: Final = 10.0
+"""More faults than `BURST` in this time: the next worker waits a second, so that a request that kills workers does not fill the machine."""
+
+
+@dataclass(slots=True)
+class Death:
+    """A worker that ended unasked. `number`: the signal, 0 if it exited by itself; `at`: (instance, tile, generation) it was executing.
+    `booted`: it had come to run. `hung`: it was ended because it did not come out of that tile; `late`: because it held a
+    recovery up, for which the tile is not blamed. `abandoned`: it was killed and does not
+    end, so `at` may still be written to."""
+
+    row: int
+    pid: int
+    cpu: int
+    why: str
+    number: int
+    at: tuple[int, int, int] | None
+    booted: bool
+    hung: bool = False
+    late: bool = False
+    abandoned: bool = False
+
+    @property
+    def killed(self) -> bool:
+        """Ended by others, not by a fault of its own."""
+        return not self.hung and self.number in {signal.SIGKILL, signal.SIGTERM}
+
+
+@dataclass(slots=True)
+class Recovery:
+    """`kill(rows)` ends workers, whose deaths are told when they have ended; `stopped(rows)` are those of them that have been stopped
+    (SIGSTOP), which would hold everybody up; `replace(instance)` gives an instance another arena; `refill()` starts one for each that has
+    died, `abandon()` does without them; `alive()` counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds
+    a tile's op; `after()` is called when the world goes on; `give_up(why)` when no worker stays alive."""
+
+    loop: Loop
+    table: _control.ControlTable
+    segments: SegmentStore
+    kill: Callable[[list[int]], None]
+    stopped: Callable[[list[int]], list[int]]
+    replace: Callable[[int], None]
+    refill: Callable[[], None]
+    abandon: Callable[[], int]
+    alive: Callable[[], int]
+    running: Callable[[], int]
+    op_of: Callable[[int, int], int]
+    after: Callable[[], None]
+    give_up: Callable[[str], None]
+    journal: Journal
+    deaths: int = 0
+    given_up: int = 0
+    recoveries: int = 0
+    last: str = ""
+    last_stop_s: float = 0.0
+    totals: Counter[str] = field(default_factory=Counter)
+    outages: Outages = field(default_factory=Outages)
+    _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _hangs: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    _unborn: int = 0
+    _failed: int = 0
+    _poisoned: list[tuple[int, int, int]] = field(default_factory=list)
+    _lost: set[tuple[int, int]] = field(default_factory=set)
+    replaced: int = 0
+    _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
+    _since: float | None = None
+    _timer: Timer | None = None
+    _lacking: tuple[str, str] = ("", "")
+    _restart: bool = False
+    closed: bool = False
+
+    @property
+    def going_on(self) -> bool:
+        """Whether the world is stopped."""
+        return self._since is not None
+
+    def died(self, death: Death) -> None:
+        """Begins a recovery, or joins the one that goes on."""
+        if self.closed:
+            return
+        self.deaths += 1
+        self.outages.died(death.pid)
+        self.last = f"worker {death.row} on CPU {death.cpu} {death.why}"
+        self._unborn = 0 if death.booted else self._unborn + 1
+        # Whoever was killed by others (memory ran out, say) would perhaps have come to run.
+        self._failed = 0 if death.booted else self._failed + (not death.killed)
+        fault = death.number in FAULTS
+        if fault:
+            self._faults.append(time.monotonic())
+        self._restart |= fault or death.abandoned  # of the latter nobody knows what it is dying of
+        if death.at is not None:
+            if death.abandoned:
+                self._lost.add((death.at[0], death.at[2]))
+            if not death.late:
+                self._blame(death.at, fault, death.hung)
+        if self._since is None:
+            self._since = time.monotonic()
+            self.table.epoch_begin()
+        self.look()
+
+    def started(self) -> None:
+        """A new worker runs: starting them works again."""
+        self._unborn = self._failed = 0
+
+    def hangs(self, at: tuple[int, int, int]) -> int:
+        """How many workers have hung in this tile of a request."""
+        return self._hangs[at]
+
+    def _blame(self, at: tuple[int, int, int], fault: bool, hung: bool) -> None:
+        instance, tile, generation = at
+        counts, most = (self._hangs, MOST_HANGS) if hung else (self._attempts, MOST_FAULTS) if fault else (self._kills, MOST_KILLS)
+        counts[at] += 1
+        if counts[at] >= most:
+            self._poisoned.append((instance, generation, self.op_of(instance, tile)))
+
+    def look(self) -> None:
+        """Goes on with a recovery, if all have parked or are gone. To be called when a worker has parked, ended or been stopped."""
+        if self._since is None or self.closed:
+            return
+        late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
+        left = self._since + PARK_S - time.monotonic()
+        doomed = late if left < 0 else self.stopped(late)
+        if doomed:
+            self.kill(doomed)
+        if late:
+            self._look_in(left if left > 0 else AGAIN_S)
+        elif not self._replace_lost() or (buffers := self._mapped()) is None:
+            self._look_in(MEMORY_S)
+        else:
+            self._rebuild(buffers)
+
+    def _look_in(self, seconds: float) -> None:
+        """Instead of whenever it was to be looked before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.later(seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+
+    def _replace_lost(self) -> bool:
+        """What workers that do not end may still write to is used no more. False: there is no memory to replace it with, so the world has
+        to stand still."""
+        for instance, generation in list(self._lost):
+            if self.table.instance(instance)["generation"] == generation:
+                try:
+                    self.replace(instance)
+                except (AspenError, OSError, MemoryError) as error:
+                    self._lacks("arena-not-replaced", error)
+                    return False
+                self.replaced += 1
+            self._lost.discard((instance, generation))
+        return True
+
+    def _lacks(self, event: str, error: BaseException) -> None:
+        """It is tried again and again, but said once."""
+        why = reason(error)
+        if (event, why) != self._lacking:
+            self._lacking = event, why
+            self.journal.warning(event, why=why)
+
+    def _mapped(self) -> dict[int, Mapping] | None:
+        """What is to be rebuilt, mapped, by segment. None: there is no memory for that (address space, mappings), so the world has to stand
+        still."""
+        buffers: dict[int, Mapping] = {}
+        try:
+            for segment in self.table.recovery_segments(restart=self._restart):
+                held = self.segments[segment]
+                buffers[segment] = Mapping(held.fd, held.nbytes, held.role != "plan")
+        except (OSError, MemoryError) as error:
+            for mapping in buffers.values():
+                mapping.close()
+            self._lacks("recovery-waits", error)
+            return None
+        self._lacking = "", ""
+        return buffers
+
+    def _rebuild(self, buffers: dict[int, Mapping]) -> None:
+        assert self._since is not None
+        for instance, generation, op in self._poisoned:  # now that the world stands still, the instance cannot become another request's
+            self.table.fail(instance, generation, _control.ERRORS["POISON"], op)
+        self._poisoned.clear()
+        outcome = self.table.recover(buffers, restart=self._restart)
+        self.totals.update(outcome)
+        for mapping in buffers.values():
+            mapping.close()
+        self.table.epoch_end()
+        self.recoveries += 1
+        self.last_stop_s = time.monotonic() - self._since
+        self.journal.warning("recovered", seconds=self.last_stop_s, **outcome)
+        self.outages.ended(self.running(), self._restart)
+        self._since = None
+        self._restart = False
+        self._forget_old()
+        self.after()
+        self._refill()
+
+    def _forget_old(self) -> None:
+        """Blame is for a request: it ends with it."""
+        for counts in (self._attempts, self._kills, self._hangs):
+            for at in list(counts):
+                if self.table.instance(at[0])["generation"] != at[2]:
+                    del counts[at]
+
+    def _refill(self) -> None:
+        """Replaces the dead: at once, but later and later where they do not even come to run."""
+        if self._failed >= MOST_BOOTS:
+            n = self.abandon()
+            if n:
+                self.given_up += n
+                self.journal.warning("workers-given-up", workers=n, left=self.alive(), why=self.last)
+            if not self.alive():
+                self.give_up(self.last)
+            return
+        delay = min(MOST_DELAY_S, 0.01 * 2**self._unborn) if self._unborn else 0.0
+        if len(self._faults) == BURST and time.monotonic() - self._faults[0] < BURST_S:
+            delay = MOST_DELAY_S
+        if delay:
+            self.loop.later(delay, self._start)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.refill()
+        except Exception as error:
+            self.last = f"a worker could not be started: {error}"
+            self.journal.warning("worker-not-started", why=str(error))
+            if not self.alive():
+                self.give_up(self.last)

@@ -1,0 +1,225 @@
+"""Where worker processes come from: the zygote forks them, or, where there is none, they are started as new programs.
+
+A worker says HELLO with its process id before anything else. So whoever asked the zygote for one learns of it even if the zygote dies right
+after the fork; and a socket that closes without a HELLO had no worker.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of, watched
+from aspen_mp.control.wire.spawn import spawn, start_worker
+from aspen_mp.shm.scarcity import is_scarce
+from aspen_mp.workers import process, wire
+
+if TYPE_CHECKING:
+    from aspen_mp.control.wire.event_log import Journal
+    from aspen_mp.control.wire.event_loop import Loop
+
+ANSWER_S: Final = 2.0
+"""A zygote that has not forked after so long is stuck (stopped, perhaps) and is ended."""
+MOST_DEATHS: Final = 3
+"""Zygotes in a row that die without having forked a worker: then there is none any more."""
+AGAIN_S: Final = 1.0
+"""How soon it is tried again to start one where descriptors, memory or processes were lacking."""
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self._pid = 0
+        self._pidfd = -1
+        self._sock: socket.socket | None = None
+        self._ready = False
+        self._deaths = 0
+        self._early: deque[socket.socket] = deque()
+        self._loop: Loop | None = None
+        self._journal: Journal | None = None
+
+    # ---- the zygote
+
+    @property
+    def zygote(self) -> int:
+        """Its process id; 0 where there is none."""
+        return self._pid
+
+    def fork_zygote(self) -> None:
+        """Forks it from this process, which has one thread and has imported little; where that fails there is none."""
+        parent = os.getpid()
+        with suppress(OSError):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                if os.getpid() == parent:
+                    theirs.close()
+            if pid == 0:
+                _be_zygote(parent, theirs)
+            self._take(pid, ours)
+
+    def _spawn_zygote(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = spawn("aspen_mp.workers.zygote", [str(os.getpid())], theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._take(pid, ours)
+
+    def _take(self, pid: int, sock: socket.socket) -> None:
+        """OSError, and the process is ended, where its end could not be watched."""
+        try:
+            self._pidfd = watched(pid)
+        except OSError:
+            sock.close()
+            raise
+        self._pid, self._sock, self._ready = pid, sock, False
+
+    def watch(self, loop: Loop, journal: Journal) -> None:
+        """From now on a zygote that dies is replaced."""
+        self._loop, self._journal = loop, journal
+        self._watch()
+
+    def _renew(self) -> None:
+        """Another zygote. Where one cannot be started that is tried again; until then workers are started as programs."""
+        if self._sock is not None or self._loop is None:
+            return
+        try:
+            self._spawn_zygote()
+            self._watch()
+        except OSError as error:
+            if self._sock is not None:
+                self._end()
+            if is_scarce(error):
+                self._loop.later(AGAIN_S, self._renew)
+
+    def _watch(self) -> None:
+        if self._loop is not None and self._sock is not None:
+            from aspen_mp.control.wire.event_loop import PRIORITY_WORKER
+
+            self._loop.watch(self._pidfd, PRIORITY_WORKER, self._died)
+
+    def _died(self) -> None:
+        """It has ended, or is to: reaps it and starts another."""
+        status = self._end()
+        self._deaths += 1
+        if self._journal is not None:
+            self._journal.warning("zygote-died", pid=status[0], status=status[1])
+        if self._deaths < MOST_DEATHS:
+            self._renew()
+
+    def _end(self) -> tuple[int, int]:
+        """Ends the zygote and reaps it: (pid, exit code)."""
+        assert self._sock is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        pid, self._pid = self._pid, 0
+        status = -signal.SIGKILL
+        if ended(self._pidfd, REAP_S):
+            status = os.waitstatus_to_exitcode(status_of(pid))
+        elif self._loop is not None:
+            self._loop.reap(pid)
+        if self._loop is not None:
+            self._loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self._sock.close()
+        self._sock, self._ready = None, False
+        return pid, status
+
+    def close(self) -> None:
+        """Ends the zygote; there are no workers any more. Early ones that were never taken see their sockets close, and leave."""
+        self.dismiss_early()
+        if self._sock is not None:
+            self._end()
+
+    # ---- workers
+
+    def ask_early(self, number: int) -> None:
+        """So many workers begin to boot; `start` hands these out first."""
+        for _ in range(number):
+            sock = self._ask(wait=True)
+            if sock is None:
+                return
+            self._early.append(sock)
+
+    def dismiss_early(self) -> None:
+        """Early worker processes that are not wanted after all."""
+        while self._early:
+            sock = self._early.popleft()
+            pid = self._hello(sock)
+            sock.close()  # at which it leaves
+            if pid and self._loop is not None:
+                self._loop.reap(pid)
+
+    def start(self) -> tuple[int, socket.socket]:
+        """A worker process that waits for its setup: its pid and the socket to it. Raises OSError."""
+        sock = self._early.popleft() if self._early else self._ask()
+        if sock is not None:
+            pid = self._hello(sock)
+            if pid:
+                self._deaths = 0
+                return pid, sock
+            sock.close()
+        return start_worker()
+
+    def _ask(self, *, wait: bool = False) -> socket.socket | None:
+        """Asks the zygote for a worker, whose socket is returned. None where it is not there, or, unless told to `wait`, not ready yet."""
+        if self._sock is None or not (wait or self._is_ready()):
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            wire.send(self._sock, wire.FORK, fds=(theirs.fileno(),))
+        except OSError:
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+        return ours
+
+    def _is_ready(self) -> bool:
+        assert self._sock is not None
+        if not self._ready and _readable(self._sock, 0):
+            with suppress(EOFError, OSError):
+                self._ready = wire.receive(self._sock)[0] == wire.HELLO
+        return self._ready
+
+    def _hello(self, sock: socket.socket) -> int:
+        """The pid of the worker at the other end; 0 where there is none."""
+        if not _readable(sock, ANSWER_S):
+            if self._sock is not None:
+                self._died()  # with it goes its copy of the worker's socket: what follows does not wait
+            else:
+                return 0
+        with suppress(EOFError, OSError):
+            kind, pid, *_ = wire.receive(sock)
+            if kind == wire.HELLO:
+                return pid
+        return 0
+
+
+def _be_zygote(parent: int, sock: socket.socket) -> NoReturn:
+    """In the forked process."""
+    try:
+        process.keep_only({sock.fileno()})
+        from aspen_mp.workers import zygote
+
+        zygote.serve(parent, sock)
+    finally:
+        os._exit(1)
+
+
+def _readable(sock: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))

@@ -1,0 +1,100 @@
+"""Waiting for a runtime of some name to come: the run directory is watched (inotify), nothing is polled."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Final
+
+from aspen_mp.control.wire import run_directory
+from aspen_mp.shm.errors import RuntimeNotFound
+
+_CREATE: Final = 0x100
+_MOVED_TO: Final = 0x80
+_GONE: Final = 0x400 | 0x800 | 0x8000  # the directory itself: deleted, moved, no longer watched
+_EVENT: Final = struct.Struct("iIII")
+
+
+class Watch:
+    """The run directory, in which a socket may appear. OSError where the kernel gives no watch."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            raise _failure()
+        try:
+            directory = run_directory.open_directory(create=True)  # a new runtime would make it first
+            try:
+                if libc.inotify_add_watch(self._fd, f"/proc/self/fd/{directory}".encode(), _CREATE | _MOVED_TO | _GONE & 0xFFF) < 0:
+                    raise _failure()
+            finally:
+                os.close(directory)  # or its removal would not be told
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.ended = False
+        """Whether the directory is no longer what its name leads to."""
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    def wait(self, seconds: float, stop: int) -> bool:
+        """Sleeps until something has appeared in the directory, or it has gone. False after `seconds`, and once `stop` is readable."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(stop, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        if self._fd not in ready or stop in ready:
+            return False
+        with suppress(BlockingIOError):
+            data = os.read(self._fd, 1 << 16)
+            while data:
+                _, mask, _, length = _EVENT.unpack_from(data)
+                self.ended |= bool(mask & _GONE)
+                data = data[_EVENT.size + length :]
+        return True
+
+
+def _failure() -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, f"the run directory cannot be watched: {os.strerror(error)} (sysctl fs.inotify limits watches)")
+
+
+def sockets(name: str, until: float, stop: int) -> Iterator[socket.socket]:
+    """Connected sockets to the runtime `name`: one as soon as it listens, and, where the caller asks for more, one at each later change.
+
+    `until`: of `time.monotonic`; there is at least one attempt. `stop`: a descriptor that ends the wait when it is readable. Raises
+    RuntimeNotFound where none came, ProtocolError where the run directory or its socket is not to be trusted.
+    """
+    missing: RuntimeNotFound | None = None
+    with ExitStack() as stack:
+        watch: Watch | None = None
+        while True:
+            try:
+                sock = run_directory.connect(name)
+                missing = None
+            except RuntimeNotFound as error:
+                missing = error
+            else:
+                yield sock
+            if watch is not None and not watch.ended:
+                if not watch.wait(until - time.monotonic(), stop):
+                    break
+            elif time.monotonic() < until:  # what happened before this watch began the next attempt sees
+                stack.close()
+                watch = stack.enter_context(Watch())
+            else:
+                break
+    if missing is not None:
+        raise missing

@@ -1,0 +1,262 @@
+"""Where named runtimes are found: a private directory with a socket and a lock file for each name.
+
+The lock is held for the life of the planner process, so a held lock means a living runtime whatever process ids say. Only taking it tells
+whether it is held; so that nobody who looks is taken for a runtime, everybody locks the directory for as long as that lasts: whoever looks
+shared, whoever claims or cleans alone. Sockets are bound and connected through /proc/self/fd, which also keeps long directory names within
+the 107 bytes of a socket address.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from aspen_mp.control.wire.identity import Address, check_peer
+from aspen_mp.shm.errors import AspenError, ProtocolError, RuntimeNotFound
+from aspen_mp.shm.scarcity import is_scarce
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """A runtime's name: 1 to 64 letters, digits, `_`, `.` or `-`, the first a letter or digit. ValueError, or TypeError."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a runtime must be a string, not {name!r} ({type(name).__name__})")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no runtime name: 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit")
+    return name
+
+
+def path() -> str:
+    """The run directory of this user; it need not exist."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(base, "aspen-mp") if base and os.path.isabs(base) else f"/tmp/aspen-mp-{os.getuid()}"
+
+
+def open_directory(*, create: bool) -> int:
+    """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError; with
+    `create` AspenError where it cannot be made."""
+    where = path()
+    if create:
+        try:
+            os.mkdir(where, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise AspenError(_unusable(error)) from None
+    try:
+        fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
+    except OSError as error:
+        if os.path.islink(where):
+            raise ProtocolError(f"{where} is a link; remove it") from error
+        raise
+    info = os.fstat(fd)
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
+        os.close(fd)
+        mode = f"{stat.S_IMODE(info.st_mode):04o}"
+        raise ProtocolError(f"{where} belongs to user {info.st_uid} with mode {mode}; it must be yours with mode 0700")
+    return fd
+
+
+def _unusable(error: OSError) -> str:
+    return (
+        f"a runtime with a name needs files in the directory {path()}, which cannot be made ({error.strerror}); "
+        "set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
+    )
+
+
+@contextmanager
+def _locked(directory: int, kind: int) -> Iterator[None]:
+    """The directory, locked for moments: LOCK_SH or LOCK_EX."""
+    fcntl.flock(directory, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(directory, fcntl.LOCK_UN)
+
+
+class Claim:
+    """A runtime name held by this process: the lock, and after `listen` the socket. `release` removes both files."""
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name)
+        self._dir = open_directory(create=True)
+        self._lock = -1
+        try:
+            with _locked(self._dir, fcntl.LOCK_EX):
+                self._lock = self._acquire()
+        except BaseException:
+            os.close(self._dir)
+            raise
+
+    def _acquire(self) -> int:
+        while True:
+            try:
+                fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+            except OSError as error:
+                if is_scarce(error) and error.errno != errno.ENOSPC:
+                    raise
+                raise AspenError(_unusable(error)) from None
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(fd, 32).decode("ascii", "replace").strip()
+                os.close(fd)
+                raise AspenError(f"a runtime named {self.name!r} is running already (process {holder or 'unknown'})") from None
+            # A runtime that ends may have removed the file between our open and our flock: then lock the new one.
+            with suppress(FileNotFoundError):
+                now = os.stat(f"{self.name}.lock", dir_fd=self._dir, follow_symlinks=False)
+                if os.path.samestat(now, os.fstat(fd)):
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                    return fd
+            os.close(fd)
+
+    def listen(self) -> socket.socket:
+        """The listening socket, mode 0600. Only the holder of the lock gets here, so socket files that exist are a dead one's.
+
+        The file gets its name once somebody listens: whoever sees it come can connect."""
+        new = f"{self.name}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=self._dir)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        mask = os.umask(0o177)
+        try:
+            sock.bind(f"/proc/self/fd/{self._dir}/{new}")
+            sock.listen(64)
+            os.rename(new, f"{self.name}.sock", src_dir_fd=self._dir, dst_dir_fd=self._dir)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            os.umask(mask)
+        return sock
+
+    def release(self) -> None:
+        if self._lock < 0:
+            return
+        _remove(self._dir, self.name)
+        os.close(self._lock)
+        os.close(self._dir)
+        self._lock = -1
+
+
+def connect(name: str) -> socket.socket:
+    """A connected socket to the runtime `name` of this user. Raises RuntimeNotFound if none is running, ProtocolError if the socket is
+    another user's."""
+    check_name(name)
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        raise _not_found(name) from None
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
+            check_peer(sock)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            raise _not_found(name) from None
+        except BaseException:
+            sock.close()
+            raise
+    finally:
+        os.close(directory)
+    return sock
+
+
+def _not_found(name: str) -> RuntimeNotFound:
+    alive = sorted(other for other, lives in names().items() if lives)
+    if name in alive:
+        return RuntimeNotFound(f"the runtime named {name!r} in {path()} does not listen: it is about to start, or to end")
+    there = f"running: {', '.join(alive)}" if alive else "nothing runs there"
+    return RuntimeNotFound(f"no runtime named {name!r} is running in {path()} ({there}); start one: aspen-mp launch --name {name}")
+
+
+def listen_unnamed() -> tuple[socket.socket, Address]:
+    """A listening socket for the handles of a runtime that get into other processes, and its address. In the kernel's own name space, so
+    that nothing is left of it, whatever is killed; who may connect is for the caller to check."""
+    name = f"aspen-mp-{os.getuid()}-{os.urandom(8).hex()}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind("\0" + name)
+        sock.listen(64)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, Address.make(name)
+
+
+def connect_to(address: Address) -> socket.socket:
+    """A connected socket to the runtime that listens at an address of `listen_unnamed`. Raises OSError if nobody listens there, and what
+    `check_peer` raises if somebody else does; nothing has been sent then. The caller checks the secret."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect("\0" + address.socket)
+        check_peer(sock, address.started)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def names() -> dict[str, bool]:
+    """Every name with files in the run directory, and whether its runtime is alive. Never raises for a missing directory."""
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        return {}
+    try:
+        with _locked(directory, fcntl.LOCK_SH):
+            return {name: _held(directory, name) for name in _names(directory)}
+    finally:
+        os.close(directory)
+
+
+def clean() -> list[str]:
+    """Removes the files of runtimes that no longer live (killed ones leave them); returns their names."""
+    try:
+        directory = open_directory(create=False)
+    except FileNotFoundError:
+        return []
+    try:
+        with _locked(directory, fcntl.LOCK_EX):
+            removed = [name for name in _names(directory) if not _held(directory, name)]
+            for name in removed:
+                _remove(directory, name)
+        return removed
+    finally:
+        os.close(directory)
+
+
+def _names(directory: int) -> list[str]:
+    entries = (entry.rpartition(".") for entry in os.listdir(directory))
+    return sorted({stem for stem, _, suffix in entries if suffix in {"new", "sock", "lock"} and _NAME.fullmatch(stem)})
+
+
+def _remove(directory: int, name: str) -> None:
+    for suffix in ("new", "sock", "lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(f"{name}.{suffix}", dir_fd=directory)
+
+
+def _held(directory: int, name: str) -> bool:
+    try:
+        fd = os.open(f"{name}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

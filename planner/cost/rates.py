@@ -1,0 +1,195 @@
+"""What one core of this machine reaches, as the cost model uses it: measured once by `aspen-mp doctor --calibrate`, or built in.
+
+Rates size tiles, order them and predict times. They never choose an algorithm, because algorithms differ in their last bits and results
+must not depend on who measured what: such choices use the built-in figures of `cost`.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from typing import Final
+
+import msgspec
+
+from aspen_mp.planner.job.options import Vectors
+
+FORMAT: Final = 7
+FARTHEST: Final = 100.0
+"""What `far` may be at most."""
+
+
+class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Operations and bytes per nanosecond (10⁹ a second) on one core, and nanoseconds.
+
+    `matrix`: multiply-adds of matrix kernels, counted as two. `cold`: memory traffic that misses the caches: weights, and activations of
+    large layers; `together`: the same of all cores together; `warm`: activations that another tile left in a cache. `tile_ns`: what
+    a tile costs besides its arithmetic: scheduling, cold start of a kernel, uneven ends. `factors`: by kernel (`cost.kernel`), how long its
+    tiles take beside what the model of the kernel makes of all this; 1 where nothing is said. `cached`: bytes of activations of an op that
+    stay in the last-level cache until they are read. `far`: nanoseconds more for a byte that another core has written than for one of
+    the core's own: it is fetched from the other's cache, and taken back when it is written again; nothing is hidden behind arithmetic.
+    `transforms`: how long transforming the input of WINO takes, beside what the model of it makes of that; not a factor of a kernel,
+    because it is what tiles of one node share, so it says which of them should.
+    """
+
+    matrix: float = 118.0
+    cold: float = 25.0
+    warm: float = 60.0
+    together: float = 33.0
+    tile_ns: float = 2000.0
+    factors: dict[str, float] = {}
+    cached: int = 16 << 20
+    far: float = 0.0
+    transforms: float = 1.0
+
+
+BUILT_IN: Final = Rates()
+"""Of cores with vectors of 512 bits that they take in two halves (Zen 4, whose kernels the models were made of), and of those that are not
+known."""
+SHORT_VECTORS: Final = Rates(
+    matrix=98.0,
+    cold=21.0,
+    warm=33.0,
+    together=31.5,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 1.4, "CONV": 0.95, "GEMM": 0.95, "PWDW": 1.1, "DWCONV": 1.0, "NGEMM": 0.97, "IGEMM": 1.33}
+    | {"BINARY": 0.65, "UNARY": 0.65, "COPY": 1.6, "GATHER": 0.95, "NORM": 0.82, "POOL": 0.75, "RESIZE": 0.8, "DEQUANTIZE": 0.75}
+    | {"WINO 1x4": 0.97, "WINO 4x1": 0.98, "WINO 1x6": 0.99, "WINO 6x1": 1.02}
+    | {"WINO 2x2": 0.92, "WINO 3x3": 0.86, "WINO 4x4": 0.93, "WINO 5x5": 1.15, "WINO 6x6": 0.98},
+    far=0.015,
+    transforms=2.5,
+)
+"""Of cores with vectors of 256 bits (Zen 3, a server's): a lower clock, and half the rate between tiles."""
+WHOLE_VECTORS: Final = Rates(
+    matrix=226.0,
+    cold=36.0,
+    warm=60.0,
+    together=48.0,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
+    | {"NGEMM": 0.93, "IGEMM": 0.85, "ICONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "EXTREMES": 0.4}
+    | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
+    | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94},
+)
+"""Of AMD's cores that take vectors of 512 bits whole (Zen 5)."""
+INTEL: Final = "GenuineIntel"
+WHOLE_VECTORS_INTEL: Final = Rates(
+    matrix=165.0,
+    cold=15.5,
+    warm=32.0,
+    together=28.0,
+    tile_ns=1800.0,
+    factors={"ATTENTION": 1.35, "CONV": 0.93, "GEMM": 0.86, "PWDW": 0.92, "DWCONV": 0.57, "STRASSEN": 0.8}
+    | {"BINARY": 0.78, "COPY": 2.0, "GATHER": 0.6, "NORM": 0.92, "POOL": 1.03, "RESIZE": 1.42}
+    | {"WINO 1x4": 1.23, "WINO 4x1": 1.18, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
+    | {"WINO 2x2": 1.02, "WINO 3x3": 0.98, "WINO 4x4": 1.02, "WINO 5x5": 1.15, "WINO 6x6": 1.25},
+    far=0.05,
+)
+"""Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
+
+
+BYTES: Final = ("IGEMM", "ICONV")
+SLOW_BYTES: Final = 3.0
+"""How much longer products of bytes take where no instruction sums four of them."""
+
+
+def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tuple[Rates, str]:
+    """Rates and the name that plans made with them carry. `vendor`: see `vendor`. `sums_bytes`: whether the processor sums products of
+    bytes in one instruction."""
+    found, name = BUILT_IN, ""
+    if vectors == "short":
+        found, name = SHORT_VECTORS, "short vectors"
+    elif vectors == "whole":
+        found, name = (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
+    if sums_bytes:
+        return found, name
+    slow = {kernel: SLOW_BYTES * found.factors.get(kernel, 1.0) for kernel in BYTES}
+    return msgspec.structs.replace(found, factors=found.factors | slow), f"{name}, bytes in pairs".lstrip(", ")
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file: `rates`, and what they were made from, for people."""
+
+    format: int
+    processor: str
+    isa: str
+    version: str
+    measured: dict[str, float]
+    rates: Rates
+
+
+NAMES: Final = ("model name", "vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part")
+"""Lines of /proc/cpuinfo that say what a processor is. A name alone does not: virtual machines show the same one for unlike processors."""
+
+
+def processor(file: str = "/proc/cpuinfo") -> str:
+    """What the first processor is, by the kernel's list of them."""
+    found = _facts(file)
+    return (
+        ", ".join(found[name] if name == "model name" else f"{name} {found[name]}" for name in NAMES if name in found) or os.uname().machine
+    )
+
+
+def vendor(file: str = "/proc/cpuinfo") -> str:
+    """Who made it, as x86 processors say it themselves; "" where they do not."""
+    return _facts(file).get("vendor_id", "")
+
+
+def _facts(file: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() in NAMES:
+                    found.setdefault(name.strip(), value.strip())
+                elif not name.strip():
+                    break
+    except OSError:
+        pass
+    return found
+
+
+def path(folder: str, version: str) -> str:
+    """The calibration file of this processor, instruction set (as far as ASPEN_MP_ISA forces one) and version of the package."""
+    key = "\n".join((processor(), os.environ.get("ASPEN_MP_ISA", ""), version, str(FORMAT)))
+    return os.path.join(folder, f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
+
+
+def load(folder: str, version: str, otherwise: tuple[Rates, str] = (BUILT_IN, "")) -> tuple[Rates, str]:
+    """This machine's rates and the name that plans made with them carry; `otherwise` where it has not been calibrated or the file is of no
+    use."""
+    if not folder or not glob.glob(os.path.join(glob.escape(folder), "calibration-*.json")):
+        return otherwise
+    try:
+        with open(path(folder, version), "rb") as file:
+            data = file.read(1 << 20)
+        found = msgspec.json.decode(data, type=Calibration)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return otherwise
+    rates = found.rates
+    plain = [
+        rates.matrix,
+        rates.cold,
+        rates.warm,
+        rates.together,
+        rates.tile_ns,
+        float(rates.cached),
+        rates.transforms,
+        *rates.factors.values(),
+    ]
+    if found.format != FORMAT or not all(1e-6 < value < 1e9 for value in plain) or not 0 <= rates.far < FARTHEST:
+        return otherwise
+    return rates, hashlib.sha256(data).hexdigest()[:16]
+
+
+def save(folder: str, calibration: Calibration) -> str:
+    """Writes the file of this machine; returns its path."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    name = path(folder, calibration.version)
+    temporary = f"{name}.{os.urandom(6).hex()}.tmp"
+    with open(temporary, "xb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(calibration)))
+    os.replace(temporary, name)
+    return name

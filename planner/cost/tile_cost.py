@@ -1,0 +1,394 @@
+"""What a tile costs on one core, by its sides: the models that tile policy, search and simulation share.
+
+Arithmetic comes with the shapes that fill the micro-kernels badly (rows and columns are padded to blocks). What a tile reads and writes
+comes from a cache that others share: a model's own figure; what goes to memory behind the caches is added by `tile_costs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost.op_cost import PANEL
+from aspen_mp.planner.cost.scratch_reuse import Made
+from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.layout.packing.winograd import Blocks
+
+ROWS = 8
+"""Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
+ROWS_LOST = 0.6
+"""What a block of `ROW_BLOCK` rows costs besides its rows, in rows."""
+ROW_BLOCK = 12
+SEEN = 0.5
+"""What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
+UNPACKED, UNPACKED_HALVES = 0.6, 0.4
+"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
+HALF_COLUMNS = 20
+"""What half a panel at the end of whole ones takes, in columns."""
+BLOCKS, BLOCKS_LOST = 8, 3.0
+"""Blocks that WINO multiplies at a time, and what that costs besides them, in blocks."""
+SEVEN, SEVEN_RIGHT = 0.9, 3.5
+"""A multiply-add of GEMM in Strassen's seven products, in those of other products; what right factors cost a tile, in pairs of rows."""
+PRODUCTS = 1.25
+"""Products between the transforms of WINO, beside those of other matrix kernels: what is lost is counted in blocks."""
+TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
+"""Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
+WEIGHTS_CACHED = 1.5
+"""So much larger than activations may weights be that stay in the last-level cache."""
+FEW_WEIGHTS = 4 << 20
+LINE = 16
+CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
+"""How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
+
+UNITS = 16
+"""Of a panel of recurrent weights."""
+OWN_CACHE = 3 << 19
+"""Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those
+of other matrix kernels; what a term of the state before takes a row."""
+OWN_RATE, RECURRENT_PRODUCTS, STATE_NS = 100.0, 0.85, 0.1
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def cached_weights() -> float:
+    """Bytes of weights that are still in the last-level cache when they are read again."""
+    return WEIGHTS_CACHED * op_cost.rates().cached
+
+
+def _rows(m: Ints) -> Floats:
+    """What so many rows take, in rows of whole blocks."""
+    return np.asarray(m + ROWS_LOST * -(-m // ROW_BLOCK))
+
+
+def _columns(n: Ints) -> Ints:
+    """What so many columns of CONV take, in columns of whole panels."""
+    full, rest = n // PANEL * PANEL, n % PANEL
+    half = np.where(full > 0, HALF_COLUMNS, PANEL // 2)
+    return np.asarray(full + np.where(rest == 0, 0, np.where(rest <= PANEL // 2, half, PANEL)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileCost:
+    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `cost.factor`."""
+
+    factor: float = 1.0
+
+    def __call__(self, sides: list[Ints]) -> Floats:
+        """By the axes that the kernel sees (rows …, columns)."""
+        return np.asarray(self.factor * self.modelled(sides))
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        """The same before the factor."""
+        raise NotImplementedError
+
+    def sides(self, box: Ints) -> list[Ints]:
+        """Those axes, from the sides [n, rank] of boxes over the output."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Product(TileCost):
+    """A matrix product. Axes: all leading ones together, rows, columns. `depth` multiply-adds an element; `batched`: the leading axes read
+    the weights anew; `seven`: by Strassen's algorithm, pairs of rows and of panels at a time; `item`: bytes of what is multiplied, so many
+    times fewer than four as multiply-adds take less time; `stored`: bytes of a weight where it is none of those, and becomes one first,
+    which takes as long as so many rows (`unpacked`)."""
+
+    depth: int
+    batched: bool
+    element_ns: float
+    seven: bool = False
+    item: int = 4
+    stored: float = 0.0
+    unpacked: float = 0.0
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.stored or float(self.item)
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        lead, m, n = sides
+        batches = lead if self.batched else np.ones_like(n)
+        m = m if self.batched else lead * m
+        full = batches * (_rows(m) + self.unpacked) * (-(-n // PANEL) * PANEL)
+        if self.seven:
+            full = batches * (SEVEN * 2 * (_rows(-(-m // 2)) + SEVEN_RIGHT) + self.unpacked) * (-(-n // (2 * PANEL)) * 2 * PANEL)
+        weights = batches * self.weight_bytes * n * self.depth
+        others = batches * m * (float(self.item) * self.depth + 4.0 * n)
+        ns = 2.0 * full * self.depth * self.item / (4 * op_cost.rates().matrix) + SEEN * (weights + others) / op_cost.rates().warm
+        return np.asarray(ns + self.element_ns * batches * m * n)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, :-2].prod(axis=1), box[:, -2], box[:, -1]]
+
+
+class ImageCost(TileCost):
+    """Axes: batch (of volumes: all their images), output rows and columns of an image, output channels."""
+
+    def sides(self, box: Ints) -> list[Ints]:
+        images = box[:, 0] * box[:, 2] if box.shape[1] == 5 else box[:, 0]
+        return [images, box[:, -2], box[:, -1], box[:, 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution(ImageCost):
+    """`planes`: images of input for one of output. `item`: see `Product`."""
+
+    channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    groups: int
+    group_outputs: int
+    element_ns: float
+    input_ns: float
+    narrow: bool = False
+    planes: float = 1.0
+    item: int = 4
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        depth = self.planes * self.channels * self.kernel[0] * self.kernel[1]
+        pixels = batch * height * width
+        read = self.planes * batch * (height * self.stride[0] + self.kernel[0] - 1) * (width * self.stride[1] + self.kernel[1] - 1)
+        groups = -(-n // self.group_outputs)
+        padded = op_cost.NARROW_COST * n if self.narrow else groups * _columns(np.minimum(n, self.group_outputs))
+        full = _rows(pixels) * padded
+        weights = float(self.item) * n * depth
+        others = float(self.item) * read * self.channels * groups + 4.0 * pixels * n
+        ns = 2.0 * full * depth * self.item / (4 * op_cost.rates().matrix) + SEEN * (weights + others) / op_cost.rates().warm
+        ns = ns + self.element_ns * pixels * n
+        return np.asarray(ns + self.input_ns * read * self.channels * groups if self.input_ns else ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Winograd(ImageCost):
+    """`channels`: of all planes. `shape`: of the output, images of volumes on the axis of the batch. `inputs`: elements. `workers`: each
+    transforms the input of a tile, and has it for its next tiles of other channels."""
+
+    channels: int
+    blocks: Blocks
+    element_ns: float
+    shape: tuple[int, ...]
+    inputs: int
+    workers: int
+
+    def channels_first(self, pixel_parts: Ints, channel_parts: Ints) -> npt.NDArray[np.bool_]:
+        """Whether tiles of the same channels follow each other, rather than those of the same pixels: large weights should be read once."""
+        weights = self.blocks.weights * self.channels * self.shape[1]
+        again = weights * (pixel_parts - 1) - self.inputs * (channel_parts - 1)
+        return np.asarray((pixel_parts > 1) & (4 * weights > cached_weights()) & (again > 0))
+
+    @property
+    def chunk(self) -> int:
+        """Blocks that are transformed at a time: a tile leaves its last ones to the next."""
+        block = 4 * self.blocks.products * (-(-self.channels // LINE) | 1) * LINE
+        few = 4 * self.blocks.weights * self.channels * self.shape[1] <= FEW_WEIGHTS
+        most = min(CHUNK_BYTES // block, CHUNK_PRODUCTS // self.blocks.products) if few else min(LARGE_BYTES // block, LARGE_MOST)
+        return max(most, CHUNK_LEAST)
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        pixel_parts = -(-self.shape[0] // batch) * -(-self.shape[2] // height) * -(-self.shape[3] // width)
+        channel_parts = -(-self.shape[1] // n)
+        rows, columns = (-(-d // side) for d, side in zip((height, width), self.blocks.sides, strict=True))
+        blocks = batch * rows * columns
+        weights = 4.0 * self.blocks.weights * self.channels * n
+        steps, patch = self.blocks.steps, self.blocks.patch
+        read = batch * ((rows - 1) * steps[0] + patch[0]) * ((columns - 1) * steps[1] + patch[1])
+        found = np.maximum(1.0 - self.workers / channel_parts, 0.0) / -(-blocks // self.chunk)
+        transformed = np.where(self.channels_first(pixel_parts, channel_parts), 1.0, 1.0 - found)
+        others = 4.0 * (transformed * read * self.channels + batch * height * width * n)
+        full, padded = blocks + BLOCKS_LOST * -(-blocks // BLOCKS), -(-n // PANEL) * PANEL
+        products = 2.0 * self.channels * padded / (PRODUCTS * op_cost.rates().matrix)
+        transformed_ns = transformed * self.channels * TRANSFORM_IN_NS * op_cost.rates().transforms
+        transforms = self.blocks.transforms * (transformed_ns + padded * TRANSFORM_OUT_NS)
+        ns = full * self.blocks.products * (products + transforms) + SEEN * (weights + others) / op_cost.rates().warm
+        first = 4.0 * self.channels * PANEL / op_cost.rates().cold  # nobody has fetched the first weights
+        return np.asarray(ns + first + self.element_ns * batch * height * width * n)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(ImageCost):
+    """PWDW. `image`: rows and columns of the input."""
+
+    channels: int
+    image: tuple[int, int]
+    span: tuple[int, int]
+    stride: tuple[int, int]
+    taps: int
+    element_ns: float
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        batch, height, width, n = sides
+        rows, columns = (
+            np.minimum((side - 1) * s + r, d) for side, s, r, d in zip((height, width), self.stride, self.span, self.image, strict=True)
+        )
+        read, pixels = batch * rows * columns, batch * height * width
+        ns = op_cost.stack_ns(_rows(read), pixels, self.channels, n, self.taps)
+        moved = 4.0 * (n * (self.channels + self.taps) + read * self.channels + pixels * n)
+        return np.asarray(ns + SEEN * moved / op_cost.rates().warm + self.element_ns * pixels * n)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(TileCost):
+    """Axes: heads (all leading ones), rows of queries, columns of values (always whole). `seen`: keys that a row looks at on average.
+    `few`: there are few rows, as in decoding."""
+
+    keys: int
+    seen: float
+    depth: int
+    few: bool = False
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        heads, m, n = sides
+        full = _rows(m)
+        packed = self.depth * op_cost.PACK_FEW_NS if self.few else (self.depth + n) * op_cost.PACK_NS
+        ns = full * self.seen * (2.0 * (self.depth + n) / op_cost.rates().matrix + op_cost.SCORE_NS) + self.keys * packed
+        spills = 4.0 * m * n / op_cost.rates().warm * (-(-self.keys // op_cost.KEYS) - 1)
+        return np.asarray(heads * (ns + spills))
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, :-2].prod(axis=1), box[:, -2], box[:, -1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence(TileCost):
+    """LSTM, GRU, RNN. Axes: rows, units. In each step weights come from the core's own cache, as far as they stay there from one step to
+    the next, while the products are made. `workers`: each reads its share of them, or all that its tile needs."""
+
+    steps: int
+    hidden: int
+    gates: int
+    unit_ns: float
+    workers: int
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        m, n = sides
+        panels, terms = -(-n // UNITS), UNITS * self.gates * self.hidden
+        read, share = 4.0 * terms * panels, 4.0 * terms * np.maximum(panels, -(-self.hidden // UNITS) / self.workers)
+        kept = np.clip((2.0 * OWN_CACHE - share) / share, 0.0, 1.0)  # every other step goes backwards
+        reading = read * (kept / OWN_RATE + (1.0 - kept) / op_cost.rates().warm)
+        products = 2.0 * _rows(m) * terms * panels / (RECURRENT_PRODUCTS * op_cost.rates().matrix)
+        step = np.maximum(reading, products) + m * (n * self.unit_ns + self.hidden * STATE_NS)
+        return np.asarray(self.steps * step)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, 2], box[:, 3]]
+
+
+@dataclass(frozen=True, slots=True)
+class Even(TileCost):
+    """Every element costs the same. Axis: elements."""
+
+    element_ns: float
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        return np.asarray(sides[0] * self.element_ns)
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box.prod(axis=1)]
+
+
+def of(node: Node, workers: int = 1) -> TileCost:
+    """The model of a node's tiles, which so many workers share."""
+    a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
+    factor = op_cost.factor(node)
+    if a is None or node.op not in _MODELS:
+        return Even(op_cost.even_ns(node) / max(node.output.size, 1), factor=factor)
+    if node.op == "GEMM":
+        b = node.inputs[1]
+        assert b is not None
+        batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
+        return Product(a.shape[-1], batched, op_cost.output_ns(node), op_cost.by_sevens(node), factor=factor)
+    if node.op == "NGEMM":
+        b = node.inputs[1]
+        assert b is not None
+        stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
+        seven = op_cost.by_sevens(node)
+        return Product(a.shape[-1], False, op_cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
+    if node.op in ("IGEMM", "BGEMM"):
+        return Product(a.shape[-1], False, op_cost.output_ns(node), item=_ITEMS[node.op], factor=factor)
+    if node.op == "CONV":
+        groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
+        last = op_cost.output_ns(node), op_cost.input_ns(node), op_cost.is_narrow(node), op_cost.planes(node)
+        return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
+    if node.op in ("ICONV", "BCONV"):
+        kernel, item = (attrs["kernel"][0], attrs["kernel"][1]), _ITEMS[node.op]
+        ns = op_cost.output_ns(node), op_cost.COPIED_NS if node.op == "ICONV" else op_cost.ROUNDED_NS + op_cost.input_ns(node)
+        channels = -(-a.shape[1] * item // 4) * 4 // item  # whole words
+        return Convolution(channels, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=item, factor=factor)
+    if node.op == "WINO":
+        images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
+        channels = round(a.shape[1] * op_cost.planes(node))
+        return Winograd(channels, op_cost.blocks_of(node), op_cost.after_ns(node), images, a.size, workers, factor=factor)
+    if node.op == "PWDW":
+        span = (op_cost.window_span(node, 0), op_cost.window_span(node, 1))
+        image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
+        return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, op_cost.after_ns(node), factor=factor)
+    if node.op in op_cost.RECURRENT:
+        return Recurrence(
+            op_cost.recurrent_steps(node), shape[3], op_cost.recurrent_gates(node), op_cost.RECURRENT[node.op], workers, factor=factor
+        )
+    k = node.inputs[1]
+    assert k is not None
+    few = shape[-2] < op_cost.FEW_QUERIES
+    return Attention(k.shape[-2], op_cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], few, factor=factor)
+
+
+_ITEMS = {"IGEMM": 1, "ICONV": 1, "BGEMM": 2, "BCONV": 2}
+_MODELS = frozenset({"GEMM", "NGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITEMS, *op_cost.RECURRENT})
+"""Those with a model of their own. All other nodes count by elements."""
+
+
+NOTHING_FOUND: Final = 1 << 30
+"""Of so many workers none executes two tiles of a node, so that every tile makes what it needs, …"""
+ALL_FOUND: Final = 0
+"""… and of so many none has to: each finds it."""
+
+
+def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats, Floats]:
+    """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`, which so many workers share: nanoseconds alone on one core, and bytes that
+    go to memory behind the caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply
+    with the last."""
+    if node.op == "OPAQUE":
+        return np.full(len(lo), op_cost.OPAQUE_NS), np.zeros(len(lo))
+    if not len(lo):
+        return np.zeros(0), np.zeros(0)
+    model = of(node, workers)
+    box = hi - lo
+    ns = model(model.sides(box))
+    size = box.prod(axis=1, dtype=np.float64)
+    weights, passing = (share * size / max(float(size.sum()), 1.0) for share in op_cost.memory_bytes(node))
+    cold = op_cost.rates().cold
+    ns = np.maximum(ns, weights / cold) if op_cost.family(node).hides else ns + weights / cold
+    return ns + passing / cold, weights + passing
+
+
+def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
+    """What the tiles of `tile_costs` find in scratch: those of the same pixels, as the average has it."""
+    if node.op != "WINO" or not len(lo):
+        return Made.none(len(lo))
+    mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, ALL_FOUND))
+    pixels = np.ravel_multi_index(tuple(np.delete(lo, 1, axis=1).T), (*node.output.shape[:1], *node.output.shape[2:]))
+    group = np.unique(pixels, return_inverse=True)[1].astype(np.uint32) + np.uint32(1)
+    return Made(group, first / mean, again / mean)
+
+
+def whole_ns(node: Node) -> float:
+    """Nanoseconds of a node in one tile."""
+    if node.op == "OPAQUE":
+        return op_cost.OPAQUE_NS
+    if not node.output.size:
+        return 0.0
+    model = of(node)
+    if isinstance(model, Even):  # as most are: no arrays are needed for one tile
+        ns = model.factor * (node.output.size * model.element_ns)
+        weights, passing = (moved / op_cost.rates().cold for moved in op_cost.memory_bytes(node))
+        return (max(ns, weights) if op_cost.family(node).hides else ns + weights) + passing
+    box = np.array([node.output.shape], np.int64)
+    return float(tile_costs(node, np.zeros_like(box), box)[0][0])

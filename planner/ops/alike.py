@@ -1,0 +1,41 @@
+"""Which steps of a graph are alike in all that tiles, their costs and what they read depend on: layers repeat each other, and what has been
+worked out for one holds for all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from aspen_mp.planner.ir.graph import Node, Tensor
+
+if TYPE_CHECKING:
+    from aspen_mp.planner.layout.storage import Storage
+
+BY_VALUE = frozenset({"GATHER", "ROIALIGN"})
+"""Kernels whose regions depend on what constants hold (`planner/regions`)."""
+
+
+def kinds(storage: Storage) -> list[int]:
+    """A number for each of ``storage.steps``, equal for steps that are alike: same kernel and attributes, operands of the same shapes,
+    dtypes and strides, the same of them constant. Worked out once for a storage."""
+    if len(storage.kinds) != len(storage.steps):
+        numbers: dict[Hashable, int] = {}
+        storage.kinds[:] = [numbers.setdefault(_kind(node, storage), len(numbers)) for node in storage.steps]
+    return storage.kinds
+
+
+def _kind(node: Node, storage: Storage) -> Hashable:
+    refs = storage.refs
+    inputs = tuple([None if x is None else (x.shape, x.dtype.num, x.is_const, refs[x].strides, _held(node, x)) for x in node.inputs])
+    outputs = tuple([(t.shape, t.dtype.num, refs[t].strides) for t in node.outputs])
+    attrs = () if node.op == "OPAQUE" else tuple(node.attrs.items())
+    kind = (node.op, node.part, inputs, outputs, attrs)
+    try:
+        hash(kind)
+    except TypeError:  # an attribute that is a list or an array
+        return id(node)
+    return kind
+
+
+def _held(node: Node, x: Tensor) -> int:
+    return id(x) if x.data is not None and node.op in BY_VALUE else 0

@@ -1,0 +1,182 @@
+"""QuantizeLinear and DequantizeLinear one behind the other, as tools write quantised networks, are a function of one argument: it rounds a
+value to one of 256 levels. As such it becomes the epilogue of what comes before. Where a product reads it, and weights are stored in bytes,
+the bytes themselves are multiplied."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+
+INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger"})
+_F32: Final = np.dtype(np.float32)
+_BYTES: Final = frozenset({np.dtype(np.int8), np.dtype(np.uint8)})
+_MOST_TERMS: Final = (2**31 - 1) // (255 * 255)
+"""Of a sum that 32 bits hold, whatever the bytes and their zero points are."""
+_KEEP_LEVELS: Final = frozenset({"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Their results are among their first input's values."""
+
+
+def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
+    """Rewrites products and convolutions of what DequantizeLinear makes of bytes as such of the bytes themselves, with the scales' product
+    as a factor behind them. Sums of integers are exact; what is rounded is the sum once, where each product was before.
+    `convolutions`: those, too; without an instruction that sums products of bytes they are faster in f32, by Winograd's algorithm."""
+    if not graph.has("DequantizeLinear"):
+        return
+    producer = graph.producers()
+    kept: list[Node] = []
+    for node in graph.nodes:
+        kept += (_of_bytes(node, producer) if convolutions or node.op != "Conv" else None) or [node]
+    graph.nodes = kept
+    uses = graph.uses()
+    graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
+
+
+def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
+    """The nodes that compute what a product does, of bytes; None where it is none of those."""
+    if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None or node.output.dtype != _F32:
+        return None
+    left, weight = producer.get(node.inputs[0]), node.inputs[1].stored
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if (
+        left is None
+        or left.op != "DequantizeLinear"
+        or weight is None
+        or weight.scale is None
+        or weight.block
+        or left.inputs[0] is None
+        or (bias is not None and not bias.is_const)
+    ):
+        return None
+    x, parameters = left.inputs[0], _parameters(left)
+    if parameters is None or x.dtype not in _BYTES or weight.values.dtype not in _BYTES or weight.scale.dtype != _F32:
+        return None
+    if x.size == 0 or weight.values.size == 0:
+        return None
+    rank, attrs = len(x.shape), dict(node.attrs)
+    values, axis, factor = weight.values, weight.axis, np.float32(parameters[0]) * weight.scale.value()
+    columns = rank - 1
+    if node.op == "Conv":
+        if attrs.get("group", 1) != 1 or rank not in {3, 4}:
+            return None
+        columns, out = 1, 0
+    elif node.op == "Gemm":
+        if attrs.get("transA", 0):
+            return None
+        factor = factor * np.float32(attrs.get("alpha", 1.0))
+        out = 0 if attrs.get("transB", 0) else 1
+        if out == 0:
+            values = _transposed(values)
+    else:
+        if rank < 2 or len(values.shape) != 2:
+            return None
+        out = 1
+    if weight.scale.size != 1 and axis != out:
+        return None
+    if weight.zero is not None and weight.zero.size != 1 and axis != out:
+        return None
+    if values.size > _MOST_TERMS * node.output.shape[columns]:
+        return None
+    made: list[Node] = []
+
+    def emit(op: str, inputs: list[Tensor | None], dtype: type, attrs: dict[str, Any]) -> Tensor:
+        result = Tensor(f"{node.output.name}~{op}", node.output.shape, np.dtype(dtype))
+        made.append(Node(op, node.name, inputs, [result], attrs, node.onnx_op))
+        result.producer = made[-1]
+        return result
+
+    def across(value: npt.NDArray[Any], name: str) -> Tensor:
+        """One for all, or one for each column, beside the output."""
+        shape = tuple(value.size if k == columns else 1 for k in range(len(node.output.shape)))
+        return Tensor(f"{node.output.name}|{name}", shape, _F32, data=value.astype(np.float32).reshape(shape))
+
+    op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
+    sums = emit(
+        op, [x, values, left.inputs[2] if len(left.inputs) > 2 else None, weight.zero], np.int32, attrs if op == "ConvInteger" else {}
+    )
+    result = emit("Mul", [emit("Cast", [sums], np.float32, {"to": 1}), across(factor, "scale")], np.float32, {})
+    if bias is not None and node.op == "Conv":
+        result = emit("Add", [result, across(bias.value(), "bias")], np.float32, {})
+    elif bias is not None and attrs.get("beta", 1.0) != 0.0:
+        scaled = Tensor(f"{node.output.name}|bias", bias.shape, _F32, data=bias.value() * np.float32(attrs.get("beta", 1.0)))
+        result = emit("Add", [result, scaled], np.float32, {})
+    made[-1].outputs = [node.output]
+    node.output.producer = made[-1]
+    return made
+
+
+def _transposed(values: Tensor) -> Tensor:
+    key = None if values.weight_key is None else f"{values.weight_key}|transposed"
+    return Tensor(f"{values.name}|transposed", values.shape[::-1], values.dtype, weight_key=key, pack=partial(_write_transposed, values))
+
+
+def _write_transposed(values: Tensor, out: npt.NDArray[Any]) -> None:
+    out[...] = values.value().T
+
+
+def round_to_levels(graph: Graph) -> None:
+    """Rewrites pairs with equal scales and zero points of one element as FakeQuantize, and leaves out those that change nothing."""
+    if not graph.has("DequantizeLinear"):
+        return
+    producer = graph.producers()
+    stored = {node.inputs[0] for node in graph.nodes if node.op in INTEGER_PRODUCTS}
+    kept: list[Node] = []
+    outputs, replaced = set(graph.outputs), dict[Tensor, Tensor]()
+    for node in graph.nodes:
+        if replaced:
+            node.inputs = [None if t is None else replaced.get(t, t) for t in node.inputs]
+        there = bool(node.inputs) and node.inputs[0] in stored  # what a product reads anyway is less to read
+        levels = None if there else _levels(node, producer)
+        if levels is not None:
+            x, scale, lowest = levels
+            if node.output not in outputs and _on_levels(x, scale, lowest, producer):
+                replaced[node.output] = x
+                continue
+            node.op, node.inputs, node.attrs, node.source = "FakeQuantize", [x], {"scale": scale, "lowest": lowest}, None
+        kept.append(node)
+    for op in ("QuantizeLinear", "Relu"):  # nobody may read them any more, the second because of the first
+        uses = graph.uses()
+        kept = [n for n in kept if n.op != op or uses.get(n.output, 0)]
+    graph.nodes = kept
+
+
+def _levels(node: Node, producer: dict[Tensor, Node]) -> tuple[Tensor, float, float] | None:
+    """(x, scale, lowest level) if the node gives back what was quantised from x."""
+    if node.op != "DequantizeLinear" or node.inputs[0] is None:
+        return None
+    back = producer.get(node.inputs[0])
+    if back is None or back.op != "QuantizeLinear" or back.inputs[0] is None or node.inputs[0].dtype not in _BYTES:
+        return None
+    x, there, here = back.inputs[0], _parameters(back), _parameters(node)
+    if there is None or there != here or x.dtype != _F32 or node.output.dtype != _F32:
+        return None
+    scale, zero = there
+    lowest = float(np.iinfo(node.inputs[0].dtype).min) - zero
+    before = producer.get(x)
+    if lowest == 0.0 and before is not None and before.op == "Relu" and before.inputs[0] is not None:
+        x = before.inputs[0]  # the lowest level is 0 itself
+    return x, scale, lowest
+
+
+def _parameters(node: Node) -> tuple[float, float] | None:
+    """Scale and zero point, where both are known and of one element."""
+    scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    if scale is None or not scale.is_const or scale.size != 1 or scale.dtype != _F32:
+        return None
+    if zero is not None and (not zero.is_const or zero.size != 1):
+        return None
+    value = float(scale.value().reshape(()))
+    return (value, 0.0 if zero is None else float(zero.value().reshape(()))) if 0.0 < value < np.inf else None
+
+
+def _on_levels(x: Tensor, scale: float, lowest: float, producer: dict[Tensor, Node]) -> bool:
+    """Whether all values of x are levels already."""
+    node = producer.get(x)
+    while node is not None and node.op in _KEEP_LEVELS and node.inputs[0] is not None and x is node.output:
+        x = node.inputs[0]
+        node = producer.get(x)
+    return node is not None and node.op == "FakeQuantize" and node.attrs == {"scale": scale, "lowest": lowest}

@@ -1,0 +1,401 @@
+"""Into which tiles each node's output is cut.
+
+A tile should read its weights once and be worth 50–150 µs where the node is large enough: more tiles cost scheduling, fewer leave workers
+idle at the end (`cost.wanted_tiles`). Matrix kernels weigh splitting by rows (pixels, tokens), which reads the weights again for every
+tile, against splitting by columns (output channels), which reads the activations again. All other kernels are cut along the outermost
+axes of their physical layout, so that a tile is a few long runs of memory. Axes that a kernel reduces are never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.cost import op_cost, tile_cost
+from aspen_mp.planner.cost.op_cost import PANEL
+from aspen_mp.planner.cost.tile_cost import ROWS, TileCost, cached_weights
+from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.layout import strides as st
+from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split, tapered
+from aspen_mp.planner.layout.packing.winograd import Blocks
+from aspen_mp.planner.layout.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
+from aspen_mp.planner.ops.alike import kinds
+from aspen_mp.planner.ops.params import depth
+
+MAX_TILES = 4096
+"""Tiles a node."""
+ABOUT = 0.1
+"""Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
+
+PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "CONV", "ICONV", "BCONV", "WINO"})
+"""Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What tiles are cut for: so many workers. `tail`: how long a node's end keeps them waiting, in tiles of it; 0 gives the coarse tiles
+    of least work, more gives finer ones. `halves`: whether rows of tokens may be cut in two halves that follow each other. `tiles`: about
+    so many for every node, cut where that costs least, whatever number seems best."""
+
+    workers: int
+    tail: float
+    halves: bool = True
+    tiles: int | None = None
+
+
+def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> list[Grid]:
+    """One grid for each of ``storage.steps``, as good as can be said of each alone. `tiles`: see `Aim`."""
+    aims = [Aim(workers, op_cost.tail(workers, products), workers > 1 and tiles is None, tiles) for products in (False, True)]
+    known: dict[int, Grid] = {}
+    for kind, node in zip(kinds(storage), storage.steps, strict=True):
+        if kind not in known:
+            known[kind] = grid_for(node, storage, aims[node.op in PRODUCTS])
+    return [known[kind] for kind in kinds(storage)]
+
+
+def taper(node: Node, grid: Grid, shares: Sequence[float], by: float) -> Grid:
+    """A product's grid with smaller tiles at the end of each worker's share (`grids.tapered`); other nodes' grids as they are."""
+    return tapered(grid, _granules(node), shares, by) if node.op in PRODUCTS else grid
+
+
+def _granules(node: Node) -> tuple[int, ...]:
+    """At multiples of which each axis of a product's output may be cut. Image rows are whole, unless there are hardly any."""
+    shape = node.output.shape
+    rank, evaluate = len(shape), tile_cost.of(node)
+    lead = [1] * (rank - 2)
+    if isinstance(evaluate, tile_cost.Product):
+        pairs = 2 if evaluate.seven else 1  # of rows, of panels
+        return (*lead, pairs * ROWS, pairs * PANEL)
+    if isinstance(evaluate, tile_cost.Winograd):
+        lead[1] = PANEL
+        return (*lead, evaluate.blocks.sides[0], _blocks_across(_images(shape), evaluate.blocks))
+    lead[1] = _channels(node)
+    return (*lead, 1, _width_granule(_images(shape)))
+
+
+def _channels(node: Node) -> int:
+    """Of a convolution's outputs, those that are computed together: whole groups, or panels."""
+    groups = node.attrs.get("groups", 1)
+    outputs: int = node.output.shape[1] // groups
+    if groups == 1 or outputs % PANEL == 0:
+        return PANEL
+    return outputs if outputs > PANEL else outputs * max(1, PANEL // outputs)
+
+
+def _whole(shape: Sequence[int]) -> Grid:
+    cuts = tuple(np.array([0, d], np.int64) for d in shape[:TILE_AXES])
+    return Grid(tuple(shape), cuts, tuple(range(len(cuts))))
+
+
+def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
+    """The grid of a node; empty outputs have no tiles, OPAQUE nodes exactly one."""
+    shape = node.output.shape
+    if node.op == "OPAQUE":
+        return _whole(shape)
+    if 0 in shape:
+        cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
+        return Grid(shape, cuts, tuple(range(len(cuts))))
+    if node.op in ("GEMM", "NGEMM", "IGEMM", "BGEMM"):
+        return _gemm(node, aim)
+    if node.op in ("CONV", "ICONV", "BCONV"):
+        return _conv(node, aim)
+    if node.op == "WINO":
+        return _winograd(node, aim)
+    if node.op == "PWDW":
+        return _stack(node, aim)
+    if node.op == "ATTENTION":
+        return _attention(node, aim)
+    if node.op in op_cost.RECURRENT:
+        return _recurrent(node, aim)
+    return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
+
+
+WHOLE_ROWS = frozenset({"TREES", "SCORES", "COUPLE"})
+"""Kernels that make all of a row at once."""
+RUN_LINES = 8
+"""Cache lines that sums of columns go through side by side: of fewer, memory is read at half the rate."""
+
+
+def _fixed_axes(node: Node) -> frozenset[int]:
+    """Axes of the output that must stay whole: a kernel that reduces along them would repeat its work in each tile."""
+    rank = len(node.output.shape)
+    if node.op in ("SOFTMAX", "CUMSUM", "TOPK"):
+        return frozenset({node.attrs["axis"]})
+    if node.op == "SCATTER":
+        indices, axis = node.inputs[1], node.attrs["axis"]
+        assert indices is not None
+        # Each tile looks at all indices along the axis: a waste where they are many.
+        return frozenset({axis}) if indices.shape[axis] * 4 > node.output.shape[axis] else frozenset()
+    if node.op == "STRASSEN":
+        return frozenset({rank - 1})
+    if node.op == "NORM":
+        return frozenset(range(node.attrs["axis"], rank))
+    if node.op in SAMPLING:
+        return frozenset({1})  # where a point lies is found once for all channels
+    if node.op == "MOMENTS":
+        return frozenset({2, 3})  # pixels are cut: channels lie side by side
+    if node.op == "EXTREMES":
+        return frozenset({1})
+    if node.op in WHOLE_ROWS:
+        return frozenset({1})
+    return frozenset({1}) if node.op == "LRN" else frozenset()
+
+
+def _runs_of_inputs(node: Node, storage: Storage) -> frozenset[int]:
+    """Axes of an element-wise node's output along which an input is contiguous: its cache lines, too, belong to one tile."""
+    if node.op not in ELEMENTWISE:
+        return frozenset()
+    shape = node.output.shape
+    same = [t for t in node.inputs if t is not None and not t.is_const and t.shape == shape]
+    return frozenset(a for t in same for a, stride in enumerate(storage.refs[t].strides) if stride == 1 and shape[a] > 1)
+
+
+def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Aim) -> Grid:
+    shape = node.output.shape
+    parts = min(aim.tiles or round(op_cost.wanted_tiles(tile_cost.whole_ns(node), aim.workers, aim.tail)), MAX_TILES)
+    line = max(1, 64 // item_bytes(node.output))
+    order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
+    fixed = _fixed_axes(node)
+    cuts = {a: np.array([0, shape[a]], np.int64) for a in order}
+    for axis in order:
+        if parts <= 1:
+            break
+        if axis in fixed or shape[axis] == 1:
+            continue
+        granule = line if strides[axis] == 1 or axis in runs else 1
+        if node.op == "CUMSUM" and granule > 1:
+            granule *= RUN_LINES
+        if aim.halves and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
+            granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
+        if granule > 1 and shape[axis] < 2 * granule:
+            continue
+        cuts[axis] = split(shape[axis], parts, granule)
+        parts = -(-parts // (len(cuts[axis]) - 1))
+    return Grid(shape, tuple(cuts[a] for a in sorted(cuts)), tuple(order))
+
+
+def _blocks(dim: int, granule: int) -> int:
+    return -(-dim // granule)
+
+
+@lru_cache(maxsize=4096)
+def _parts(blocks: int) -> npt.NDArray[np.int64]:
+    """Candidate numbers of parts of an axis of so many blocks."""
+    out = {1, blocks} | {n for k in range(13) for n in (2**k, 3 * 2**k) if n < blocks}
+    out |= {-(-blocks // k) for k in range(1, 9)}
+    return np.array(sorted(n for n in out if n <= min(blocks, MAX_TILES)) or [1], np.int64)
+
+
+@lru_cache(maxsize=1024)
+def _mesh(blocks: tuple[int, ...]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    """All combinations of parts of axes of so many blocks, a vector an axis, and the numbers of tiles."""
+    mesh = [m.ravel() for m in np.meshgrid(*map(_parts, blocks), indexing="ij")]
+    return mesh, np.prod(mesh, axis=0)
+
+
+def _best(rows: Sequence[tuple[int, int]], columns: tuple[int, int], evaluate: TileCost, aim: Aim) -> tuple[int, ...]:
+    """Numbers of parts per axis, (rows …, columns), that finish soonest, or make `aim.tiles`. `rows`, `columns`: (dimension, granule)."""
+    axes = [*rows, columns]
+    blocks = tuple([_blocks(d, g) for d, g in axes])
+    mesh, tiles = _mesh(blocks)
+    sizes = [np.minimum(-(-n // m) * g, d) for n, m, (d, g) in zip(blocks, mesh, axes, strict=True)]
+    ns = evaluate(sizes) + op_cost.rates().tile_ns
+    total = tiles * ns / aim.workers + aim.tail * ns
+    total[tiles > MAX_TILES] = np.inf
+    if aim.tiles is not None:
+        off = np.abs(np.log(tiles / aim.tiles))
+        total[off > off.min() + ABOUT] = np.inf
+    k = int(np.argmin(total))
+    return tuple(int(m[k]) for m in mesh)
+
+
+@op_cost.remembered(8192)
+def _gemm_parts(rows: tuple[int, int], n: int, evaluate: tile_cost.Product, aim: Aim) -> tuple[int, ...]:
+    granule = 2 if evaluate.seven else 1  # pairs of rows, pairs of panels
+    return _best([(rows[0], 1), (rows[1], granule * ROWS)], (n, granule * PANEL), evaluate, aim)
+
+
+FEWEST_ROWS = 48
+"""Rows for which a weight may be read once more."""
+MOST_ROWS = 384
+"""With more rows an operator takes long beside its last tiles."""
+
+
+def _halved(rows: Sequence[int], weights: int) -> int | None:
+    """Which of the row axes (batch, tokens) is cut into two halves that follow each other, each with all columns: what comes after the
+    first half (a normalisation and the next product need whole rows) then runs while other workers finish the second. None: large
+    weights should be read once."""
+    if not 2 * FEWEST_ROWS <= rows[0] * rows[1] <= MOST_ROWS or 4 * weights > cached_weights():
+        return None
+    if rows[0] > 1:
+        return 0
+    return 1
+
+
+def _gemm(node: Node, aim: Aim) -> Grid:
+    shape = node.output.shape
+    a, evaluate = node.inputs[0], tile_cost.of(node)
+    assert a is not None
+    assert isinstance(evaluate, tile_cost.Product)
+    rank = len(shape)
+    lead = shape[: rank - 2]
+    weights, activations = a.shape[-1] * shape[-1], a.size
+    packed = node.op != "GEMM" or node.attrs["packed_b"]
+    rows = [prod(lead), shape[-2]]
+    halved = _halved(rows, int(weights * evaluate.weight_bytes) // 4) if packed and aim.halves else None
+    if halved is not None:
+        rows[halved] = -(-rows[halved] // 2)
+    parts = list(_gemm_parts((rows[0], rows[1]), shape[-1], evaluate, aim))
+    if halved is not None:
+        parts[halved] *= 2
+    cuts: list[npt.NDArray[np.int64]] = []
+    left = parts[0]
+    for d in lead[:TILE_AXES]:
+        cuts.append(split(d, left))
+        left = -(-left // (len(cuts[-1]) - 1))
+    granules = _granules(node)
+    for axis, n in ((rank - 2, parts[1]), (rank - 1, parts[2])):
+        if axis < TILE_AXES:
+            cuts.append(split(shape[axis], n, granules[axis]))
+    m_parts, n_parts = prod(len(c) - 1 for c in cuts[: rank - 1]), len(cuts[-1]) - 1
+    axes = list(range(len(cuts)))
+    if len(cuts) == rank and halved is None and not evaluate.batched and weights + activations * n_parts < activations + weights * m_parts:
+        axes = [rank - 1, *axes[:-1]]  # a panel of weights stays in the cache while the rows pass
+    return Grid(shape, tuple(cuts), tuple(axes))
+
+
+@op_cost.remembered(8192)
+def _conv_parts(shape: tuple[int, ...], granule: int, evaluate: tile_cost.Convolution, aim: Aim, whole: bool) -> tuple[int, ...]:
+    """`whole`: image rows always are."""
+    batch, outputs, height, width = shape
+    return _best([(batch, 1), (height, 1), (width, width if whole else _width_granule(shape))], (outputs, granule), evaluate, aim)
+
+
+def _width_granule(shape: Sequence[int]) -> int:
+    """Image rows are whole, unless there are hardly any (1-D convolutions)."""
+    return shape[3] if shape[2] >= 4 else ROWS
+
+
+def _images(shape: Sequence[int]) -> tuple[int, ...]:
+    """A volume is a batch of images to those that choose parts."""
+    return shape[0] * prod(shape[2:-2]), shape[1], shape[-2], shape[-1]
+
+
+def _image_grid(shape: Sequence[int], parts: Sequence[int], granules: tuple[int, int, int], channels_first: bool) -> Grid:
+    """The grid of so many parts of (batch, rows, columns, channels), the latter three cut at multiples of `granules`. The columns of a
+    volume are one axis too many to be cut."""
+    rows, columns, channels = granules
+    cuts = [split(shape[0], parts[0]), split(shape[1], parts[3], channels), split(shape[-2], parts[1], rows)]
+    if len(shape) == 5:
+        cuts.insert(2, split(shape[2], -(-parts[0] // (len(cuts[0]) - 1))))
+    else:
+        cuts.append(split(shape[3], parts[2], columns))
+    return Grid(tuple(shape), tuple(cuts), (1, 0, 2, 3) if channels_first else (0, 2, 3, 1))
+
+
+def _conv(node: Node, aim: Aim) -> Grid:
+    shape = node.output.shape
+    x = node.inputs[0]
+    assert x is not None
+    granule = _channels(node)
+    evaluate = tile_cost.of(node)
+    assert isinstance(evaluate, tile_cost.Convolution)
+    images = _images(shape)
+    whole = len(shape) == 5
+    parts = _conv_parts(images, granule, evaluate, aim, whole)
+    weights, activations = depth(node.attrs)[0] * evaluate.channels * prod(evaluate.kernel) * shape[1], x.size
+    pixel_parts, channel_parts = parts[0] * parts[1] * parts[2], len(split(shape[1], parts[3], granule)) - 1
+    channels_first = weights + activations * channel_parts < activations + weights * pixel_parts
+    return _image_grid(shape, parts, (1, _width_granule(images), granule), channels_first)
+
+
+@op_cost.remembered(8192)
+def _winograd_parts(shape: tuple[int, ...], evaluate: tile_cost.Winograd, aim: Aim, whole: bool = False) -> tuple[int, ...]:
+    """`whole`: image rows always are."""
+    batch, outputs, height, width = shape
+    rows, columns = evaluate.blocks.sides[0], max(width, evaluate.blocks.sides[1]) if whole else _blocks_across(shape, evaluate.blocks)
+    return _best([(batch, 1), (height, rows), (width, columns)], (outputs, PANEL), evaluate, aim)
+
+
+def _blocks_across(shape: Sequence[int], blocks: Blocks) -> int:
+    """Image rows are whole, unless there are hardly any."""
+    return max(shape[3], blocks.sides[1]) if shape[2] >= 4 * blocks.sides[0] or shape[3] < ROWS * blocks.sides[1] else blocks.sides[1]
+
+
+def _winograd(node: Node, aim: Aim) -> Grid:
+    """Rows of whole blocks. Cutting channels repeats the transform of the input on each worker, cutting rows reads all weights again."""
+    shape = node.output.shape
+    evaluate = tile_cost.of(node, aim.workers)
+    assert isinstance(evaluate, tile_cost.Winograd)
+    blocks = evaluate.blocks
+    images = _images(shape)
+    parts = _winograd_parts(images, evaluate, aim, len(shape) == 5)
+    channel_parts = len(split(shape[1], parts[3], PANEL)) - 1
+    channels_first = evaluate.channels_first(np.array([parts[0] * parts[1] * parts[2]]), np.array([channel_parts]))
+    return _image_grid(shape, parts, (blocks.sides[0], _blocks_across(images, blocks), PANEL), bool(channels_first[0]))
+
+
+@op_cost.remembered(8192)
+def _stack_parts(shape: tuple[int, ...], evaluate: tile_cost.Stack, aim: Aim) -> tuple[int, ...]:
+    batch, outputs, height, width = shape
+    return _best([(batch, 1), (height, 1), (width, _width_granule(shape))], (outputs, PANEL), evaluate, aim)
+
+
+def _stack(node: Node, aim: Aim) -> Grid:
+    """Cutting rows computes those of the wide tensor again that two tiles see, cutting channels reads all of the input again."""
+    shape = node.output.shape
+    evaluate = tile_cost.of(node)
+    assert isinstance(evaluate, tile_cost.Stack)
+    parts = _stack_parts(shape, evaluate, aim)
+    return _image_grid(shape, parts, (1, _width_granule(shape), PANEL), parts[0] * parts[1] * parts[2] == 1)
+
+
+ATTENTION_ROWS = 48
+"""Cuts of rows that no kernel's groups of rows straddle."""
+ATTENTION_MOST = 768
+"""Most rows of a head in a tile: their sums stay in the cache."""
+
+
+def _attention(node: Node, aim: Aim) -> Grid:
+    """Whole heads first: a head's keys and values are packed once a tile."""
+    shape = node.output.shape
+    rank, rows, evaluate = len(shape), shape[-2], tile_cost.of(node)
+    assert isinstance(evaluate, tile_cost.Attention)
+    parts = _attention_parts(prod(shape[:-2]), rows, shape[-1], evaluate, aim)
+    cuts: list[npt.NDArray[np.int64]] = []
+    left = parts[0]
+    for d in shape[: min(rank - 2, TILE_AXES)]:
+        cuts.append(split(d, left))
+        left = -(-left // (len(cuts[-1]) - 1))
+    row_parts = max(parts[1], -(-rows // ATTENTION_MOST))
+    for axis, cut in ((rank - 2, split(rows, row_parts, ATTENTION_ROWS)), (rank - 1, np.array([0, shape[-1]], np.int64))):
+        if axis < TILE_AXES:
+            cuts.append(cut)
+    return Grid(shape, tuple(cuts), tuple(range(len(cuts))))
+
+
+@op_cost.remembered(8192)
+def _attention_parts(heads: int, rows: int, columns: int, evaluate: tile_cost.Attention, aim: Aim) -> tuple[int, ...]:
+    return _best([(heads, 1), (rows, ATTENTION_ROWS)], (columns, columns), evaluate, aim)
+
+
+def _recurrent(node: Node, aim: Aim) -> Grid:
+    """Rows of the batch; of a single step, units too, if their gates need no others of the same step. Steps follow each other in a tile."""
+    _, _, batch, hidden = shape = node.output.shape
+    evaluate = tile_cost.of(node, aim.workers)
+    assert isinstance(evaluate, tile_cost.Recurrence)
+    apart = op_cost.recurrent_steps(node) == 1 and node.attrs.get("form") != "reset first"
+    parts = _recurrent_parts(batch, (hidden, tile_cost.UNITS if apart else hidden), evaluate, aim)
+    whole = [np.array([0, d], np.int64) for d in shape[:2]]
+    cuts = (*whole, split(batch, parts[0]), split(hidden, parts[1], tile_cost.UNITS))
+    return Grid(shape, cuts, (0, 1, 2, 3))
+
+
+@op_cost.remembered(8192)
+def _recurrent_parts(batch: int, units: tuple[int, int], evaluate: tile_cost.Recurrence, aim: Aim) -> tuple[int, ...]:
+    return _best([(batch, 1)], units, evaluate, aim)

@@ -1,0 +1,390 @@
+"""The APU: finds the tiles of every node for a machine (ASPEN, section 4.2), judged by simulation.
+
+Each node has a *ladder* of grids, from the finest tiles that fill the kernels, merged by pixels or tokens, then by channels, to the
+coarsest ones: on each rung those of least work for their size (`policy.grid_for` for a growing `Aim.tail`), and where cores are unlike also
+those of which every core gets a whole share. The search climbs from several starts: nodes that are alike move up or down their ladders
+together, then each by itself, as long as the simulated latency of the whole network falls. It begins with what `policy` says of each node
+alone and, where cores are unlike, with what is best of all nodes cut by the same rule (`EVEN`); then, as far as its effort reaches
+(`STARTS`), from an end of the ladders: the coarsest tiles on few cores and the finest on many, both where cores are unlike, and "thorough"
+always. What comes out best counts. On few cores the search goes on from there with tiles of products that get smaller towards the end of
+every worker's share (`TAPERS`), and where the network has branches with the critical path first (`priority.py`), if that gains anything.
+What a step changes in the tile graph is worked out for the node and its readers alone, and once for all that are alike.
+
+Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results of networks do not
+depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aspen_mp.planner.cost import op_cost, tile_cost
+from aspen_mp.planner.cost.machine import CLASS_GAP, Machine, speed_classes
+from aspen_mp.planner.cost.scratch_reuse import Made, joined
+from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.job import progress
+from aspen_mp.planner.job.options import Effort
+from aspen_mp.planner.layout.grids import Grid
+from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.alike import kinds
+from aspen_mp.planner.simulation.simulate import Samples, Tiles
+from aspen_mp.planner.tiling import policy
+from aspen_mp.planner.tiling.edges import EdgeBuilder, Wiring
+from aspen_mp.planner.tiling.policy import Aim
+from aspen_mp.planner.tiling.priority import DEPTHS, critical_first, depths_and_ranks
+
+Floats = npt.NDArray[np.float64]
+EFFORT: Final[dict[Effort, int]] = {"none": 0, "quick": 450_000, "thorough": 8_000_000}
+"""What climbing from each start may take, in what is about a µs: …"""
+STEP: Final = 400
+"""… for each step, …"""
+TILE: Final = 0.15
+"""… for each of its tiles that is simulated, …"""
+AT_ONCE: Final = 64
+"""(cores among which the simulator looks for the next event in about the time that all else of a tile takes: on more, it counts more,)"""
+NODE: Final = 700
+"""… for what the tiles of a node read, where it was not known yet, …"""
+SOURCE: Final = 50
+"""… and for each node that they read from: behind the concats of a DenseNet there are many."""
+STARTS: Final = 1.5
+"""A quick search does not start anew when it has spent the effort of so many."""
+FEW: Final = 4.0
+"""On fewer cores than this the coarsest tiles are the better second start, on more the finest; on unlike cores it may be either."""
+BEGIN: Final = 30
+"""… and for each step before the first one is taken: where that alone is too much, nothing is searched."""
+MANY_STEPS: Final = 2048
+LAYER: Final = 5
+"""Of networks of more steps than so many, so much more for each further one whenever a latency is found."""
+FOR_EACH_NS: Final = 0.2
+"""So many µs for each ns of work where that is less, "quick": no search takes longer than some hundred requests."""
+TOO_SMALL_NS: Final = 100_000.0
+"""Of work: what takes no longer is not searched."""
+RUNGS: Final = (0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 5.0, 8.5, 14.0, 24.0, 40.0, 68.0, 115.0, 200.0)
+"""Worker-tails of a ladder, up to `FINEST` for each worker."""
+FINEST: Final = 4.0
+EVEN: Final = (0.17, 0.3, 0.5, 1.0, 2.0)
+"""Worker-tails with which all nodes are cut alike, to find where a search for unlike cores begins. Where they are alike that gains
+nothing, measured."""
+TAPERS: Final[Sequence[float]] = (1.0, 2.0, 3.0)
+"""How fast the tiles of a product get smaller towards the end of each worker's share, on few cores: not at all, and two ways
+(`grids.tapered`). On many, shares have too few tiles for that to gain anything."""
+MOVES: Final = ((-1, 0), (1, 0), (-2, 0), (2, 0), (0, 1), (0, -1))
+"""Rungs up, and further among `TAPERS`, in the order in which they are tried."""
+PARTS: Final = (1, 2, 3, 4)
+"""Where cores are unlike, also so many tiles for the slowest core, and for the others as many more as they are faster."""
+WORTH: Final = 0.0002
+"""What a step has to gain, of the latency. Steps that gain less only cost time."""
+WORTH_ORDER: Final = 0.01
+"""What going by the critical path has to gain with the same tiles. Most networks are chains, where the orders differ by chance alone."""
+JITTER: Final = 0.05
+SAMPLES: Final = 3
+"""A schedule must not be good by chance: each is simulated so many times, with tiles that take longer or less by so much. With less than
+real tiles vary (caches, interrupts), the search finds tiles so coarse that workers wait for each other; with more, ones that take
+longer than the waiting that they save. What is longer in one sample is as much shorter in another, and in a middle one nothing is: with
+chance of its own in each, the few samples that there is time for choose tiles that are good in them alone."""
+JITTER_UNLIKE: Final = 0.1
+"""The same where cores are unlike. There samples differ by speeds, too (`AS_KNOWN`), and each has chance of its own: mirrored, and with
+less of it, VGG-16 took 3 to 4 % longer beside a core of a quarter of the speed, and other networks about as long."""
+AS_KNOWN: Final = (0.78, 0.86, 0.94, 1.0, 1.08)
+"""Where cores are unlike, what slow ones give of the speed that they are taken to have, one sample each. Speeds are known by steps, and
+beside a core that keeps the memory busy a slow one is slower than alone: a plan for one speed, with as many tiles as give every core its
+share, keeps the fast cores waiting for a slow one's last tile at any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`grids`: one a step. `start_ns`, `best_ns`: simulated latency with the policy's grids and with these, 0 where nothing was searched.
+    `steps`: along ladders; `simulated`: tiles. `critical`: whether steps with much work behind them go first (`priority.py`), rather than
+    those of earlier layers."""
+
+    grids: list[Grid]
+    critical: bool = False
+    start_ns: float = 0.0
+    best_ns: float = 0.0
+    steps: int = 0
+    simulated: int = 0
+
+
+def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Found:
+    """Grids for the nodes of ``storage.steps``, for requests one at a time on a machine."""
+    grids = policy.choose_grids(storage, len(machine))
+    work = sum(whole_ns(storage))
+    if effort == "none" or len(machine) < 2 or work < TOO_SMALL_NS:
+        return Found(grids)
+    budget = EFFORT[effort] if effort == "thorough" else min(EFFORT[effort], int(work * FOR_EACH_NS))
+    if BEGIN * len(storage.steps) > budget:
+        return Found(grids)
+    found = _Search(storage, machine, budget)
+    start = found.latency(grids)
+    best: Found | None = None
+    for begin in found.starts(grids, thorough=effort == "thorough"):
+        if best is not None and effort == "quick" and found.spent > STARTS * budget:
+            break
+        other = found.climb(begin)
+        if best is None or other.best_ns < best.best_ns:
+            best = other
+    assert best is not None
+    if machine.power < FEW:
+        found.tapers = TAPERS
+        best = found.climb(best.grids)
+    if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
+        best = found.climb(best.grids, critical=True)
+    return replace(best, start_ns=start, simulated=found.tiles)
+
+
+def latency(storage: Storage, machine: Machine, grids: Sequence[Grid]) -> float:
+    """Of a request alone on a machine of several cores, as the search sees it: simulated, nanoseconds."""
+    return _Search(storage, machine, 0).latency(grids)
+
+
+def whole_ns(storage: Storage) -> list[float]:
+    """Nanoseconds of each step in one tile."""
+    known: dict[int, float] = {}
+    for kind, node in zip(kinds(storage), storage.steps, strict=True):
+        if kind not in known:
+            known[kind] = tile_cost.whole_ns(node)
+    return [known[kind] for kind in kinds(storage)]
+
+
+def unlike(machine: Machine) -> bool:
+    """Whether some of its cores are faster than others."""
+    return len(set(speed_classes([core.speed for core in machine.cores]).values())) > 1
+
+
+def _speeds(machine: Machine) -> list[list[float]]:
+    """Of the cores, one list for each sample."""
+    if not unlike(machine):
+        return [[core.speed for core in machine.cores]] * SAMPLES
+    slow = CLASS_GAP * max(core.speed for core in machine.cores)
+    return [[core.speed * (by if core.speed < slow else 1.0) for core in machine.cores] for by in AS_KNOWN]
+
+
+def _fair(machine: Machine) -> list[tuple[float, int | None]]:
+    """Tails and numbers of tiles of which every core of a machine with unlike cores gets its share, a whole number of them."""
+    shares = machine.power / min(core.speed for core in machine.cores)
+    return [(1.0, max(2, round(parts * shares))) for parts in PARTS] if unlike(machine) else []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rung:
+    """`ns`, `bytes`, `made`: of each tile. `even`: the rung of the ladder that this is by number `taper` of `TAPERS`; None: itself."""
+
+    grid: Grid
+    ns: Floats
+    bytes: Floats
+    made: Made
+    total: float
+    even: _Rung | None = None
+    taper: int = 0
+
+
+class _Search:
+    def __init__(self, storage: Storage, machine: Machine, budget: int) -> None:
+        self.storage, self.machine, self.budget = storage, machine, budget
+        self.workers = max(1, round(machine.power))
+        self.shares = [core.speed / machine.power for core in machine.cores]
+        self.tapers = TAPERS[:1]
+        self.fair = _fair(machine)
+        self.made: dict[tuple[object, ...], _Rung] = {}
+        self.kinds = [self._kind(node) for node in storage.steps]
+        self.edges = EdgeBuilder(storage, self.kinds)
+        self.layers = np.arange(len(self.kinds))
+        self.critical = self._critical()
+        self.order = self.layers
+        self.rungs: list[_Rung] = []
+        self.jitter: dict[int, Floats] = {}
+        self.spent, self.tiles = 0, 0
+        speeds = _speeds(machine)
+        self.samples, self.simulated = len(speeds), Samples(machine, speeds)
+
+    def latency(self, grids: Sequence[Grid], *, critical: bool = False) -> float:
+        """Simulated, nanoseconds, with these grids and this order; further steps begin there."""
+        self.order = self.critical if critical else self.layers
+        steps = zip(self.kinds, self.storage.steps, grids, strict=True)
+        self.rungs = [self._rung(kind, node, grid) for kind, node, grid in steps]
+        return self._latency(self.rungs)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it makes a difference which step goes first."""
+        return bool((self.critical != self.layers).any())
+
+    def starts(self, grids: Sequence[Grid], *, thorough: bool) -> Iterator[Sequence[Grid]]:
+        """Where to climb from, the most promising first: the policy's grids, the best even cut if cores are unlike, ends of the ladders."""
+        first = [grids]
+        if unlike(self.machine):
+            first = sorted([min(self._even(), key=self.latency), grids], key=self.latency)
+        yield from first
+        ends = (0, -1) if thorough or unlike(self.machine) else (0,) if self.machine.power < FEW else (-1,)
+        for end in ends:
+            yield [ladder[end].grid for ladder in self.ladders]
+
+    def _even(self) -> Iterator[list[Grid]]:
+        """All nodes cut by the same rule."""
+        for tail, tiles in [*((tail, None) for tail in EVEN), *self.fair]:
+            yield [policy.grid_for(node, self.storage, Aim(self.workers, tail, tiles=tiles)) for node in self.storage.steps]
+
+    def climb(self, grids: Sequence[Grid], *, critical: bool = False) -> Found:
+        """The best that steps from these grids lead to."""
+        start = best = self.latency(grids, critical=critical)
+        taken, limit = 0, self.spent + self.budget
+        groups = self._alike()
+        while True:
+            before = best
+            for group in groups:
+                found, n = self._move(group, best, limit)
+                best, taken = found, taken + n
+            if before - best < WORTH * before or self.spent >= limit:
+                return Found([rung.grid for rung in self.rungs], critical, start, best, taken)
+
+    def _critical(self) -> npt.NDArray[np.int64]:
+        """The order of the steps by critical path, as good as it can be known before they are cut."""
+        pairs = [(source, k) for k, sources in enumerate(self.edges.sources) for source in sources]
+        parents, children = np.array(pairs, np.int64).reshape(-1, 2).T
+        return critical_first(whole_ns(self.storage), parents, children)
+
+    # ------------------------------------------------------------------------------------------------------------- ladders
+
+    @cached_property
+    def ladders(self) -> list[list[_Rung]]:
+        """Of every step."""
+        of: dict[tuple[object, ...], list[_Rung]] = {}
+        for kind, node in zip(self.kinds, self.storage.steps, strict=True):
+            if kind not in of:
+                of[kind] = self._ladder(kind, node)
+        return [of[kind] for kind in self.kinds]
+
+    def _kind(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes whose ladders are: constants come from memory, and a tile's bytes are its elements' dtypes'."""
+        inputs = tuple(None if x is None else (x.shape, x.dtype, x.is_const) for x in node.inputs)
+        attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name not in ("model", "first")))
+        return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
+
+    def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
+        """Distinct grids of a node, evenly cut, coarse to fine."""
+        out: dict[int, _Rung] = {}
+        tails = [(tail / self.workers, None) for tail in RUNGS if tail <= FINEST * self.workers]
+        for tail, tiles in tails + self.fair:
+            for halves in (False, True) if len(self.machine) > 1 else (False,):
+                grid = policy.grid_for(node, self.storage, Aim(self.workers, tail, halves, tiles))
+                rung = self._rung(kind, node, grid)
+                out.setdefault(id(rung), rung)
+        return sorted(out.values(), key=lambda rung: rung.grid.n)
+
+    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid, even: _Rung | None = None, taper: int = 0) -> _Rung:
+        key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
+        if key not in self.made:
+            ns, moved = tile_cost.tile_costs(node, *grid.boxes(), len(self.machine))
+            found = tile_cost.made(node, *grid.boxes(), len(self.machine))
+            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()), even, taper)
+        return self.made[key]
+
+    def _smaller(self, k: int, even: _Rung, taper: int) -> _Rung:
+        """A rung of a step's ladder with tiles that get smaller, by one of `TAPERS`."""
+        kind, node = self.kinds[k], self.storage.steps[k]
+        key = (kind, id(even), taper)
+        if key not in self.made:
+            self.made[key] = (
+                self._rung(kind, node, policy.taper(node, even.grid, self.shares, TAPERS[taper]), even, taper) if taper else even
+            )
+        return self.made[key]
+
+    def _alike(self) -> list[list[int]]:
+        """Steps that can move together, then each alone; those that take longest first."""
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for k, kind in enumerate(self.kinds):
+            if len(self.ladders[k]) > 1:
+                kinds.setdefault(kind, []).append(k)
+        each = whole_ns(self.storage)
+        groups = sorted(kinds.values(), key=lambda group: -sum(each[k] for k in group))
+        alone = [group for group in groups if len(group) > 1 and not self._steps(group[0])]
+        return groups + [[k] for group in alone for k in group]
+
+    def _steps(self, k: int) -> bool:
+        """Whether a step is one of a sequence's: cut otherwise than those before and behind it, it gains nothing, and there are many."""
+        return self.storage.steps[k].op in op_cost.RECURRENT
+
+    # --------------------------------------------------------------------------------------------------------------- steps
+
+    def _move(self, group: Sequence[int], best: float, limit: int) -> tuple[float, int]:
+        """Moves a group along its ladder while that helps; the latency then, and how many steps it took."""
+        taken = 0
+        for by, smaller in MOVES:
+            while self.spent < limit:
+                trial = list(self.rungs)
+                for k in group:
+                    trial[k] = self._next(k, by, smaller)
+                if all(a is b for a, b in zip(trial, self.rungs, strict=True)):
+                    break
+                found = self._latency(trial)
+                if found > best * (1 - WORTH):
+                    break
+                best, self.rungs = found, trial
+                taken += 1
+        return best, taken
+
+    def _next(self, k: int, by: int, smaller: int) -> _Rung:
+        """So many rungs up from that of a step, of tiles that get smaller by so many steps more."""
+        ladder, now = self.ladders[k], self.rungs[k]
+        even = now.even or now
+        at = next((i for i, rung in enumerate(ladder) if rung is even), None)
+        if at is None:  # the policy's own, which is on no rung
+            finer = [i for i, rung in enumerate(ladder) if rung.grid.n > now.grid.n]
+            at = (finer[0] if finer else len(ladder)) - (1 if by > 0 else 0)
+        even = ladder[min(max(at + by, 0), len(ladder) - 1)]
+        return self._smaller(k, even, min(max(now.taper + smaller, 0), len(self.tapers) - 1))
+
+    def _latency(self, rungs: Sequence[_Rung]) -> float:
+        """Simulated, nanoseconds."""
+        progress.at("searching tiles", self.spent, max(self.spent, int(STARTS * self.budget)))
+        known, followed = len(self.edges.known), self.edges.followed
+        tiles = _tiles(self.edges.wiring([rung.grid for rung in rungs]), rungs, self.order)
+        self.spent += STEP + NODE * (len(self.edges.known) - known) + SOURCE * (self.edges.followed - followed)
+        self.spent += LAYER * max(0, len(rungs) - MANY_STEPS)
+        self.tiles += self.samples * tiles.n
+        self.spent += int(TILE * self.samples * tiles.n) * (1 + len(self.machine) // AT_ONCE)
+        factors = np.ones((self.samples, tiles.n))
+        at = 0
+        for k, rung in enumerate(rungs):
+            factors[:, at : at + rung.grid.n] = self._jitter(k, rung.grid.n)
+            at += rung.grid.n
+        return self.simulated.latency_ns(tiles, tiles.ns * factors)
+
+    def _jitter(self, k: int, n: int) -> Floats:
+        """[samples, n]: what the first n tiles of a step take beside what they should. The same whatever the other steps are: two latencies
+        differ by what has been changed, not by chance."""
+        if k not in self.jitter or self.jitter[k].shape[1] < n:
+            self.jitter[k] = np.exp(self._longer(np.random.default_rng((1, k)), max(2 * n, 16)).T)
+        return self.jitter[k][:, :n]
+
+    def _longer(self, rng: np.random.Generator, n: int) -> Floats:
+        """[n, samples], logarithms."""
+        if unlike(self.machine):
+            return rng.normal(0.0, JITTER_UNLIKE, (n, self.samples))
+        half = rng.normal(0.0, JITTER, (n, self.samples // 2))
+        return np.hstack([half, np.zeros((n, self.samples % 2)), -half[:, ::-1]])
+
+
+def _tiles(wiring: Wiring, rungs: Sequence[_Rung], order: npt.NDArray[np.int64]) -> Tiles:
+    """As the engine would see the graph, but for trees of JOINs and for waiting for recycled memory."""
+    n, op_tiles = wiring.n, int(wiring.base[-1])
+    rest = np.zeros(n - op_tiles)
+    ns = np.concatenate([*(rung.ns for rung in rungs), rest])
+    moved = np.concatenate([*(rung.bytes for rung in rungs), rest])
+    counts = np.diff(wiring.base)
+    bins, ranks = depths_and_ranks(order, [rung.total for rung in rungs], counts)
+    depth = np.zeros(n, np.uint8)
+    depth[:op_tiles] = np.repeat(bins, counts)
+    depth[op_tiles : n - 1] = bins[wiring.join_step] if wiring.join_step else 0
+    depth[-1] = DEPTHS - 1
+    rank = np.zeros(n, np.uint32)
+    rank[:op_tiles] = ranks
+    rank[-1] = 0xFFFFFFFF
+    graph = (wiring.child_begin, wiring.children, wiring.parent_counts, wiring.initial, rank, depth, ns, moved)
+    return Tiles(*graph, flow=wiring.flow, far=op_cost.rates().far, made=joined([rung.made for rung in rungs], n - op_tiles))

@@ -1,0 +1,95 @@
+"""A client's submission channel."""
+
+from collections import deque
+from typing import NamedTuple, Protocol, TypeVar, final
+
+from typing_extensions import Buffer
+
+from aspen_mp.shm.bindings._tally import Tally
+
+class Offered(Protocol):
+    """What `hand_over` publishes."""
+
+    plan: int
+    generation: int
+    data: int
+    offset: int
+    extent: int
+    priority: int
+    ticket: int
+    handed_over: bool
+
+OfferedT = TypeVar("OfferedT", bound=Offered)
+
+class Result(NamedTuple):
+    """How a request ended. `error` is 0 or a number of `_control.ERRORS`; `op` the plan's op that failed (-1: none); `needed` the bytes of
+    the OBJECT result that did not fit; times are CLOCK_MONOTONIC nanoseconds (0 where it did not get that far)."""
+
+    error: int
+    op: int
+    needed: int
+    message: str
+    submitted_ns: int
+    started_ns: int
+    finished_ns: int
+
+FINE: Result
+"""A request that ended well."""
+
+@final
+class ClientChannel:
+    """A client's side: publishes requests, sleeps on their completion. Where the last request took 10 µs at most, `wait` and `finish` watch
+    for twice that time before they sleep. Any thread may call anything; waiting releases the GIL and Ctrl-C ends it.
+
+    A ticket is an int that names one submission for good (slot and sequence)."""
+
+    def __init__(self, client: Buffer, doorbell: Buffer, tally: Tally | None = None) -> None:
+        """`tally`: is told how long each request waited for a worker."""
+
+    @property
+    def client(self) -> int:
+        """The client's number in the control table."""
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def running(self) -> int:
+        """Requests that workers have begun."""
+    @property
+    def capacity(self) -> int:
+        """Most requests in flight: 256."""
+    @property
+    def closed(self) -> bool:
+        """The planner process has dropped this client."""
+    def submit(self, plan: int, generation: int, data: int, offset: int, priority: int = 1, extent: int = 0) -> int:
+        """Publishes a request, wakes a worker if one sleeps; returns the ticket. `extent`: of the dimension that its plan leaves open.
+        ResourceLimitError: `capacity` requests are in flight."""
+    def offer(
+        self, plan: int, generation: int, data: int, offset: int, priority: int = 1, taken: list[int] | None = None, extent: int = 0
+    ) -> int:
+        """As `submit`, but -1 where `capacity` requests are in flight. `taken` gets the ticket, too, before Ctrl-C can come between the
+        request and its ticket."""
+    def hand_over(self, waiting: OfferedT, published: dict[int, OfferedT], queue: deque[OfferedT]) -> None:
+        """Offers a request and puts it into `published` by its ticket; where all slots are taken, or others wait for one, appends it to
+        `queue`. Ctrl-C comes before all of that or after `handed_over` says that it is done."""
+    def state(self, ticket: int) -> str:
+        """ "submitted", "running", "done"; RequestError for a ticket that was released."""
+    def result(self, ticket: int) -> Result | None:
+        """The result, None while it is not done."""
+    def wait(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """Sleeps until the request is done; None after `timeout` seconds. The ticket stays valid until release(). RuntimeLost."""
+    def finish(self, ticket: int, timeout: float | None = None) -> Result | None:
+        """`wait` and `release` in one; the result of a request without an error is FINE, without times."""
+    def completions(self) -> int:
+        """Count of completions so far (wraps at 2**32): take it before looking at tickets, then wait_any(count)."""
+    def wait_any(self, seen: int, timeout: float | None = None) -> int:
+        """Sleeps until the completion count differs from `seen` (or `timeout`, or wake()); returns the count."""
+    def lost(self) -> None:
+        """The runtime is gone: every wait ends, now and from now on, with RuntimeLost (wait) or at once (wait_any)."""
+    def wake(self) -> None:
+        """Makes every wait_any of this process return once (for shutting a resolver thread down)."""
+    def cancel(self, ticket: int) -> None:
+        """Asks for cancellation. The request still ends (CANCELLED, or as it would have): wait for it before reusing its memory."""
+    def release(self, ticket: int) -> None:
+        """Gives the slot of a finished request back."""
+    def ring(self) -> None:
+        """Rings the doorbell again for everything not yet claimed. Harmless; waits do it by themselves."""

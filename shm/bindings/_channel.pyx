@@ -1,0 +1,263 @@
+# cython: language_level=3, boundscheck=False
+"""A client's submission channel. Documentation of names: _channel.pyi."""
+
+from collections import namedtuple
+from time import monotonic
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint32_t, uint64_t
+
+from aspen_mp.shm.bindings._control cimport Mapped
+from aspen_mp.shm.bindings._tally cimport Tally
+
+from aspen_mp.shm.errors import RequestError, ResourceLimitError, RuntimeLost
+
+cdef extern from "submit.h" nogil:
+    enum:
+        ASPEN_SLOTS, ASPEN_NONE, ASPEN_MESSAGE, ASPEN_CLASSES, ASPEN_SLOT_SUBMITTED, ASPEN_SLOT_RUNNING, ASPEN_SLOT_DONE, ASPEN_SLOT_FREE, INT_MAX
+    struct aspen_doorbell:
+        uint32_t event
+    struct aspen_slot:
+        uint32_t word, error, op, message_bytes
+        uint64_t needed, submitted_ns, started_ns, finished_ns
+        char message[256]
+    struct aspen_client_segment:
+        uint32_t client, closed, completions, waiters
+        aspen_slot slot[256]
+    struct aspen_request:
+        uint32_t plan, generation, data, class_, extent
+        uint64_t offset
+    uint32_t aspen_load_acquire(uint32_t *)
+    uint32_t aspen_add_seq(uint32_t *, uint32_t)
+    int aspen_futex_wake(uint32_t *, uint32_t)
+    uint32_t ASPEN_SLOT_STATE(uint32_t)
+    uint32_t ASPEN_SLOT_SEQUENCE(uint32_t)
+    uint32_t aspen_submit(aspen_client_segment *, aspen_doorbell *, uint32_t, const aspen_request *)
+    void aspen_cancel(aspen_client_segment *, aspen_doorbell *, uint32_t, uint32_t)
+    void aspen_watch_slot(aspen_slot *, uint64_t)
+    int aspen_wait_slot(aspen_slot *, uint32_t, uint64_t)
+    int aspen_wait_any(aspen_client_segment *, uint32_t, uint64_t)
+    void aspen_release(aspen_client_segment *, uint32_t)
+    void aspen_ring_as(aspen_client_segment *, aspen_doorbell *)
+
+cdef enum:
+    SHORT_NS = 10_000  # a request is watched, for twice the time that the last one took, where that was no longer
+_SLICE_NS = 250_000_000  # how long a wait sleeps before it looks at signals, and at whether its ring was heard
+Result = namedtuple("Result", "error op needed message submitted_ns started_ns finished_ns")
+Result.__module__ = __name__
+FINE = Result(0, -1, 0, "", 0, 0, 0)
+
+
+cdef class ClientChannel:
+    cdef Mapped _client_buf, _bell_buf
+    cdef aspen_client_segment *c
+    cdef aspen_doorbell *bell
+    cdef list _free
+    cdef bint _lost
+    cdef Tally _tally
+    cdef uint64_t _watch_ns
+
+    def __init__(self, client, doorbell, Tally tally=None):
+        self._tally = tally
+        self._client_buf = Mapped(client, "client", sizeof(aspen_client_segment))
+        self._bell_buf = Mapped(doorbell, "doorbell", sizeof(aspen_doorbell), False)  # other clients may have written anything there
+        self.c = <aspen_client_segment *>self._client_buf.view.buf
+        self.bell = <aspen_doorbell *>self._bell_buf.view.buf
+        self._free = [i for i in range(ASPEN_SLOTS - 1, -1, -1)
+                      if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[<uint32_t>i].word)) == ASPEN_SLOT_FREE]
+
+    @property
+    def client(self):
+        return self.c.client
+
+    @property
+    def in_flight(self):
+        return ASPEN_SLOTS - len(self._free)
+
+    @property
+    def capacity(self):
+        return ASPEN_SLOTS
+
+    @property
+    def closed(self):
+        return self._lost or aspen_load_acquire(&self.c.closed) != 0
+
+    def lost(self):
+        cdef uint32_t i
+        self._lost = True
+        aspen_add_seq(&self.c.completions, 1)
+        aspen_futex_wake(&self.c.completions, INT_MAX)
+        for i in range(<uint32_t>ASPEN_SLOTS):
+            aspen_futex_wake(&self.c.slot[i].word, INT_MAX)
+
+    def offer(self, plan, generation, data, offset, priority=1, list taken=None, extent=0):
+        if not 0 <= priority < ASPEN_CLASSES:
+            raise RequestError(f"priority {priority} is not in 0 … {ASPEN_CLASSES - 1}")
+        cdef aspen_request r
+        r.plan = plan
+        r.generation = generation
+        r.data = data
+        r.class_ = priority
+        r.offset = offset
+        r.extent = extent
+        if self.closed:
+            raise RuntimeLost("the runtime has gone: nothing can be submitted any more")
+        cdef uint32_t slot
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            return -1
+        cdef uint32_t sequence = aspen_submit(self.c, self.bell, slot, &r)
+        ticket = sequence * ASPEN_SLOTS + slot
+        if taken is not None:
+            taken.append(ticket)
+        return ticket
+
+    def hand_over(self, waiting, dict published, queue):
+        ticket = -1
+        if not queue:
+            ticket = self.offer(waiting.plan, waiting.generation, waiting.data, waiting.offset, waiting.priority, None, waiting.extent)
+        if ticket < 0:
+            queue.append(waiting)
+        else:
+            waiting.ticket = ticket
+            published[ticket] = waiting
+        waiting.handed_over = True
+
+    def submit(self, plan, generation, data, offset, priority=1, extent=0):
+        ticket = self.offer(plan, generation, data, offset, priority, None, extent)
+        if ticket < 0:
+            raise ResourceLimitError(f"{ASPEN_SLOTS} requests are in flight already: wait for some before submitting more")
+        return ticket
+
+    cdef aspen_slot *_slot(self, ticket, uint32_t *word) except NULL:
+        """The ticket's slot and its word now; RequestError when the ticket is not valid any more."""
+        cdef aspen_slot *slot = &self.c.slot[<uint32_t>(ticket % ASPEN_SLOTS)]
+        word[0] = aspen_load_acquire(&slot.word)
+        if ASPEN_SLOT_SEQUENCE(word[0]) != ticket // ASPEN_SLOTS or ASPEN_SLOT_STATE(word[0]) == ASPEN_SLOT_FREE:
+            raise RequestError(f"request {ticket} is unknown or was released")
+        return slot
+
+    cdef object _result(self, aspen_slot *s):
+        cdef uint32_t n = s.message_bytes if s.message_bytes < ASPEN_MESSAGE else ASPEN_MESSAGE
+        message = s.message[:n].decode("utf-8", "replace") if s.error else ""
+        return Result(s.error, -1 if s.op == <uint32_t>ASPEN_NONE else s.op, s.needed, message, s.submitted_ns, s.started_ns, s.finished_ns)
+
+    def state(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        return {ASPEN_SLOT_RUNNING: "running", ASPEN_SLOT_DONE: "done"}.get(ASPEN_SLOT_STATE(word), "submitted")
+
+    def result(self, ticket):
+        cdef uint32_t word
+        cdef aspen_slot *slot = self._slot(ticket, &word)
+        return self._result(slot) if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE else None
+
+    cdef aspen_slot *_sleep(self, ticket, timeout) except? NULL:
+        """The ticket's slot when it is done; NULL after `timeout` seconds."""
+        cdef uint32_t word
+        cdef uint64_t ns
+        cdef aspen_slot *slot
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            slot = self._slot(ticket, &word)
+            if ASPEN_SLOT_STATE(word) == ASPEN_SLOT_DONE:
+                return slot
+            if self.closed:
+                raise RuntimeLost("the runtime has gone while this request was in flight")
+            ns = self._slice(deadline)
+            if ns == 0:
+                return NULL
+            if self._watch_ns:
+                with nogil:
+                    aspen_watch_slot(slot, self._watch_ns)
+                self._watch_ns = 0
+                continue
+            with nogil:
+                aspen_wait_slot(slot, word, ns)
+            PyErr_CheckSignals()
+            if ASPEN_SLOT_STATE(aspen_load_acquire(&slot.word)) == ASPEN_SLOT_SUBMITTED:
+                self.ring()
+
+    def wait(self, ticket, timeout=None):
+        cdef aspen_slot *slot = self._sleep(ticket, timeout)
+        return None if slot == NULL else self._result(slot)
+
+    def finish(self, ticket, timeout=None):
+        cdef aspen_slot *slot = self._sleep(ticket, timeout)
+        if slot == NULL:
+            return None
+        result = self._result(slot) if slot.error else FINE
+        self._give(ticket)
+        return result
+
+    @property
+    def running(self):
+        cdef uint32_t i, n = 0
+        for i in range(<uint32_t>ASPEN_SLOTS):
+            n += ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_RUNNING
+        return n
+
+    cdef int _give(self, ticket) except -1:
+        cdef uint64_t took
+        cdef aspen_slot *s = &self.c.slot[<uint32_t>(ticket % ASPEN_SLOTS)]
+        if self._tally is not None and s.started_ns >= s.submitted_ns and not self._lost:
+            self._tally.add(0, s.started_ns - s.submitted_ns)
+        took = s.finished_ns - s.submitted_ns if s.finished_ns > s.submitted_ns else 0
+        self._watch_ns = 2 * took if took <= SHORT_NS else 0
+        aspen_release(self.c, ticket % ASPEN_SLOTS)
+        self._free.append(ticket % ASPEN_SLOTS)
+        return 0
+
+    cdef uint64_t _slice(self, deadline) except? 0:
+        if deadline is None:
+            return _SLICE_NS
+        left = int((deadline - monotonic()) * 1e9)
+        return 0 if left <= 0 else min(left, _SLICE_NS)
+
+    def completions(self):
+        return aspen_load_acquire(&self.c.completions)
+
+    def wait_any(self, seen, timeout=None):
+        cdef uint32_t now, was = seen
+        cdef uint64_t ns
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            now = aspen_load_acquire(&self.c.completions)
+            if now != was or self.closed:
+                return now
+            ns = self._slice(deadline)
+            if ns == 0:
+                return now
+            with nogil:
+                aspen_wait_any(self.c, was, ns)
+            PyErr_CheckSignals()
+            if self._unclaimed():
+                self.ring()
+
+    cdef bint _unclaimed(self):
+        cdef uint32_t i
+        for i in range(<uint32_t>ASPEN_SLOTS):
+            if ASPEN_SLOT_STATE(aspen_load_acquire(&self.c.slot[i].word)) == ASPEN_SLOT_SUBMITTED:
+                return True
+        return False
+
+    def wake(self):
+        aspen_add_seq(&self.c.completions, 1)
+        aspen_futex_wake(&self.c.completions, INT_MAX)
+
+    def cancel(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE:
+            aspen_cancel(self.c, self.bell, ticket % ASPEN_SLOTS, ticket // ASPEN_SLOTS)
+
+    def release(self, ticket):
+        cdef uint32_t word
+        self._slot(ticket, &word)
+        if ASPEN_SLOT_STATE(word) != ASPEN_SLOT_DONE and not self.closed:
+            raise RequestError(f"request {ticket} is still in flight: wait for it, or cancel it and wait")
+        self._give(ticket)
+
+    def ring(self):
+        aspen_ring_as(self.c, self.bell)

@@ -1,0 +1,232 @@
+/* POOL: sliding maximum or average over two spatial axes.
+ *
+ * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
+ * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
+ * common sizes that lie inside the image go through loops without counters.
+ */
+#include "kernel.h"
+#include "vector/vec.h"
+#include "conv/window.h"
+
+enum { MAXIMUM = 0, AVERAGE = 1 };
+
+typedef struct pool {
+  window rows, columns;
+  const aspen_arg *out, *x;
+  int average;
+  int64_t pad_bottom, pad_right;
+  int count_pads;
+} pool;
+
+/* Taps of a window that count: inside the image, or inside image and pads. */
+static int64_t counted(const window *w, int64_t o, int64_t pad_after, int count_pads) {
+  int64_t from, to;
+  window padded = *w;
+  if (count_pads) padded.in += w->pad + pad_after, padded.pad = 0;
+  window_taps(&padded, o, &from, &to);
+  return to - from;
+}
+
+/* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left. */
+INLINE void pixel(const pool *p, const int V, const int unit, const int average, const float *x, float *out, const int64_t kh[2],
+                  const int64_t kw[2], float count, int64_t n) {
+  const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
+  const int64_t down = p->rows.dilation * p->x->strides[2], right = p->columns.dilation * p->x->strides[3];
+  vf acc[4];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) acc[v] = vset1(average ? 0.0f : -__builtin_inff());
+  for (int64_t i = kh[0]; i < kh[1]; i++) {
+    vf line[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) line[v] = average ? vzero() : acc[v];
+    const float *at = x + i * down + kw[0] * right;
+    for (int64_t j = kw[0]; j < kw[1]; j++, at += right)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        const float *from = at + v * VL * x_channel;
+        const int64_t left = n - v * VL;
+        const vf t = !unit ? vload_strided(from, x_channel, left) : left >= VL ? vload(from) : vload_part(from, left);
+        if (average)
+          line[v] += t;
+        else
+          line[v] = vmax_nan(t, line[v]);
+      }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      if (average)
+        acc[v] += line[v];
+      else
+        acc[v] = line[v];
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    const int64_t left = n - v * VL;
+    vf y = average ? acc[v] : vsel(visnan(acc[v]), vset1(__builtin_nanf("")), acc[v]);
+    if (average && count > 0) y /= vset1(count); /* otherwise no tap was added and the sum is zero */
+    if (!unit)
+      vstore_strided(out + v * VL * out_channel, out_channel, y, left);
+    else if (left >= VL)
+      vstore(out + v * VL, y);
+    else
+      vstore_part(out + v * VL, y, left);
+  }
+}
+
+INLINE void channels(const pool *p, const int unit, const int average, const float *x, float *out, const int64_t kh[2], const int64_t kw[2],
+                     float count, int64_t n) {
+  const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
+  int64_t c = 0;
+  if (unit)
+    for (; c + 4 * VL <= n; c += 4 * VL) pixel(p, 4, 1, average, x + c, out + c, kh, kw, count, 4 * VL);
+  for (; c < n; c += VL) pixel(p, 1, unit, average, x + c * x_channel, out + c * out_channel, kh, kw, count, n - c);
+}
+
+static void channels_f32(const pool *p, const void *x, void *out, const int64_t kh[2], const int64_t kw[2], int64_t count, int64_t n) {
+  const int unit = p->x->strides[1] == 1 && p->out->strides[1] == 1;
+  if (p->average && unit)
+    channels(p, 1, 1, x, out, kh, kw, (float)count, n);
+  else if (p->average)
+    channels(p, 0, 1, x, out, kh, kw, (float)count, n);
+  else if (unit)
+    channels(p, 1, 0, x, out, kh, kw, (float)count, n);
+  else
+    channels(p, 0, 0, x, out, kh, kw, (float)count, n);
+}
+
+/* ---- windows of K x K taps inside the image, contiguous channels ---- */
+
+/* Vector v of channels of a pixel; `left` channels remain. */
+INLINE vf tap(const float *p, const int whole, int64_t left) { return whole ? vload(p) : vload_part(p, left); }
+
+INLINE void whole_window(const pool *p, const int K, const int V, const int whole, const int average, const float *x, float *out, int64_t n) {
+  const int64_t down = p->x->strides[2], right = p->x->strides[3];
+  vf acc[4];
+  if (average) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[v] = vzero();
+#pragma GCC unroll 3
+    for (int i = 0; i < K; i++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) {
+        vf line = vzero();
+#pragma GCC unroll 3
+        for (int j = 0; j < K; j++) line += tap(x + i * down + j * right + v * VL, whole, n - v * VL);
+        acc[v] += line;
+      }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[v] /= vset1((float)(K * K));
+  } else {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) { /* maxima that forget NaNs, and one comparison for two taps to remember them */
+      vf best = tap(x + v * VL, whole, n - v * VL);
+      vm unordered = visnan(best);
+#pragma GCC unroll 9
+      for (int t = 1; t < K * K; t += 2) {
+        const vf a = tap(x + t / K * down + t % K * right + v * VL, whole, n - v * VL);
+        const int u = t + 1 < K * K ? t + 1 : t;
+        const vf b = tap(x + u / K * down + u % K * right + v * VL, whole, n - v * VL);
+        unordered = vm_or(unordered, vunordered(a, b));
+        best = vmax(vmax(a, b), best);
+      }
+      acc[v] = vsel(unordered, vset1(__builtin_nanf("")), best);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++)
+    if (whole)
+      vstore(out + v * VL, acc[v]);
+    else
+      vstore_part(out + v * VL, acc[v], n - v * VL);
+}
+
+/* Pixels of an output row; x: the first tap of the first pixel. */
+INLINE void whole_row(const pool *p, const int K, const int average, const float *x, float *out, int64_t pixels, int64_t n) {
+  const int64_t x_step = p->columns.stride * p->x->strides[3], out_step = p->out->strides[3];
+  for (int64_t i = 0; i < pixels; i++, x += x_step, out += out_step) {
+    int64_t c = 0;
+    for (; c + 2 * VL <= n; c += 2 * VL) whole_window(p, K, 2, 1, average, x + c, out + c, 2 * VL);
+    for (; c < n; c += VL)
+      if (n - c >= VL)
+        whole_window(p, K, 1, 1, average, x + c, out + c, VL);
+      else
+        whole_window(p, K, 1, 0, average, x + c, out + c, n - c);
+  }
+}
+
+typedef void row_fn(const pool *, const float *, float *, int64_t, int64_t);
+static void maximum_row_2(const pool *p, const float *x, float *out, int64_t pixels, int64_t n) { whole_row(p, 2, 0, x, out, pixels, n); }
+static void maximum_row_3(const pool *p, const float *x, float *out, int64_t pixels, int64_t n) { whole_row(p, 3, 0, x, out, pixels, n); }
+static void average_row_2(const pool *p, const float *x, float *out, int64_t pixels, int64_t n) { whole_row(p, 2, 1, x, out, pixels, n); }
+static void average_row_3(const pool *p, const float *x, float *out, int64_t pixels, int64_t n) { whole_row(p, 3, 1, x, out, pixels, n); }
+
+/* The function for pixels whose windows lie inside the image, or NULL. */
+static row_fn *choose(const pool *p) {
+  const int64_t k = p->rows.kernel;
+  if (p->x->dtype != ASPEN_DT_F32 || p->x->strides[1] != 1 || p->out->strides[1] != 1) return NULL;
+  if (k != p->columns.kernel || p->rows.dilation != 1 || p->columns.dilation != 1) return NULL;
+  return k == 2 ? (p->average ? average_row_2 : maximum_row_2) : k == 3 ? (p->average ? average_row_3 : maximum_row_3) : NULL;
+}
+
+/* Maximum for other types: chunks of channels, so that the compiler's vectors run over them, too. */
+#define MAXIMUM_OF(NAME, TYPE, LOWEST)                                                                                             \
+  static void NAME(const pool *p, const void *x, void *out, const int64_t kh[2], const int64_t kw[2], int64_t count, int64_t n) {  \
+    const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];                                                  \
+    const int64_t down = p->rows.dilation * p->x->strides[2], right = p->columns.dilation * p->x->strides[3];                      \
+    for (int64_t c = 0; c < n; c += 64) {                                                                                          \
+      TYPE acc[64];                                                                                                                \
+      const int64_t m = min64(64, n - c);                                                                                          \
+      for (int64_t l = 0; l < m; l++) acc[l] = LOWEST;                                                                             \
+      for (int64_t i = kh[0]; i < kh[1]; i++)                                                                                      \
+        for (int64_t j = kw[0]; j < kw[1]; j++) {                                                                                  \
+          const TYPE *from = (const TYPE *)x + i * down + j * right + c * x_channel;                                               \
+          for (int64_t l = 0; l < m; l++) {                                                                                        \
+            const TYPE t = from[l * x_channel];                                                                                    \
+            acc[l] = acc[l] != acc[l] || acc[l] > t ? acc[l] : t;                                                                  \
+          }                                                                                                                        \
+        }                                                                                                                          \
+      for (int64_t l = 0; l < m; l++) ((TYPE *)out)[(c + l) * out_channel] = acc[l];                                               \
+    }                                                                                                                              \
+  }
+MAXIMUM_OF(maximum_f64, double, -__builtin_inf())
+MAXIMUM_OF(maximum_i8, int8_t, INT8_MIN)
+MAXIMUM_OF(maximum_u8, uint8_t, 0)
+
+int FN(pool)(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *x = &c->args[1];
+  const int64_t *q = c->params;
+  if (out->rank != 4 || x->rank != 4 || out->dtype != x->dtype || q[1] < 1 || q[2] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+  const pool p = {.rows = {x->dims[2], q[1], q[3], q[5], q[7]}, .columns = {x->dims[3], q[2], q[4], q[6], q[8]}, .out = out, .x = x,
+                  .average = q[0] == AVERAGE, .pad_bottom = q[9], .pad_right = q[10], .count_pads = q[11] != 0};
+  void (*run)(const pool *, const void *, void *, const int64_t[2], const int64_t[2], int64_t, int64_t) = NULL;
+  int64_t item = 0;
+  if (x->dtype == ASPEN_DT_F32) run = channels_f32, item = 4;
+  if (!p.average && x->dtype == ASPEN_DT_F64) run = maximum_f64, item = 8;
+  if (!p.average && x->dtype == ASPEN_DT_I8) run = maximum_i8, item = 1;
+  if (!p.average && x->dtype == ASPEN_DT_U8) run = maximum_u8, item = 1;
+  if (!run || q[0] < MAXIMUM || q[0] > AVERAGE) return ASPEN_KERNEL_BAD_ARGUMENT;
+
+  const int64_t *xs = x->strides, *os = out->strides, channels = c->hi[1] - c->lo[1];
+  row_fn *const whole = choose(&p);
+  int64_t top, bottom, left, right; /* pixels whose windows lie inside the image */
+  window_inside(&p.rows, c->lo[2], c->hi[2], &top, &bottom);
+  window_inside(&p.columns, c->lo[3], c->hi[3], &left, &right);
+  for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
+    for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++) {
+      int64_t kh[2], kw[2];
+      window_taps(&p.rows, oh, &kh[0], &kh[1]);
+      const int64_t counted_rows = p.average ? counted(&p.rows, oh, p.pad_bottom, p.count_pads) : 0;
+      for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow++) {
+        const int64_t from = n * xs[0] + c->lo[1] * xs[1] + window_start(&p.rows, oh) * xs[2] + window_start(&p.columns, ow) * xs[3];
+        const int64_t to = n * os[0] + c->lo[1] * os[1] + oh * os[2] + ow * os[3];
+        if (whole && oh >= top && oh < bottom && ow >= left && ow < right) {
+          whole(&p, (const float *)x->ptr + from, (float *)out->ptr + to, right - ow, channels);
+          ow = right - 1;
+          continue;
+        }
+        window_taps(&p.columns, ow, &kw[0], &kw[1]);
+        const int64_t count = p.average ? counted_rows * counted(&p.columns, ow, p.pad_right, p.count_pads) : 0;
+        run(&p, x->ptr + from * item, out->ptr + to * item, kh, kw, count, channels);
+      }
+    }
+  return 0;
+}

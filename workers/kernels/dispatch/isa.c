@@ -1,0 +1,98 @@
+/* Which instruction sets there are, and the choice of one. Knows no kernel: processes that run none ask too. */
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "dispatch/isa.h"
+
+const char *aspen_isa_name(enum aspen_isa isa) {
+  static const char *const names[ASPEN_N_ISA] = {"portable", "avx2", "avx512"};
+  return (unsigned)isa < ASPEN_N_ISA ? names[isa] : "?";
+}
+
+int aspen_isa_supported(enum aspen_isa isa) {
+  if (isa == ASPEN_ISA_PORTABLE) return 1;
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+  if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return 0;
+  unsigned xcr_lo, xcr_hi; /* which register states the operating system saves */
+  __asm__ volatile("xgetbv" : "=a"(xcr_lo), "=d"(xcr_hi) : "c"(0));
+  if ((xcr_lo & 0x6) != 0x6) return 0; /* xmm, ymm */
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & 1u << 5)) return 0;
+  if (isa == ASPEN_ISA_AVX2) return 1;
+  const unsigned f512 = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31;
+  return isa == ASPEN_ISA_AVX512 && (xcr_lo & 0xe6) == 0xe6 && (b & (f512 | dq | bw | vl)) == (f512 | dq | bw | vl);
+#else
+  return 0;
+#endif
+}
+
+int aspen_isa_halves(void) {
+#if defined(__x86_64__)
+  const unsigned performance = 0x8000001a, fp256 = 1u << 2; /* AMD: width of the datapath; reads 0 elsewhere */
+  unsigned a, b, c, d;
+  return aspen_isa_supported(ASPEN_ISA_AVX512) && __get_cpuid(performance, &a, &b, &c, &d) && (a & fp256);
+#else
+  return 0;
+#endif
+}
+
+static int is_off(const char *variable) {
+  const char *setting = getenv(variable);
+  return setting && !strcmp(setting, "off");
+}
+
+static int has_vnni(enum aspen_isa isa) {
+  if (is_off("ASPEN_MP_VNNI")) return 0;
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  if (!aspen_isa_supported(isa)) return 0;
+#ifdef ASPEN_AVX512_VNNI
+  if (isa == ASPEN_ISA_AVX512) return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & 1u << 11);
+#endif
+#ifdef ASPEN_AVX_VNNI
+  if (isa == ASPEN_ISA_AVX2) return __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+#endif
+#endif
+  return 0;
+}
+
+int aspen_isa_vnni(enum aspen_isa isa) {
+  static signed char known[ASPEN_N_ISA]; /* to ask takes long in virtual machines; whoever asks first finds the same as all others */
+  if (!known[isa]) known[isa] = has_vnni(isa) ? 1 : -1;
+  return known[isa] > 0;
+}
+
+static int has_bf16(enum aspen_isa isa) {
+  if (is_off("ASPEN_MP_BF16")) return 0;
+#if defined(__x86_64__) && defined(ASPEN_AVX512_BF16)
+  unsigned a, b, c, d;
+  return isa == ASPEN_ISA_AVX512 && aspen_isa_supported(isa) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+         __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+#else
+  return 0;
+#endif
+}
+
+int aspen_isa_bf16(enum aspen_isa isa) {
+  static signed char known[ASPEN_N_ISA]; /* as above */
+  if (!known[isa]) known[isa] = has_bf16(isa) ? 1 : -1;
+  return known[isa] > 0;
+}
+
+int aspen_isa_select(const char *name) {
+  for (int isa = ASPEN_N_ISA - 1; isa >= 0; isa--) {
+    if (!name || !*name) {
+      if (aspen_isa_supported((enum aspen_isa)isa)) return isa;
+    } else if (!strcmp(name, aspen_isa_name((enum aspen_isa)isa))) {
+      return aspen_isa_supported((enum aspen_isa)isa) ? isa : -2;
+    }
+  }
+  return -1;
+}
+
+const char *aspen_isa_from_env(void) { return getenv("ASPEN_MP_ISA"); }

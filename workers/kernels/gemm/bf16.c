@@ -1,0 +1,126 @@
+/* Micro-kernels of products of pairs of bf16: see pairs.h. */
+#include "gemm/bf16.h"
+#include "vector/half.h"
+#include "gemm/mm_home.h"
+
+#define VECTORS 2            /* of columns in a micro-kernel */
+#define WIDTH (VECTORS * VL) /* columns */
+#define FETCHED 4096         /* bytes of a panel that are fetched ahead of the reading */
+
+/* Most rows of a block, with the instruction and without it: their sums stay in registers. */
+#if VL == 16
+#define ROWS_WITH MM_EVEN_ROWS
+#define ROWS_WITHOUT 10
+#elif VL == 8
+#define ROWS_WITH 0
+#define ROWS_WITHOUT 4
+#else
+#define ROWS_WITH 0
+#define ROWS_WITHOUT 4
+#endif
+
+typedef uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
+INLINE vf even(vi x) { return (vf)((vu)x << 16); }
+INLINE vf odd(vi x) { return (vf)(x & viset1(~0xffff)); }
+
+/* sum[lane] += the two products of bf16 of a[lane] and b[lane]. */
+#if VL == 16 && defined(ASPEN_AVX512_BF16)
+INLINE vf pair_with(vf sum, vi a, vi b) {
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+INLINE vi round_with(vf low, vf high) {
+  vi words;
+  __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(words) : "v"(high), "v"(low));
+  return words;
+}
+#else
+INLINE vf pair_with(vf sum, vi a, vi b) { return sum + even(a) * even(b); }   /* never called */
+INLINE vi round_with(vf low, vf high) { return vbits(low) & vbits(high); } /* nor this */
+#endif
+
+void FN(pairs_open)(pairs_job *job) {
+  job->with = aspen_isa_bf16(OWN_ISA);
+  job->most = job->with ? ROWS_WITH : ROWS_WITHOUT;
+}
+
+void FN(pairs_round)(const pairs_job *job, uint32_t *to, const float *from, int64_t n) {
+  if (job->with) {
+    int64_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) vistore((int32_t *)to + i / 2, round_with(vload(from + i), vload(from + i + VL)));
+    const int64_t left = n - i, second = left > VL ? left - VL : 0;
+    if (left) vistore_part((int32_t *)to + i / 2, round_with(vload_part(from + i, left), vload_part(from + i + VL, second)), pairs_of(left));
+    return;
+  }
+  for (int64_t i = 0; i + 1 < n; i += 2) to[i / 2] = f32_to_bf16(from[i]) | (uint32_t)f32_to_bf16(from[i + 1]) << 16;
+  if (n % 2) to[n / 2] = f32_to_bf16(from[n - 1]);
+}
+
+/* A pair of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. */
+INLINE void pair(const int R, const int with, const uint32_t *const *base, int64_t step, int64_t at, const uint32_t *b, vf *sum) {
+  const vi w[VECTORS] = {viload((const int32_t *)b), viload((const int32_t *)b + VL)};
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const vi x = viset1((int32_t)base[r / 3][(r % 3) * step + at]);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      vf *s = sum + r * VECTORS + v;
+      *s = with ? pair_with(*s, x, w[v]) : vfma(even(x), even(w[v]), vfma(odd(x), odd(w[v]), *s));
+    }
+  }
+}
+
+/* R rows times WIDTH columns, all sums in registers. By the time the sums are done, the lines they go to are here. */
+INLINE void multiply(const int R, const int with, const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column,
+                     int64_t first, int64_t last) {
+  vf sum[MM_MAX_ROWS * VECTORS];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * VECTORS; i++) sum[i] = vzero();
+  const char *out[2 * AHEAD], *beside[2 * AHEAD];
+  lines_to_come(R, VECTORS, 2 * AHEAD, &job->finish, rows, column, (const char *)b, out, beside);
+  const int64_t step = job->a_step, pairs = job->pairs, next_step = rows->next ? rows->next_step : PAIRS_PANEL_BYTES;
+  const char *next = rows->next ? rows->next : (const char *)b + FETCHED;
+  int64_t turn = 0;
+  for (int64_t i = 0; i < job->runs[0]; i++)
+    for (int64_t j = 0; j < job->runs[1]; j++) {
+      const uint32_t *base[(MM_MAX_ROWS + 2) / 3];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r += 3) base[r / 3] = a + i * job->run_step[0] + j * job->run_step[1] + r * step;
+      for (int64_t k = 0; k < pairs; k++, b += ASPEN_NR, next += next_step, turn++) {
+        __builtin_prefetch(next, 0, 2);
+        if (turn % 2)
+          __builtin_prefetch(beside[turn / 2 % (2 * AHEAD)]);
+        else
+          __builtin_prefetch(out[turn / 2 % (2 * AHEAD)], 1);
+        pair(R, with, base, step, k, b, sum);
+      }
+    }
+  home(R, VECTORS, &job->finish, rows, sum, column, first, last);
+}
+
+typedef void multiply_fn(const pairs_job *, const mm_rows *, const uint32_t *, const uint32_t *, int64_t, int64_t, int64_t);
+#define MULTIPLY(R, WITH)                                                                                                          \
+  static void multiply_##WITH##_##R(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *b, int64_t column, int64_t first, \
+                                    int64_t last) {                                                                                \
+    multiply(R, WITH, job, rows, a, b, column, first, last);                                                                       \
+  }
+MULTIPLY(1, 0) MULTIPLY(2, 0) MULTIPLY(3, 0) MULTIPLY(4, 0)
+#if VL == 16
+MULTIPLY(5, 0) MULTIPLY(6, 0) MULTIPLY(7, 0) MULTIPLY(8, 0) MULTIPLY(9, 0) MULTIPLY(10, 0)
+MULTIPLY(1, 1) MULTIPLY(2, 1) MULTIPLY(3, 1) MULTIPLY(4, 1) MULTIPLY(5, 1) MULTIPLY(6, 1) MULTIPLY(7, 1)
+MULTIPLY(8, 1) MULTIPLY(9, 1) MULTIPLY(10, 1) MULTIPLY(11, 1) MULTIPLY(12, 1) MULTIPLY(13, 1) MULTIPLY(14, 1)
+static multiply_fn *const multiply_with[] = {multiply_1_1, multiply_1_2, multiply_1_3,  multiply_1_4,  multiply_1_5,  multiply_1_6,  multiply_1_7,
+                                             multiply_1_8, multiply_1_9, multiply_1_10, multiply_1_11, multiply_1_12, multiply_1_13, multiply_1_14};
+static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4, multiply_0_5,
+                                                multiply_0_6, multiply_0_7, multiply_0_8, multiply_0_9, multiply_0_10};
+#else
+static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4};
+#define multiply_with multiply_without
+#endif
+
+void FN(pairs_block)(const pairs_job *job, const mm_rows *rows, const uint32_t *a, const uint32_t *panel, int64_t column, int64_t first, int64_t last) {
+  const int r = rows->rows - 1;
+  multiply_fn *const f = job->with ? multiply_with[r] : multiply_without[r]; /* not (… ? … : …)[r], of which gcc's sanitizer does not know the size */
+  for (int64_t v = 0; v < ASPEN_NR; v += WIDTH)
+    if (column + v + WIDTH > first && column + v < last) f(job, rows, a, panel + v, column + v, first, last);
+}

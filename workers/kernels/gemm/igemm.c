@@ -1,0 +1,130 @@
+/* IGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+ *
+ * Loops: panels of ASPEN_NR columns, blocks of rows (dots.h). Rows are read in place where they are unsigned, lie evenly, and are whole groups
+ * of four; else the tile copies its rows to scratch memory first.
+ */
+#include "gemm/int8.h"
+
+#define SPARE 64 /* bytes behind a copied row where rows would compete for the same sets of L1 */
+
+/* A row of the tile. Pointers are those of column 0. */
+typedef struct row_place {
+  const uint8_t *a;
+  char *out;
+  const float *bias, *residual, *factor;
+  uint32_t zero, rest; /* see dots_rows */
+} row_place;
+
+INLINE int64_t copied_row(int64_t k) {
+  const int64_t bytes = (dots_groups(k) * DOTS_GROUP + 63) / 64 * 64;
+  return bytes % MM_SET_BYTES ? bytes : bytes + SPARE;
+}
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_igemm(const aspen_call *c) {
+  const aspen_arg *out = &c->args[0], *a = &c->args[1];
+  size_t rows = 1;
+  for (int i = 0; i + 1 < out->rank; i++) rows *= (size_t)(c->hi[i] - c->lo[i]);
+  return rows * (sizeof(row_place) + (size_t)copied_row(a->dims[a->rank - 1])) + 64;
+}
+#endif
+
+/* Rows [row, row + n) of the tile times columns [first, last) of the panel at `column`. */
+static void block(const dots_job *job, const row_place *places, int n, const char *panel, const char *next, int64_t next_step, int64_t column,
+                  int64_t first, int64_t last) {
+  dots_rows rows = {.rows = n, .taps = 1, .runs = &places->a, .next = next, .next_step = next_step};
+  for (int r = 0; r < n; r++) {
+    const row_place *p = places + r;
+    rows.out[r] = p->out, rows.bias[r] = p->bias, rows.residual[r] = p->residual, rows.factor[r] = p->factor;
+    rows.zero[r] = p->zero, rows.rest[r] = p->rest;
+  }
+  FN(dots_block)(job, &rows, panel, column, first, last);
+}
+
+int FN(igemm)(const aspen_call *c) {
+  enum { A, OUT, BIAS, RESIDUAL, FACTOR, ZERO, OPERANDS };
+  const aspen_arg none = {0};
+  const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2], *operands[OPERANDS] = {a, out, &none, &none, &none, &none};
+  for (uint32_t i = 2; i < c->n_inputs; i++)
+    if (c->args[1 + i].dtype) operands[i] = &c->args[1 + i];
+  const int rank = out->rank, n_axis = rank - 1, size = out->dtype == ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32 ? 4 : 1;
+  if (rank < 2 || a->rank != rank || b->rank != 4 || b->dtype != ASPEN_DT_I8 || (a->dtype != ASPEN_DT_I8 && a->dtype != ASPEN_DT_U8))
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  for (int i = BIAS; i < OPERANDS; i++)
+    if (operands[i]->dtype && (operands[i]->rank != rank || (i == ZERO && operands[i]->dtype != a->dtype))) return ASPEN_KERNEL_BAD_ARGUMENT;
+  int64_t rows = 1;
+  for (int i = 0; i < rank; i++) {
+    if (c->lo[i] >= c->hi[i]) return 0;
+    if (i < n_axis) rows *= c->hi[i] - c->lo[i];
+  }
+
+  const int64_t k = a->dims[n_axis], groups = dots_groups(k), k_stride = a->strides[n_axis], copied = copied_row(k);
+  const uint8_t flip = a->dtype == ASPEN_DT_I8 ? 0x80 : 0;
+  if (c->scratch_bytes < (size_t)rows * (sizeof(row_place) + (size_t)copied) + 64) return ASPEN_KERNEL_SCRATCH;
+  row_place *const places = c->scratch;
+  uint8_t *copy = (uint8_t *)c->scratch + ((size_t)rows * sizeof(row_place) + 63) / 64 * 64;
+  const aspen_arg *factor = operands[FACTOR], *zero = operands[ZERO], *bias = operands[BIAS], *residual = operands[RESIDUAL];
+  dots_job job;
+  if (FN(dots_open)(&job, out, bias, residual, factor, n_axis, c->params[0], c->params + 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job.groups = groups;
+
+  /* Where each row is. */
+  int64_t index[ASPEN_MAX_RANK], at[OPERANDS] = {0};
+  for (int i = 0; i < n_axis; i++) {
+    index[i] = c->lo[i];
+    job.finish.one_bias &= c->hi[i] - c->lo[i] == 1 || !bias->dtype || bias->strides[i] == 0;
+    for (int o = 0; o < OPERANDS; o++)
+      if (operands[o]->dtype) at[o] += operands[o]->strides[i] * c->lo[i];
+  }
+  int in_place = flip == 0 && k_stride == 1 && k % DOTS_GROUP == 0;
+  const uint8_t *const bytes = (const uint8_t *)a->ptr;
+  for (int64_t r = 0; r < rows; r++) {
+    row_place *p = &places[r];
+    *p = (row_place){.a = bytes + at[A], .out = out->ptr + size * at[OUT],
+                     .bias = bias->dtype ? (const float *)bias->ptr + at[BIAS] : NULL,
+                     .residual = residual->dtype ? (const float *)residual->ptr + at[RESIDUAL] : NULL,
+                     .factor = factor->dtype ? (const float *)factor->ptr + at[FACTOR] : NULL,
+                     .zero = (zero->dtype ? (uint8_t)zero->ptr[at[ZERO]] : 0) ^ flip};
+    in_place &= r < 2 || p->a - p[-1].a == places[1].a - places[0].a;
+    for (int i = n_axis - 1; i >= 0; i--) {
+      for (int o = 0; o < OPERANDS; o++)
+        if (operands[o]->dtype) at[o] += operands[o]->strides[i];
+      if (++index[i] < c->hi[i]) break;
+      for (int o = 0; o < OPERANDS; o++)
+        if (operands[o]->dtype) at[o] -= operands[o]->strides[i] * (c->hi[i] - c->lo[i]);
+      index[i] = c->lo[i];
+    }
+  }
+  job.a_step = rows > 1 ? places[1].a - places[0].a : 0;
+  if (in_place && rows > 2 && job.a_step % MM_SET_BYTES == 0 && job.a_step) in_place = 0;
+  if (!in_place) job.a_step = copied;
+  for (int64_t r = 0; r < rows && (!in_place || job.zeros); r++) {
+    row_place *p = &places[r];
+    if (!in_place) {
+      dots_copy(copy + r * copied, p->a, k_stride, k, flip);
+      memset(copy + r * copied + k, 0, (size_t)(groups * DOTS_GROUP - k));
+      p->a = copy + r * copied;
+    }
+    if (job.zeros) {
+      uint32_t sum = 0;
+      for (int64_t i = 0; i < k; i++) sum += p->a[i];
+      p->rest = sum - (uint32_t)k * p->zero;
+    }
+  }
+
+  job.panel = DOTS_HEADER + groups * DOTS_PANEL_GROUP;
+  const int64_t blocks = (rows + job.most - 1) / job.most, n_hi = c->hi[n_axis];
+  const int64_t share = blocks > 1 ? job.panel / blocks / 64 * 64 : 0; /* of the next panel, which each block brings nearer */
+  for (int64_t n = c->lo[n_axis]; n < n_hi;) { /* panels start at multiples of ASPEN_NR, the box need not */
+    const int64_t column = n / ASPEN_NR * ASPEN_NR, last = column + ASPEN_NR < n_hi ? column + ASPEN_NR : n_hi;
+    const char *panel = b->ptr + column / ASPEN_NR * job.panel;
+    for (int64_t i = 0, row = 0; i < blocks; i++) {
+      const int64_t end = mm_cut(rows, blocks, i + 1);
+      const char *next = blocks > 1 ? panel + job.panel + i * share : NULL;
+      block(&job, places + row, (int)(end - row), panel, next, share / (groups ? groups : 1), column, n, last);
+      row = end;
+    }
+    n = last;
+  }
+  return 0;
+}

@@ -1,0 +1,387 @@
+/* Micro-kernels of products of bytes, and what follows their sums: see dots.h. */
+#include "gemm/int8.h"
+
+#define VECTORS 2            /* of columns in a micro-kernel */
+#define WIDTH (VECTORS * VL) /* columns */
+#define SUMS 32              /* vectors of sums in a micro-kernel, at most */
+#define AHEAD 4096           /* bytes of a panel that are fetched ahead of the reading */
+
+/* Most rows of a block, with the instruction and without it: their sums stay in registers. */
+#if VL == 16
+#define ROWS_WITH MM_EVEN_ROWS
+#define ROWS_WITHOUT 10
+#elif VL == 8
+#define ROWS_WITH 6
+#define ROWS_WITHOUT 4
+#else
+#define ROWS_WITH 0
+#define ROWS_WITHOUT 4
+#endif
+#define LARGEST_SCALE 1e30f /* within this and its reciprocal quotients are found by multiplication */
+#define FAR_LEVEL 1e6f      /* beyond any level */
+
+/* sum[lane] += the four products of bytes a[lane] (unsigned) and b[lane] (signed). */
+#if VL == 16 && defined(ASPEN_AVX512_VNNI)
+INLINE vi dots(vi sum, vi a, vi b) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+#elif VL == 8 && defined(ASPEN_AVX_VNNI)
+INLINE vi dots(vi sum, vi a, vi b) {
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
+#else
+INLINE vi dots(vi sum, vi a, vi b) { return sum; } /* never called */
+#endif
+
+/* Integers wrap around, as ONNX's do: in C unsigned ones. */
+typedef uint32_t vu __attribute__((vector_size(VL * 4), may_alias));
+INLINE vi plus(vi a, vi b) { return (vi)((vu)a + (vu)b); }
+INLINE vi less(vi a, vi b, vi c) { return (vi)((vu)a - (vu)b * (vu)c); } /* a - b * c */
+
+/* Bytes as two vectors of 16 bits: the even ones and the odd ones. */
+typedef struct halves {
+  vi even, odd;
+} halves;
+#if VL == 16
+INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (vi)_mm512_srli_epi16((__m512i)x, 8)}; }
+INLINE halves signed_halves(vi x) {
+  return (halves){(vi)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)x, 8), 8), (vi)_mm512_srai_epi16((__m512i)x, 8)};
+}
+INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b)); }
+#elif VL == 8
+INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), (vi)_mm256_srli_epi16((__m256i)x, 8)}; }
+INLINE halves signed_halves(vi x) {
+  return (halves){(vi)_mm256_srai_epi16(_mm256_slli_epi16((__m256i)x, 8), 8), (vi)_mm256_srai_epi16((__m256i)x, 8)};
+}
+INLINE vi pairs(vi sum, vi a, vi b) { return plus(sum, (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b)); }
+#else
+typedef int16_t words __attribute__((vector_size(VL * 4), may_alias));
+INLINE halves unsigned_halves(vi x) { return (halves){x & viset1(0x00ff00ff), x >> 8 & viset1(0x00ff00ff)}; }
+INLINE halves signed_halves(vi x) { return (halves){(vi)((words)x << 8 >> 8), (vi)((words)x >> 8)}; }
+INLINE vi pairs(vi sum, vi a, vi b) {
+  const vi p = (vi)((words)a * (words)b); /* of bytes: they fit */
+  return plus(plus(sum, (vi)((vu)p << 16) >> 16), p >> 16);
+}
+#endif
+
+/* A group of terms of R rows, three to a pointer (more pointers find no registers), times WIDTH columns. with: the instruction is there. */
+INLINE void group(const int R, const int with, const uint8_t *const *base, int64_t step, int64_t at, const int8_t *b, vi *sum) {
+  const vi w[VECTORS] = {viload((const int32_t *)b), viload((const int32_t *)b + VL)};
+  const halves both[VECTORS] = {signed_halves(w[0]), signed_halves(w[1])};
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    int32_t four;
+    memcpy(&four, base[r / 3] + (r % 3) * step + at, sizeof four);
+    const vi x = viset1(four);
+    if (with) {
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) sum[r * VECTORS + v] = dots(sum[r * VECTORS + v], x, w[v]);
+    } else {
+      const halves y = unsigned_halves(x);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) sum[r * VECTORS + v] = pairs(pairs(sum[r * VECTORS + v], y.even, both[v].even), y.odd, both[v].odd);
+    }
+  }
+}
+
+/* The rows of a block times WIDTH columns: sums[R][ASPEN_NR]. S: so many groups of terms have sums of their own, where rows are too few to keep
+ * the multipliers busy. */
+INLINE void multiply(const int R, const int S, const int with, const dots_job *job, const dots_rows *rows, const int8_t *b, int32_t *sums) {
+  vi sum[SUMS];
+#pragma GCC unroll 64
+  for (int i = 0; i < S * R * VECTORS; i++) sum[i] = (vi)vzero();
+  const int64_t step = job->a_step, groups = job->groups, next_step = rows->next ? rows->next_step : DOTS_PANEL_GROUP;
+  const char *next = rows->next ? rows->next : (const char *)b + AHEAD;
+  for (int t = 0; t < rows->taps; t++) {
+    const uint8_t *base[(MM_MAX_ROWS + 2) / 3];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += 3) base[r / 3] = rows->runs[t] + r * step;
+    int64_t g = 0;
+    for (; g + S <= groups; g += S)
+#pragma GCC unroll 4
+      for (int s = 0; s < S; s++, b += DOTS_PANEL_GROUP, next += next_step) {
+        __builtin_prefetch(next, 0, 2);
+        if (S > 1) __builtin_prefetch(next + next_step / 2, 0, 2);
+        group(R, with, base, step, (g + s) * DOTS_GROUP, b, sum + s * R * VECTORS);
+      }
+    if (S > 1)
+      for (; g < groups; g++, b += DOTS_PANEL_GROUP, next += next_step) group(R, with, base, step, g * DOTS_GROUP, b, sum);
+  }
+#pragma GCC unroll 4
+  for (int s = 1; s < S; s++)
+#pragma GCC unroll 32
+    for (int i = 0; i < R * VECTORS; i++) sum[i] = plus(sum[i], sum[s * R * VECTORS + i]);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) vistore(sums + r * ASPEN_NR + v * VL, sum[r * VECTORS + v]);
+}
+
+typedef void multiply_fn(const dots_job *, const dots_rows *, const int8_t *, int32_t *);
+#define MULTIPLY(R, S, WITH)                                                                                                       \
+  static void multiply_##WITH##_##R(const dots_job *job, const dots_rows *rows, const int8_t *b, int32_t *sums) {                  \
+    multiply(R, S, WITH, job, rows, b, sums);                                                                                      \
+  }
+#if VL == 16
+MULTIPLY(1, 4, 1) MULTIPLY(2, 4, 1) MULTIPLY(3, 4, 1) MULTIPLY(4, 2, 1) MULTIPLY(5, 2, 1) MULTIPLY(6, 2, 1) MULTIPLY(7, 1, 1)
+MULTIPLY(8, 1, 1) MULTIPLY(9, 1, 1) MULTIPLY(10, 1, 1) MULTIPLY(11, 1, 1) MULTIPLY(12, 1, 1) MULTIPLY(13, 1, 1) MULTIPLY(14, 1, 1)
+MULTIPLY(1, 2, 0) MULTIPLY(2, 2, 0) MULTIPLY(3, 2, 0) MULTIPLY(4, 1, 0) MULTIPLY(5, 1, 0) MULTIPLY(6, 1, 0) MULTIPLY(7, 1, 0)
+MULTIPLY(8, 1, 0) MULTIPLY(9, 1, 0) MULTIPLY(10, 1, 0)
+static multiply_fn *const multiply_with[] = {multiply_1_1, multiply_1_2,  multiply_1_3,  multiply_1_4,  multiply_1_5,  multiply_1_6,  multiply_1_7,
+                                             multiply_1_8, multiply_1_9, multiply_1_10, multiply_1_11, multiply_1_12, multiply_1_13, multiply_1_14};
+static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4, multiply_0_5,
+                                                multiply_0_6, multiply_0_7, multiply_0_8, multiply_0_9, multiply_0_10};
+#else
+#if VL == 8
+MULTIPLY(1, 4, 1) MULTIPLY(2, 2, 1) MULTIPLY(3, 2, 1) MULTIPLY(4, 1, 1) MULTIPLY(5, 1, 1) MULTIPLY(6, 1, 1)
+static multiply_fn *const multiply_with[] = {multiply_1_1, multiply_1_2, multiply_1_3, multiply_1_4, multiply_1_5, multiply_1_6};
+#endif
+MULTIPLY(1, 1, 0) MULTIPLY(2, 1, 0) MULTIPLY(3, 1, 0) MULTIPLY(4, 1, 0)
+static multiply_fn *const multiply_without[] = {multiply_0_1, multiply_0_2, multiply_0_3, multiply_0_4};
+#endif
+
+/* Zero points off WIDTH sums of row r, and the factor on them. */
+INLINE void settle(const dots_job *job, const dots_rows *rows, int r, const int32_t *header, int64_t column, int64_t last, int32_t *sums) {
+  const vi zero = viset1((int32_t)rows->zero[r]), rest = viset1((int32_t)rows->rest[r]);
+#pragma GCC unroll 2
+  for (int v = 0; v < VECTORS; v++) {
+    vi s = less(plus(viload(sums + v * VL), viload(header + 2 * ASPEN_NR + v * VL)), zero, viload(header + v * VL));
+    if (job->zeros) s = less(s, rest, viload(header + ASPEN_NR + v * VL));
+    if (job->dtype == ASPEN_DT_I32) {
+      vistore(sums + v * VL, s);
+      continue;
+    }
+    vf y = vfromi(s);
+    if (job->scaled) {
+      const int64_t at = column + v * VL, left = last - at;
+      const float *f = rows->factor[r];
+      y *= job->factor_stride == 0   ? vset1(*f)
+           : left <= 0               ? vzero()
+           : job->factor_stride == 1 ? vload_part(f + at, left)
+                                     : vload_strided(f + at * job->factor_stride, job->factor_stride, left);
+    }
+    vstore((float *)sums + v * VL, y);
+  }
+}
+
+/* What a quotient by a step between levels takes, in registers. */
+typedef struct divisor {
+  vf step, inverse, most;
+} divisor;
+INLINE divisor divisor_of(float step, float reciprocal) { return (divisor){vset1(step), vset1(reciprocal), vset1(step) * vset1(FAR_LEVEL)}; }
+
+/* x / step, rounded as it should be, wherever that is no further from 0 than FAR_LEVEL; beyond, as far at least. Two steps of Newton's make the
+ * product with the reciprocal the quotient, in less time than a division; x is cut off first, or what is infinite would become no number. */
+INLINE vf quotient(const divisor *by, const int divide, vf x) {
+  if (divide) return x / by->step;
+  x = vmin(by->most, vmax(-by->most, x));
+  vf q = x * by->inverse;
+  q = vfma(vfma(-q, by->step, x), by->inverse, q);
+  return vfma(vfma(-q, by->step, x), by->inverse, q);
+}
+
+/* Levels between `lowest` and `highest`: the nearest to a quotient, plus `zero`. */
+typedef struct range {
+  vf zero, lowest, highest;
+} range;
+INLINE range range_of(float zero, float lowest) { return (range){vset1(zero), vset1(lowest), vset1(lowest) + vset1(255)}; }
+/* Bytes, as QUANTIZE finds them, in the lanes. */
+INLINE vi level_of(const range *of, vf q) { return vtoi(vmin(of->highest, vmax(vround(q) + of->zero, of->lowest))); }
+
+INLINE void store_levels(uint8_t *to, vi level) {
+#if VL == 16
+  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)level));
+#else
+  int32_t each[VL];
+  vistore(each, level);
+  for (int k = 0; k < VL; k++) to[k] = (uint8_t)each[k];
+#endif
+}
+
+enum { ALONE, EARLY, LATE, GATED }; /* whether and how a residual joins */
+
+/* Everything behind the sums of WIDTH columns from `column` on, all of the box, where all that goes with them lies side by side. What is the same
+ * for all rows is read first: a byte that is stored might change anything, for all the compiler knows. */
+INLINE void straight(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums, const int bytes,
+                     const int divide, const int levelled, const int joins) {
+  const epilogue *e = &job->finish.epilogue;
+  const int n = rows->rows, zeros = job->zeros, biased = rows->bias[0] != NULL, scaled = job->scaled, each = job->factor_stride != 0;
+  const divisor by = divisor_of(job->scale, job->reciprocal), by_step = divisor_of(e->a, job->level_reciprocal);
+  const range to = range_of(job->zero, job->lowest), round_to = range_of(0, e->b);
+  const vf step = vset1(e->a);
+  vi offset[VECTORS]; /* of sums, most often of all rows */
+  for (int r = 0; r < n; r++) {
+    if (r == 0 || rows->zero[r] != rows->zero[r - 1]) {
+      const vi zero = viset1((int32_t)rows->zero[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) offset[v] = less(viload(header + 2 * ASPEN_NR + v * VL), zero, viload(header + v * VL));
+    }
+    vf y[VECTORS];
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      vi s = plus(viload(sums + r * ASPEN_NR + v * VL), offset[v]);
+      if (zeros) s = less(s, viset1((int32_t)rows->rest[r]), viload(header + ASPEN_NR + v * VL));
+      y[v] = vfromi(s);
+    }
+    if (scaled) {
+      const float *f = rows->factor[r];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] *= each ? vload(f + column + v * VL) : vset1(*f);
+    }
+    if (biased)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(rows->bias[r] + column + v * VL);
+    const float *residual = joins ? rows->residual[r] + column : NULL;
+    if (joins == EARLY)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+    if (levelled) { /* as act_fake_quantize has it */
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] = step * vmin(round_to.highest, vmax(vround(quotient(&by_step, 0, y[v])), round_to.lowest));
+    } else if (e->kind != EPILOGUE_NONE) {
+      epilogue_act(e, y, VECTORS);
+    }
+    if (joins == LATE)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] += vload(residual + v * VL);
+    if (joins == GATED)
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) y[v] *= vload(residual + v * VL);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) {
+      if (bytes) store_levels((uint8_t *)rows->out[r] + column + v * VL, level_of(&to, quotient(&by, divide, y[v])));
+      else vstore((float *)rows->out[r] + column + v * VL, y[v]);
+    }
+  }
+}
+
+typedef void straight_fn(const dots_job *, const dots_rows *, const int32_t *, int64_t, const int32_t *);
+#define STRAIGHT(NAME, BYTES, DIVIDE, LEVELLED, JOINS)                                                                             \
+  static void straight_##NAME(const dots_job *job, const dots_rows *rows, const int32_t *header, int64_t column, const int32_t *sums) { \
+    straight(job, rows, header, column, sums, BYTES, DIVIDE, LEVELLED, JOINS);                                                     \
+  }
+#define STRAIGHT_EACH(NAME, LEVELLED, JOINS)                                                                                       \
+  STRAIGHT(NAME##_values, 0, 0, LEVELLED, JOINS)                                                                                   \
+  STRAIGHT(NAME##_bytes, 1, 0, LEVELLED, JOINS)                                                                                    \
+  STRAIGHT(NAME##_divided, 1, 1, LEVELLED, JOINS)
+STRAIGHT_EACH(alone, 0, ALONE)
+STRAIGHT_EACH(early, 0, EARLY)
+STRAIGHT_EACH(late, 0, LATE)
+STRAIGHT_EACH(gated, 0, GATED)
+STRAIGHT_EACH(levelled_alone, 1, ALONE)
+STRAIGHT_EACH(levelled_early, 1, EARLY)
+STRAIGHT_EACH(levelled_late, 1, LATE)
+STRAIGHT_EACH(levelled_gated, 1, GATED)
+#define STRAIGHT_LIST(NAME) {straight_##NAME##_values, straight_##NAME##_bytes, straight_##NAME##_divided}
+static straight_fn *const straights[2][4][3] = {
+    {STRAIGHT_LIST(alone), STRAIGHT_LIST(early), STRAIGHT_LIST(late), STRAIGHT_LIST(gated)},
+    {STRAIGHT_LIST(levelled_alone), STRAIGHT_LIST(levelled_early), STRAIGHT_LIST(levelled_late), STRAIGHT_LIST(levelled_gated)},
+};
+
+INLINE straight_fn *straight_for(const dots_job *job, const dots_rows *rows) {
+  const epilogue *e = &job->finish.epilogue;
+  const int joins = !rows->residual[0] ? ALONE : !e->residual_last ? EARLY : e->gated ? GATED : LATE;
+  return straights[job->levelled][joins][job->dtype == ASPEN_DT_F32 ? 0 : job->divide ? 2 : 1];
+}
+
+/* Columns [first, last) of n rows of values[ASPEN_NR], which begin at `column`, as bytes. */
+static void store_bytes(const dots_job *job, const dots_rows *rows, const float *values, int64_t column, int64_t first, int64_t last) {
+  const int64_t stride = job->finish.out_stride;
+  const divisor by = divisor_of(job->scale, job->reciprocal);
+  const range to = range_of(job->zero, job->lowest);
+  for (int r = 0; r < rows->rows; r++) {
+    uint8_t row[ASPEN_NR];
+    for (int i = 0; i < ASPEN_NR; i += VL) {
+      const vf q = quotient(&by, 1, vload(values + r * ASPEN_NR + i));
+      store_levels(row + i, level_of(&to, q));
+    }
+    uint8_t *out = (uint8_t *)rows->out[r];
+    if (stride == 1) memcpy(out + first, row + first - column, (size_t)(last - first));
+    else
+      for (int64_t j = first; j < last; j++) out[j * stride] = row[j - column];
+  }
+}
+
+/* The epilogue of a block's sums. Of bytes the values come first, into the buffer of the sums. */
+static void finish(const dots_job *job, const dots_rows *rows, float *sums, int64_t column, int64_t first, int64_t last) {
+  const int bytes = job->dtype != ASPEN_DT_F32;
+  float values[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
+  mm_job to_values;
+  const mm_job *how = &job->finish;
+  if (bytes) {
+    to_values = job->finish;
+    to_values.out_stride = 1;
+    to_values.direct = to_values.bias_stride == 1 && to_values.residual_stride == 1;
+    how = &to_values;
+  }
+  for (int r = 0; r < rows->rows; r += MM_ROWS) {
+    mm_rows to = {.rows = rows->rows - r < MM_ROWS ? rows->rows - r : MM_ROWS};
+    for (int i = 0; i < to.rows; i++) {
+      to.out[i] = bytes ? values + (r + i) * ASPEN_NR - column : (float *)rows->out[r + i];
+      to.bias[i] = rows->bias[r + i], to.residual[i] = rows->residual[r + i];
+    }
+    FN(mm_finish)(how, &to, sums + r * ASPEN_NR, column, first, last);
+  }
+  if (bytes) store_bytes(job, rows, values, column, first, last);
+}
+
+void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last) {
+  int32_t sums[MM_MAX_ROWS * ASPEN_NR] __attribute__((aligned(64)));
+  const int n = rows->rows, side_by_side = job->finish.direct && job->factor_stride <= 1 && job->factor_stride >= 0 && job->dtype != ASPEN_DT_I32;
+  int left = 0; /* there are columns whose epilogue is to come */
+  for (int at = 0; at < ASPEN_NR; at += WIDTH) {
+    if (column + at >= last || column + at + WIDTH <= first) continue;
+    const int8_t *b = (const int8_t *)panel + DOTS_HEADER + at * DOTS_GROUP;
+    const int32_t *header = (const int32_t *)panel + at;
+#if ROWS_WITH
+    multiply_fn *f = job->with ? multiply_with[n - 1] : multiply_without[n - 1];
+#else
+    multiply_fn *f = multiply_without[n - 1];
+#endif
+    f(job, rows, b, sums + at);
+    if (side_by_side && column >= first && column + ASPEN_NR <= last) {
+      straight_for(job, rows)(job, rows, header, column + at, sums + at);
+      continue;
+    }
+    left = 1;
+    for (int r = 0; r < n; r++) settle(job, rows, r, header, column + at, last, sums + r * ASPEN_NR + at);
+  }
+  if (!left) return;
+  if (job->dtype != ASPEN_DT_I32) {
+    finish(job, rows, (float *)sums, column, first, last);
+    return;
+  }
+  const int64_t stride = job->finish.out_stride;
+  for (int r = 0; r < n; r++)
+    for (int64_t j = first; j < last; j++) ((int32_t *)rows->out[r])[j * stride] = sums[r * ASPEN_NR + j - column];
+}
+
+/* Whether quotients by `scale` are found by multiplication: portable builds' vfma rounds twice. */
+INLINE int invertible(float scale) { return VL > 4 && scale > 1 / LARGEST_SCALE && scale < LARGEST_SCALE; }
+
+int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+                  int64_t zeros, const int64_t *last) {
+  double scale;
+  memcpy(&scale, last + 4, sizeof scale);
+  *job = (dots_job){.dtype = out->dtype, .scaled = factor->dtype != 0, .zeros = zeros != 0, .scale = (float)scale,
+                    .factor_stride = factor->dtype ? factor->strides[axis] : 0, .with = (uint8_t)aspen_isa_vnni(OWN_ISA)};
+  if (out->dtype != ASPEN_DT_F32 && out->dtype != ASPEN_DT_I32 && out->dtype != ASPEN_DT_I8 && out->dtype != ASPEN_DT_U8)
+    return ASPEN_KERNEL_BAD_ARGUMENT;
+  const aspen_arg *operands[] = {bias, residual, factor};
+  for (int i = 0; i < 3; i++)
+    if (operands[i]->dtype && (operands[i]->dtype != ASPEN_DT_F32 || out->dtype == ASPEN_DT_I32)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  job->most = job->with ? ROWS_WITH : ROWS_WITHOUT;
+  job->reciprocal = 1.0f / job->scale;
+  job->zero = (float)last[5];
+  job->lowest = out->dtype == ASPEN_DT_I8 ? -128.0f : 0.0f;
+  job->divide = !invertible(job->scale);
+  job->finish = (mm_job){.out_stride = out->strides[axis], .bias_stride = bias->dtype ? bias->strides[bias->rank > 1 ? axis : 0] : 1,
+                         .residual_stride = residual->dtype ? residual->strides[axis] : 1, .alpha = 1.0f, .one_bias = 1};
+  const int error = FN(mm_prepare)(&job->finish, last);
+  const epilogue *e = &job->finish.epilogue;
+  job->levelled = e->kind == EPILOGUE_FAKE_QUANTIZE && invertible(e->a) && e->b > -FAR_LEVEL / 2 && e->b < FAR_LEVEL / 2;
+  job->level_reciprocal = 1.0f / e->a;
+  return error;
+}

@@ -1,0 +1,68 @@
+/* Blocks of products of bytes, summed exactly in 32 bits: what IGEMM and ICONV share.
+ *
+ * Left factors are rows of unsigned bytes (signed ones have 128 added, and so has their zero point), `taps` runs of whole groups of four terms
+ * each. Right factors are packed in panels: three rows of 32-bit numbers, the columns' sums over all terms, their zero points y and constants,
+ * then groups of four signed bytes for each column. That is what processors multiply and sum in one instruction (VNNI), four products a lane;
+ * others do it in two sums of pairs. Sums of integers are exact in any order, so the bits are the same everywhere.
+ *
+ * Zero points come off afterwards: sum (a - z)(b - y) = sum a b - z sum b - (sum a - K z) y, K terms.
+ */
+#ifndef ASPEN_DOTS_H
+#define ASPEN_DOTS_H
+#include "gemm/mm.h"
+
+enum {
+  DOTS_GROUP = 4,                         /* terms side by side */
+  DOTS_PANEL_GROUP = DOTS_GROUP * ASPEN_NR, /* bytes of a group of a panel */
+  DOTS_HEADER = 3 * ASPEN_NR * 4          /* bytes in front of it */
+};
+
+/* What is the same for all blocks of a tile. */
+typedef struct dots_job {
+  mm_job finish;         /* the epilogue; strides in elements */
+  int64_t groups;        /* of a run */
+  int64_t a_step;        /* bytes between rows of a block */
+  int64_t factor_stride; /* between columns; 0: one for all */
+  int64_t panel;         /* bytes of a panel */
+  float scale, reciprocal, zero, lowest; /* of bytes that are written */
+  float level_reciprocal; /* of the step between levels that the epilogue rounds to */
+  uint8_t dtype;         /* of the output: f32, i32 (sums), or bytes */
+  uint8_t scaled;        /* there are factors */
+  uint8_t zeros;         /* there are zero points of columns */
+  uint8_t with;          /* the processor has the instruction */
+  uint8_t divide;        /* by scale: the reciprocal is not good enough */
+  uint8_t levelled;      /* the epilogue rounds to levels, and that of their step is */
+  int most;              /* rows of a block */
+} dots_job;
+
+/* The rows of a block. Pointers are those of column 0; bias, residual and factor are NULL in row 0 or in none. */
+typedef struct dots_rows {
+  int rows, taps;
+  const uint8_t *const *runs; /* [taps], of the first row */
+  char *out[MM_MAX_ROWS];
+  const float *bias[MM_MAX_ROWS], *residual[MM_MAX_ROWS], *factor[MM_MAX_ROWS];
+  uint32_t zero[MM_MAX_ROWS], rest[MM_MAX_ROWS]; /* z, and sum a - K z (read where there are zero points of columns) */
+  const char *next;           /* brought nearer meanwhile, `next_step` bytes a group; NULL: more of the panel */
+  int64_t next_step;
+} dots_rows;
+
+INLINE int64_t dots_groups(int64_t terms) { return (terms + DOTS_GROUP - 1) / DOTS_GROUP; }
+
+/* Fills in all but groups, a_step and panel, from the output, bias, residual and factor (or absent ones), whose columns lie along `axis`, and the
+ * parameters y and `last` = {ACT(3), residual_last, f64 scale, zero}. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(dots_open)(dots_job *job, const aspen_arg *out, const aspen_arg *bias, const aspen_arg *residual, const aspen_arg *factor, int axis,
+                  int64_t zeros, const int64_t *last);
+
+/* The block times columns [first, last) of the panel at `column`. */
+void FN(dots_block)(const dots_job *job, const dots_rows *rows, const char *panel, int64_t column, int64_t first, int64_t last);
+
+/* Copies bytes, unsigned: `flip` is 128 for signed ones. */
+INLINE void dots_copy(uint8_t *to, const uint8_t *from, int64_t stride, int64_t n, uint8_t flip) {
+  if (stride == 1 && !flip) memcpy(to, from, (size_t)n);
+  else if (stride == 1)
+    for (int64_t i = 0; i < n; i++) to[i] = from[i] ^ flip;
+  else
+    for (int64_t i = 0; i < n; i++) to[i] = from[i * stride] ^ flip;
+}
+
+#endif

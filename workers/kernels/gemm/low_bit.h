@@ -1,0 +1,55 @@
+/* Weights of 4, 8 or 16 bits, as NGEMM has them. Of 4 or 8: w = (q - z) * s, a scale s and perhaps a zero point z for each column and block of
+ * terms. Of 16: f16 or bf16, without any of these.
+ *
+ * A panel of ASPEN_NR columns is its blocks, one behind the other: the columns' scales (f32), their zero points (bytes, where each has its own), then
+ * groups of as many terms as 32 bits hold, a word a column: term t of the group is the bits from t * bits on. So a vector of words is a vector
+ * of columns on every ISA, and a shift brings any of its terms down. Groups do not straddle blocks; behind the last term of all are zeros.
+ *
+ * q - z is exact and times s rounds once, which is what DEQUANTIZE and DequantizeLinear do; f16 and bf16 become floats exactly. So sums of such
+ * weights have the bits of GEMM's.
+ */
+#ifndef ASPEN_NBITS_H
+#define ASPEN_NBITS_H
+#include "gemm/mm.h"
+
+enum {
+  NBITS_WORDS = 4 * ASPEN_NR,  /* bytes of a group of a panel */
+  NBITS_SCALES = 4 * ASPEN_NR, /* bytes in front of each block … */
+  NBITS_ZEROS = ASPEN_NR       /* … and of its zero points */
+};
+
+typedef struct nbits {
+  int bits, zeros;  /* of a weight: 4, 8 or 16; whether each column of a block has a zero point */
+  int bf16;         /* of 16 bits: whether they are those; else f16 */
+  float zero;       /* else that of all */
+  int64_t k, block; /* terms of a column, and of a block; the last may be shorter */
+  int64_t panel;    /* bytes */
+} nbits;
+
+/* From the parameters {bits, block, zeros, zero} of a product of k terms, and its weights. Returns 0, or ASPEN_KERNEL_BAD_ARGUMENT. */
+int FN(nbits_open)(nbits *w, const int64_t *params, int64_t k, const aspen_arg *b, int64_t columns);
+
+/* The weights of a panel: to[k][ASPEN_NR]. */
+void FN(nbits_unpack)(const nbits *w, const char *panel, float *to);
+
+/* Of 16 bits (halves.c): the terms [lo, hi) of a panel, to[hi - lo][ASPEN_NR]; what nbits_few does. */
+void FN(halves_unpack)(const nbits *w, const char *panel, int64_t lo, int64_t hi, float *to);
+void FN(halves_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums);
+
+/* Few rows (NBITS_FEW) are multiplied with weights as they come from memory; for more, a panel is unpacked once. A pass over few rows takes
+ * several panels together, because sums wait for each other, as long as there are registers. */
+#if VL == 16
+#define NBITS_ROWS 8 /* of a pass */
+#define NBITS_FEW 32
+INLINE int nbits_panels(const nbits *w, int64_t rows) { return rows == 1 ? 4 : rows == 2 || (w->bits != 4 && rows <= 4) ? 2 : 1; }
+#else
+#define NBITS_ROWS 3
+#define NBITS_FEW NBITS_ROWS
+INLINE int nbits_panels(const nbits *w, int64_t rows) { return w->bits && rows == 1 && VL == 8 ? 2 : 1; }
+#endif
+#define NBITS_MOST 8 /* rows times panels of a pass */
+
+/* Sums of up to NBITS_ROWS rows, whose terms are contiguous, as mm_block makes them, times 1 to nbits_panels panels: sums[panels][rows][ASPEN_NR]. */
+void FN(nbits_few)(const nbits *w, int rows, const float *const *a, const char *b, int panels, float *sums);
+
+#endif
