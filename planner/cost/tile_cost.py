@@ -75,7 +75,7 @@ def _columns(n: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCost:
-    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `cost.factor`."""
+    """Nanoseconds of tiles of a node, vectorised. `factor`: of what the model says, see `op_cost.factor`."""
 
     factor: float = 1.0
 

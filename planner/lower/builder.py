@@ -291,7 +291,7 @@ class Builder:
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
     def packed_nbits(self, b: Tensor, form: low_bit.Form) -> Tensor:
-        """A stored [K, N] → panels of NGEMM (`nbits.packed_shape`, u8)."""
+        """A stored [K, N] → panels of NGEMM (`low_bit.packed_shape`, u8)."""
         assert b.stored is not None
         key = None if b.weight_key is None else f"{b.weight_key}|{form.bits} bits"
         found = self._packed.get(key) if key is not None else None

@@ -14,12 +14,12 @@ op                   attrs
                      and rounded, plus ``zero``; or the sums themselves in i32
 ``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes),
                      W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
-``NGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`nbits.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
-                     ``gated``?. Inputs A, B (packed, see `nbits.packed_shape`), bias?, residual?, scale? [N], shift? [N]
-``BGEMM``            of ``GEMM`` ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B (packed, see `pairs.packed_shape`), bias?,
+``NGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`low_bit.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
+                     ``gated``?. Inputs A, B (packed, see `low_bit.packed_shape`), bias?, residual?, scale? [N], shift? [N]
+``BGEMM``            of ``GEMM`` ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B (packed, see `bf16.packed_shape`), bias?,
                      residual?, scale? [N], shift? [N]; A and B rounded to bf16
 ``BCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), ``act``, ``residual_last``?, ``in_act``?. Inputs of
-                     ``CONV``, W packed (see `pairs.packed_shape`); X, behind what stands in front of it, and W rounded to bf16
+                     ``CONV``, W packed (see `bf16.packed_shape`); X, behind what stands in front of it, and W rounded to bf16
 ``DGEMM``            ``alpha``, ``act``, ``term`` (`TERMS`: of products, or of distances). Inputs A, B, bias?, f64
 ``STRASSEN``         nothing: left factors of pairs of rows
 ``CONV, DWCONV``     ``groups``, ``kernel`` (KH, KW), ``strides`` (h, w), ``dilations`` (h, w), ``pads`` (top, left), ``act``,
@@ -60,7 +60,7 @@ op                   attrs
 ``GRIDSAMPLE``       ``mode``, ``padding`` (`GRID_MODES`, `GRID_PADDINGS`), ``align_corners``. Inputs X, grid
 ``ROIALIGN``         ``mode`` (`ROI_MODES`), ``ratio``, ``scale``, ``half_pixel``. Inputs X, regions, which image each is of
 ``DEFORM``           ``groups``, ``parts``, ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left). Inputs X, offsets, mask?
-``TREES``            ``aggregate`` (`AGGREGATES`), ``flags``, ``most``, ``steps`` (for the cost), see `ensembles.Packed`. Inputs X [N, F],
+``TREES``            ``aggregate`` (`AGGREGATES`), ``flags``, ``most``, ``steps`` (for the cost), see `tree_tables.Packed`. Inputs X [N, F],
                      nodes, trees, weights?, base? [C]
 ``SCORES``           ``transform`` (`TRANSFORMS`), ``second`` ("", "1 - s" or "-s": how two scores are made of one)
 ``LABELS``           ``mode`` (`LABEL_MODES`), ``column``, ``threshold``. Inputs scores, labels

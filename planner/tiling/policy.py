@@ -1,7 +1,7 @@
 """Into which tiles each node's output is cut.
 
 A tile should read its weights once and be worth 50–150 µs where the node is large enough: more tiles cost scheduling, fewer leave workers
-idle at the end (`cost.wanted_tiles`). Matrix kernels weigh splitting by rows (pixels, tokens), which reads the weights again for every
+idle at the end (`op_cost.wanted_tiles`). Matrix kernels weigh splitting by rows (pixels, tokens), which reads the weights again for every
 tile, against splitting by columns (output channels), which reads the activations again. All other kernels are cut along the outermost
 axes of their physical layout, so that a tile is a few long runs of memory. Axes that a kernel reduces are never cut.
 """
@@ -33,7 +33,7 @@ ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
 PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "CONV", "ICONV", "BCONV", "WINO"})
-"""Ops of which small tiles read weights, or transform input, again (see `cost.tail`)."""
+"""Ops of which small tiles read weights, or transform input, again (see `op_cost.tail`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ MANY: Final = 8
 
 @dataclass(slots=True)
 class Lending:
-    """Regions of a plan that outputs of its requests hold, and how many a forked child has too. Guarded by `stages._regions`."""
+    """Regions of a plan that outputs of its requests hold, and how many a forked child has too. Guarded by `stage._regions`."""
 
     regions: list[Region] = field(default_factory=list)
     shared: int = 0
@@ -28,7 +28,7 @@ class Lending:
 class Range:
     """A plan for a range of a length: what its stages, one a length, have in common.
 
-    `idle`: of each where regions wait that any of them can use, the last one last, by its number; guarded by `stages._regions`.
+    `idle`: of each where regions wait that any of them can use, the last one last, by its number; guarded by `stage._regions`.
     """
 
     def __init__(self, planned: protocol.Planned, key: Key) -> None:

@@ -21,7 +21,7 @@ Layout = tuple[int, list[protocol.Slot], list[protocol.Slot]]
 
 class Region:
     """Inputs and outputs of one request in shared memory, as arrays (or buffers of serialised values) that view it. ``holds``: how many use
-    it, the request and the outputs that are lent; guarded by `stages._regions`.
+    it, the request and the outputs that are lent; guarded by `stage._regions`.
 
     `layout`: the plan's description of it. `user`: its arrays are in the hands of the user (`InputBuffers`); then `busy` says whether a
     request uses it. `loan`: its inputs `borrowed` are pages of a file of the user's, and `inputs` has the user's arrays in their place.

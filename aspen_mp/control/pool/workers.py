@@ -199,7 +199,7 @@ class WorkerPool:
             raise
 
     def settle(self, machine: topology.Topology, preferred: list[int], n: int) -> None:
-        """The machine has changed, or a core has become free: as many workers as `n`, each where `places.arrange` puts it. A worker that
+        """The machine has changed, or a core has become free: as many workers as `n`, each where `placement.arrange` puts it. A worker that
         moves leaves, and another one starts where it is to be."""
         staying = self._staying()
         places = [worker.place for worker in staying] + list(self._queued) + list(self._vacant)
