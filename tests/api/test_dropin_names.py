@@ -64,7 +64,7 @@ def test_refusals_say_what_to_do() -> None:
 
 def test_the_table_is_the_code_s() -> None:
     table = Path(surface.__file__).with_name("SURFACE.md").read_text(encoding="utf-8")
-    assert table == surface.table(), "run: python -m aspen_mp.compat.onnxruntime.surface > aspen_mp/compat/SURFACE.md"
+    assert table == surface.table(), "run: python -m aspen_mp.compat.onnxruntime.surface > aspen_mp/compat/onnxruntime/SURFACE.md"
 
 
 def test_functions_of_the_module() -> None:

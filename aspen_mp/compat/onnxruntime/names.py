@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 _MODULES = {
-    "binding": ("IOBinding", "SessionIOBinding"),
-    "compiler": ("ModelCompiler", "OrtExternalInitializerInfo"),
-    "described": ("OrtEpAssignedNode", "OrtEpAssignedSubgraph"),
-    "devices": (
+    "values.binding": ("IOBinding", "SessionIOBinding"),
+    "models.compiler": ("ModelCompiler", "OrtExternalInitializerInfo"),
+    "models.described": ("OrtEpAssignedNode", "OrtEpAssignedSubgraph"),
+    "values.devices": (
         *("OrtAllocatorType", "OrtArenaCfg", "OrtDevice", "OrtDeviceMemoryType", "OrtDeviceVendorId"),
         *("OrtExecutionProviderDevicePolicy", "OrtHardwareDeviceType", "OrtMemType", "OrtMemoryInfo", "OrtMemoryInfoDeviceType"),
     ),
@@ -29,9 +29,9 @@ _MODULES = {
     ),
     "seeds": ("set_seed",),
     "session": ("InferenceSession",),
-    "sparse": ("OrtSparseFormat", "SparseTensor"),
-    "values": ("OrtValue", "copy_tensors"),
+    "values.sparse": ("OrtSparseFormat", "SparseTensor"),
+    "values.ort_value": ("OrtValue", "copy_tensors"),
 }
 
-WHERE: dict[str, str] = {name: f"aspen_mp.compat.{module}" for module, names in _MODULES.items() for name in names}
+WHERE: dict[str, str] = {name: f"aspen_mp.compat.onnxruntime.{module}" for module, names in _MODULES.items() for name in names}
 """{name: module}."""

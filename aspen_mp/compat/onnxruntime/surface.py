@@ -1,5 +1,5 @@
 """The table of onnxruntime's public names, made from the code:
-``python -m aspen_mp.compat.onnxruntime.surface > aspen_mp/compat/SURFACE.md``."""
+``python -m aspen_mp.compat.onnxruntime.surface > aspen_mp/compat/onnxruntime/SURFACE.md``."""
 
 from __future__ import annotations
 
