@@ -101,8 +101,9 @@ def reduction(n: int) -> onnx.ModelProto:
 
 
 IMPATIENT = """
-from aspen_mp.control import hangs, server
-hangs.LEAST_S, hangs.TIMES, hangs.GROWTH, hangs.SOON_S, server.LOOK_S = 0.2, 0.0, 1.0, 0.02, 0.05
+from aspen_mp.control import server
+from aspen_mp.control.pool import watchdog
+watchdog.LEAST_S, watchdog.TIMES, watchdog.GROWTH, watchdog.SOON_S, server.LOOK_S = 0.2, 0.0, 1.0, 0.02, 0.05
 """
 
 

@@ -63,7 +63,8 @@ def looks(runtime: aspen_mp.Runtime, n: int) -> None:
 STARTS = """
 import os, resource, sys
 import aspen_mp
-from aspen_mp import errors, session, model, runtime
+from aspen_mp import errors
+from aspen_mp.client import model, runtime, session
 most = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 try:

@@ -129,7 +129,7 @@ def test_time_limits() -> None:
 
 
 def test_a_long_tile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hook(tmp_path, monkeypatch, "import aspen_mp.control.pool.watchdog\naspen_mp.control.hangs.SLOW_S = 0.5\n")
+    hook(tmp_path, monkeypatch, "import aspen_mp.control.pool.watchdog\naspen_mp.control.pool.watchdog.SLOW_S = 0.5\n")
     with aspen_mp.Runtime(workers=1, cancel_grace_s=0.1, log="off") as runtime:
         endless = runtime.load(endless_tile(), name="without-end")
         began = time.monotonic()
