@@ -14,7 +14,7 @@ from fuzzing import attempt, explore
 FUZZERS = {
     "models": fuzz_models.case,
     "plans": fuzz_plans.case,
-    "files": fuzz_bytes.plan_file,
+    "files": fuzz_bytes.plan_bytes,
     "values": fuzz_bytes.value,
     "frames": fuzz_bytes.frames,
 }

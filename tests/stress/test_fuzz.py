@@ -21,7 +21,7 @@ SECONDS = float(os.environ.get("ASPEN_MP_FUZZ_SECONDS", "600"))
 FUZZERS: dict[str, tuple[Callable[[int], str], int]] = {
     "models": (fuzz_models.case, 400),
     "plans": (fuzz_plans.case, 1500),
-    "files": (fuzz_bytes.plan_file, 300),
+    "files": (fuzz_bytes.plan_bytes, 300),
     "values": (fuzz_bytes.value, 3000),
     "frames": (fuzz_bytes.frames, 2000),
 }
