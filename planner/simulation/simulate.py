@@ -1,4 +1,4 @@
-"""What the workers of a machine would do with a tile graph, in time: the scheduling engine simulated event by event (`planner/simulate.h`).
+"""What the workers of a machine would do with a tile graph, in time: the scheduling engine simulated event by event (`simulate.h`).
 
 No such machine has to be there. A simulation is deterministic: the same tiles, machine and rules give the same outcome. What it takes as
 given are the tiles' times alone on a core of speed 1, from the cost model or measured; what it works out is who runs which tile when, who
