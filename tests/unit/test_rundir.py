@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -84,6 +85,26 @@ def test_untrustworthy_directories(own_directory, tmp_path):
     own_directory.touch()
     with pytest.raises(ProtocolError, match="no directory"):
         run_directory.connect("x")
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_directory_that_is_removed_while_it_is_made_is_made_again(own_directory, monkeypatch, call):
+    """A cleaner of temporary files comes between any two steps."""
+    module = os if call == "open" else fcntl
+    original = getattr(module, call)
+    removals = iter(range(3))
+
+    def after_a_removal(*args, **kwargs):
+        if own_directory.exists() and next(removals, None) is not None:
+            own_directory.rmdir()
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, call, after_a_removal)
+    claim = run_directory.Claim("default")
+    claim.listen().close()
+    assert next(removals, None) is None
+    assert run_directory.names() == {"default": True}
+    claim.release()
 
 
 def test_lock_file_that_is_a_link_is_not_followed(own_directory, tmp_path):

@@ -43,27 +43,36 @@ def open_directory(*, create: bool) -> int:
     """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError; with
     `create` AspenError where it cannot be made."""
     where = path()
-    if create:
-        try:
-            os.mkdir(where, 0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise AspenError(_unusable(error)) from None
-    try:
-        fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError:
-        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
-    except OSError as error:
-        if os.path.islink(where):
-            raise ProtocolError(f"{where} is a link; remove it") from error
-        raise
+    fd = _open_or_make(where) if create else _open(where)
     info = os.fstat(fd)
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
         os.close(fd)
         mode = f"{stat.S_IMODE(info.st_mode):04o}"
         raise ProtocolError(f"{where} belongs to user {info.st_uid} with mode {mode}; it must be yours with mode 0700")
     return fd
+
+
+def _open(where: str) -> int:
+    try:
+        return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise ProtocolError(f"{where} is no directory of its own (a file or a link); remove it") from None
+    except OSError as error:
+        if os.path.islink(where):
+            raise ProtocolError(f"{where} is a link; remove it") from error
+        raise
+
+
+def _open_or_make(where: str) -> int:
+    while True:
+        try:
+            os.mkdir(where, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise AspenError(_unusable(error)) from None
+        with suppress(FileNotFoundError):  # somebody, a cleaner of temporary files say, removed it in between: it is made again
+            return _open(where)
 
 
 def _unusable(error: OSError) -> str:
@@ -88,19 +97,22 @@ class Claim:
 
     def __init__(self, name: str) -> None:
         self.name = check_name(name)
-        self._dir = open_directory(create=True)
-        self._lock = -1
-        try:
-            with _locked(self._dir, fcntl.LOCK_EX):
-                self._lock = self._acquire()
-        except BaseException:
-            os.close(self._dir)
-            raise
+        self._dir = self._lock = -1
+        while self._lock < 0:
+            self._dir = open_directory(create=True)
+            try:
+                with _locked(self._dir, fcntl.LOCK_EX), suppress(FileNotFoundError):  # removed since: the next round makes it anew
+                    self._lock = self._acquire()
+            finally:
+                if self._lock < 0:
+                    os.close(self._dir)
 
     def _acquire(self) -> int:
         while True:
             try:
                 fd = os.open(f"{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._dir)
+            except FileNotFoundError:
+                raise
             except OSError as error:
                 if is_scarce(error) and error.errno != errno.ENOSPC:
                     raise
