@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NoReturn
 
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.child_reaper import status_of
 from aspen_mp.control.wire.event_loop import Loop
-from aspen_mp.workers import process
+from aspen_mp.control.wire.forked import forked
 
 
 class Releaser:
@@ -50,24 +48,19 @@ class Releaser:
             for then in after:
                 then()
             return
-        parent, ends = os.getpid(), list[int]()
+        ends = list[int]()
         try:
             ends += os.pipe()
-            pid = os.fork()
-        except OSError:
-            protocol.close_all(ends)
-            self._here()
-            self._next()
-            return
-        if pid == 0:
-            _release(parent, set(self._waiting), ends[0])
-        self._here()
-        protocol.close_all(ends)
-        try:
-            self._loop.reap(pid, lambda status: self._next())
+            # It holds them until this process has closed its own, and with them the pipe.
+            forked(
+                self._loop, lambda: len(os.read(ends[0], 1)), lambda status: self._next(), "aspen-release", keep={*self._waiting, ends[0]}
+            )
             self._busy = True
         except OSError:
-            status_of(pid)  # it is reaped with the next one
+            pass  # they are closed here, which takes its time
+        self._here()
+        protocol.close_all(ends)
+        if not self._busy:
             self._next()
 
     def _here(self) -> None:
@@ -78,15 +71,3 @@ class Releaser:
         """From now on everything is closed here."""
         self._closed = True
         self._here()
-
-
-def _release(parent: int, fds: set[int], end: int) -> NoReturn:
-    """In the forked process. `end`: of a pipe that is closed when the parent has closed its descriptors."""
-    try:
-        process.die_with(parent)
-        process.keep_only({*fds, end})
-        process.set_name("aspen-release")
-        process.plain_signals()
-        os.read(end, 1)
-    finally:
-        os._exit(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import msgspec
 
 from aspen_mp.control.planning import plan_cache
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
-from aspen_mp.workers import process
+from aspen_mp.control.wire.forked import fork
 
 WRITER_S = 300
 """Longest life of a process that writes into the cache, in seconds."""
@@ -139,30 +138,20 @@ class Keeper:
         self._writers = [writer for writer in self._writers if not os.waitpid(writer, os.WNOHANG)[0]]
         if len(self._writers) >= MOST_WRITERS:
             return  # weights that were packed wait for the next one
-        writer = os.fork()
-        if writer == 0:
-            try:
-                signal.alarm(WRITER_S)
-                process.set_name("aspen-cache")
-                os.nice(19)
-                self._let_go()
-                self._write(*last)
-            except OSError as error:
-                print(f"aspen-mp: warning: plan cache: {error}", file=sys.stderr, flush=True)
-            finally:
-                os._exit(0)
+        # The child's socket must end with the child: it is not kept.
+        writer = fork(lambda: self._in_writer(*last), "aspen-cache", keep=self._fds.values(), outlives=True, seconds=WRITER_S)
         self._writers.append(writer)
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
 
-    def _let_go(self) -> None:
-        """Of every descriptor that writing does not need: the child's socket must end with the child."""
-        needed = {0, 1, 2, *self._fds.values()}
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in needed:
-                with suppress(OSError):
-                    os.close(int(name))
+    def _in_writer(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> int:
+        try:
+            os.nice(19)
+            self._write(message, plan, answer)
+        except OSError as error:
+            print(f"aspen-mp: warning: plan cache: {error}", file=sys.stderr, flush=True)
+        return 0
 
     def _write(self, message: PlanStage, plan: Plan, answer: StagePlanned) -> None:
         from aspen_mp.planner.plan import plan_file

@@ -8,16 +8,14 @@ a second thread there would make forking unsafe: so large plans are checked by a
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final
 
-from aspen_mp.control.wire.child_reaper import status_of
 from aspen_mp.control.wire.event_loop import Loop
+from aspen_mp.control.wire.forked import end, forked
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
-from aspen_mp.workers import process
 
 AT_ONCE: Final = 1 << 20
 """Plans of up to so many bytes take as long to check as a fork does, or a little more."""
@@ -53,19 +51,10 @@ class Check:
         self.segment = segment
         self._then: Callable[[AspenError | None], None] | None = then
         self._heard, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._pid = -1
-        parent = os.getpid()
         try:
-            self._pid = os.fork()
-            if self._pid == 0:
-                _run(parent, segment, told)
-            loop.reap(self._pid, self._ended)
-        except OSError:  # nobody would hear of its end
+            self._pid = forked(loop, lambda: _run(segment, told), self._ended, "aspen-check", keep={told}, oom_score=900)
+        except OSError:
             os.close(self._heard)
-            if self._pid > 0:
-                with suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
-                status_of(self._pid)
             raise
         finally:
             os.close(told)
@@ -88,24 +77,15 @@ class Check:
         """Nobody waits any more."""
         if self._then is not None:
             self._then = None
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+            end(self._pid)
             self.segment.close()
 
 
-def _run(parent: int, segment: Segment, told: int) -> NoReturn:
-    """In the forked process, which has nothing of its parent's open but its end of the pipe; the segment is mapped."""
-    status = _REFUSED + 1
+def _run(segment: Segment, told: int) -> int:
+    """In the forked process, where the segment is mapped."""
     try:
-        process.die_with(parent)
-        process.keep_only({told})
-        process.set_name("aspen-check")
-        process.set_oom_score(900)
-        process.plain_signals()
         check(segment)
-        status = 0
     except PlanError as error:
         os.write(told, str(error).encode()[:_MOST_TEXT])
-        status = _REFUSED
-    finally:
-        os._exit(status)
+        return _REFUSED
+    return 0

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
@@ -25,6 +25,7 @@ from aspen_mp.control.planning.plan_checks import AT_ONCE, Check, check, copied
 from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_loop import PRIORITY_JOB, Loop, Timer
+from aspen_mp.control.wire.forked import fork
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo, make_error
 from aspen_mp.shm.errors import AspenError, PlanError, ResourceLimitError
 from aspen_mp.shm.scarcity import is_scarce, reason
@@ -252,18 +253,14 @@ class PlannerChild:
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
+        keep = {theirs.fileno(), *self._keep}
         try:
-            pid = os.fork()
+            self._pid = fork(lambda: _child(theirs, self._name, self._serve, self._limits), "aspen-plan", keep=keep, oom_score=900)
         except OSError:
             ours.close()
-            theirs.close()
             raise
-        if pid == 0:
-            ours.close()
-            _child(parent, theirs, self._keep, self._name, self._serve, self._limits)
-        theirs.close()
-        self._pid = pid
+        finally:
+            theirs.close()
         self._sock = ours
         self._loop.watch(ours.fileno(), PRIORITY_JOB, self._readable)
 
@@ -497,25 +494,14 @@ class ChildSide:
             self.progress(step, done, total)
 
 
-def _child(
-    parent: int, sock: socket.socket, keep: tuple[int, ...], name: str, serve: Callable[[socket.socket], None], limits: Limits
-) -> NoReturn:
-    """Runs in the forked process and never returns: no exit handler of the planner process may run here.
-
-    Every inherited descriptor is closed: a copy of a client's socket here would hide from it that the planner process hung up.
-    """
-    status = 1
+def _child(sock: socket.socket, name: str, serve: Callable[[socket.socket], None], limits: Limits) -> int:
+    """In the forked process."""
     try:
-        process.die_with(parent)
-        process.keep_only({sock.fileno(), *keep})
-        process.set_name("aspen-plan")
-        process.set_oom_score(900)
         os.nice(limits.nice)
         process.limit_memory(limits.memory_bytes or memory_available())
-        process.plain_signals()
         process.faults_tell_scarcity(NO_MEMORY)
         serve(sock)
-        status = 0
+        return 0
     except BaseException as error:  # the last thing that can be said about it
         with suppress(BaseException):
             ChildSide(sock).send(JobFailed("PlanError", f"model {name!r}: internal error: {type(error).__name__}: {error}"))
@@ -523,5 +509,4 @@ def _child(
 
             traceback.print_exc()
             sys.stderr.flush()
-    finally:
-        os._exit(status)
+        return 1

@@ -3,16 +3,12 @@ meanwhile."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final
 
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
-from aspen_mp.control.wire.child_reaper import status_of
 from aspen_mp.control.wire.event_loop import Loop
-from aspen_mp.workers import process
+from aspen_mp.control.wire.forked import end, forked
 
 MOST_S: Final = 300
 """Longest life of such a process, in seconds: of one that waits for a disk that does not answer."""
@@ -30,15 +26,10 @@ class Verifier:
         if not files:
             then()
             return
-        parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:
-            then()
-            return
-        if pid == 0:
-            _verify(parent, plans, files)
-        self._pids.add(pid)
+
+        def read() -> int:
+            gone = [file.id for file in files if plans.weights(file) < 0]  # each is read, also behind one that is not whole
+            return 1 if gone else 0
 
         def ended(status: int) -> None:
             self._pids.discard(pid)
@@ -48,31 +39,13 @@ class Verifier:
             then()
 
         try:
-            self._loop.reap(pid, ended)
-        except OSError:  # nobody would hear of its end
-            self._pids.discard(pid)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            status_of(pid)
+            pid = forked(self._loop, read, ended, "aspen-verify", seconds=MOST_S)
+        except OSError:
             then()
+            return
+        self._pids.add(pid)
 
     def close(self) -> None:
         """Nobody waits any more."""
         for pid in self._pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _verify(parent: int, plans: Cache, files: Sequence[WeightFile]) -> NoReturn:
-    """In the forked process. Status 0: all of the files are whole."""
-    status = 1
-    try:
-        process.die_with(parent)
-        process.keep_only(set())
-        process.set_name("aspen-verify")
-        process.plain_signals()
-        signal.alarm(MOST_S)
-        gone = [file.id for file in files if plans.weights(file) < 0]  # each is read, also behind one that is not whole
-        status = 1 if gone else 0
-    finally:
-        os._exit(status)
+            end(pid)

@@ -15,9 +15,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of, watched
+from aspen_mp.control.wire.forked import fork
 from aspen_mp.control.wire.spawn import spawn, start_worker
 from aspen_mp.shm.scarcity import is_scarce
-from aspen_mp.workers import process, wire
+from aspen_mp.workers import wire
 
 if TYPE_CHECKING:
     from aspen_mp.control.wire.event_log import Journal
@@ -55,15 +56,12 @@ class Nursery:
         with suppress(OSError):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                pid = os.fork()
+                pid = fork(lambda: _be_zygote(parent, theirs), "aspen-zygote", keep={theirs.fileno()})
             except OSError:
                 ours.close()
                 raise
             finally:
-                if os.getpid() == parent:
-                    theirs.close()
-            if pid == 0:
-                _be_zygote(parent, theirs)
+                theirs.close()
             self._take(pid, ours)
 
     def _spawn_zygote(self) -> None:
@@ -210,13 +208,9 @@ class Nursery:
 
 def _be_zygote(parent: int, sock: socket.socket) -> NoReturn:
     """In the forked process."""
-    try:
-        process.keep_only({sock.fileno()})
-        from aspen_mp.workers import zygote
+    from aspen_mp.workers import zygote
 
-        zygote.serve(parent, sock)
-    finally:
-        os._exit(1)
+    zygote.serve(parent, sock)
 
 
 def _readable(sock: socket.socket, seconds: float) -> bool:
