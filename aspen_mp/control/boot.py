@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from aspen_mp.control.pool.core_leases import Leases
-from aspen_mp.control.pool.worker_spawner import Nursery
+from aspen_mp.control.pool.worker_spawner import WorkerSpawner
 from aspen_mp.control.wire.spawn import SCARCE
 from aspen_mp.shm.errors import AspenError
 from aspen_mp.shm.scarcity import is_scarce
@@ -36,14 +36,14 @@ def _workers(config: dict[str, Any]) -> int:
 
 def main(argv: list[str]) -> None:
     """``argv``: a `server.Config` as JSON. Descriptor 3 is the starter's socket."""
-    nursery = Nursery()
-    nursery.fork_zygote()
+    spawner = WorkerSpawner()
+    spawner.fork_zygote()
     with suppress(OSError):  # whoever needs what is lacking says so
-        nursery.ask_early(_workers(json.loads(argv[0])))
+        spawner.ask_early(_workers(json.loads(argv[0])))
     try:
         from aspen_mp.control import server
     except (OSError, MemoryError, ImportError) as error:
         if not is_scarce(error):
             raise
         sys.exit(SCARCE)
-    server.main(argv, nursery)
+    server.main(argv, spawner)

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 import aspen_mp
-from aspen_mp.control.memory.async_alloc import Reserver
-from aspen_mp.control.memory.async_free import Releaser
+from aspen_mp.control.memory.async_alloc import AsyncAllocator
+from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.clients import Client, ClientMemory
 from aspen_mp.control.memory.segments import Held, SegmentStore
 from aspen_mp.control.models.drain import Drain
@@ -31,20 +31,20 @@ from aspen_mp.control.models.request_counts import RequestTotals
 from aspen_mp.control.planning import local_rates
 from aspen_mp.control.planning.plan_cache import Cache
 from aspen_mp.control.planning.planner_child import Limits
-from aspen_mp.control.planning.preload import Imports
+from aspen_mp.control.planning.preload import Preload
 from aspen_mp.control.pool import placement
 from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.pool.core_speeds import CoreSpeeds, alike
 from aspen_mp.control.pool.recovery import Death, Recovery
 from aspen_mp.control.pool.traces import Traces
-from aspen_mp.control.pool.watchdog import HangWatch
-from aspen_mp.control.pool.worker_spawner import Nursery
+from aspen_mp.control.pool.watchdog import Watchdog
+from aspen_mp.control.pool.worker_spawner import WorkerSpawner
 from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.control.wire import identity, protocol, run_directory
 from aspen_mp.control.wire.connection import MAX_UNANSWERED, Connection
-from aspen_mp.control.wire.event_log import Journal, Level
+from aspen_mp.control.wire.event_log import EventLog, Level
 from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, Loop
-from aspen_mp.control.wire.listener import Door
+from aspen_mp.control.wire.listener import Listener
 from aspen_mp.control.wire.spawn import SOCKET_FD
 from aspen_mp.shm.bindings import _control, _tables
 from aspen_mp.shm.bindings._mapping import Mapping
@@ -92,11 +92,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server:
-    def __init__(self, config: Config, claim: run_directory.Claim | None, starter: socket.socket, nursery: Nursery) -> None:
-        """`claim`: of its name, where it has one. `nursery`: it may have begun to start workers already."""
+    def __init__(self, config: Config, claim: run_directory.Claim | None, starter: socket.socket, spawner: WorkerSpawner) -> None:
+        """`claim`: of its name, where it has one. `spawner`: it may have begun to start workers already."""
         self._config = config
         self._loop = Loop()
-        self._journal = Journal(config.name, config.log)
+        self._event_log = EventLog(config.name, config.log)
         self._loop.on_scarce = self._scarce
         self._scarce_at: dict[str, float] = {}
         self._started = time.time()
@@ -107,8 +107,8 @@ class Server:
         self._machine = topology.read()
         self._changes = 0
         self._refused = ""
-        self._nursery = nursery
-        nursery.watch(self._loop, self._journal)
+        self._spawner = spawner
+        spawner.watch(self._loop, self._event_log)
         cpus = self._choose(config, self._leases.others())
         # The user has not said how many workers: as many as the machine is good for, now and whenever that changes.
         self._follows = config.workers is None and config.cores is None
@@ -132,9 +132,9 @@ class Server:
             self._parked,
             self._max_workers,
             lambda: iter(self._segments),
-            self._journal,
+            self._event_log,
             self._leases,
-            nursery,
+            spawner,
             on_ready=self._worker_ready,
             on_death=self._worker_died,
             on_left=self._worker_left,
@@ -144,14 +144,14 @@ class Server:
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
-        self._reserver = Reserver(self._loop)
-        self._releaser = Releaser(self._loop)
+        self._reserver = AsyncAllocator(self._loop)
+        self._releaser = AsyncReleaser(self._loop)
         self._segments = SegmentStore(
             *(self._table, self._pool.attach, self._pool.detach, self._releaser.release, self._releaser.released),
             releasing=lambda: self._releaser.busy,
         )
         self._traces = Traces(
-            *(config.name, self._table, self._segments, self._max_workers, self._journal),
+            *(config.name, self._table, self._segments, self._max_workers, self._event_log),
             reserve=self._reserver.reserve,
             publish=self._pool.publish,
             workers=self._pool.present,
@@ -162,7 +162,7 @@ class Server:
         self._planned_for = self._machine.speeds(cpus)
         self._steady = 0
         self._not_replanned = ""
-        self._imports = Imports(self._loop, self._scarce)
+        self._imports = Preload(self._loop, self._scarce)
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
@@ -170,7 +170,7 @@ class Server:
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,
-            self._journal,
+            self._event_log,
             self._imports.ready,
             config.plans_bytes,
         )
@@ -196,9 +196,9 @@ class Server:
             op_of=lambda instance, tile: self._models.plans.op_of_tile(self._table.instance(instance)["plan"], tile),
             after=self._collect,
             give_up=self._no_workers,
-            journal=self._journal,
+            event_log=self._event_log,
         )
-        self._hangs = HangWatch(
+        self._hangs = Watchdog(
             self._loop,
             self._table,
             workers=lambda: () if self._recovery.going_on else self._pool.watched(),
@@ -212,17 +212,17 @@ class Server:
         )
         self._slow_tiles = 0
         self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
-        self._drain = Drain(self._loop, lambda: self._clients, self._journal)
+        self._drain = Drain(self._loop, lambda: self._clients, self._event_log)
         self._loop.on_signal(signal.SIGTERM, lambda: self._drain.begin(config.grace_s))
         self._loop.on_signal(signal.SIGINT, self._loop.stop)
         if config.restarts:
-            self._journal.warning("runtime-restarted", restarts=config.restarts)
+            self._event_log.warning("runtime-restarted", restarts=config.restarts)
         self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
-        nursery.dismiss_early()
+        spawner.dismiss_early()
         self._loop.later(LOOK_S, self._look)
-        self._door = Door(self._loop, starter, self._message, self._closed)
+        self._listener = Listener(self._loop, starter, self._message, self._closed)
         unnamed, self._address = run_directory.listen_unnamed()
-        self._door.open([unnamed] + ([self._claim.listen()] if self._claim else []))
+        self._listener.open([unnamed] + ([self._claim.listen()] if self._claim else []))
         self._worked = False
 
     @staticmethod
@@ -248,7 +248,7 @@ class Server:
                 why = f"{type(error).__name__}: {error}"
                 if why != self._not_replanned:
                     self._not_replanned = why
-                    self._journal.warning("not-replanned", why=why)
+                    self._event_log.warning("not-replanned", why=why)
                     sys.excepthook(type(error), error, error.__traceback__)
 
     def _plan_for_now(self) -> None:
@@ -265,12 +265,12 @@ class Server:
         self._recovery.closed = True
         self._releaser.close()
         self._pool.kill_all()
-        self._nursery.close()
+        self._spawner.close()
         self._leases.close()
         self._models.close()
         self._reserver.close()
         self._traces.close()
-        self._door.close()
+        self._listener.close()
         if self._claim is not None:
             self._claim.release()
         self._segments.close()
@@ -317,8 +317,8 @@ class Server:
 
     def _no_workers(self, why: str) -> None:
         """Nothing can run any more: every client is told, and the runtime ends."""
-        self._journal.warning("no-workers", why=why)
-        self._door.refuse_all(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
+        self._event_log.warning("no-workers", why=why)
+        self._listener.refuse_all(RuntimeLost(f"the runtime cannot keep any worker alive: {why}"))
         self._loop.stop()
 
     def _model_of(self, plan: int) -> str:
@@ -373,9 +373,11 @@ class Server:
             facts |= {"quota": limits.quota or "none", "was": before.quota or "none"}
         facts |= {"workers": len(self._pool), "had": workers}
         if len(self._pool) > len(limits.cpus):
-            self._journal.warning("machine-changed", **facts, why=f"{count(len(self._pool), 'worker')} on {count(len(limits.cpus), 'CPU')}")
+            self._event_log.warning(
+                "machine-changed", **facts, why=f"{count(len(self._pool), 'worker')} on {count(len(limits.cpus), 'CPU')}"
+            )
         else:
-            self._journal.info("machine-changed", **facts)
+            self._event_log.info("machine-changed", **facts)
 
     def _preferred(self) -> list[int]:
         return self._machine.limited(self._config.classes or None, self._config.smt).placement()
@@ -391,7 +393,7 @@ class Server:
         except (AspenError, OSError) as error:
             if reason(error) != self._refused:  # it is tried again, but said once
                 self._refused = reason(error)
-                self._journal.warning("worker-not-started", why=self._refused)
+                self._event_log.warning("worker-not-started", why=self._refused)
         self._plan_for_now()
 
     # ---- connections
@@ -405,7 +407,7 @@ class Server:
             self._traces.client_gone(client.number)
             self._collect()
             self._drain.gone(connection)
-        if connection is self._door.starter:
+        if connection is self._listener.starter:
             self._loop.stop()
 
     def _message(self, connection: Connection, message: protocol.Message, fds: list[int]) -> None:
@@ -562,7 +564,7 @@ class Server:
         """Something could not be done now, and is done later."""
         why, now = reason(error), time.monotonic()
         if now - self._scarce_at.get(why, -SCARCE_SAID_S) >= SCARCE_SAID_S:
-            self._journal.warning("planner-lacks", why=why)
+            self._event_log.warning("planner-lacks", why=why)
         self._scarce_at = {why: now}
 
     def _trace(self, client: Client, message: protocol.TraceBegin) -> None:
@@ -622,7 +624,7 @@ class Server:
             "runtime": {
                 "name": self._config.name,
                 "pid": os.getpid(),
-                "zygote": self._nursery.zygote,
+                "zygote": self._spawner.zygote,
                 "version": aspen_mp.__version__,
                 "started": self._started,
                 "uptime_s": time.time() - self._started,
@@ -671,7 +673,7 @@ class Server:
                 for client in self._clients.values()
             ],
             "memory": memory,
-            "events": self._journal.latest(),
+            "events": self._event_log.latest(),
             "scheduler": scheduler,
         }
 
@@ -700,7 +702,7 @@ class Server:
 
     def _slow_tile(self, row: int, seconds: float, at: tuple[int, int, int]) -> None:
         self._slow_tiles += 1
-        self._journal.warning("tile-slow", worker=row, seconds=seconds, **self._at(at[:2]))
+        self._event_log.warning("tile-slow", worker=row, seconds=seconds, **self._at(at[:2]))
 
     def _waiting(self, client: Client) -> int:
         """Requests that a client has submitted and no worker has started."""
@@ -713,19 +715,19 @@ def _sealed(role: str, nbytes: int) -> Segment:
     return Segment.create(role, nbytes, memfd=True)
 
 
-def _started(config: Config, starter: socket.socket, nursery: Nursery) -> Server:
+def _started(config: Config, starter: socket.socket, spawner: WorkerSpawner) -> Server:
     """The server, or an error and no files of its name in the run directory."""
     claim = run_directory.Claim(config.name) if config.name else None
     try:
-        return Server(config, claim, starter, nursery)
+        return Server(config, claim, starter, spawner)
     except BaseException:
         if claim is not None:
             claim.release()
         raise
 
 
-def main(argv: list[str], nursery: Nursery) -> None:
-    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `nursery`: as in `Server`."""
+def main(argv: list[str], spawner: WorkerSpawner) -> None:
+    """``argv``: a `Config` as JSON. Descriptor 3 is the starter's socket. `spawner`: as in `Server`."""
     sock = socket.socket(fileno=SOCKET_FD)
     sock.set_inheritable(False)
     process.set_name("aspen-planner")
@@ -735,7 +737,7 @@ def main(argv: list[str], nursery: Nursery) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        server = _started(msgspec.json.decode(argv[0], type=Config), sock, nursery)
+        server = _started(msgspec.json.decode(argv[0], type=Config), sock, spawner)
     except (AspenError, OSError, MemoryError) as error:
         if not isinstance(error, AspenError) and not is_scarce(error):
             raise

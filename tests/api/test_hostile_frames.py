@@ -22,7 +22,7 @@ from guests import HELLO, LAYOUT, WATCHDOG_S, Guest, descriptors, frame, packed,
 
 import aspen_mp
 from aspen_mp.control.wire import connection, listener, protocol, run_directory
-from aspen_mp.control.wire.listener import Door
+from aspen_mp.control.wire.listener import Listener
 from aspen_mp.errors import ResourceLimitError
 
 LONG = os.environ.get("ASPEN_MP_TIER") == "long"
@@ -141,7 +141,7 @@ def test_other_users() -> None:
     stub._adopt = lambda sock: SimpleNamespace(refuse=told.send)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listener, "peer", lambda sock: (1, os.getuid() + 1, 1))
-        Door._accept(stub, SimpleNamespace(accept=lambda: (None, None)))  # type: ignore[arg-type]
+        Listener._accept(stub, SimpleNamespace(accept=lambda: (None, None)))  # type: ignore[arg-type]
     assert f"belongs to user {os.getuid()}, not to user {os.getuid() + 1}" in str(refused[0])
 
 

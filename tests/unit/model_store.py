@@ -22,7 +22,7 @@ from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress,
 from aspen_mp.control.planning.shape_buckets import Stretched
 from aspen_mp.control.server import Server
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import rates
@@ -83,7 +83,7 @@ class World:
         self.control = Segment.create("control", _control.CONTROL_BYTES)
         self.bell = Segment.create("doorbell", _control.DOORBELL_BYTES)
         self.table = Table(self.control.mapping, self.bell.mapping, create=True, max_workers=2, spin_us=0)
-        self.loop, self.journal = Loop(), Journal("test", "off")
+        self.loop, self.event_log = Loop(), EventLog("test", "off")
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
         self.segments = SegmentStore(self.table, nothing, nothing)
         self.speeds, self.prepared = [1.0], True
@@ -92,7 +92,7 @@ class World:
         self.collect = partial(Server._collect, server)  # type: ignore[arg-type]
         server._models = self.store = ModelStore(
             *(self.loop, self.table, self.segments, lambda: self.speeds, self.collect, nothing),
-            *(None, (rates.BUILT_IN, "built-in"), Limits(), SimpleNamespace(), nothing, self.journal),  # type: ignore[arg-type]
+            *(None, (rates.BUILT_IN, "built-in"), Limits(), SimpleNamespace(), nothing, self.event_log),  # type: ignore[arg-type]
             prepared=lambda: self.prepared,
         )
         self.answers: list[protocol.Message] = []
@@ -169,7 +169,7 @@ class World:
         return sorted(held.role for held in self.segments)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.journal.latest() if event["event"] == name]
+        return [event for event in self.event_log.latest() if event["event"] == name]
 
 
 @contextmanager

@@ -298,17 +298,18 @@ def test_few_processes_write_at_one_time(store: plan_cache.Cache, monkeypatch: p
     """However slowly they get on. What none of them writes is planned again some day."""
     read, write = os.pipe()
 
-    def wait(keeper: cache_writer.Keeper, *last: object) -> None:
-        os.read(read, 1)
+    def wait(keeper: cache_writer.CacheWriter, *last: object) -> None:
+        os.read(keeper._fds[0], 1)
 
-    monkeypatch.setattr(cache_writer.Keeper, "_write", wait)
-    monkeypatch.setattr(cache_writer.Keeper, "_let_go", lambda keeper: None)
-    keeper = cache_writer.Keeper(store, Options("f32", True), b"", {})
+    monkeypatch.setattr(cache_writer.CacheWriter, "_write", wait)
+    keeper = cache_writer.CacheWriter(store, Options("f32", True), b"", {})
     seen = set()
     try:
         for _ in range(2):
             for _ in range(cache_writer.MOST_WRITERS + 3):
                 keeper._last = None, None, None  # type: ignore[assignment]
+                if not keeper._fds:
+                    keeper._fds[0] = os.dup(read)
                 keeper.write()
             assert len(keeper._writers) == cache_writer.MOST_WRITERS
             seen.update(keeper._writers)
@@ -319,5 +320,6 @@ def test_few_processes_write_at_one_time(store: plan_cache.Cache, monkeypatch: p
         for writer in keeper._writers:
             os.waitpid(writer, 0)
     finally:
-        os.close(read)
+        for fd in (read, *keeper._fds.values()):
+            os.close(fd)
         os.close(write)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aspen_mp.control.pool.recovery import MEMORY_S, MOST_BOOTS, MOST_DELAY_S, MOST_FAULTS, MOST_HANGS, MOST_KILLS, Death, Recovery
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.shm.errors import ResourceLimitError
 
 
@@ -105,7 +105,7 @@ def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
         op_of=lambda instance, tile: 3,
         after=lambda: None,
         give_up=pool.told.append,
-        journal=Journal("test", "off"),
+        event_log=EventLog("test", "off"),
     )
     return recovery, loop, table, pool
 
@@ -132,7 +132,7 @@ def test_a_worker_that_never_boots_is_given_up(others: int) -> None:
     assert 0 < delays[0] < delays[-1] <= MOST_DELAY_S
     assert len(delays) == MOST_BOOTS - 1
     assert recovery.given_up == 1
-    assert [e["event"] for e in recovery.journal.latest()].count("workers-given-up") == 1
+    assert [e["event"] for e in recovery.event_log.latest()].count("workers-given-up") == 1
     assert len(pool.told) == (0 if others else 1)
     recovery.started()  # somebody has come to run since: trying makes sense again
     if others:
@@ -191,7 +191,7 @@ def test_one_that_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
         recovery.look()
         loop.waiting.pop()[1]()
     assert len(loop.waiting) == 1
-    assert [event["event"] for event in recovery.journal.latest()].count("arena-not-replaced") == 1
+    assert [event["event"] for event in recovery.event_log.latest()].count("arena-not-replaced") == 1
     table.memory = True
     delay, again = loop.waiting.pop()
     assert delay == MEMORY_S

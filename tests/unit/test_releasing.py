@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aspen_mp.control.memory.async_free import Releaser
+from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.segments import LARGE, Borrowed, SegmentStore
 from aspen_mp.control.pool.workers import WorkerPool
 from aspen_mp.control.wire.event_loop import Loop
@@ -32,7 +32,7 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def run_until_idle(loop: Loop, releaser: Releaser) -> None:
+def run_until_idle(loop: Loop, releaser: AsyncReleaser) -> None:
     late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
     while releaser._busy:
         loop.later(0.001, loop.stop)
@@ -42,7 +42,7 @@ def run_until_idle(loop: Loop, releaser: Releaser) -> None:
 
 def test_the_last_descriptor_is_closed_elsewhere(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe tells when its last writer has gone: not when we have closed our end, and soon after."""
-    releaser, forks, real = Releaser(loop), list[int](), os.fork
+    releaser, forks, real = AsyncReleaser(loop), list[int](), os.fork
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or real())
     before = len(os.listdir("/proc/self/fd"))
     ends = [os.pipe() for _ in range(3)]
@@ -67,7 +67,7 @@ def test_where_no_process_can_be_had(loop: Loop, monkeypatch: pytest.MonkeyPatch
     def refused() -> None:
         raise BlockingIOError
 
-    releaser = Releaser(loop)
+    releaser = AsyncReleaser(loop)
     fd, before = os.dup(0), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, lacking, refused)
     releaser.release(fd)
@@ -76,7 +76,7 @@ def test_where_no_process_can_be_had(loop: Loop, monkeypatch: pytest.MonkeyPatch
 
 
 def test_at_the_end(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    releaser = Releaser(loop)
+    releaser = AsyncReleaser(loop)
     fds = [os.dup(0) for _ in range(3)]
     releaser.release(fds[0])
     releaser.release(fds[1])

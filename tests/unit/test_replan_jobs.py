@@ -19,7 +19,7 @@ from model_store import World, store_of_models
 from aspen_mp.control.models import replanning
 from aspen_mp.control.planning import planner_child
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, Job, Limits, PlannerChild
-from aspen_mp.control.planning.preload import Imports
+from aspen_mp.control.planning.preload import Preload
 from aspen_mp.control.server import Server
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import PlanError
@@ -173,7 +173,7 @@ def test_imports_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("aspen_mp.control.planning.preload.importlib", SimpleNamespace(import_module=load))
     monkeypatch.setattr("aspen_mp.control.planning.preload.AGAIN_S", 0.0)
-    imports = Imports(loop, scarce.append, ["a", "b", "c"])
+    imports = Preload(loop, scarce.append, ["a", "b", "c"])
     assert not imports.ready()
     assert found == []
     late = loop.later(WATCHDOG_S, lambda: pytest.fail("watchdog"))
@@ -194,7 +194,7 @@ def test_imports_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, found = Loop(), list[str]()
     monkeypatch.setattr("aspen_mp.control.planning.preload.importlib", SimpleNamespace(import_module=found.append))
     monkeypatch.setattr("aspen_mp.control.planning.preload.IDLE_S", 0.0)
-    imports = Imports(loop, pytest.fail, ["a", "b", "c"])
+    imports = Preload(loop, pytest.fail, ["a", "b", "c"])
     imports.while_idle(lambda: not found)
     for _ in range(5):
         loop.later(0.0, loop.stop)
@@ -224,7 +224,7 @@ def test_what_goes_wrong_in_it_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         _config=SimpleNamespace(replan=True),
         _recovery=SimpleNamespace(going_on=False),
         _models=SimpleNamespace(refresh=refresh),
-        _journal=SimpleNamespace(warning=lambda event, why: told.append(why)),
+        _event_log=SimpleNamespace(warning=lambda event, why: told.append(why)),
         _not_replanned="",
     )
     for error[0] in (ValueError("one"), ValueError("one"), KeyError("two")):

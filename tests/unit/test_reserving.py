@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aspen_mp.control.memory import async_alloc
-from aspen_mp.control.memory.async_alloc import AT_ONCE, PROCESSES, Reserver
+from aspen_mp.control.memory.async_alloc import AT_ONCE, PROCESSES, AsyncAllocator
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.segments import Segment, memory_available, reserve_for
@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.loop = Loop()
-        self.reserver = Reserver(self.loop)
+        self.reserver = AsyncAllocator(self.loop)
         self.answers: dict[int, Segment | AspenError] = {}
 
     def ask(self, number: int, nbytes: int) -> None:

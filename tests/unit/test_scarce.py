@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from aspen_mp.control.memory import async_alloc
-from aspen_mp.control.memory.async_alloc import PROCESSES, Reserver
+from aspen_mp.control.memory.async_alloc import PROCESSES, AsyncAllocator
 from aspen_mp.control.memory.clients import ClientMemory
 from aspen_mp.control.memory.segments import SegmentStore
-from aspen_mp.control.models.plan_builder import Maker
+from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.publishing import Made
 from aspen_mp.control.planning.planner_child import StagePlanned
 from aspen_mp.control.pool.traces import Traces
@@ -29,7 +29,7 @@ from aspen_mp.control.wire import event_loop as loops
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.child_reaper import status_of
 from aspen_mp.control.wire.connection import Connection
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
@@ -104,7 +104,7 @@ def test_a_status_that_nobody_knows() -> None:
 def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """It is answered, and gives its place back."""
     monkeypatch.setattr(loops, "SCARCE_S", 0.01)
-    reserver, found = Reserver(loop), list[Segment | AspenError]()
+    reserver, found = AsyncAllocator(loop), list[Segment | AspenError]()
     real, before = os.pidfd_open, descriptors()
     refusals = [number] * PROCESSES
 
@@ -127,7 +127,7 @@ def test_a_reservation_that_cannot_be_watched(loop: Loop, monkeypatch: pytest.Mo
 
 
 def test_a_reservation_for_which_there_is_no_process(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserver, found, before = Reserver(loop), list[Segment | AspenError](), descriptors()
+    reserver, found, before = AsyncAllocator(loop), list[Segment | AspenError](), descriptors()
     monkeypatch.setattr(os, "fork", full)
     reserver.reserve("data", async_alloc.AT_ONCE + 4096, found.append)
     assert isinstance(found[0], ResourceLimitError)
@@ -137,8 +137,8 @@ def test_a_reservation_for_which_there_is_no_process(loop: Loop, monkeypatch: py
 class Pool(WorkerPool):
     """One that starts workers until `fails`, all of whom live on."""
 
-    def __init__(self, loop: Loop, journal: Journal) -> None:
-        self._loop, self._journal, self._max = loop, journal, 9
+    def __init__(self, loop: Loop, event_log: EventLog) -> None:
+        self._loop, self._event_log, self._max = loop, event_log, 9
         self._rows, self._queued, self._again, self._refused = {}, deque("abc"), None, ""  # type: ignore[arg-type]
         self.fails: Exception | None = FULL
 
@@ -151,8 +151,8 @@ class Pool(WorkerPool):
 def test_a_worker_that_cannot_be_started(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a row has become free: it is said once, and tried again until it can be."""
     monkeypatch.setattr("aspen_mp.control.pool.workers.AGAIN_S", 0.01)
-    journal = Journal("test", "off")
-    pool = Pool(loop, journal)
+    event_log = EventLog("test", "off")
+    pool = Pool(loop, event_log)
     pool._start_waiting()
     assert list(pool._rows.values()) == ["a"]
     assert list(pool._queued) == ["b", "c"]
@@ -160,7 +160,7 @@ def test_a_worker_that_cannot_be_started(loop: Loop, monkeypatch: pytest.MonkeyP
     loop.later(0.05, loop.stop)
     loop.run()
     assert list(pool._queued) == ["b", "c"]
-    assert [event["event"] for event in journal.latest()] == ["worker-not-started"]
+    assert [event["event"] for event in event_log.latest()] == ["worker-not-started"]
     pool.fails = None
     run_until(loop, pool._rows, 3)  # type: ignore[arg-type]
     assert list(pool._rows.values()) == ["a", "b", "c"]
@@ -175,7 +175,7 @@ def test_a_worker_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> Non
         signal.pause()
     core = SimpleNamespace(rank=0, l3=0, node=0, core_class="P")
     pool = SimpleNamespace(
-        _table=SimpleNamespace(worker_reset=lambda row, **_: None), _nursery=SimpleNamespace(start=lambda: (pid, ours)), _rows={}
+        _table=SimpleNamespace(worker_reset=lambda row, **_: None), _spawner=SimpleNamespace(start=lambda: (pid, ours)), _rows={}
     )
     place, machine = SimpleNamespace(cpu=0), SimpleNamespace(by_cpu={0: core})
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_a_plan_that_cannot_be_published() -> None:
 
     maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _failed=lambda model, key, job, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    Maker._publish(maker, SimpleNamespace(weight_segments=[]), b"", None, Made(result, []))  # type: ignore[arg-type]
+    PlanBuilder._publish(maker, SimpleNamespace(weight_segments=[]), b"", None, Made(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 
@@ -277,7 +277,7 @@ class Traced:
 
         segments: Any = Held(add=add, drop=lambda number: self.said.append(("drop", number)))
         self.traces = Traces(
-            *("test", table, segments, 2, Journal("test", "off")),  # type: ignore[arg-type]
+            *("test", table, segments, 2, EventLog("test", "off")),  # type: ignore[arg-type]
             reserve=lambda role, nbytes, then: then(Segment.create(role, nbytes, memfd=True)),
             publish=lambda: self.said.append("publish"),
             workers=list,

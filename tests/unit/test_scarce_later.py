@@ -29,7 +29,7 @@ from aspen_mp.control.server import Server
 from aspen_mp.control.wire import connection as connections
 from aspen_mp.control.wire import event_loop as loops
 from aspen_mp.control.wire.connection import Connection
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, Loop
 from aspen_mp.shm.scarcity import is_scarce, reason
 from aspen_mp.workers import main, process, topology, wire
@@ -192,7 +192,7 @@ def test_a_worker_that_cannot_be_told_everything(loop: Loop, monkeypatch: pytest
     table = SimpleNamespace(worker_reset=note, worker_started=note, worker_gone=lambda row: said.append(("gone", row)))
     leases = SimpleNamespace(hold=lambda cpu: True, drop=lambda cpu: said.append(("drop", cpu)))
     pool: Any = SimpleNamespace(_table=table, _leases=leases, _loop=loop, _rows={}, _fds=(0, 1, 2), _unmapping={}, seq=1)
-    pool._nursery = SimpleNamespace(start=lambda: (pid, ours))
+    pool._spawner = SimpleNamespace(start=lambda: (pid, ours))
     for name in ("_forget", "_booted", "_let_go", "_drop_queue", "_send"):
         setattr(pool, name, getattr(WorkerPool, name).__get__(pool))
     core = SimpleNamespace(rank=0, l3=0, node=0, core_class="P")
@@ -230,7 +230,7 @@ class Pool(WorkerPool):
     """One that can start no worker at place "b" while there is something to raise."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop, self._journal, self._max, self.respawned = loop, Journal("test", "off"), 9, 0
+        self._loop, self._event_log, self._max, self.respawned = loop, EventLog("test", "off"), 9, 0
         self._rows, self._queued, self._vacant, self._again, self._refused = {}, deque(), [], None, ""
         self._leases = SimpleNamespace(others=list)  # type: ignore[assignment]
         self.fails: Exception | None = error(errno.EAGAIN)
@@ -252,7 +252,7 @@ def test_the_dead_are_replaced_when_they_can_be(loop: Loop, monkeypatch: pytest.
     assert (len(pool._rows), pool.lacking) == (1, 2)
     loop.later(0.05, loop.stop)
     loop.run()
-    assert [event["event"] for event in pool._journal.latest()] == ["worker-not-started"]
+    assert [event["event"] for event in pool._event_log.latest()] == ["worker-not-started"]
     pool.fails = None
     run(loop, lambda: len(pool._rows) == 3)
     assert pool.lacking == 0

@@ -24,7 +24,7 @@ Then = Callable[[Segment | AspenError], None]
 Holes = Sequence[tuple[int, int]]
 
 
-class Reserver:
+class AsyncAllocator:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[str, int, Then, Holes]] = deque()

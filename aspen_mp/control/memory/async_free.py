@@ -11,7 +11,7 @@ from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.control.wire.forked import forked
 
 
-class Releaser:
+class AsyncReleaser:
     """Closes descriptors of which this process has the last ones, elsewhere; those that come meanwhile are the next process's."""
 
     def __init__(self, loop: Loop) -> None:

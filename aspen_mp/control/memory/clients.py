@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from aspen_mp.control.memory.async_alloc import Reserver
-from aspen_mp.control.memory.async_free import Releaser
+from aspen_mp.control.memory.async_alloc import AsyncAllocator
+from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.segments import LARGE, Borrowed, SegmentStore, check_pieces
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.connection import Connection
@@ -42,8 +42,8 @@ class ClientMemory:
         self,
         table: _control.ControlTable,
         segments: SegmentStore,
-        reserver: Reserver,
-        releaser: Releaser,
+        reserver: AsyncAllocator,
+        releaser: AsyncReleaser,
         publish: Callable[[], None],
         collect: Callable[[], None],
         guarded: Callable[[Connection, int | None, Callable[[], None]], None],

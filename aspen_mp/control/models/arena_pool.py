@@ -16,7 +16,7 @@ Spare = tuple[int, int]
 """Bytes and descriptor of an arena."""
 
 
-class Spares:
+class ArenaPool:
     """Of one model."""
 
     def __init__(self, segments: SegmentStore) -> None:

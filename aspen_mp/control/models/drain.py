@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.connection import Connection
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import RuntimeStopping
 
@@ -19,8 +19,8 @@ from aspen_mp.shm.errors import RuntimeStopping
 class Drain:
     """`clients`: those that are connected."""
 
-    def __init__(self, loop: Loop, clients: Callable[[], Iterable[Connection]], journal: Journal) -> None:
-        self._loop, self._clients, self._journal = loop, clients, journal
+    def __init__(self, loop: Loop, clients: Callable[[], Iterable[Connection]], event_log: EventLog) -> None:
+        self._loop, self._clients, self._event_log = loop, clients, event_log
         self._waiting: set[Connection] = set()
         self.going_on = False
 
@@ -31,7 +31,7 @@ class Drain:
             return
         self.going_on = True
         self._waiting = set(self._clients())
-        self._journal.info("draining", clients=len(self._waiting), grace_s=grace_s)
+        self._event_log.info("draining", clients=len(self._waiting), grace_s=grace_s)
         for connection in list(self._waiting):
             connection.send(protocol.Stopping(grace_s))
         self._loop.later(grace_s, self._late)
@@ -51,7 +51,7 @@ class Drain:
 
     def _late(self) -> None:
         if self._waiting:
-            self._journal.warning("drain-cut-short", clients=len(self._waiting))
+            self._event_log.warning("drain-cut-short", clients=len(self._waiting))
         self._loop.stop()
 
     def _look(self) -> None:

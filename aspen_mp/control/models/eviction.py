@@ -26,7 +26,7 @@ MOST_OF_ALL: Final = 0.6
 with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
 
 
-class Dropper:
+class Eviction:
     """`models`: those that are loaded, by number."""
 
     def __init__(

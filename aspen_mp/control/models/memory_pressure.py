@@ -13,7 +13,7 @@ from typing import Final
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models.model_state import Model, Stage
 from aspen_mp.control.models.publishing import Publisher
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.segments import memory_available
@@ -38,7 +38,7 @@ class Pressure:
         segments: SegmentStore,
         publisher: Publisher,
         loop: Loop,
-        journal: Journal,
+        event_log: EventLog,
         most: int = 0,
         free: Callable[[], int] = memory_available,
     ) -> None:
@@ -47,7 +47,7 @@ class Pressure:
         self._segments = segments
         self._publisher = publisher
         self._loop = loop
-        self._journal = journal
+        self._event_log = event_log
         self._most = most
         self._free = free
         self._awaited: set[int] = set()
@@ -99,7 +99,7 @@ class Pressure:
                 model.stop_replanning()
             size = self._bytes(stage)
             self._awaited.update(stage.segments)
-            self._journal.info("plan-dropped", model=model.name, plan=stage.answer.plan, bytes=size)
+            self._event_log.info("plan-dropped", model=model.name, plan=stage.answer.plan, bytes=size)
             self._publisher.drop(model, key)
             dropped += size
         return dropped > 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from aspen_mp.control.models.arena_pool import Spares
+from aspen_mp.control.models.arena_pool import ArenaPool
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import WeightFile
@@ -100,7 +100,7 @@ class Model:
     source: child_main.Source
     instances: int
     options: Options
-    spares: Spares
+    spares: ArenaPool
     child: PlannerChild
     behind: PlannerChild
     name: str = ""

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from aspen_mp.control.memory import weight_files
-from aspen_mp.control.memory.async_alloc import Reserver
+from aspen_mp.control.memory.async_alloc import AsyncAllocator
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models import replanning
-from aspen_mp.control.models.arena_pool import Spares
-from aspen_mp.control.models.eviction import Dropper
+from aspen_mp.control.models.arena_pool import ArenaPool
+from aspen_mp.control.models.eviction import Eviction
 from aspen_mp.control.models.memory_pressure import Pressure
 from aspen_mp.control.models.model_state import Asker, Model, not_loaded, report
-from aspen_mp.control.models.plan_requests import Answerer
+from aspen_mp.control.models.plan_requests import PlanRequests
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning import child_main
@@ -30,7 +30,7 @@ from aspen_mp.control.planning.planner_child import Inspect as InspectJob
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlannerChild, StagePlanned
 from aspen_mp.control.planning.weight_checks import Verifier
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.planner.cost.rates import Rates
 from aspen_mp.shm.bindings import _control
@@ -51,9 +51,9 @@ class ModelStore:
         cache: Cache | None,
         rates: tuple[Rates, str],
         limits: Limits,
-        reserver: Reserver,
+        reserver: AsyncAllocator,
         added: Callable[[int, str], None],
-        journal: Journal,
+        event_log: EventLog,
         prepared: Callable[[], bool] = lambda: True,
         plans_bytes: int = 0,
     ) -> None:
@@ -76,14 +76,14 @@ class ModelStore:
         self._leaving_weights: dict[int, list[int]] = {}
         self.plans = Plans(loop, segments)
         self._publisher = Publisher(table, segments, self.plans, changed, added)
-        self._pressure = Pressure(self._models, table, segments, self._publisher, loop, journal, plans_bytes)
-        dropper = Dropper(self._models, table, segments, self._publisher, self._pressure)
+        self._pressure = Pressure(self._models, table, segments, self._publisher, loop, event_log, plans_bytes)
+        dropper = Eviction(self._models, table, segments, self._publisher, self._pressure)
         relieve = self._pressure.relieve
         self._verifier = Verifier(loop)
-        self._answerer = Answerer(
-            *(self._publisher, dropper, cache, reserver, self._verifier, journal, speeds, self._calibration, prepared, relieve)
+        self._answerer = PlanRequests(
+            *(self._publisher, dropper, cache, reserver, self._verifier, event_log, speeds, self._calibration, prepared, relieve)
         )
-        self._journal = journal
+        self._event_log = event_log
 
     # ---- loading
 
@@ -106,7 +106,7 @@ class ModelStore:
         strassen = vectors() if message.winograd else ""
         options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
         name = message.name or source.name
-        spares = Spares(self._segments)
+        spares = ArenaPool(self._segments)
         model = Model(number, key, source, message.instances, options, spares, None, None, name)  # type: ignore[arg-type]
         serve = partial(child_main.serve, model, self._cache, self._rates)
         model.child = PlannerChild(self._loop, name, serve, source.keep, self._prepare, self._limits)
@@ -191,7 +191,7 @@ class ModelStore:
         for number in lost:
             file = model.files.pop(number, None)
             model.lost[number] = "" if file is None or self._cache is None else self._cache.path_of(file)
-            self._journal.warning("weights-lost", model=model.name, file=model.lost[number], why="it was cut short while it was in use")
+            self._event_log.warning("weights-lost", model=model.name, file=model.lost[number], why="it was cut short while it was in use")
         model.weights = {key: place for key, place in model.weights.items() if place[0] not in model.lost}
         model.stop_replanning()
         for key in list(model.stages):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from aspen_mp.control.memory.async_alloc import Reserver
+from aspen_mp.control.memory.async_alloc import AsyncAllocator
 from aspen_mp.control.models.arena_pool import Spare
 from aspen_mp.control.models.model_state import Asker, Model, Stage, report
 from aspen_mp.control.models.publishing import Made, Publisher
@@ -19,12 +19,12 @@ from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment, spacious
 
 
-class Maker:
+class PlanBuilder:
     def __init__(
         self,
         publisher: Publisher,
         cache: Cache | None,
-        reserver: Reserver,
+        reserver: AsyncAllocator,
         verifier: Verifier,
         prepared: Callable[[], bool],
         made: Callable[[Model, bytes, Stage], None],

@@ -11,17 +11,17 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.memory.async_alloc import Reserver
-from aspen_mp.control.models.eviction import Dropper
+from aspen_mp.control.memory.async_alloc import AsyncAllocator
+from aspen_mp.control.models.eviction import Eviction
 from aspen_mp.control.models.model_state import Asker, Model, Stage, not_loaded
-from aspen_mp.control.models.plan_builder import Maker
+from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning.plan_cache import Cache, Entry
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.planning.shape_buckets import LEAST_EXTENT, Stretch, Stretched
 from aspen_mp.control.planning.weight_checks import Verifier
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.shm.errors import AspenError
 
 TRIES_AHEAD: Final = 3
@@ -30,15 +30,15 @@ MAX_OFTEN: Final = 64
 """So many shapes wait at most for plans of their own."""
 
 
-class Answerer:
+class PlanRequests:
     def __init__(
         self,
         publisher: Publisher,
-        dropper: Dropper,
+        dropper: Eviction,
         cache: Cache | None,
-        reserver: Reserver,
+        reserver: AsyncAllocator,
         verifier: Verifier,
-        journal: Journal,
+        event_log: EventLog,
         speeds: Callable[[], list[float]],
         calibration: str,
         prepared: Callable[[], bool],
@@ -47,8 +47,8 @@ class Answerer:
         """`relieve`: as of `Pressure`. `speeds()`, `prepared()`: as of `ModelStore`. `calibration`: the name of the cost model's rates."""
         self._publisher = publisher
         self._dropper = dropper
-        self._maker = Maker(publisher, cache, reserver, verifier, prepared, self._made, self._failed, relieve)
-        self._journal = journal
+        self._maker = PlanBuilder(publisher, cache, reserver, verifier, prepared, self._made, self._failed, relieve)
+        self._event_log = event_log
         self._speeds = speeds
         self._calibration = calibration
         self._prepared = prepared
@@ -143,7 +143,9 @@ class Answerer:
             # Requests for the one before that come now are answered that it has gone, and their clients ask again.
             stage.tried_at = time.monotonic()
             self._publisher.drop(model, key)
-            self._journal.info("replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds))
+            self._event_log.info(
+                "replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds)
+            )
         if job.stretch is not None and stage.stretched is not None:
             key = _range_key(job.stages[0], job.stretch, stage.stretched.most)
             model.ranges.add(job.stages[0], job.stretch, stage.stretched.least, stage.stretched.most, key)
@@ -171,7 +173,7 @@ class Answerer:
                 stage.failed += 1
                 if str(error) != stage.why:
                     stage.why = str(error)
-                    self._journal.warning("not-replanned", model=model.name, why=stage.why)
+                    self._event_log.warning("not-replanned", model=model.name, why=stage.why)
         askers = model.planning.pop(key, [])
         for asker in askers:
             if asker.asked is None or askers[0].asked is None or asker.asked.stages == askers[0].asked.stages:

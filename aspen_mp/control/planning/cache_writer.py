@@ -71,7 +71,7 @@ class Contents:
         return b""
 
 
-class Keeper:
+class CacheWriter:
     """`options`: of the model; `digest`: of its contents, empty where it is not known yet; `files`: what its weight segments so far are
     called in the cache, by number."""
 

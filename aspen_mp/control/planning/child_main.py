@@ -167,7 +167,7 @@ class Planner:
     """Lives in the child: keeps the parsed model between jobs, and knows which weights have been packed."""
 
     def __init__(self, model: Subject, plans: Cache | None) -> None:
-        self.keeper = cache_writer.Keeper(plans, model.options, model.digest, model.files) if plans is not None else None
+        self.keeper = cache_writer.CacheWriter(plans, model.options, model.digest, model.files) if plans is not None else None
         self._source = model.source
         self._options = model.options
         self._instances = model.instances

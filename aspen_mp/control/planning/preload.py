@@ -28,7 +28,7 @@ BYTES: Final = 256 << 20
 out may be of no use ever after."""
 
 
-class Imports:
+class Preload:
     """`on_scarce(error)` is told of what was lacking for a piece that nobody waits for; it is tried again."""
 
     def __init__(self, loop: Loop, on_scarce: Callable[[BaseException], object], modules: Sequence[str] = PLANNER) -> None:

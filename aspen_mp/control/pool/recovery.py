@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aspen_mp.control.memory.segments import SegmentStore
-from aspen_mp.control.pool.recovery_stats import Outages
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.pool.recovery_stats import RecoveryStats
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import Loop, Timer
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.bindings._mapping import Mapping
@@ -86,14 +86,14 @@ class Recovery:
     op_of: Callable[[int, int], int]
     after: Callable[[], None]
     give_up: Callable[[str], None]
-    journal: Journal
+    event_log: EventLog
     deaths: int = 0
     given_up: int = 0
     recoveries: int = 0
     last: str = ""
     last_stop_s: float = 0.0
     totals: Counter[str] = field(default_factory=Counter)
-    outages: Outages = field(default_factory=Outages)
+    outages: RecoveryStats = field(default_factory=RecoveryStats)
     _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     _hangs: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -198,7 +198,7 @@ class Recovery:
         why = reason(error)
         if (event, why) != self._lacking:
             self._lacking = event, why
-            self.journal.warning(event, why=why)
+            self.event_log.warning(event, why=why)
 
     def _mapped(self) -> dict[int, Mapping] | None:
         """What is to be rebuilt, mapped, by segment. None: there is no memory for that (address space, mappings), so the world has to stand
@@ -228,7 +228,7 @@ class Recovery:
         self.table.epoch_end()
         self.recoveries += 1
         self.last_stop_s = time.monotonic() - self._since
-        self.journal.warning("recovered", seconds=self.last_stop_s, **outcome)
+        self.event_log.warning("recovered", seconds=self.last_stop_s, **outcome)
         self.outages.ended(self.running(), self._restart)
         self._since = None
         self._restart = False
@@ -249,7 +249,7 @@ class Recovery:
             n = self.abandon()
             if n:
                 self.given_up += n
-                self.journal.warning("workers-given-up", workers=n, left=self.alive(), why=self.last)
+                self.event_log.warning("workers-given-up", workers=n, left=self.alive(), why=self.last)
             if not self.alive():
                 self.give_up(self.last)
             return
@@ -268,6 +268,6 @@ class Recovery:
             self.refill()
         except Exception as error:
             self.last = f"a worker could not be started: {error}"
-            self.journal.warning("worker-not-started", why=str(error))
+            self.event_log.warning("worker-not-started", why=str(error))
             if not self.alive():
                 self.give_up(self.last)

@@ -26,7 +26,7 @@ class Outage:
     restarted: bool = False
 
 
-class Outages:
+class RecoveryStats:
     def __init__(self) -> None:
         self._latest: deque[Outage] = deque(maxlen=KEPT)
         self._now: Outage | None = None

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aspen_mp.control.memory.async_alloc import Then
 from aspen_mp.control.memory.segments import SegmentStore
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, RequestError, ResourceLimitError
 from aspen_mp.shm.segments import Segment
@@ -68,7 +68,7 @@ class Traces:
         table: _control.ControlTable,
         segments: SegmentStore,
         rows: int,
-        journal: Journal,
+        event_log: EventLog,
         *,
         reserve: Callable[[str, int, Then], None],
         publish: Callable[[], None],
@@ -87,7 +87,7 @@ class Traces:
         self._reserve = reserve
         self._trace: Trace | None = None
         self._waiting: int | None = None  # client whose trace begins as soon as there is memory
-        journal.listen(self._happened)
+        event_log.listen(self._happened)
 
     # ---- a client's requests
 

@@ -94,7 +94,7 @@ class _Stand:
     reported: bool = False
 
 
-class HangWatch:
+class Watchdog:
     """`workers()`: those that run; `estimate(instance, tile)` reads the plan; `blamed(at)` is how often the tile of a request was blamed
     before; `unwanted(at)`: nobody wants that request's result any more. `hung(row, seconds, what)` ends a worker, and so does
     `withdrawn(row, seconds, what)`, whose tile is unwanted; `slow(row, seconds, at)` is told of a long tile. `grace_s`: see above."""

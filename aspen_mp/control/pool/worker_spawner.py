@@ -21,7 +21,7 @@ from aspen_mp.shm.scarcity import is_scarce
 from aspen_mp.workers import wire
 
 if TYPE_CHECKING:
-    from aspen_mp.control.wire.event_log import Journal
+    from aspen_mp.control.wire.event_log import EventLog
     from aspen_mp.control.wire.event_loop import Loop
 
 ANSWER_S: Final = 2.0
@@ -32,7 +32,7 @@ AGAIN_S: Final = 1.0
 """How soon it is tried again to start one where descriptors, memory or processes were lacking."""
 
 
-class Nursery:
+class WorkerSpawner:
     def __init__(self) -> None:
         self._pid = 0
         self._pidfd = -1
@@ -41,7 +41,7 @@ class Nursery:
         self._deaths = 0
         self._early: deque[socket.socket] = deque()
         self._loop: Loop | None = None
-        self._journal: Journal | None = None
+        self._event_log: EventLog | None = None
 
     # ---- the zygote
 
@@ -84,9 +84,9 @@ class Nursery:
             raise
         self._pid, self._sock, self._ready = pid, sock, False
 
-    def watch(self, loop: Loop, journal: Journal) -> None:
+    def watch(self, loop: Loop, event_log: EventLog) -> None:
         """From now on a zygote that dies is replaced."""
-        self._loop, self._journal = loop, journal
+        self._loop, self._event_log = loop, event_log
         self._watch()
 
     def _renew(self) -> None:
@@ -112,8 +112,8 @@ class Nursery:
         """It has ended, or is to: reaps it and starts another."""
         status = self._end()
         self._deaths += 1
-        if self._journal is not None:
-            self._journal.warning("zygote-died", pid=status[0], status=status[1])
+        if self._event_log is not None:
+            self._event_log.warning("zygote-died", pid=status[0], status=status[1])
         if self._deaths < MOST_DEATHS:
             self._renew()
 

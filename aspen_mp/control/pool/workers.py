@@ -18,9 +18,9 @@ from aspen_mp.control.pool.core_leases import Leases
 from aspen_mp.control.pool.placement import Place, arrange, surplus
 from aspen_mp.control.pool.recovery import Death
 from aspen_mp.control.pool.watchdog import Watched
-from aspen_mp.control.pool.worker_spawner import Nursery
+from aspen_mp.control.pool.worker_spawner import WorkerSpawner
 from aspen_mp.control.wire.child_reaper import REAP_S, ended, status_of, watched
-from aspen_mp.control.wire.event_log import Journal
+from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.control.wire.event_loop import PRIORITY_WORKER, SCARCE_S, Loop, Timer
 from aspen_mp.control.wire.identity import start_time
 from aspen_mp.shm.bindings import _control
@@ -80,9 +80,9 @@ class WorkerPool:
         parked_fd: int,
         max_workers: int,
         segments: Callable[[], Iterable[Held]],
-        journal: Journal,
+        event_log: EventLog,
         leases: Leases,
-        nursery: Nursery,
+        spawner: WorkerSpawner,
         *,
         on_ready: Callable[[], None],
         on_death: Callable[[Death], None],
@@ -96,9 +96,9 @@ class WorkerPool:
         self._fds = (control_fd, doorbell_fd, parked_fd)
         self._max = max_workers
         self._segments = segments
-        self._journal = journal
+        self._event_log = event_log
         self._leases = leases
-        self._nursery = nursery
+        self._spawner = spawner
         self._on_ready = on_ready
         self._on_death = on_death
         self._on_left = on_left
@@ -219,7 +219,7 @@ class WorkerPool:
                 continue
             self._dismiss(worker)
             if place is not None:
-                self._journal.info("worker-moves", **worker.facts(), to=place.cpu)
+                self._event_log.info("worker-moves", **worker.facts(), to=place.cpu)
                 self._queued.append(place)
         self._queued += found[len(kept) :]
         self._start_waiting(machine)
@@ -227,7 +227,7 @@ class WorkerPool:
     def claim_shared(self) -> None:
         """Takes the leases of cores that another runtime had a worker on as well, and has no longer."""
         for cpu in self._leases.retry():
-            self._journal.info("core-unshared", cpu=cpu)
+            self._event_log.info("core-unshared", cpu=cpu)
 
     def refill(self) -> None:
         """Starts a worker for each that has died. Where descriptors, memory or processes are lacking for that, it is tried again and again.
@@ -287,7 +287,7 @@ class WorkerPool:
         why = reason(error)
         if why != self._refused:
             self._refused = why
-            self._journal.warning("worker-not-started", why=why)
+            self._event_log.warning("worker-not-started", why=why)
 
     def _start_at(self, row: int, place: Place, machine: topology.Topology) -> None:
         if place.cpu not in machine.by_cpu:  # it has been taken from us meanwhile
@@ -296,7 +296,7 @@ class WorkerPool:
         core = machine.by_cpu[cpu]
         self._table.worker_reset(row, cpu=cpu, core_class=core.rank, cache=core.l3, node=core.node)
         since = time.monotonic()
-        pid, ours = self._nursery.start()
+        pid, ours = self._spawner.start()
         ours.setblocking(False)
         try:
             pidfd = watched(pid)
@@ -321,7 +321,7 @@ class WorkerPool:
             self._table.worker_gone(row)
             raise
         if shared:
-            self._journal.info("core-shared", cpu=cpu, why="another runtime has a worker there")
+            self._event_log.info("core-shared", cpu=cpu, why="another runtime has a worker there")
 
     # ---- segments
 
@@ -434,7 +434,7 @@ class WorkerPool:
         if kind == wire.READY and worker.state == "starting":
             worker.state = "running"
             self._booted(worker)
-            self._journal.info("worker-joined", **worker.facts(), seconds=time.monotonic() - worker.since)
+            self._event_log.info("worker-joined", **worker.facts(), seconds=time.monotonic() - worker.since)
             self._on_ready()
         elif kind == wire.DRAINED:
             self._on_drained()
@@ -466,7 +466,7 @@ class WorkerPool:
         asked = asked and status == 0
         self._table.worker_gone(worker.row, died=not asked)
         if asked:
-            self._journal.info("worker-left", **worker.facts())
+            self._event_log.info("worker-left", **worker.facts())
             self._on_left()
             self._start_waiting()
         else:
@@ -478,7 +478,7 @@ class WorkerPool:
             self._on_death(Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung), bool(worker.ended)))
 
     def _died(self, worker: Worker, why: str) -> None:
-        self._journal.warning("worker-died", **worker.facts(), why=why)
+        self._event_log.warning("worker-died", **worker.facts(), why=why)
 
     def _look_for_stopped(self) -> None:
         """Somebody has stopped a worker, perhaps: a child has changed its state."""
@@ -491,7 +491,7 @@ class WorkerPool:
     def _still_stopped(self, worker: Worker) -> None:
         worker.stopped = None
         if self._rows.get(worker.row) is worker and _is_stopped(worker):
-            self._journal.warning("worker-stopped", **worker.facts(), seconds=STOPPED_S)
+            self._event_log.warning("worker-stopped", **worker.facts(), seconds=STOPPED_S)
             self._kill(worker)
 
     # ---- hanging
@@ -509,7 +509,7 @@ class WorkerPool:
         worker = self._rows[row]
         worker.hung = what
         self.hangs += 1
-        self._journal.warning("worker-hung", **worker.facts(), seconds=seconds, where=what)
+        self._event_log.warning("worker-hung", **worker.facts(), seconds=seconds, where=what)
         self._kill(worker)
 
     def withdrawn(self, row: int, seconds: float, what: str) -> None:
@@ -517,7 +517,7 @@ class WorkerPool:
         worker = self._rows[row]
         worker.ended = f"ended: it was in {what}, whose request had been cancelled"
         self.withdrawals += 1
-        self._journal.warning("worker-withdrawn", **worker.facts(), seconds=seconds, where=what)
+        self._event_log.warning("worker-withdrawn", **worker.facts(), seconds=seconds, where=what)
         self._kill(worker)
 
     def _forget(self, worker: Worker) -> int:
@@ -614,7 +614,7 @@ class WorkerPool:
         worker.state = "abandoned"
         self._table.worker_gone(worker.row, died=True)
         why = worker.ended or (f"hung {worker.hung}" if worker.hung else "killed")
-        self._journal.warning("worker-abandoned", **worker.facts(), seconds=REAP_S, why=why)
+        self._event_log.warning("worker-abandoned", **worker.facts(), seconds=REAP_S, why=why)
         if staying:
             self._vacant.append(worker.place)
         why = f"{why}; it does not end and was abandoned"
@@ -628,7 +628,7 @@ class WorkerPool:
         """An abandoned worker has ended after all: its row is free again."""
         self._forget(worker)
         self._table.worker_gone(worker.row)
-        self._journal.info("worker-reaped", **worker.facts())
+        self._event_log.info("worker-reaped", **worker.facts())
         self._start_waiting()
 
 

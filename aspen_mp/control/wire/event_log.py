@@ -17,7 +17,7 @@ KEPT: Final = 64
 Level = Literal["info", "warning", "off"]
 
 
-class Journal:
+class EventLog:
     """`level`: which events are written; all are kept."""
 
     def __init__(self, runtime: str, level: Level) -> None:

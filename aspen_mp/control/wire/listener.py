@@ -20,7 +20,7 @@ REST_S: Final = 0.1
 """How long no connection is accepted after one could not be: what is lacking (descriptors) does not come back sooner by asking again."""
 
 
-class Door:
+class Listener:
     def __init__(
         self,
         loop: Loop,
