@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-Preload = Mapping[str, set[str]]
+Imports = Mapping[str, set[str]]
 
 PARTS = {
     "aspen_mp.shm": {"aspen_mp.shm"},
@@ -86,8 +86,8 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def imports_upwards(imports: Preload, parts: Mapping[str, set[str]]) -> list[str]:
-    """Preload that leave what a part may import."""
+def imports_upwards(imports: Imports, parts: Mapping[str, set[str]]) -> list[str]:
+    """Imports that leave what a part may import."""
     return [
         f"{module} imports {other}"
         for part, allowed in parts.items()
@@ -98,8 +98,8 @@ def imports_upwards(imports: Preload, parts: Mapping[str, set[str]]) -> list[str
     ]
 
 
-def out_of_order(imports: Preload, orders: Mapping[str, Sequence[str]]) -> list[str]:
-    """Preload from a room of a part to one that does not come before it."""
+def out_of_order(imports: Imports, orders: Mapping[str, Sequence[str]]) -> list[str]:
+    """Imports from a room of a part to one that does not come before it."""
     found: list[str] = []
     for part, order in orders.items():
         for module, others in imports.items():
@@ -115,7 +115,7 @@ def out_of_order(imports: Preload, orders: Mapping[str, Sequence[str]]) -> list[
     return found
 
 
-def circle(imports: Preload) -> list[str]:
+def circle(imports: Imports) -> list[str]:
     """Modules that import each other in a circle, if any do. Files of packages are left out: they hand names on."""
     files = {module: {each for each in others if not each.endswith(".__init__")} for module, others in imports.items()}
     try:
