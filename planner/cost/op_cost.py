@@ -32,7 +32,7 @@ BLOCK_OUT_NS = 0.085
 OPAQUE_NS = 200_000.0
 OUTPUT_NS = 0.04
 """An element of the output of a matrix kernel besides its multiply-adds."""
-RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "NGEMM": 0.18, "IGEMM": 0.18, "ICONV": 0.18, "WINO": 0.06}
+RESIDUAL_NS = {"CONV": 0.18, "GEMM": 0.18, "QNBITGEMM": 0.18, "QGEMM": 0.18, "QCONV": 0.18, "WINO": 0.06}
 RESIDUAL_NS |= {"BGEMM": 0.18, "BCONV": 0.18}
 """The same, where something is added to it."""
 EPILOGUE = 0.7
@@ -48,7 +48,7 @@ KEYS = 512
 PROLOGUE_NS = 0.2
 """Scale, shift and activation of an element of input, and its copy in the cache."""
 COPIED_NS = 0.02
-"""An element of input that ICONV copies, each time it is read."""
+"""An element of input that QCONV copies, each time it is read."""
 ROUNDED_NS = 0.03
 """An element of input that BCONV rounds, each time it is read."""
 DEPTHWISE_FLOPS_PER_NS = 90.0
@@ -75,7 +75,7 @@ _OPERATION_NS = {"POW": 3.0, "MOD": 12.0, "FMOD": 12.0}
 _REDUCTION_NS = {"LOG_SUM": 0.1, "LOG_SUM_EXP": 0.28}
 _ELEMENT_NS = {"STRASSEN": 0.12, "SOFTMAX": 0.34, "NORM": 0.2, "LRN": 1.0, "RESIZE": 0.2, "GATHER_ELEMENTS": 1.9}
 _ELEMENT_NS |= {"MOMENTS": 0.06, "STANDARDIZE": 0.05}
-_ELEMENT_NS |= {"QUANTIZE": 0.07, "DEQUANTIZE": 0.03, "EXTREMES": 0.03}
+_ELEMENT_NS |= {"QUANTIZE": 0.07, "DEQUANTIZE": 0.03, "MINMAX": 0.03}
 _ELEMENT_NS |= {"SCORES": 1.5, "LABELS": 1.0, "COUPLE": 20.0}
 _ELEMENT_NS |= {"TOPK": 1.2, "INDEX": 2.0, "SCATTER": 0.4}
 _ELEMENT_NS |= {"ARGREDUCE": 1.9, "REDUCE": 0.05, "POOL": 0.026, "CAST": 0.1, "COPY": 0.1, "TERNARY": 0.1}
@@ -233,7 +233,7 @@ def is_narrow(node: Node) -> bool:
 
 def by_sevens(node: Node) -> bool:
     """Whether a product takes left factors of Strassen's."""
-    return node.op in ("GEMM", "NGEMM") and len(node.inputs) > 6
+    return node.op in ("GEMM", "QNBITGEMM") and len(node.inputs) > 6
 
 
 def planes(node: Node) -> float:
@@ -257,7 +257,7 @@ def _conv_flops(node: Node) -> float:
     return float(2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * planes(node) * int(prod(node.attrs["kernel"])))
 
 
-def _iconv_flops(node: Node) -> float:
+def _qconv_flops(node: Node) -> float:
     a = node.inputs[0]
     return 2.0 * node.output.size * a.shape[1] * int(prod(node.attrs["kernel"])) if a is not None else 0.0
 
@@ -413,13 +413,13 @@ def _inputs_terms(node: Node) -> float:
 
 FAMILIES = {
     "GEMM": Family(_gemm_flops, hides=True),
-    "NGEMM": Family(_gemm_flops, hides=True),
-    "IGEMM": Family(_gemm_flops, hides=True),
+    "QNBITGEMM": Family(_gemm_flops, hides=True),
+    "QGEMM": Family(_gemm_flops, hides=True),
     "CONV": Family(_conv_flops, hides=True),
-    "ICONV": Family(_iconv_flops, hides=True),
+    "QCONV": Family(_qconv_flops, hides=True),
     "BGEMM": Family(_gemm_flops, hides=True),
     "DGEMM": Family(_gemm_flops, lambda node, flops: flops * DOUBLE_TERM_NS / 2 + node.output.size * _PLAIN_NS),
-    "BCONV": Family(_iconv_flops, hides=True),
+    "BCONV": Family(_qconv_flops, hides=True),
     "WINO": Family(_winograd_flops, hides=True),
     "ATTENTION": Family(_attention_flops, hides=True),
     "LSTM": Family(_recurrent_flops),
@@ -432,8 +432,8 @@ FAMILIES = {
     "ARGREDUCE": Family(_reduce_flops),
     "TOPK": Family(_reduce_flops),
     "MOMENTS": Family(_reduce_flops),
-    "EXTREMES": Family(_reduce_flops),
-    "LEVELS": Family(_reduce_flops),
+    "MINMAX": Family(_reduce_flops),
+    "QPARAMS": Family(_reduce_flops),
     "CUMSUM": Family(_elements, _running_ns),
     "GRIDSAMPLE": Family(_grid_flops, _grid_ns),
     "ROIALIGN": Family(_roi_flops, _roi_ns),
@@ -512,10 +512,10 @@ def wanted_tiles(ns: float, workers: int, tail: float) -> float:
 def scratch_bytes(node: Node) -> int:
     """Upper bound of the scratch memory that the node's kernel asks for; workers ask the kernel itself, for the tiles that there are. Of
     kernels that are not here the tile decides (WINO, products of bytes)."""
-    if node.op == "NGEMM" or (node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"])):
+    if node.op == "QNBITGEMM" or (node.op == "GEMM" and (by_sevens(node) or not node.attrs["packed_b"])):
         a = node.inputs[0]
         assert a is not None
-        return seven_scratch(a.shape[-1], node.op == "NGEMM") if by_sevens(node) else 128 * a.shape[-1]
+        return seven_scratch(a.shape[-1], node.op == "QNBITGEMM") if by_sevens(node) else 128 * a.shape[-1]
     if node.op == "DGEMM":
         a = node.inputs[0]
         return 256 * a.shape[-1] if a is not None else 0

@@ -53,7 +53,7 @@ SHORT_VECTORS: Final = Rates(
     warm=33.0,
     together=31.5,
     tile_ns=1800.0,
-    factors={"ATTENTION": 1.4, "CONV": 0.95, "GEMM": 0.95, "PWDW": 1.1, "DWCONV": 1.0, "NGEMM": 0.97, "IGEMM": 1.33}
+    factors={"ATTENTION": 1.4, "CONV": 0.95, "GEMM": 0.95, "PWDW": 1.1, "DWCONV": 1.0, "QNBITGEMM": 0.97, "QGEMM": 1.33}
     | {"BINARY": 0.65, "UNARY": 0.65, "COPY": 1.6, "GATHER": 0.95, "NORM": 0.82, "POOL": 0.75, "RESIZE": 0.8, "DEQUANTIZE": 0.75}
     | {"WINO 1x4": 0.97, "WINO 4x1": 0.98, "WINO 1x6": 0.99, "WINO 6x1": 1.02}
     | {"WINO 2x2": 0.92, "WINO 3x3": 0.86, "WINO 4x4": 0.93, "WINO 5x5": 1.15, "WINO 6x6": 0.98},
@@ -68,7 +68,7 @@ WHOLE_VECTORS: Final = Rates(
     together=48.0,
     tile_ns=1800.0,
     factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
-    | {"NGEMM": 0.93, "IGEMM": 0.85, "ICONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "EXTREMES": 0.4}
+    | {"QNBITGEMM": 0.93, "QGEMM": 0.85, "QCONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "MINMAX": 0.4}
     | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
     | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94},
 )
@@ -89,7 +89,7 @@ WHOLE_VECTORS_INTEL: Final = Rates(
 """Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
 
 
-BYTES: Final = ("IGEMM", "ICONV")
+BYTES: Final = ("QGEMM", "QCONV")
 SLOW_BYTES: Final = 3.0
 """How much longer products of bytes take where no instruction sums four of them."""
 

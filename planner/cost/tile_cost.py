@@ -305,21 +305,21 @@ def of(node: Node, workers: int = 1) -> TileCost:
         assert b is not None
         batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
         return Product(a.shape[-1], batched, op_cost.output_ns(node), op_cost.by_sevens(node), factor=factor)
-    if node.op == "NGEMM":
+    if node.op == "QNBITGEMM":
         b = node.inputs[1]
         assert b is not None
         stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
         seven = op_cost.by_sevens(node)
         return Product(a.shape[-1], False, op_cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
-    if node.op in ("IGEMM", "BGEMM"):
+    if node.op in ("QGEMM", "BGEMM"):
         return Product(a.shape[-1], False, op_cost.output_ns(node), item=_ITEMS[node.op], factor=factor)
     if node.op == "CONV":
         groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
         last = op_cost.output_ns(node), op_cost.input_ns(node), op_cost.is_narrow(node), op_cost.planes(node)
         return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
-    if node.op in ("ICONV", "BCONV"):
+    if node.op in ("QCONV", "BCONV"):
         kernel, item = (attrs["kernel"][0], attrs["kernel"][1]), _ITEMS[node.op]
-        ns = op_cost.output_ns(node), op_cost.COPIED_NS if node.op == "ICONV" else op_cost.ROUNDED_NS + op_cost.input_ns(node)
+        ns = op_cost.output_ns(node), op_cost.COPIED_NS if node.op == "QCONV" else op_cost.ROUNDED_NS + op_cost.input_ns(node)
         channels = -(-a.shape[1] * item // 4) * 4 // item  # whole words
         return Convolution(channels, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=item, factor=factor)
     if node.op == "WINO":
@@ -340,8 +340,8 @@ def of(node: Node, workers: int = 1) -> TileCost:
     return Attention(k.shape[-2], op_cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], few, factor=factor)
 
 
-_ITEMS = {"IGEMM": 1, "ICONV": 1, "BGEMM": 2, "BCONV": 2}
-_MODELS = frozenset({"GEMM", "NGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITEMS, *op_cost.RECURRENT})
+_ITEMS = {"QGEMM": 1, "QCONV": 1, "BGEMM": 2, "BCONV": 2}
+_MODELS = frozenset({"GEMM", "QNBITGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITEMS, *op_cost.RECURRENT})
 """Those with a model of their own. All other nodes count by elements."""
 
 

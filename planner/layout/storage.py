@@ -31,8 +31,8 @@ ALIGN = 64
 
 FEW_CHANNELS = 16
 """Below so many input channels a group, CONV gathers its input in scratch memory."""
-CONVOLUTIONS = frozenset({"CONV", "ICONV", "BCONV", "WINO", "DWCONV", "PWDW", "POOL"})
-PACKED = frozenset({"CONV", "ICONV", "BCONV", "WINO", "DWCONV", "PWDW", "NGEMM", "IGEMM", "BGEMM", "LSTM", "GRU", "RNN"})
+CONVOLUTIONS = frozenset({"CONV", "QCONV", "BCONV", "WINO", "DWCONV", "PWDW", "POOL"})
+PACKED = frozenset({"CONV", "QCONV", "BCONV", "WINO", "DWCONV", "PWDW", "QNBITGEMM", "QGEMM", "BGEMM", "LSTM", "GRU", "RNN"})
 """Ops whose input 1 is a packed weight. That of GEMM may be one."""
 SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
 """Ops that read an image (input 0) between its pixels: whole lines of channels, where they are side by side and not few. Their results
@@ -240,7 +240,7 @@ class _Assignment:
         side; where products read different rows, there is none."""
         wanted: dict[Tensor, list[tuple[int, ...]]] = {}
         for node in self.nodes:
-            t = node.inputs[0] if node.op in ("GEMM", "NGEMM", "IGEMM", "BGEMM") else None
+            t = node.inputs[0] if node.op in ("GEMM", "QNBITGEMM", "QGEMM", "BGEMM") else None
             strides: st.Strides | None = None if t is None or 0 in t.shape else st.dense(t.shape)
             while t is not None and strides is not None:
                 source = self.producer.get(t)

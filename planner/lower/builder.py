@@ -257,11 +257,11 @@ class Builder:
         form = low_bit.form_of(b.stored) if packed and b.stored is not None and not attrs else None
         if form is not None and not (form.bits == 16 and self.pairs):  # those are multiplied in pairs, from 16 bits, too
             few = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
-            return self.emit("NGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
+            return self.emit("QNBITGEMM", [a, self.packed_nbits(b, form), bias, residual], shape, F32, alpha=alpha, act=act, **few)
         b = self.packed_panels(self.reshape(b, b.shape[-2:])) if packed else self.align(b, len(shape))
         return self.emit("GEMM", [a, b, bias, residual], shape, F32, packed_b=packed, alpha=alpha, act=act, **attrs)
 
-    def igemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    def qgemm(self, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
         """(a - a_zero) @ (b - b_zero) in int32, of bytes, for ranks ≥ 2 and a constant b of two axes (others 1). `a_zero`: one element or
         one a row; `b_zero`: a constant of one element or one a column."""
         rank = max(len(a.shape), len(b.shape))
@@ -271,16 +271,16 @@ class Builder:
         if zero is not None and np.broadcast_shapes(zero.shape, (*a.shape[:-1], 1)) != (*a.shape[:-1], 1):
             raise ValueError(f"zero points {list(zero.shape)} of rows {list(a.shape)}")
         shape = (*a.shape[:-1], b.shape[-1])
-        return self.emit("IGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
+        return self.emit("QGEMM", [a, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT)
 
-    def iconv(
+    def qconv(
         self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, constant: Tensor | None, shape: Shape, **window: Shape
     ) -> Tensor:
         """The convolution of x - x_zero [N, C, H, W] with the constant w - w_zero [OC, C, KH, KW], of bytes, plus an i32 constant [OC], in
-        int32. `x_zero`: one element; the padding is x_zero. `w_zero`: a constant of one element or OC. `window`: attributes of ICONV."""
+        int32. `x_zero`: one element; the padding is x_zero. `w_zero`: a constant of one element or OC. `window`: attributes of QCONV."""
         panels, zeros = self.packed_bytes(w, w_zero, constant)
         zero = None if x_zero is None else self.reshape(x_zero, (1,))
-        return self.emit("ICONV", [x, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT, **window)
+        return self.emit("QCONV", [x, panels, None, None, None, zero], shape, I32, zeros=zeros, act=NO_ACT, **window)
 
     # -------------------------------------------------------------------------------------------------------- weights
 
@@ -291,7 +291,7 @@ class Builder:
         return self._pack(b, "panels", (panels, k, 32), _pack_panels)
 
     def packed_nbits(self, b: Tensor, form: low_bit.Form) -> Tensor:
-        """A stored [K, N] → panels of NGEMM (`low_bit.packed_shape`, u8)."""
+        """A stored [K, N] → panels of QNBITGEMM (`low_bit.packed_shape`, u8)."""
         assert b.stored is not None
         key = None if b.weight_key is None else f"{b.weight_key}|{form.bits} bits"
         found = self._packed.get(key) if key is not None else None
@@ -303,7 +303,7 @@ class Builder:
         return found
 
     def packed_bytes(self, b: Tensor, zero: Tensor | None, constant: Tensor | None = None) -> tuple[Tensor, bool]:
-        """Bytes [K, N] or [OC, C, KH, KW] → panels of IGEMM or ICONV (`params.packed_bytes`, i8), and whether any zero point is not 0.
+        """Bytes [K, N] or [OC, C, KH, KW] → panels of QGEMM or QCONV (`params.packed_bytes`, i8), and whether any zero point is not 0.
         `zero`: a constant of one element or one a column; `constant`: i32, as many, what is added to the sums. Unsigned bytes are
         stored less 128, and so are their zero points. ValueError: so many columns there are not."""
         columns = b.shape[0 if len(b.shape) == 4 else 1]

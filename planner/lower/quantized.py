@@ -66,7 +66,7 @@ def _dynamic_quantize(b: Builder, node: Node) -> list[Tensor]:
         return [b.constant(np.zeros(x.shape, _U8)), b.constant(np.float32(1)), b.constant(_U8.type(0))]
     whole = x if x.shape else b.reshape(x, (1,))
     axis, blocks = _blocks(whole.shape)
-    scale = b.emit("LEVELS", [b.emit("EXTREMES", [whole], (blocks, 2), F32, axis=axis)], (), F32)
+    scale = b.emit("QPARAMS", [b.emit("MINMAX", [whole], (blocks, 2), F32, axis=axis)], (), F32)
     zero = b.output(scale, (), _U8)
     return [b.quantize(x, scale, zero, _U8), scale, zero]
 
@@ -144,7 +144,7 @@ def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None
         raise NoKernel("vectors, or nothing")
     if _packable(x, y, y_zero):
         zero = None if x_zero is None else _of_rows(b, x_zero, x)
-        return b.reshape(b.igemm(x, y, zero, y_zero), node.output.shape)
+        return b.reshape(b.qgemm(x, y, zero, y_zero), node.output.shape)
     left = _widened(b, x, None if x_zero is None else _of_rows(b, x_zero, x))
     right = _widened(b, y, None if y_zero is None else _of_columns(b, y_zero))
     depth, total = x.shape[-1], None
@@ -180,7 +180,7 @@ def _convolution(
         both = {"strides": strides, "dilations": dilations, "pads": begin}
         attrs = {name: (*((0 if name == "pads" else 1,) * lift), *values) for name, values in both.items()}
         out = (*node.output.shape[:2], *(1,) * lift, *node.output.shape[2:])
-        sums = b.iconv(image, weights, x_zero, w_zero, bias, out, kernel=weights.shape[2:], **attrs)
+        sums = b.qconv(image, weights, x_zero, w_zero, bias, out, kernel=weights.shape[2:], **attrs)
         return b.reshape(sums, node.output.shape)
     left = _widened(b, x, None if x_zero is None else b.reshape(x_zero, ()))
     zero = None if w_zero is None else b.reshape(w_zero, ()) if w_zero.size == 1 else b.insert_axes(w_zero, [0], len(w.shape))

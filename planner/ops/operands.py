@@ -5,7 +5,7 @@ from __future__ import annotations
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.layout.storage import ELEMENTWISE
 
-_LIKE_OUTPUT = {"GEMM": (2, 3), "NGEMM": (2, 3), "IGEMM": (2, 3, 4, 5), "ICONV": (3, 4), "CONV": (3,), "WINO": (3,), "DWCONV": (3,)}
+_LIKE_OUTPUT = {"GEMM": (2, 3), "QNBITGEMM": (2, 3), "QGEMM": (2, 3, 4, 5), "QCONV": (3, 4), "CONV": (3,), "WINO": (3,), "DWCONV": (3,)}
 _LIKE_OUTPUT |= {"DGEMM": (2,), "BGEMM": (2, 3), "BCONV": (3,), "NORM": (1, 2)}
 """Inputs that kernels read with the box of the output."""
 
@@ -16,7 +16,7 @@ def seen(node: Node, i: int, x: Tensor, strides: Shape) -> tuple[Shape, Shape]:
     if node.op in ELEMENTWISE or i in _LIKE_OUTPUT.get(node.op, ()):
         want: Shape = out
     elif (
-        (node.op in ("NGEMM", "IGEMM", "BGEMM") and i == 0)
+        (node.op in ("QNBITGEMM", "QGEMM", "BGEMM") and i == 0)
         or (node.op == "GEMM" and (i == 0 or (i == 1 and not node.attrs["packed_b"])))
         or node.op == "DGEMM"
     ):

@@ -8,13 +8,13 @@ op                   attrs
 ``GEMM``             ``packed_b``, ``streamed``?, ``alpha``, ``act``, ``residual_last``?, ``gated``?, ``exact``? (of integers: not by
                      Strassen's algorithm, whose sums are larger). Inputs A, B, bias?, residual?, scale? [N], shift? [N], left?: what
                      STRASSEN makes of A
-``IGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A,
+``QGEMM``            ``zeros`` (whether B has zero points), ``act``, ``residual_last``?, ``gated``?, ``scale``?, ``zero``?. Inputs A,
                      bytes, B (packed, see `Builder.packed_bytes`), bias?, residual?, factor?, zero? (of A, one a row), what comes
                      behind B broadcast to the output. act(factor * sums + bias + residual) in f32; as bytes, that over ``scale``
                      and rounded, plus ``zero``; or the sums themselves in i32
-``ICONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``IGEMM`` but ``gated``. Inputs X (bytes),
+``QCONV``            ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left), and all of ``QGEMM`` but ``gated``. Inputs X (bytes),
                      W (packed), bias? [OC], residual?, factor? (broadcast to the output), zero? (one of all)
-``NGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`low_bit.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
+``QNBITGEMM``            ``bits``, ``block``, ``zeros``, ``zero`` (`low_bit.Form`), and of ``GEMM`` ``alpha``, ``act``, ``residual_last``?,
                      ``gated``?. Inputs A, B (packed, see `low_bit.packed_shape`), bias?, residual?, scale? [N], shift? [N]
 ``BGEMM``            of ``GEMM`` ``alpha``, ``act``, ``residual_last``?, ``gated``?. Inputs A, B (packed, see `bf16.packed_shape`), bias?,
                      residual?, scale? [N], shift? [N]; A and B rounded to bf16
@@ -41,8 +41,8 @@ op                   attrs
 ``COPY``             –
 ``QUANTIZE``         ``times`` (the scale is multiplied with, not divided by). Inputs X, scale, zero?
 ``DEQUANTIZE``       nothing. Inputs X, scale, zero?
-``EXTREMES``         ``axis``. Output [blocks, 2]: least and greatest of each block of indices along it
-``LEVELS``           nothing. Input: what EXTREMES makes of a tensor; two outputs: scale and zero point, of one element each
+``MINMAX``         ``axis``. Output [blocks, 2]: least and greatest of each block of indices along it
+``QPARAMS``           nothing. Input: what MINMAX makes of a tensor; two outputs: scale and zero point, of one element each
 ``PAD``              ``mode`` (ASPEN_PAD_MODES), ``begin`` (per axis, negative crops)
 ``REDUCE``           ``opcode`` (ASPEN_REDUCE), ``axes`` (non-negative)
 ``ARGREDUCE``        ``mode`` ("max", "min"), ``axis``, ``select_last``
@@ -78,7 +78,7 @@ op                   attrs
 
 ``act`` is a triple (name of ASPEN_UNARY, a, b). Axes are non-negative. Matrix kernels compute
 act(product + bias + residual) * scale + shift; with ``residual_last`` (absent: False) the residual is added at the end instead,
-and with ``gated`` (GEMM, NGEMM, BGEMM and IGEMM alone) the end is a product with it.
+and with ``gated`` (GEMM, QNBITGEMM, BGEMM and QGEMM alone) the end is a product with it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _gemm(a: dict[str, Any]) -> list[int]:
     return [packed, bits(a["alpha"]), *_act(a["act"]), _last(a), 0, 0]
 
 
-def _ngemm(a: dict[str, Any]) -> list[int]:
+def _qnbitgemm(a: dict[str, Any]) -> list[int]:
     return [bits(a["alpha"]), *_act(a["act"]), _last(a), a["bits"], a["block"], int(a["zeros"]), a["zero"]]
 
 
@@ -152,14 +152,14 @@ def packed_bytes(depth: int, columns: int, taps: int = 1) -> tuple[int, int, int
 
 
 def image_scratch(channels: int, box: tuple[int, int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> int:
-    """Bytes that ICONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each
+    """Bytes that QCONV takes for rows and columns of output: the pixels that they look at, a number for each of them, a pointer for each
     tap."""
     pixels = prod((n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(box, kernel, strides, dilations, strict=True))
     return pixels * -(-channels // BYTES_GROUP) * BYTES_GROUP + 4 * prod(box) + 8 * prod(kernel) + 192
 
 
 def bytes_scratch(rows: int, depth: int) -> int:
-    """Bytes that IGEMM takes for so many rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
+    """Bytes that QGEMM takes for so many rows: where each is, and copies of them, which do not lie a multiple of 4096 bytes apart."""
     row = -(-depth // 64) * 64
     return rows * (48 + row + (64 if row % 4096 == 0 else 0)) + 64
 
@@ -176,7 +176,7 @@ SEVEN_PART = 192
 
 def seven_scratch(terms: int, halves: bool = False) -> int:
     """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what 128
-    pairs of rows have so far. With weights of 16 bits (`halves`) NGEMM takes those of a part as floats, too, and those of a panel."""
+    pairs of rows have so far. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a panel."""
     half = terms // 2
     parts = max(-(-half // SEVEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
@@ -237,11 +237,11 @@ def _attention(a: dict[str, Any]) -> list[int]:
 
 _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "GEMM": _gemm,
-    "NGEMM": _ngemm,
+    "QNBITGEMM": _qnbitgemm,
     "BGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"]), _last(a)],
     "BCONV": _convolution,
-    "IGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
-    "ICONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
+    "QGEMM": lambda a: [int(a["zeros"]), *_to_bytes(a)],
+    "QCONV": lambda a: [int(a["zeros"]), *_window(a), *_to_bytes(a)],
     "DGEMM": lambda a: [bits(a["alpha"]), *_act(a["act"]), TERMS[a.get("term", "product")]],
     "STRASSEN": lambda a: [],
     "CONV": lambda a: [*_conv(a), *depth(a)],
@@ -256,8 +256,8 @@ _PARAMS: dict[str, Callable[[dict[str, Any]], list[int]]] = {
     "COPY": lambda a: [],
     "QUANTIZE": lambda a: [int(a["times"])],
     "DEQUANTIZE": lambda a: [],
-    "EXTREMES": lambda a: [a["axis"]],
-    "LEVELS": lambda a: [],
+    "MINMAX": lambda a: [a["axis"]],
+    "QPARAMS": lambda a: [],
     "PAD": _pad,
     "REDUCE": lambda a: [REDUCE[a["opcode"]], sum(1 << axis for axis in a["axes"])],
     "ARGREDUCE": lambda a: [0 if a["mode"] == "max" else 1, a["axis"], int(a["select_last"]), 0],

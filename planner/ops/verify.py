@@ -20,7 +20,7 @@ ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 
 _BROADCAST = ELEMENTWISE | {"view.expand"}
-_WINDOWS = {"CONV", "DWCONV", "WINO", "PWDW", "ICONV", "BCONV", "POOL"}
+_WINDOWS = {"CONV", "DWCONV", "WINO", "PWDW", "QCONV", "BCONV", "POOL"}
 _COMPARED = _BROADCAST | _WINDOWS | {"concat"}
 """Whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
 

@@ -16,11 +16,11 @@ from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.passes.rewrite import Rewriter, no_act, reshaped_constant, scalar_of
 from aspen_mp.shm.tables import UNARY
 
-_MATRICES = ("GEMM", "NGEMM", "IGEMM")
-_FLOATS = ("GEMM", "NGEMM")
+_MATRICES = ("GEMM", "QNBITGEMM", "QGEMM")
+_FLOATS = ("GEMM", "QNBITGEMM")
 _SCALED = (*_FLOATS, "CONV", "WINO", "DWCONV")
 """Whose inputs 4 and 5 are scale and shift."""
-_PRODUCTS = (*_SCALED, "IGEMM", "ICONV")
+_PRODUCTS = (*_SCALED, "QGEMM", "QCONV")
 _MOVES = ("view.reshape", "view.transpose", "view.slice", "COPY")
 _ANGLES = {f"{a}{f}{h}" for a in ("", "A") for f in ("SIN", "COS", "TAN") for h in ("", "H")} - {"TANH"}
 ACTIVATIONS = frozenset(UNARY) - {"IDENTITY", "NOT", "BIT_NOT", "ISNAN", "ISINF"} - _ANGLES

@@ -36,7 +36,7 @@ def merge_products(graph: Graph) -> None:
 
 
 def _may_merge(rewriter: Rewriter, node: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> bool:
-    packed = node.op == "NGEMM" or (node.op == "GEMM" and node.attrs["packed_b"])
+    packed = node.op == "QNBITGEMM" or (node.op == "GEMM" and node.attrs["packed_b"])
     if not packed or len(node.inputs) > 3 or node.output.shape[-1] % PANEL:
         return False
     weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None

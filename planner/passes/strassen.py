@@ -29,6 +29,6 @@ def use_seven_products(graph: Graph, vectors: Vectors) -> None:
 
 def _takes_factors(node: Node) -> bool:
     """Constant weights of 32 or 16 bits, whose sums may be taken."""
-    if node.op == "NGEMM":
+    if node.op == "QNBITGEMM":
         return bool(node.attrs["bits"] == 16)
     return node.op == "GEMM" and bool(node.attrs["packed_b"]) and not node.attrs.get("exact", False)

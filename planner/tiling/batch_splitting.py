@@ -36,7 +36,7 @@ MOST_NODES = 1000
 MOST_RUNS = 16
 WORTH = 0.01
 """Of a graph's work: a run must save at least this."""
-BY_ROWS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "STRASSEN", "ATTENTION"})
+BY_ROWS = frozenset({"GEMM", "QNBITGEMM", "QGEMM", "BGEMM", "STRASSEN", "ATTENTION"})
 """Their first axis must not be that of the rows, which may go in pairs."""
 OPS = CONVOLUTIONS | ELEMENTWISE | VIEW_OPS | BY_ROWS | {"LRN", "RESIZE", "REDUCE", "SOFTMAX", "NORM", "MOMENTS", "STANDARDIZE", "concat"}
 """Whose attributes say nothing of the first axis' length."""

@@ -32,7 +32,7 @@ MAX_TILES = 4096
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
-PRODUCTS = frozenset({"GEMM", "NGEMM", "IGEMM", "BGEMM", "CONV", "ICONV", "BCONV", "WINO"})
+PRODUCTS = frozenset({"GEMM", "QNBITGEMM", "QGEMM", "BGEMM", "CONV", "QCONV", "BCONV", "WINO"})
 """Ops of which small tiles read weights, or transform input, again (see `op_cost.tail`)."""
 
 
@@ -100,9 +100,9 @@ def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     if 0 in shape:
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
-    if node.op in ("GEMM", "NGEMM", "IGEMM", "BGEMM"):
+    if node.op in ("GEMM", "QNBITGEMM", "QGEMM", "BGEMM"):
         return _gemm(node, aim)
-    if node.op in ("CONV", "ICONV", "BCONV"):
+    if node.op in ("CONV", "QCONV", "BCONV"):
         return _conv(node, aim)
     if node.op == "WINO":
         return _winograd(node, aim)
@@ -139,7 +139,7 @@ def _fixed_axes(node: Node) -> frozenset[int]:
         return frozenset({1})  # where a point lies is found once for all channels
     if node.op == "MOMENTS":
         return frozenset({2, 3})  # pixels are cut: channels lie side by side
-    if node.op == "EXTREMES":
+    if node.op == "MINMAX":
         return frozenset({1})
     if node.op in WHOLE_ROWS:
         return frozenset({1})

@@ -74,13 +74,13 @@
   X(GRIDSAMPLE, 34, 2, 2, 3, 1)                                                                                                    \
   X(ROIALIGN, 35, 3, 3, 4, 1)                                                                                                      \
   X(DEFORM, 36, 2, 3, 10, 1)                                                                                                       \
-  X(IGEMM, 37, 2, 6, 7, 1)                                                                                                         \
+  X(QGEMM, 37, 2, 6, 7, 1)                                                                                                         \
   X(QUANTIZE, 38, 2, 3, 1, 1)                                                                                                      \
   X(DEQUANTIZE, 39, 2, 3, 0, 1)                                                                                                    \
-  X(EXTREMES, 40, 1, 1, 1, 1)                                                                                                      \
-  X(LEVELS, 41, 1, 1, 0, 2)                                                                                                        \
-  X(ICONV, 42, 2, 6, 15, 1)                                                                                                        \
-  X(NGEMM, 43, 2, 7, 9, 1)                                                                                                         \
+  X(MINMAX, 40, 1, 1, 1, 1)                                                                                                        \
+  X(QPARAMS, 41, 1, 1, 0, 2)                                                                                                       \
+  X(QCONV, 42, 2, 6, 15, 1)                                                                                                        \
+  X(QNBITGEMM, 43, 2, 7, 9, 1)                                                                                                     \
   X(BCONV, 44, 2, 8, 15, 1)                                                                                                        \
   X(BGEMM, 45, 2, 6, 5, 1)                                                                                                         \
   X(TREES, 46, 3, 5, 3, 1)                                                                                                         \

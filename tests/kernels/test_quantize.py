@@ -1,4 +1,4 @@
-"""QUANTIZE, DEQUANTIZE, EXTREMES and LEVELS on every ISA, over drawn shapes, layouts, types, broadcasts and tilings."""
+"""QUANTIZE, DEQUANTIZE, MINMAX and QPARAMS on every ISA, over drawn shapes, layouts, types, broadcasts and tilings."""
 
 from __future__ import annotations
 
@@ -131,19 +131,19 @@ def test_extremes(isa, seed, shape, plain):
     v = np.where(rng.random(v.shape) < rng.choice([0.0, 0.0, 0.02]), rng.choice([np.inf, -np.inf, np.nan, -0.0], v.shape), v)
     x = broadcast(rng, v.astype(F32), shape, plain)
     out = layout(rng, [blocks, 2], F32, plain)
-    result = run("EXTREMES", out, [x], [axis], isa=isa)
+    result = run("MINMAX", out, [x], [axis], isa=isa)
     cuts = [b * shape[axis] // blocks for b in range(blocks + 1)]
     for b in range(blocks):
         part = x.take(range(cuts[b], cuts[b + 1]), axis)
         want = np.array([np.minimum(part.min(), F32.type(0)), np.maximum(part.max(), F32.type(0))])
         np.testing.assert_array_equal(result[b], want)
     assert not np.signbit(result[result == 0]).any()
-    check_tiles(rng, result, "EXTREMES", out, [x], [axis], isa)
+    check_tiles(rng, result, "MINMAX", out, [x], [axis], isa)
 
 
 def levels(isa: str, extremes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scale, zero = np.full((), 7, F32), np.full((), 7, np.uint8)
-    assert _kernels.call("LEVELS", [scale, zero, extremes], [], [], (), isa) == 0
+    assert _kernels.call("QPARAMS", [scale, zero, extremes], [], [], (), isa) == 0
     return scale, zero
 
 
@@ -189,7 +189,7 @@ def test_tiles_of_levels(isa):
     ends = np.array([[-1.0, 2.0], [-3.0, 1.0]], F32)
     memory, bytes_ = np.full(9, 7, F32), np.full(9, 7, np.uint8)
     for lo, hi in boxes(rng, [1, 1], 1):
-        assert _kernels.call("LEVELS", [memory[4:5].reshape(1, 1), bytes_[4:5].reshape(1, 1), ends], [], lo, hi, isa) == 0
+        assert _kernels.call("QPARAMS", [memory[4:5].reshape(1, 1), bytes_[4:5].reshape(1, 1), ends], [], lo, hi, isa) == 0
     assert memory.tolist() == [7, 7, 7, 7, F32.type(5) / F32.type(255), 7, 7, 7, 7]
     assert bytes_.tolist() == [7, 7, 7, 7, 153, 7, 7, 7, 7]
 
@@ -209,12 +209,12 @@ def test_refused(isa):
         ("DEQUANTIZE", [d, u, f], []),
         ("DEQUANTIZE", [f, u, f, i], []),
         ("DEQUANTIZE", [f, u, d], []),
-        ("EXTREMES", [f, f], [0]),
-        ("EXTREMES", [pairs, d], [0]),
-        ("EXTREMES", [pairs, f], [1]),
-        ("EXTREMES", [pairs, f], [-1]),
-        ("LEVELS", [f, i, pairs], []),
-        ("LEVELS", [d, u, pairs], []),
-        ("LEVELS", [f, u, f], []),
+        ("MINMAX", [f, f], [0]),
+        ("MINMAX", [pairs, d], [0]),
+        ("MINMAX", [pairs, f], [1]),
+        ("MINMAX", [pairs, f], [-1]),
+        ("QPARAMS", [f, i, pairs], []),
+        ("QPARAMS", [d, u, pairs], []),
+        ("QPARAMS", [f, u, f], []),
     ]:
         assert _kernels.call(kernel, args, params, [0] * args[0].ndim, args[0].shape, isa) == 2, (kernel, [a.dtype for a in args])

@@ -10,7 +10,7 @@ import pytest
 import test_bconv
 import test_bgemm
 import test_gemm
-import test_ngemm
+import test_qnbitgemm
 import test_strassen
 import test_winograd
 from kernel_tools import ACTIVATIONS, ISAS, boxes, pack_panels, run, same_bits
@@ -105,6 +105,6 @@ def test_products(isa, columns, rows):
     check("STRASSEN", isa, lambda at: lines(left.shape, at), [a], [], whole_axes=1)
     check("GEMM", isa, make, [a, pack_panels(b), bias, *more, left], test_strassen.params(activation="RELU"))
     check("BGEMM", isa, make, [a, test_bgemm.pack(b), bias, *more], [1.0, *ACTIVATIONS["RELU"], 0])
-    for kind in test_ngemm.HALVES:
-        weight, form = test_ngemm.packed(test_ngemm.halves(rng, kind, 70, columns)[0])
-        check("NGEMM", isa, make, [a, weight, bias, *more], test_ngemm.params(form, activation="RELU"))
+    for kind in test_qnbitgemm.HALVES:
+        weight, form = test_qnbitgemm.packed(test_qnbitgemm.halves(rng, kind, 70, columns)[0])
+        check("QNBITGEMM", isa, make, [a, weight, bias, *more], test_qnbitgemm.params(form, activation="RELU"))

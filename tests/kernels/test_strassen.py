@@ -143,7 +143,7 @@ def test_against_float64(isa, seed, batch, m, half, n, plain, alpha, activation,
     extras=st.booleans(),
 )
 def test_weights_of_half_precision(isa, kind, seed, m, half, n, unlike, extras):
-    """NGEMM has the bits of GEMM over the same weights as floats, whatever the tile."""
+    """QNBITGEMM has the bits of GEMM over the same weights as floats, whatever the tile."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((m, 2 * half), dtype=np.float32)
     if unlike:
@@ -158,13 +158,13 @@ def test_weights_of_half_precision(isa, kind, seed, m, half, n, unlike, extras):
     rest, out = [*more, None, None, left_of(rows, isa)], np.empty((m, n), np.float32)
     p = [1.0, *ACTIVATIONS["RELU"], 0, form.bits, form.block, int(form.zeros), form.zero]
     wanted = run("GEMM", out.copy(), [rows, pack_panels(values.astype(np.float32)), *rest], params(1.0, "RELU"), isa=isa)
-    assert same_bits(wanted, run("NGEMM", out.copy(), [rows, b, *rest], p, isa=isa))
-    assert same_bits(wanted, run("NGEMM", out.copy(), [rows, b, *rest], p, boxes(rng, out.shape, int(rng.integers(2, 9))), isa))
-    asked = _kernels.scratch("NGEMM", [out, rows, b, *rest], p, [0, 0], out.shape)
+    assert same_bits(wanted, run("QNBITGEMM", out.copy(), [rows, b, *rest], p, isa=isa))
+    assert same_bits(wanted, run("QNBITGEMM", out.copy(), [rows, b, *rest], p, boxes(rng, out.shape, int(rng.integers(2, 9))), isa))
+    asked = _kernels.scratch("QNBITGEMM", [out, rows, b, *rest], p, [0, 0], out.shape)
     assert asked == seven_scratch(2 * half, halves=True)
-    assert _kernels.call("NGEMM", [out, rows, b, *rest], p, [0, 0], out.shape, isa, asked - 1) == 3
+    assert _kernels.call("QNBITGEMM", [out, rows, b, *rest], p, [0, 0], out.shape, isa, asked - 1) == 3
     four = [*p[:5], 4, 2 * half, 0, 8]
-    assert _kernels.call("NGEMM", [out, rows, b, *rest], four, [0, 0], out.shape, isa) == 2
+    assert _kernels.call("QNBITGEMM", [out, rows, b, *rest], four, [0, 0], out.shape, isa) == 2
 
 
 @pytest.mark.parametrize("isa", ISAS)

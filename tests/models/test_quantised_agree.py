@@ -37,7 +37,7 @@ def check(
     want: list[Array],
     most: float,
     products: int,
-    kernels: Sequence[str] = ("IGEMM",),
+    kernels: Sequence[str] = ("QGEMM",),
     measure: Callable[[Sequence[Array], Sequence[Array]], float] = error_of,
 ) -> None:
     """Results of plans, run tile by tile, are no further from `want` than `most`. `products`: of bytes by `kernels`, at least so many."""
@@ -199,7 +199,7 @@ def test_static(
     want = reference(model.SerializeToString(), feeds)
     found = reference(smaller.SerializeToString(), feeds)
     assert 0 < error_of(found, want) < 0.2
-    check(smaller, feeds, want, FURTHER * distance(found, want), products, ("IGEMM", "ICONV"), distance)
+    check(smaller, feeds, want, FURTHER * distance(found, want), products, ("QGEMM", "QCONV"), distance)
 
 
 def as_floats(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -228,4 +228,4 @@ def test_decoder_in_four_bits(seq: int, options: dict[str, Any]) -> None:
     want = reference(as_floats(model).SerializeToString(), feeds)
     products = sum(node.op_type == "DequantizeLinear" for node in model.graph.node)
     assert products == 2 * 7 + 1
-    check(model, feeds, want, LIMIT, 2 * 5 + 1, ("NGEMM",))
+    check(model, feeds, want, LIMIT, 2 * 5 + 1, ("QNBITGEMM",))

@@ -174,7 +174,7 @@ class GraphBuilder:
             assert factor.data is not None
             factor.data[...] = factor.data / 64
             inputs[2:5] = [self.const(*ones, outputs, weight=True), residual, factor]
-        return self.node("IGEMM", inputs, (*x.shape[:-1], outputs), dtype, zeros=zeros, act=NO_ACT)
+        return self.node("QGEMM", inputs, (*x.shape[:-1], outputs), dtype, zeros=zeros, act=NO_ACT)
 
     def by_bits(self, x: Tensor, outputs: int, residual: Tensor | None = None, points: bool = True, bias: bool = True) -> Tensor:
         """A product with weights of 4 bits in blocks of 8. `points`: with zero points of columns and blocks."""
@@ -194,7 +194,7 @@ class GraphBuilder:
         packed = Builder().packed_nbits(weight, form)
         attrs = {"bits": form.bits, "block": form.block, "zeros": form.zeros, "zero": form.zero}
         beside = self.const(*[1] * (len(x.shape) - 1), outputs, weight=True) if bias else None
-        return self.node("NGEMM", [x, packed, beside, residual], (*x.shape[:-1], outputs), alpha=1.0, act=NO_ACT, **attrs)
+        return self.node("QNBITGEMM", [x, packed, beside, residual], (*x.shape[:-1], outputs), alpha=1.0, act=NO_ACT, **attrs)
 
     def conv_bytes(
         self,
@@ -228,7 +228,7 @@ class GraphBuilder:
             inputs[2:5] = [self.const(outputs, weight=True), residual, factor]
         if dtype == np.uint8:
             attrs.update(scale=4.0, zero=3)
-        return self.node("ICONV", inputs, (n, outputs, *size), dtype, zeros=zeros, act=NO_ACT, **attrs)
+        return self.node("QCONV", inputs, (n, outputs, *size), dtype, zeros=zeros, act=NO_ACT, **attrs)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -64,9 +64,9 @@ def run_node(node: Node, inputs: Sequence[Any]) -> list[Any]:
         "WINO",
         "DWCONV",
         "PWDW",
-        "NGEMM",
-        "IGEMM",
-        "ICONV",
+        "QNBITGEMM",
+        "QGEMM",
+        "QCONV",
         "BGEMM",
         "BCONV",
     }:  # the plan's storage puts a copy before packed weights that are no run of memory
@@ -86,14 +86,14 @@ def _target(node: Node, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     if node.op == "GEMM" and i in {0, 1} and not (i == 1 and node.attrs["packed_b"]):
         return (*out[:-2], *shape[-2:])
     if (
-        (node.op in {"GEMM", "NGEMM", "BGEMM"} and i in {2, 3})
-        or (node.op == "IGEMM" and i in {2, 3, 4, 5})
-        or (node.op == "ICONV" and i in {3, 4})
+        (node.op in {"GEMM", "QNBITGEMM", "BGEMM"} and i in {2, 3})
+        or (node.op == "QGEMM" and i in {2, 3, 4, 5})
+        or (node.op == "QCONV" and i in {3, 4})
     ):
         return out
     if node.op == "DGEMM":
         return (*out[:-2], *shape[-2:]) if i < 2 else out
-    if node.op in {"NGEMM", "IGEMM", "BGEMM"} and i == 0:
+    if node.op in {"QNBITGEMM", "QGEMM", "BGEMM"} and i == 0:
         return (*out[:-2], *shape[-2:])
     if node.op == "ATTENTION":
         k = node.inputs[1]

@@ -67,7 +67,7 @@ def _dgemm(out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array
     return _act(p[1:4], sums * _double(p[0]) + (0 if bias is None else bias))
 
 
-def _ngemm(
+def _qnbitgemm(
     out: Sequence[int], p: Sequence[int], a: Array, b: Array, bias: Array | None = None, residual: Array | None = None, *more: Array | None
 ) -> Array:
     """Of 4 bits; blocks are whole words. p: alpha, ACT(3), residual_last, bits, block, zeros, zero."""
@@ -116,7 +116,7 @@ def _bconv(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array
     return _act(p[8:11], y if residual is None or p[11] else y + residual) + (residual if residual is not None and p[11] else 0)
 
 
-def _igemm(
+def _qgemm(
     out: Sequence[int],
     p: Sequence[int],
     a: Array,
@@ -148,7 +148,7 @@ def _finish_bytes(p: Sequence[int], y: Array, bias: Array | None, residual: Arra
     return y if _double(p[4]) == 1.0 else np.clip(np.rint(y / _double(p[4])) + p[5], 0, 255)
 
 
-def _iconv(
+def _qconv(
     out: Sequence[int],
     p: Sequence[int],
     x: Array,
@@ -283,13 +283,13 @@ def _standardize(
     return _act(p[1:4], y + (0 if residual is None else residual))
 
 
-def _extremes(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
+def _minmax(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
     cuts = [b * x.shape[p[0]] // out[0] for b in range(out[0] + 1)]
     parts = [x.take(range(begin, end), p[0]) for begin, end in pairwise(cuts)]
     return np.array([(np.minimum(part.min(), 0), np.maximum(part.max(), 0)) for part in parts])
 
 
-def _levels(out: Sequence[int], p: Sequence[int], extremes: Array) -> tuple[Array, Array]:
+def _qparams(out: Sequence[int], p: Sequence[int], extremes: Array) -> tuple[Array, Array]:
     low, high = extremes.min(), extremes.max()
     scale = np.float32((high - low) / 255)
     return np.asarray(scale), np.rint(np.clip(-low / scale, 0, 255))
@@ -329,9 +329,9 @@ def _pad(out: Sequence[int], p: Sequence[int], x: Array, value: Array | None = N
 
 NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "GEMM": _gemm,
-    "NGEMM": _ngemm,
-    "IGEMM": _igemm,
-    "ICONV": _iconv,
+    "QNBITGEMM": _qnbitgemm,
+    "QGEMM": _qgemm,
+    "QCONV": _qconv,
     "BGEMM": _bgemm,
     "BCONV": _bconv,
     "DGEMM": _dgemm,
@@ -347,8 +347,8 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "CAST": lambda out, p, x: x,
     "QUANTIZE": _quantize,
     "DEQUANTIZE": lambda out, p, x, scale, zero: (x.astype(np.float64) - zero) * scale,
-    "EXTREMES": _extremes,
-    "LEVELS": _levels,
+    "MINMAX": _minmax,
+    "QPARAMS": _qparams,
     "PAD": _pad,
     "REDUCE": _reduce,
     "SOFTMAX": _softmax,

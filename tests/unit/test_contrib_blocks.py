@@ -153,7 +153,7 @@ def test_quantised_on_the_way(stored: Any, columns: bool, biased: bool) -> None:
     names, feeds = ["x", "w", "scale", "zero", "bias"], {"x": array(2, 3, 16)}
     proto = both("DynamicQuantizeMatMul", names, feeds, constants, ["y"], alone=True)
     run_model(api.load(proto), feeds, counts=counts)
-    assert counts["IGEMM"] == 1
+    assert counts["QGEMM"] == 1
     assert "GEMM" not in counts
     (got,), (want,) = both("DynamicQuantizeMatMul", names, feeds, constants, ["y"])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())

@@ -45,5 +45,5 @@ def test_optimized(tmp_path: Path, name: str, quantised: bool) -> None:
     for g, w in zip(got, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
     assert "OPAQUE" not in counts
-    assert bool(counts.get("IGEMM")) == quantised
+    assert bool(counts.get("QGEMM")) == quantised
     assert any(n.domain == "com.microsoft" for n in onnx.load(path).graph.node)

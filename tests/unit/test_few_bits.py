@@ -61,7 +61,7 @@ def test_matmul(kind: Any, points: bool, block: int | None, axis: int, shape: tu
     net = Net(opset=21, x=shape)
     w = weight(net, shape[-1], 40, kind, block, points, axis)
     (node,) = made(net, net("MatMul", "x", w if axis == 0 else net("Transpose", w, perm=[1, 0])))
-    assert node.op == "NGEMM"
+    assert node.op == "QNBITGEMM"
     assert node.attrs["bits"] == (4 if kind in (I4, U4) else 8)
     assert node.attrs["block"] == min(block or 1000, shape[-1])
     assert node.attrs["zeros"] == points
@@ -71,7 +71,7 @@ def test_matmul(kind: Any, points: bool, block: int | None, axis: int, shape: tu
 def test_gemm(transposed: int) -> None:
     net = Net(opset=21, x=(5, 64))
     (node,) = made(net, net("Gemm", "x", weight(net, 64, 40, axis=transposed), net.weight(40), transB=transposed, alpha=0.5, beta=2.0))
-    assert node.op == "NGEMM"
+    assert node.op == "QNBITGEMM"
     assert node.attrs["alpha"] == 0.5
     assert present(node) == {BIAS}
 
@@ -82,7 +82,7 @@ def test_factors_of_columns_leave_weights_alone() -> None:
     statistics = [net.weight(40), net.weight(40), net.weight(40), net.weight(40, positive=True)]
     z = net("BatchNormalization", net("Gemm", "x", weight(net, 64, 40, kind=U8, block=None)), *statistics)
     nodes = made(net, y, z)
-    assert ops(nodes) == ["NGEMM", "NGEMM"]
+    assert ops(nodes) == ["QNBITGEMM", "QNBITGEMM"]
     assert [present(n) for n in nodes] == [{BIAS, 4, 5}, {4, 5}]
 
 
@@ -90,12 +90,12 @@ def test_one_scale_and_one_zero_point() -> None:
     net = Net(opset=21, x=(3, 64))
     values, scale = net.constant(net.rng.integers(0, 16, (64, 33)).astype(U4)), net.number(0.07)
     (node,) = made(net, net("MatMul", "x", net("DequantizeLinear", values, scale, net.constant(np.array(5, U4)))))
-    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("NGEMM", False, 5)
+    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("QNBITGEMM", False, 5)
     net = Net(opset=21, x=(3, 64))
     values, scale = net.constant(net.rng.integers(-8, 8, (64, 33)).astype(I4)), net.weight(2, 33)
     zero = net.constant(np.full((2, 33), 3, I4))
     (node,) = made(net, net("MatMul", "x", net("DequantizeLinear", values, scale, zero, axis=0, block_size=32)))
-    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("NGEMM", False, 11)
+    assert (node.op, node.attrs["zeros"], node.attrs["zero"]) == ("QNBITGEMM", False, 11)
 
 
 def test_what_follows_is_part_of_it() -> None:
@@ -107,7 +107,7 @@ def test_what_follows_is_part_of_it() -> None:
     y = net("Add", "x", net("MatMul", inner, weight(net, 96, 64, block=16)))
     z = net("Relu", net("Add", net("MatMul", y, weight(net, 64, 50)), net.weight(50)))
     nodes = made(net, net("Mul", net("MatMul", z, weight(net, 50, 20, block=None)), net.weight(20)))
-    assert ops(nodes) == ["NGEMM"] * 5
+    assert ops(nodes) == ["QNBITGEMM"] * 5
     assert nodes[1].attrs["act"][0] == "SWISH"
     assert nodes[1].attrs["gated"]
     assert [present(n) for n in nodes] == [set(), {RESIDUAL}, {RESIDUAL}, {BIAS}, {4, 5}]
@@ -119,7 +119,7 @@ def test_products_of_the_same_rows_are_one() -> None:
     other = net("MatMul", "x", weight(net, 64, 32, block=16))
     scores = net("MatMul", net("MatMul", net("Softmax", k), net("Transpose", v, perm=[0, 2, 1])), net("Softmax", net.weight(5, 96)))
     nodes = made(net, net("Add", scores, net("Tanh", q)), net("Softmax", other))
-    assert sorted(n.output.shape[-1] for n in nodes if n.op == "NGEMM") == [
+    assert sorted(n.output.shape[-1] for n in nodes if n.op == "QNBITGEMM") == [
         32,
         64,
         96,
@@ -137,7 +137,7 @@ def test_refused() -> None:
         net.model(net("MatMul", "x", net("DequantizeLinear", levels, "s", axis=0, block_size=30))),
         {"x": np.zeros((3, 60), np.float32), "s": np.ones((2, 40), np.float32)},
     )
-    assert "NGEMM" not in ops(graph.nodes)
+    assert "QNBITGEMM" not in ops(graph.nodes)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -149,7 +149,7 @@ def test_products_of_onnxruntime(bits: int, zero: str) -> None:
     opened = api.load(proto)
     stage = stages.derive(opened, [bind(feeds)])
     nodes = [n for n in api.lowered(stage.graph, opened, ["y"], api.Options()).nodes if not n.op.startswith("view.")]
-    assert [n.op for n in nodes] == ["NGEMM"]
+    assert [n.op for n in nodes] == ["QNBITGEMM"]
     assert nodes[0].attrs["bits"] == (4 if bits == 4 else 8)
     assert nodes[0].attrs["zeros"] == (zero == "packed")
 
@@ -197,7 +197,7 @@ def test_half_precision() -> None:
     """Scales become f32, and weights are not rounded to the model's type: nearer to what it means."""
     net = Net(opset=21, dtype=np.float16, x=(3, 64))
     nodes = made(net, net("MatMul", "x", weight(net, 64, 40, scales=np.float16)), tolerance=2e-3)
-    assert "NGEMM" in ops(nodes)
+    assert "QNBITGEMM" in ops(nodes)
 
 
 def test_table_that_is_looked_up_too() -> None:
@@ -206,7 +206,7 @@ def test_table_that_is_looked_up_too() -> None:
     table = weight(net, 64, 100, axis=1)
     rows = net("Gather", table, net.constant(np.array([5, 99])), axis=0)
     nodes = made(net, net("MatMul", "x", net("Transpose", table, perm=[1, 0])), net("MatMul", rows, weight(net, 64, 8)))
-    assert ops(nodes).count("NGEMM") >= 1
+    assert ops(nodes).count("QNBITGEMM") >= 1
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -219,8 +219,8 @@ def test_half_precision_stays_as_it_is(dtype: Any, shape: tuple[int, ...]) -> No
     if len(shape) == 2:
         outputs.append(net("Gemm", "x", net.weight(33, k), net.weight(33), transB=1))
     nodes = check(net, *outputs, tolerance=2e-3 if dtype == np.float16 else 2e-2)
-    products = [n for n in nodes if n.op in ("GEMM", "NGEMM")]
-    assert {n.op for n in products} == {"NGEMM"}
+    products = [n for n in nodes if n.op in ("GEMM", "QNBITGEMM")]
+    assert {n.op for n in products} == {"QNBITGEMM"}
     for node in products:
         packed = node.inputs[1]
         assert packed is not None
@@ -235,7 +235,7 @@ def test_half_precision_is_stored_once(rows: int) -> None:
     net = Net(opset=21, dtype=np.float16, x=(rows, 512))
     w = net.weight(512, 512)
     nodes = lowered(net.model(net("MatMul", "x", w)), {"x": np.ones((rows, 512), np.float16)}).nodes
-    (node,) = (n for n in nodes if n.op in ("GEMM", "NGEMM"))
+    (node,) = (n for n in nodes if n.op in ("GEMM", "QNBITGEMM"))
     packed = node.inputs[1]
     assert packed is not None
     assert packed.weight_key == f"{w}|float32|16 bits"
@@ -266,7 +266,7 @@ def test_decoder() -> None:
     for got, wanted in zip(run_model(api.load(small), feeds), theirs, strict=True):
         assert np.abs(got - wanted).max() <= 0.1 * np.abs(wanted).max()  # onnxruntime rounds activations to bytes
     (few, counts), (many, others) = sizes(small, feeds), sizes(large, feeds)
-    assert counts["NGEMM"] == others["GEMM"]
+    assert counts["QNBITGEMM"] == others["GEMM"]
     assert "GEMM" not in counts
     assert few < many * 5 / 32 + (1 << 16)
 
@@ -281,6 +281,6 @@ def test_decoder_in_half_precision(seq: int) -> None:
     for got, wanted in zip(run_model(api.load(small), feeds), want.run(None, feeds), strict=True):
         assert np.abs(got - wanted).max() <= 2e-2 * np.abs(wanted).max()
     (half, counts), (whole, others) = sizes(small, feeds), sizes(large, models.inputs(large))
-    assert counts["NGEMM"] == others["GEMM"]
+    assert counts["QNBITGEMM"] == others["GEMM"]
     assert "GEMM" not in counts
     assert half < whole / 2 + (1 << 16)

@@ -203,6 +203,6 @@ def test_networks_are_those_of_f32_between_their_inputs_and_outputs(name: str) -
         assert got.dtype == want.dtype
         assert np.abs(got - want).max() <= 5e-3 * np.abs(want).max()
     of_narrow, of_wide = ([op for op, _ in made(lowered(proto, feeds).nodes) if op not in {"CAST", "COPY"}] for proto in (narrow, wide))
-    products = of_narrow.count("NGEMM")  # of weights as they are stored
-    assert sorted("GEMM" if op == "NGEMM" else op for op in of_narrow) == sorted(of_wide)
+    products = of_narrow.count("QNBITGEMM")  # of weights as they are stored
+    assert sorted("GEMM" if op == "QNBITGEMM" else op for op in of_narrow) == sorted(of_wide)
     assert products > 0 or name == "unet"

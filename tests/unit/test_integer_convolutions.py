@@ -1,4 +1,4 @@
-"""ConvInteger and QLinearConv over any number of axes, by ICONV and otherwise, against ONNX's own evaluator; room for ICONV in plans."""
+"""ConvInteger and QLinearConv over any number of axes, by QCONV and otherwise, against ONNX's own evaluator; room for QCONV in plans."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_sums(image: tuple[int, ...], attrs: dict[str, Any], groups: int, of_x: 
     want = convolved(x, w, int(x_zero) if "x_zero" in inputs else 0, w_zero if "w_zero" in inputs else I32(0), {"group": groups, **attrs})
     assert found.dtype == I32
     np.testing.assert_array_equal(found, want)
-    assert counts.get("ICONV", 0) == (groups == 1 and len(image) < 3)
+    assert counts.get("QCONV", 0) == (groups == 1 and len(image) < 3)
 
 
 @pytest.mark.parametrize(("image", "attrs"), IMAGES, ids=IDS)
@@ -156,7 +156,7 @@ def test_bytes_take_less_time(channels: int, outputs: int, side: int, kernel: in
 
 def test_scratch_is_enough_for_any_tile() -> None:
     for node in images_of_bytes(GraphBuilder()).nodes:
-        if node.op != "ICONV":
+        if node.op != "QCONV":
             continue
         arrays = [None if t is None else np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in node.inputs]
         arrays = [a if a is None or i not in {3, 4} else np.broadcast_to(a, node.output.shape) for i, a in enumerate(arrays)]
@@ -164,7 +164,7 @@ def test_scratch_is_enough_for_any_tile() -> None:
         for lo, hi in (((0,) * 4, shape), ((1, 0, 1, 1), (2, 3, 2, 2)), ((0, 1, 0, 1), (2, 3, shape[2], 2))):
             x, box, window = node.inputs[0], (hi[2] - lo[2], hi[3] - lo[3]), [node.attrs[k] for k in ("kernel", "strides", "dilations")]
             assert x is not None
-            assert _kernels.scratch("ICONV", [out, *arrays], params(node), lo, hi) <= image_scratch(x.shape[1], box, *window)
+            assert _kernels.scratch("QCONV", [out, *arrays], params(node), lo, hi) <= image_scratch(x.shape[1], box, *window)
 
 
 def test_plans_are_whole() -> None:

@@ -1,4 +1,4 @@
-"""Products of bytes: what of a quantised network becomes one IGEMM, and what must not."""
+"""Products of bytes: what of a quantised network becomes one QGEMM, and what must not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scaled(net: Net, total: str, columns: int = COLUMNS) -> str:
     return net("Mul", net("Cast", total, to=TensorProto.FLOAT), net.weight(columns, scale=1e-3))
 
 
-def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = (), first: str = "IGEMM") -> list[Node]:
+def kernels(net: Net, *outputs: str, integers: tuple[str, ...] = (), first: str = "QGEMM") -> list[Node]:
     """The kernels that remain from the first product on, after comparing results with those of a graph without passes: no bit differs.
     `integers`: which outputs are int32."""
     model: onnx.ModelProto = net.model(*outputs)
@@ -74,7 +74,7 @@ def test_a_layer_is_one_kernel(kind: Any, weights: Any, points: str) -> None:
     y = {"none": None, "one": weights(7), "columns": net.rng.integers(0, 9, COLUMNS).astype(weights)}[points]
     total = scaled(net, sums(net, "x", kind, weights, y))
     (node,) = kernels(net, net("Relu", net("Add", net("Add", total, net.weight(COLUMNS)), "r")))
-    assert node.op == "IGEMM"
+    assert node.op == "QGEMM"
     assert present(node) == {BIAS, RESIDUAL, FACTOR, ZERO}
     assert node.attrs["act"][0] == "RELU"
     assert not node.attrs.get("residual_last", False)
@@ -91,7 +91,7 @@ def test_dynamic_quantisation() -> None:
     factor = net("Mul", "x_scale", net.weight(COLUMNS, positive=True, scale=0.01))
     y = net("Mul", net("Cast", total, to=TensorProto.FLOAT), factor)
     *_, node = kernels(net, net("Add", y, net.weight(COLUMNS)))
-    assert node.op == "IGEMM"
+    assert node.op == "QGEMM"
     assert present(node) == {BIAS, FACTOR, ZERO}
     assert not node.attrs["zeros"]
 
@@ -138,14 +138,14 @@ def test_floats_with_another_reader_take_no_factor(who: str) -> None:
 def test_a_factor_of_more_axes_is_none() -> None:
     net = Net(x=(4, DEPTH))
     nodes = kernels(net, net("Mul", net("Cast", sums(net, "x"), to=TensorProto.FLOAT), net.weight(3, 4, COLUMNS)))
-    assert [n.op for n in nodes] == ["IGEMM", "BINARY"]
+    assert [n.op for n in nodes] == ["QGEMM", "BINARY"]
     assert present(nodes[0]) == {ZERO}
 
 
 def test_a_factor_that_makes_more_rows_is_none() -> None:
     net = Net(x=(1, DEPTH))
     nodes = kernels(net, net("Mul", net("Cast", sums(net, "x"), to=TensorProto.FLOAT), net.weight(4, COLUMNS)))
-    assert [n.op for n in nodes] == ["IGEMM", "BINARY"]
+    assert [n.op for n in nodes] == ["QGEMM", "BINARY"]
     assert present(nodes[0]) == {ZERO}
 
 
@@ -153,14 +153,14 @@ def test_a_factor_behind_a_bias_is_none() -> None:
     net = Net(x=(4, DEPTH))
     biased = net("Add", net("Cast", sums(net, "x"), to=TensorProto.FLOAT), net.weight(COLUMNS))
     nodes = kernels(net, net("Mul", biased, net.weight(COLUMNS, scale=0.01)))
-    assert [n.op for n in nodes] == ["IGEMM", "BINARY"]
+    assert [n.op for n in nodes] == ["QGEMM", "BINARY"]
     assert present(nodes[0]) == {BIAS, ZERO}
 
 
 def test_a_second_factor_stays() -> None:
     net = Net(x=(4, DEPTH), r=(4, COLUMNS))
     nodes = kernels(net, net("Mul", scaled(net, sums(net, "x")), net.weight(COLUMNS)))
-    assert [n.op for n in nodes] == ["IGEMM", "BINARY"]
+    assert [n.op for n in nodes] == ["QGEMM", "BINARY"]
     assert present(nodes[0]) == {FACTOR, ZERO}
 
 
@@ -176,14 +176,14 @@ def test_products_of_two_products() -> None:
     net = Net(x=(4, DEPTH))
     one, other = (net("Cast", sums(net, "x"), to=TensorProto.FLOAT) for _ in range(2))
     nodes = kernels(net, net("Mul", one, other))
-    assert sorted(present(n) == {FACTOR, ZERO} for n in nodes if n.op == "IGEMM") == [False, True]
+    assert sorted(present(n) == {FACTOR, ZERO} for n in nodes if n.op == "QGEMM") == [False, True]
 
 
 def test_sums_of_integers_are_not_taken_for_bias_or_residual() -> None:
     net = Net(x=(4, DEPTH), r=(4, DEPTH))
     total = net("Add", sums(net, "x"), net.constant(net.rng.integers(-(2**30), 2**30, COLUMNS).astype(np.int32)))
     nodes = kernels(net, scaled(net, net("Add", total, sums(net, "r"))))
-    assert all(present(n) <= {ZERO} and n.output.dtype == "int32" for n in nodes if n.op == "IGEMM")
+    assert all(present(n) <= {ZERO} and n.output.dtype == "int32" for n in nodes if n.op == "QGEMM")
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 3), (1, COLUMNS - 1), (1, COLUMNS + 1), (1, 0), (3, 1), (5, COLUMNS)])
@@ -215,7 +215,7 @@ def test_a_batch_of_one_matrix() -> None:
     given, zero = quantised(net, "x")
     w = net.constant(net.rng.integers(-128, 128, (1, 1, DEPTH, COLUMNS)).astype(I8))
     nodes = kernels(net, scaled(net, net("MatMulInteger", given, w, zero)))
-    assert [n.op for n in nodes] == ["IGEMM"]
+    assert [n.op for n in nodes] == ["QGEMM"]
 
 
 # ------------------------------------------------------------------------------------------------------------ bytes that they write
@@ -232,7 +232,7 @@ def test_a_layer_writes_bytes(kind: Any) -> None:
     net = Net(x=(2, 5, DEPTH), r=(2, 5, COLUMNS))
     y = net("Relu", net("Add", net("Add", scaled(net, sums(net, "x")), net.weight(COLUMNS)), "r"))
     node, cast = kernels(net, written(net, y, kind))
-    assert (node.op, cast.op) == ("IGEMM", "CAST")
+    assert (node.op, cast.op) == ("QGEMM", "CAST")
     assert node.output.dtype == kind
     assert present(node) == {BIAS, RESIDUAL, FACTOR, ZERO}
     assert (node.attrs["scale"], node.attrs["zero"]) == (np.float32(0.07), 120)
@@ -257,7 +257,7 @@ def test_bytes_without_a_zero_point_or_a_factor() -> None:
 def test_bytes_of_odd_scales(scale: float) -> None:
     net = Net(x=(4, DEPTH))
     nodes = kernels(net, written(net, scaled(net, sums(net, "x")), scale=net.number(scale)))
-    assert nodes[0].op == "IGEMM"
+    assert nodes[0].op == "QGEMM"
 
 
 @pytest.mark.parametrize("who", ["another node", "the graph", "both as bytes"])
@@ -312,7 +312,7 @@ def linear_product(net: Net, many: bool = False, kind: Any = U8) -> str:
 def test_sums_times_a_factor_are_bytes(many: bool, kind: Any) -> None:
     net = Net(opset=21, x=(2, 3, DEPTH))
     node, _ = kernels(net, net("Cast", linear_product(net, many, kind), to=TensorProto.FLOAT))
-    assert (node.op, node.output.dtype) == ("IGEMM", kind)
+    assert (node.op, node.output.dtype) == ("QGEMM", kind)
     assert present(node) == {FACTOR, ZERO}
     assert (node.attrs["scale"], node.attrs["zero"]) == (1.0, 100)
 
@@ -329,9 +329,9 @@ def test_convolutions_write_bytes(image: tuple[int, ...], many: bool, bias: bool
     inputs = [given, net.number(0.03), zero, w, scales, points, net.number(0.3), net.constant(U8(100))]
     more = [net.constant(net.rng.integers(-9000, 9000, COLUMNS).astype(np.int32))] if bias else []
     y = net("QLinearConv", *inputs, *more, pads=[1] * (2 * len(image)), strides=[2] * len(image))
-    nodes = kernels(net, net("Cast", y, to=TensorProto.FLOAT), first="ICONV")
+    nodes = kernels(net, net("Cast", y, to=TensorProto.FLOAT), first="QCONV")
     if len(image) == 2:
-        assert [n.op for n in nodes] == ["ICONV", "CAST"]
+        assert [n.op for n in nodes] == ["QCONV", "CAST"]
         assert present(nodes[0]) == {FACTOR, ZERO}
         assert nodes[0].output.dtype == U8
 
@@ -415,7 +415,7 @@ def test_scratch_is_enough_for_any_tile(depth: int) -> None:
     out = np.empty(node.output.shape, np.float32)
     for lo, hi in (((0, 0, 0), (3, 5, 40)), ((1, 0, 3), (2, 5, 4)), ((2, 4, 0), (3, 5, 40))):
         rows = (hi[0] - lo[0]) * (hi[1] - lo[1])
-        assert _kernels.scratch("IGEMM", [out, *arrays], params(node), lo, hi) <= bytes_scratch(rows, depth)
+        assert _kernels.scratch("QGEMM", [out, *arrays], params(node), lo, hi) <= bytes_scratch(rows, depth)
 
 
 def shapes(node: Node) -> list[tuple[int, ...] | None]:

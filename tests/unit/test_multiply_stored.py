@@ -49,7 +49,7 @@ def present(node: Node) -> set[int]:
 
 
 def refused(net: Net, y: str, tolerance: float = 1e-5) -> None:
-    assert not {"IGEMM", "ICONV"} & set(ops(made(net, y, tolerance=tolerance)))
+    assert not {"QGEMM", "QCONV"} & set(ops(made(net, y, tolerance=tolerance)))
 
 
 @pytest.mark.parametrize("kind", [U8, I8])
@@ -61,7 +61,7 @@ def test_matmul(kind: Any, stored: Any, axis: int | None, points: bool, shape: t
     net = Net(opset=21, x=shape)
     product = net("MatMul", data(net, "x", kind), weight(net, DEPTH, COLUMNS, kind=stored, axis=axis, points=points))
     quantize, node = made(net, net("Relu", net("Add", product, net.weight(COLUMNS))))
-    assert (quantize.op, node.op) == ("QUANTIZE", "IGEMM")
+    assert (quantize.op, node.op) == ("QUANTIZE", "QGEMM")
     assert present(node) == {BIAS, FACTOR, ZERO}
     assert node.attrs["act"][0] == "RELU"
 
@@ -72,7 +72,7 @@ def test_transposed_weights(axis: int | None) -> None:
     net = Net(opset=21, x=(4, DEPTH))
     w = net("Transpose", weight(net, COLUMNS, DEPTH, axis=axis, points=True), perm=[1, 0])
     nodes = made(net, net("MatMul", data(net, "x"), w))
-    assert ("IGEMM" in ops(nodes)) == (axis != 1)
+    assert ("QGEMM" in ops(nodes)) == (axis != 1)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -85,7 +85,7 @@ def test_gemm(swapped: bool, axis: str, bias: tuple[int, ...] | None, alpha: flo
     w = weight(net, *shape, kind=U8, axis=None if axis == "none" else int(not swapped), points=True)
     more = [] if bias is None else [net.weight(*bias)]
     quantize, node, *_ = made(net, net("Gemm", data(net, "x"), w, *more, transB=int(swapped), alpha=alpha, beta=beta))
-    assert (quantize.op, node.op) == ("QUANTIZE", "IGEMM")
+    assert (quantize.op, node.op) == ("QUANTIZE", "QGEMM")
     assert {FACTOR, ZERO} <= present(node)
 
 
@@ -109,7 +109,7 @@ def test_conv(axis: int | None, bias: str, image: tuple[int, ...], kernel: tuple
     more = {"none": lambda: [], "floats": lambda: [net.weight(33)], "integers": lambda: [biases(net, 33)]}[bias]()
     y = net("Conv", data(net, "x", I8), weight(net, 33, 6, *kernel, axis=axis, points=True), *more, **attrs)
     quantize, node, *others = made(net, net("Relu", y))
-    assert (quantize.op, node.op) == ("QUANTIZE", "ICONV")
+    assert (quantize.op, node.op) == ("QUANTIZE", "QCONV")
     if len(image) == 1:  # a view is between the sums and the rest
         return
     assert not others
@@ -130,7 +130,7 @@ def test_a_residual_and_bytes_between() -> None:
     y = data(net, net("Relu", net("Conv", x, weight(net, 33, 8, 3, 3, axis=0), biases(net, 33), pads=[1] * 4)), scale=0.05)
     y = net("Conv", y, weight(net, 8, 33, 1, 1, axis=0), biases(net, 8))
     nodes = made(net, net("Relu", net("Add", y, x)), tolerance=0.02)
-    assert ops(nodes) == ["QUANTIZE", "DEQUANTIZE", "ICONV", "ICONV"]
+    assert ops(nodes) == ["QUANTIZE", "DEQUANTIZE", "QCONV", "QCONV"]
     assert nodes[-2].output.dtype == np.uint8
     assert RESIDUAL in present(nodes[-1])
 
@@ -141,7 +141,7 @@ def test_bytes_from_outside() -> None:
     q = net("Cast", "x", to=TensorProto.INT8)
     x = net("DequantizeLinear", q, net.number(0.1))
     nodes = made(net, net("MatMul", x, weight(net, DEPTH, COLUMNS)), scale=30.0)
-    assert ops(nodes) == ["CAST", "IGEMM"]
+    assert ops(nodes) == ["CAST", "QGEMM"]
     assert present(nodes[-1]) == {FACTOR}
 
 
@@ -151,7 +151,7 @@ def test_several_readers() -> None:
     x = data(net, "x")
     y, z = (net("MatMul", x, weight(net, DEPTH, n)) for n in (COLUMNS, DEPTH))
     nodes = made(net, y, net("Neg", z), net("Neg", x))
-    assert sorted(ops(nodes)) == ["DEQUANTIZE", "IGEMM", "IGEMM", "QUANTIZE", "UNARY"]
+    assert sorted(ops(nodes)) == ["DEQUANTIZE", "QGEMM", "QGEMM", "QUANTIZE", "UNARY"]
     assert next(n.attrs["opcode"] for n in nodes if n.op == "UNARY") == "NEG"
 
 
@@ -159,13 +159,13 @@ def test_what_was_read_may_be_a_result() -> None:
     net = Net(opset=21, x=(4, DEPTH))
     x = data(net, "x")
     nodes = made(net, net("MatMul", x, weight(net, DEPTH, COLUMNS)), x)
-    assert sorted(ops(nodes)) == ["DEQUANTIZE", "IGEMM", "QUANTIZE"]
+    assert sorted(ops(nodes)) == ["DEQUANTIZE", "QGEMM", "QUANTIZE"]
 
 
 def test_levels_are_kept_where_no_product_reads_them() -> None:
     net = Net(opset=21, x=(4, DEPTH), r=(4, DEPTH))
     nodes = made(net, net("MatMul", data(net, "x"), weight(net, DEPTH, COLUMNS)), net("Add", data(net, "r"), net.weight(DEPTH)))
-    assert sorted(ops(nodes)) == ["BINARY", "IGEMM", "QUANTIZE", "UNARY"]
+    assert sorted(ops(nodes)) == ["BINARY", "QGEMM", "QUANTIZE", "UNARY"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ what prevents it
@@ -178,8 +178,8 @@ def test_processors_that_do_not_sum_bytes() -> None:
     model = net.model(net("MatMul", data(net, y, scale=0.2), weight(net, 72, 9)))
     counts: dict[str, int] = {}
     run_model(api.load(model), {"x": np.ones((1, 6, 5, 5), np.float32)}, api.Options(sums_bytes=False), counts)
-    assert counts["IGEMM"] == 1
-    assert "ICONV" not in counts
+    assert counts["QGEMM"] == 1
+    assert "QCONV" not in counts
 
 
 def test_groups() -> None:
@@ -255,8 +255,8 @@ def test_sums_that_32_bits_do_not_hold(op: str, terms: int) -> None:
     x = net("DequantizeLinear", net("QuantizeLinear", net("Abs", "x"), step, zero), step, zero)
     values = np.full((3, terms, *image) if op == "Conv" else (terms, 3), 255, U8)
     nodes = made(net, net(op, x, net("DequantizeLinear", net.constant(values), step)), scale=1000.0, tolerance=1e-3)
-    assert ("IGEMM" in ops(nodes)) == (terms == 33025)
-    assert "ICONV" not in ops(nodes)
+    assert ("QGEMM" in ops(nodes)) == (terms == 33025)
+    assert "QCONV" not in ops(nodes)
 
 
 def test_a_left_factor_that_is_transposed() -> None:
@@ -296,7 +296,7 @@ def test_scales_that_are_none(scale: float) -> None:
     with np.errstate(all="ignore"):
         y = net("MatMul", data(net, "x", scale=scale), weight(net, DEPTH, COLUMNS))
         nodes = lowered(net.model(y), {"x": np.ones((4, DEPTH), np.float32)}).nodes
-    assert "IGEMM" not in [n.op for n in nodes]
+    assert "QGEMM" not in [n.op for n in nodes]
 
 
 def test_products_without_terms_are_left_alone() -> None:

@@ -34,7 +34,7 @@ def kernels(net: Net, *outputs: str, **options: Any) -> list[str]:
     want, found = run_model(api.load(model), feeds), run_model(api.load(model), feeds, api.Options(pairs=True, **options))
     for y, w in zip(found, want, strict=True):
         assert np.abs(y - w).max() <= NEAR * np.abs(w).max()
-    multiply = {"GEMM", "NGEMM", "BGEMM", "IGEMM", "CONV", "BCONV", "DWCONV", "WINO", "PWDW"}
+    multiply = {"GEMM", "QNBITGEMM", "BGEMM", "QGEMM", "CONV", "BCONV", "DWCONV", "WINO", "PWDW"}
     return [n.op for n in lowered(net, *outputs, **options).nodes if n.op in multiply]
 
 
@@ -155,7 +155,7 @@ def test_sums_of_integers_stay_exact() -> None:
     bias = net("Cast", "b", to=TensorProto.INT32)
     y = net("QLinearConv", net("Cast", "x", to=TensorProto.UINT8), scale, byte, weights, scale, byte, scale, byte, bias)
     graph = lowered(net, net("Cast", y, to=TensorProto.FLOAT))
-    assert [n.op for n in graph.nodes if n.op in {"CONV", "BCONV", "ICONV"}] == ["CONV"]
+    assert [n.op for n in graph.nodes if n.op in {"CONV", "BCONV", "QCONV"}] == ["CONV"]
 
 
 def test_rows_that_are_many_are_not_strassens() -> None:

@@ -189,7 +189,7 @@ def fitting_levels(b: GraphBuilder) -> Graph:
     """Scale and zero point of all of a tensor, which the bytes of each of its elements wait for."""
 
     def quantised(x: Tensor, axis: int, blocks: int) -> Tensor:
-        scale = b.node("LEVELS", [b.node("EXTREMES", [x], (blocks, 2), axis=axis)], ())
+        scale = b.node("QPARAMS", [b.node("MINMAX", [x], (blocks, 2), axis=axis)], ())
         assert scale.producer is not None
         zero = Tensor(f"{scale.name} zero", (), np.dtype(np.uint8), producer=scale.producer)
         scale.producer.outputs.append(zero)

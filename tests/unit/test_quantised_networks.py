@@ -125,7 +125,7 @@ def test_bytes_of_levels_that_fit(shape: tuple[int, ...], offset: float) -> None
     counts = agrees(model, {"x": x})
     for got, want in zip(run_model(api.load(model), {"x": x}), ReferenceEvaluator(model).run(None, {"x": x}), strict=True):
         assert np.array_equal(got, want)
-    assert {n: k for n, k in counts.items() if not n.startswith("view.")} == {"EXTREMES": 1, "LEVELS": 1, "QUANTIZE": 1}
+    assert {n: k for n, k in counts.items() if not n.startswith("view.")} == {"MINMAX": 1, "QPARAMS": 1, "QUANTIZE": 1}
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_a_product_of_bytes_that_were_fitted() -> None:
     info = helper.make_tensor_value_info
     graph = helper.make_graph(nodes, "product", [info("x", 1, x.shape)], [info("y", 1, None)], held)
     counts = agrees(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), {"x": x}, exact=False)
-    assert (counts["EXTREMES"], counts["LEVELS"], counts["QUANTIZE"]) == (1, 1, 1)
+    assert (counts["MINMAX"], counts["QPARAMS"], counts["QUANTIZE"]) == (1, 1, 1)

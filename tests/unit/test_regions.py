@@ -217,11 +217,11 @@ def test_products_of_bits() -> None:
     def function(*given: np.ndarray) -> np.ndarray:
         result = np.zeros(shape, F32)
         seen = [x if i < 2 else np.broadcast_to(x, shape) for i, x in enumerate(given)]
-        assert _kernels.call("NGEMM", [result, *seen], params(kernel_node("NGEMM", given, shape, node.attrs)), [0] * 3, shape) == 0
+        assert _kernels.call("QNBITGEMM", [result, *seen], params(kernel_node("QNBITGEMM", given, shape, node.attrs)), [0] * 3, shape) == 0
         return result
 
-    check("NGEMM", function, inputs, node.attrs, True, (2, 3), by=3)
-    check("NGEMM", function, inputs, node.attrs, False, (0, 1), by=1)
+    check("QNBITGEMM", function, inputs, node.attrs, True, (2, 3), by=3)
+    check("QNBITGEMM", function, inputs, node.attrs, False, (0, 1), by=1)
 
 
 def test_products_of_pairs() -> None:
@@ -283,15 +283,15 @@ def test_products_of_bytes() -> None:
     attrs = {"zeros": zeros, "act": NO_ACT}
 
     def function(*given: np.ndarray) -> np.ndarray:
-        node, out = kernel_node("IGEMM", given, shape, attrs), np.zeros(shape, F32)
+        node, out = kernel_node("QGEMM", given, shape, attrs), np.zeros(shape, F32)
         seen = [x if i < 2 else np.broadcast_to(x, shape) for i, x in enumerate(given)]
-        assert _kernels.call("IGEMM", [out, *seen], params(node), [0] * 3, shape) == 0
+        assert _kernels.call("QGEMM", [out, *seen], params(node), [0] * 3, shape) == 0
         return out
 
-    check("IGEMM", function, inputs, attrs, True, (0, 2, 3, 4, 5), by=3)
-    check("IGEMM", function, inputs, attrs, False, (1,), by=1)
+    check("QGEMM", function, inputs, attrs, True, (0, 2, 3, 4, 5), by=3)
+    check("QGEMM", function, inputs, attrs, False, (1,), by=1)
     lo, hi = input_region(
-        kernel_node("IGEMM", inputs, shape, attrs), 1, np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
+        kernel_node("QGEMM", inputs, shape, attrs), 1, np.array([[0, 0, 31], [1, 2, 32]]), np.array([[1, 3, 32], [2, 3, 33]])
     )
     assert lo.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
     assert hi.tolist() == [[1, 5, 32, 4], [2, 5, 32, 4]]
@@ -315,16 +315,16 @@ def test_convolutions_of_bytes(kernel: tuple[int, int], stride: tuple[int, int],
     attrs = {"zeros": zeros, "act": NO_ACT, "kernel": kernel, "strides": stride, "dilations": dilation, "pads": pads}
 
     def function(*given: np.ndarray) -> np.ndarray:
-        node, out = kernel_node("ICONV", given, shape, attrs), np.zeros(shape, F32)
+        node, out = kernel_node("QCONV", given, shape, attrs), np.zeros(shape, F32)
         seen = [np.broadcast_to(x, shape) if i in (3, 4) else x for i, x in enumerate(given)]
-        assert _kernels.call("ICONV", [out, *seen], params(node), [0] * 4, shape) == 0
+        assert _kernels.call("QCONV", [out, *seen], params(node), [0] * 4, shape) == 0
         return out
 
     exact = dilation == (1, 1) and stride != (3, 2) and kernel != (1, 1)
-    check("ICONV", function, inputs, attrs, exact, (0,), by=3)
-    check("ICONV", function, [*inputs[:3], values(1, 1, *size[:1], 1), *inputs[4:]], attrs, True, (2, 3), by=3)
-    check("ICONV", function, inputs, attrs, False, (4,), by=3)  # of sums that are 0 no factor shows
-    node = kernel_node("ICONV", inputs, shape, attrs)
+    check("QCONV", function, inputs, attrs, exact, (0,), by=3)
+    check("QCONV", function, [*inputs[:3], values(1, 1, *size[:1], 1), *inputs[4:]], attrs, True, (2, 3), by=3)
+    check("QCONV", function, inputs, attrs, False, (4,), by=3)  # of sums that are 0 no factor shows
+    node = kernel_node("QCONV", inputs, shape, attrs)
     lo, hi = np.array([[0, 31, 0, 0], [1, 32, 0, 0]]), np.array([[2, 33, 1, 1], [2, 40, *size]])
     rows = packed.shape[1]
     assert [x.tolist() for x in input_region(node, 1, lo, hi)] == [[[0, 0, 0, 0], [1, 0, 0, 0]], [[2, rows, 32, 4], [2, rows, 32, 4]]]
@@ -457,7 +457,7 @@ def test_extremes(axis: int, parts: int) -> None:
         sums = [a.take(range(begin, end), axis).sum() for begin, end in pairwise(cuts)]
         return np.repeat(np.array(sums)[:, None], 2, 1)
 
-    check("EXTREMES", function, [x], {"axis": axis}, True)
+    check("MINMAX", function, [x], {"axis": axis}, True)
 
 
 @pytest.mark.parametrize(("blocks", "groups"), [(1, 2), (3, 1), (4, 4), (12, 2)])

@@ -68,16 +68,16 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        left?: what STRASSEN makes of A (packed B, even K, A with all of the output's leading axes). Then the sum is that of seven products of
  *        halves where a pair of rows 2 i, 2 i + 1 is alike; the last panel of an uneven number of them is computed as without.
  *        params: packed_b (2: and it comes from memory, not from a cache), f64 alpha, ACT(3), residual_last, 2 reserved
- * NGEMM  as GEMM, bit by bit, with B of 4, 8 or 16 bits. Of 4 or 8 a weight is (q - z) * s, rounded once; s and z belong to a column and a block of terms.
+ * QNBITGEMM  as GEMM, bit by bit, with B of 4, 8 or 16 bits. Of 4 or 8 a weight is (q - z) * s, rounded once; s and z belong to a column and a block of terms.
  *        in: A, B (u8 [ceil(N/32), bytes of a panel], contiguous, at a multiple of 4 bytes: nbits.h), bias?, residual?, scale?, shift?, left? (16 bits alone) as GEMM.
  *        params: f64 alpha, ACT(3), residual_last, bits, terms of a block (whole words of 32 bits, or all K), zeros (1: each column of a block
  *        has a zero point), zero (else that of all). Of 16 bits, f16 (zero: 0) or bf16 (zero: 1), there are no scales and zeros is 0
- * IGEMM  out[…, M, N] = act(factor S + bias + residual), f32; as bytes, i8 or u8, that / scale, rounded, + zero, within the type; or S itself, i32:
+ * QGEMM  out[…, M, N] = act(factor S + bias + residual), f32; as bytes, i8 or u8, that / scale, rounded, + zero, within the type; or S itself, i32:
  *        S[i, j] = sum over k of (A[i, k] - zero[i]) (B[k, j] - y[j]), + c[j], modulo 2^32. in: A[…, M, K], i8 or u8; B packed [ceil(N/32), 3 + ceil(K/4), 32, 4], i8: of
  *        each panel first the columns' sums over k, their y and c (i32 each), then (k / 4, column, k % 4), zeros behind the last term and column; bias?, residual?,
  *        factor? (f32) and zero? (as A, one a row), all of the output's rank, broadcast by stride 0. Without zero it is 0. For i32 there are no bias, residual and
  *        factor. params: y (1: some may not be 0), ACT(3), residual_last, f64 scale, zero of the output
- * ICONV  out[N, OC, OH, OW], 2-D, as IGEMM. in: X[N, C, H, W], i8 or u8; W packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as B, with (kh, kw, c / 4, column, c % 4);
+ * QCONV  out[N, OC, OH, OW], 2-D, as QGEMM. in: X[N, C, H, W], i8 or u8; W packed [ceil(OC/32), 3 + KH*KW*ceil(C/4), 32, 4] as B, with (kh, kw, c / 4, column, c % 4);
  *        bias? [OC], residual?, factor? (rank 4, as out), zero? (one element, as X; the padding is zero). params: y, KH, KW, stride_h, stride_w, dil_h, dil_w, pad_top,
  *        pad_left, ACT(3), residual_last, f64 scale, zero of the output
  * BGEMM  as GEMM with packed B, with A and B rounded to bf16 (to nearest even): products of pairs of terms 2 i, 2 i + 1, f32 sums over ascending i. in: A, B packed
@@ -117,9 +117,9 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  * QUANTIZE out = saturate(rint(X / scale) + zero), to even, as f32 all the way; X * scale with `times`. in: X (f32; i32, which rounds to f32), scale (f32),
  *        zero? (dtype of out); all of the output's rank, broadcast by stride 0. out: i8, u8, i16, u16; what is no number becomes 0. params: times
  * DEQUANTIZE out = (X - zero) * scale, f32. in: X (i8, u8, i16, u16, i32), scale (f32), zero? (dtype of X); all of the output's rank, broadcast by stride 0
- * EXTREMES out[blocks, 2], f32: least and greatest of 0 and the elements of X (f32) whose index along the axis is in [b D / blocks, (b + 1) D / blocks) (whole
+ * MINMAX out[blocks, 2], f32: least and greatest of 0 and the elements of X (f32) whose index along the axis is in [b D / blocks, (b + 1) D / blocks) (whole
  *        quotients) of its D; both NaN where an element is. params: axis
- * LEVELS scale (f32) and zero (u8), of one element each, of a tensor with these extremes[blocks, 2] (f32): the range in 255 steps, the whole number that is
+ * QPARAMS scale (f32) and zero (u8), of one element each, of a tensor with these extremes[blocks, 2] (f32): the range in 255 steps, the whole number that is
  *        nearest to where 0 lies among them; scale 1 where the range is empty. Two outputs. No params
  * COPY   out = in0, same shape, any strides, any fixed-size dtype
  * PAD    in: X, value? (rank 0). params: mode, rank, begin[8] (begin may be negative: crop). End pads follow from the output's dims

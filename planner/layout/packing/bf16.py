@@ -30,7 +30,7 @@ def packed(panels: Tensor, taps: int = 1) -> Tensor:
 
 
 def of_halves(panels: Tensor, depth: int, bf16: bool) -> Tensor:
-    """Constant panels of NGEMM of 16 bits (`low_bit.packed_shape`), which are pairs already, of bf16 or else of f16 → words."""
+    """Constant panels of QNBITGEMM of 16 bits (`low_bit.packed_shape`), which are pairs already, of bf16 or else of f16 → words."""
     key = None if panels.weight_key is None else f"{panels.weight_key}|pairs"
     shape = packed_shape(depth, panels.shape[0] * PANEL)
     return Tensor(f"{panels.name}|pairs", shape, U32, weight_key=key, pack=partial(_pack_halves, panels, bf16))

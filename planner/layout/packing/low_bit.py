@@ -1,5 +1,6 @@
-"""Weights of 4, 8 or 16 bits, as models store them and as NGEMM reads them (``workers/kernels/gemm/low_bit.h``). Of 4 or 8: (q - z) * s,
-with a scale and perhaps a zero point for each column and block of terms. Of 16: f16 or bf16.
+"""Weights of 4, 8 or 16 bits, as models store them and as QNBITGEMM reads them (``workers/kernels/gemm/low_bit.h``).
+
+Of 4 or 8: (q - z) * s, with a scale and perhaps a zero point for each column and block of terms. Of 16: f16 or bf16.
 
 A product takes its weights as they are stored whatever the number of its rows: plans of a model for all lengths share one copy, and memory
 is halved. Few rows read half the bytes; for many a panel becomes floats once a tile, in Strassen's products, too."""
@@ -51,7 +52,7 @@ def whole_groups(depth: int, bits: int, block: int) -> bool:
 
 
 def form_of(stored: Stored) -> Form | None:
-    """How NGEMM takes a weight, if it does."""
+    """How QNBITGEMM takes a weight, if it does."""
     values, scale, zero = stored.values, stored.scale, stored.zero
     if scale is None:
         fits = values.dtype in _HALVES and len(values.shape) == 2 and 0 not in values.shape and values.is_const

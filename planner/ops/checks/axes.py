@@ -61,7 +61,7 @@ def _norm(call: Call) -> None:
     shaped(call.optional(2), call.out.shape, "shape of input 2")
 
 
-def _extremes(call: Call) -> None:
+def _minmax(call: Call) -> None:
     all_f32(call)
     x = call.input(0)
     axis = in_range(call, 0, "axis", 0, len(x.shape))
@@ -72,7 +72,7 @@ def _extremes(call: Call) -> None:
     need(blocks * x.shape[axis] < 1 << 62, "blocks of the output", blocks, "64 bits")
 
 
-def _levels(call: Call) -> None:
+def _qparams(call: Call) -> None:
     x, zero = call.input(0), call.more[0] if call.more else None
     need(zero is not None and zero.dtype == DTYPES["U8"], "dtype of the second output", zero and zero.dtype, DTYPES["U8"])
     for what, arg in (("the output", call.out), ("input 0", x)):
@@ -138,8 +138,8 @@ def _lrn(call: Call) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "EXTREMES": _extremes,
-    "LEVELS": _levels,
+    "MINMAX": _minmax,
+    "QPARAMS": _qparams,
     "REDUCE": _reduce,
     "ARGREDUCE": _argreduce,
     "SOFTMAX": _softmax,

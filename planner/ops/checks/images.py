@@ -12,7 +12,7 @@ from aspen_mp.planner.ops.params import image_scratch, packed_bytes
 WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 MOST_COPIED = 1 << 34
-"""Bytes of scratch memory that ICONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
+"""Bytes of scratch memory that QCONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
 MOST_ROWS = 14
 """Pixels of a line that BCONV takes together, and copies at least."""
 
@@ -36,7 +36,7 @@ def _depth(call: Call, first: int) -> int:
     return window[0]
 
 
-def _iconv(call: Call) -> None:
+def _qconv(call: Call) -> None:
     out, x, w = call.out, call.input(0), call.input(1)
     bytes_and_scales(call, 9)
     ranked(out, 4, "the output")
@@ -163,7 +163,7 @@ def _pool(call: Call) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "ICONV": _iconv,
+    "QCONV": _qconv,
     "BCONV": _bconv,
     "CONV": _conv,
     "DWCONV": _dwconv,

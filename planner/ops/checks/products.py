@@ -60,7 +60,7 @@ def _left(call: Call, shape: Shape, may: bool) -> None:
         need(left.dense, "strides of input 6", "not contiguous", "contiguous")
 
 
-def _ngemm(call: Call) -> None:
+def _qnbitgemm(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
     need(b.dtype == U8, "dtype of input 1", b.dtype, U8)
     is_f32(call.out, "the output")
@@ -104,7 +104,7 @@ def bytes_and_scales(call: Call, last: int) -> None:
     need(out.dtype != I32 or call.params[last] == UNARY["IDENTITY"], "activation", call.params[last], "none where the output is the sums")
 
 
-def _igemm(call: Call) -> None:
+def _qgemm(call: Call) -> None:
     out, a, b = call.out.shape, call.input(0), call.input(1)
     bytes_and_scales(call, 1)
     need(len(out) >= 2, "rank of the output", len(out), "at least 2")
@@ -181,8 +181,8 @@ def _attention(call: Call) -> None:
 
 RULES: dict[str, Rule] = {
     "GEMM": _gemm,
-    "NGEMM": _ngemm,
-    "IGEMM": _igemm,
+    "QNBITGEMM": _qnbitgemm,
+    "QGEMM": _qgemm,
     "BGEMM": _bgemm,
     "DGEMM": _dgemm,
     "STRASSEN": _strassen,

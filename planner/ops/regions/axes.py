@@ -77,8 +77,8 @@ def _cumsum(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 RULES: dict[str, Rule] = {
-    "EXTREMES": _extremes_of_blocks,
-    "LEVELS": all_of_it,
+    "MINMAX": _extremes_of_blocks,
+    "QPARAMS": all_of_it,
     "REDUCE": _reduce,
     "ARGREDUCE": _whole_axis,
     "SOFTMAX": _whole_axis,

@@ -31,7 +31,7 @@ def windows(node: Node, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return lo, hi
 
 
-def _iconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+def _qconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     if i == 1:
         out_lo, out_hi = whole(shape, len(lo))
         out_lo[:, 0], out_hi[:, 0] = lo[:, 1] // 32, (hi[:, 1] + 31) // 32
@@ -69,7 +69,7 @@ def _conv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 def _bconv(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    return whole(shape, len(lo)) if i in (6, 7) else _iconv(node, 2 if i in (4, 5) else i, shape, lo, hi)
+    return whole(shape, len(lo)) if i in (6, 7) else _qconv(node, 2 if i in (4, 5) else i, shape, lo, hi)
 
 
 def _conv_weights(node: Node, shape: Shape, lo: Boxes, hi: Boxes, first: Boxes, last: Boxes) -> Region:
@@ -121,7 +121,7 @@ def _pool(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
 
 
 RULES: dict[str, Rule] = {
-    "ICONV": _iconv,
+    "QCONV": _qconv,
     "BCONV": _bconv,
     "CONV": _conv,
     "DWCONV": _conv,

@@ -12,7 +12,7 @@ GROUP = 8
 
 
 def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    if i == 1 and (node.op == "NGEMM" or node.attrs.get("packed_b", False)):
+    if i == 1 and (node.op == "QNBITGEMM" or node.attrs.get("packed_b", False)):
         out_lo, out_hi = whole(shape, len(lo))
         first, last = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
         if len(node.inputs) > 6:  # of a pair of panels both are read
@@ -32,7 +32,7 @@ def _gemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return out_lo, out_hi
 
 
-def _igemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
+def _qgemm(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     if i == 1:
         out_lo, out_hi = whole(shape, len(lo))
         out_lo[:, 0], out_hi[:, 0] = lo[:, -1] // 32, (hi[:, -1] + 31) // 32
@@ -64,10 +64,10 @@ def _attention(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region
 
 RULES: dict[str, Rule] = {
     "GEMM": _gemm,
-    "NGEMM": _gemm,
+    "QNBITGEMM": _gemm,
     "DGEMM": _gemm,
-    "IGEMM": _igemm,
-    "BGEMM": _igemm,
+    "QGEMM": _qgemm,
+    "BGEMM": _qgemm,
     "STRASSEN": _strassen,
     "ATTENTION": _attention,
 }

@@ -16,12 +16,12 @@ def use_pairs(graph: Graph) -> None:
     Winograd's algorithm."""
     rewriter, made = Rewriter(graph), dict[tuple[Tensor, int], Tensor]()
     for node in rewriter.live():
-        w = node.inputs[1] if node.op in ("GEMM", "NGEMM", "CONV") else None
+        w = node.inputs[1] if node.op in ("GEMM", "QNBITGEMM", "CONV") else None
         if w is None or not w.is_const or w.weight_key is None or node.attrs.get("exact", False):
             continue
         if node.op == "CONV" and _convolves(node):
             _replace(rewriter, made, node, w, "BCONV", node.attrs["kernel"][0] * node.attrs["kernel"][1])
-        elif (node.op == "GEMM" and node.attrs["packed_b"]) or (node.op == "NGEMM" and node.attrs["bits"] == 16):
+        elif (node.op == "GEMM" and node.attrs["packed_b"]) or (node.op == "QNBITGEMM" and node.attrs["bits"] == 16):
             _replace(rewriter, made, node, w, "BGEMM", 1)
     rewriter.finish()
 
@@ -43,4 +43,4 @@ def _replace(rewriter: Rewriter, made: dict[tuple[Tensor, int], Tensor], node: N
 def _words(node: Node, w: Tensor, taps: int) -> Tensor:
     x = node.inputs[0]
     assert x is not None
-    return of_halves(w, x.shape[-1], bool(node.attrs["zero"])) if node.op == "NGEMM" else packed(w, taps)
+    return of_halves(w, x.shape[-1], bool(node.attrs["zero"])) if node.op == "QNBITGEMM" else packed(w, taps)

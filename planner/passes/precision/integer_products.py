@@ -1,4 +1,4 @@
-"""Sums of products of bytes become floating point in the kernel that makes them: IGEMM or ICONV, CAST and a factor, the scales of
+"""Sums of products of bytes become floating point in the kernel that makes them: QGEMM or QCONV, CAST and a factor, the scales of
 what was quantised, are one node. Every value is rounded as before."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from aspen_mp.planner.passes.rewrite import Rewriter, no_act
 
 _F32 = "float32"
 _BYTES = ("int8", "uint8")
-PRODUCTS = ("IGEMM", "ICONV")
+PRODUCTS = ("QGEMM", "QCONV")
 FACTOR = 4
 """The input that the sums are multiplied with, before anything is added."""
 

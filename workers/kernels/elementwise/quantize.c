@@ -1,4 +1,4 @@
-/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back; EXTREMES, LEVELS: what scale and zero point fit a tensor.
+/* QUANTIZE, DEQUANTIZE: real values as whole numbers of a scale, and back; MINMAX, QPARAMS: what scale and zero point fit a tensor.
  *
  * Each is one pass over memory with the operations of the chain of kernels that it stands for, in the same order: division (or product),
  * rounding to even, sum, limits, conversion. A value that is no number becomes the lowest level, as in onnxruntime. Rows whose elements lie side by side go
@@ -187,7 +187,7 @@ int FN(dequantize)(const aspen_call *c) {
   return fn && inputs ? over_box(c, inputs, fn, 0) : ASPEN_KERNEL_BAD_ARGUMENT;
 }
 
-/* ---- EXTREMES ---- */
+/* ---- MINMAX ---- */
 
 /* Least and greatest so far, both with 0 among them, and whether something was no number. */
 typedef struct {
@@ -217,7 +217,7 @@ static void extremes_of_row(range *all, const float *p, int64_t step, int64_t n)
   }
 }
 
-int FN(extremes)(const aspen_call *c) {
+int FN(minmax)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *x = &c->args[1];
   const int64_t axis = c->params[0];
   if (out->dtype != ASPEN_DT_F32 || x->dtype != ASPEN_DT_F32 || out->rank != 2 || axis < 0 || axis >= x->rank) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -243,9 +243,9 @@ int FN(extremes)(const aspen_call *c) {
   return ASPEN_KERNEL_OK;
 }
 
-/* ---- LEVELS ---- */
+/* ---- QPARAMS ---- */
 
-int FN(levels)(const aspen_call *c) {
+int FN(qparams)(const aspen_call *c) {
   const aspen_arg *scale = &c->args[0], *zero = &c->args[1], *x = &c->args[2];
   if (scale->dtype != ASPEN_DT_F32 || zero->dtype != ASPEN_DT_U8 || x->dtype != ASPEN_DT_F32 || x->rank != 2) return ASPEN_KERNEL_BAD_ARGUMENT;
   for (int a = 0; a < scale->rank; a++)

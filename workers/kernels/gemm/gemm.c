@@ -7,7 +7,7 @@
  *
  * A few columns of many rows: narrow.h.
  *
- * NGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
+ * QNBITGEMM: the same with weights of a few bits (nbits.h), in the same loops. For few rows they become floats in registers, as they come from memory;
  * for more, panel by panel in scratch.
  */
 #include "gemm/narrow.h"
@@ -21,7 +21,7 @@ size_t aspen_scratch_gemm(const aspen_call *c) {
   if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 0);
   return c->params[0] ? 0 : (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
 }
-size_t aspen_scratch_ngemm(const aspen_call *c) {
+size_t aspen_scratch_qnbitgemm(const aspen_call *c) {
   const aspen_arg *a = &c->args[1];
   if (c->n_inputs > 6 && c->args[7].dtype) return aspen_scratch_seven(a->dims[a->rank - 1], 1);
   return (size_t)a->dims[a->rank - 1] * ASPEN_NR * sizeof(float);
@@ -279,7 +279,7 @@ static void few_rows(product *p, const nbits *w, const char *weights, const floa
 
 _Static_assert(NBITS_FEW <= ASPEN_NR, "copies of rows fit the scratch memory of a panel");
 
-static int ngemm(const aspen_call *c) {
+static int qnbitgemm(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2];
   const int rank = out->rank, n_axis = rank - 1;
   if (rank < 2 || a->rank != rank || out->dtype != ASPEN_DT_F32 || a->dtype != ASPEN_DT_F32) return ASPEN_KERNEL_BAD_ARGUMENT;
@@ -306,8 +306,8 @@ static int ngemm(const aspen_call *c) {
   return 0;
 }
 
-int FN(ngemm)(const aspen_call *c) {
-  const int error = ngemm(c);
+int FN(qnbitgemm)(const aspen_call *c) {
+  const int error = qnbitgemm(c);
   stores_done(c);
   return error;
 }

@@ -1,4 +1,4 @@
-/* Blocks of products of bytes, summed exactly in 32 bits: what IGEMM and ICONV share.
+/* Blocks of products of bytes, summed exactly in 32 bits: what QGEMM and QCONV share.
  *
  * Left factors are rows of unsigned bytes (signed ones have 128 added, and so has their zero point), `taps` runs of whole groups of four terms
  * each. Right factors are packed in panels: three rows of 32-bit numbers, the columns' sums over all terms, their zero points y and constants,

@@ -1,4 +1,4 @@
-/* Weights of 4, 8 or 16 bits, as NGEMM has them. Of 4 or 8: w = (q - z) * s, a scale s and perhaps a zero point z for each column and block of
+/* Weights of 4, 8 or 16 bits, as QNBITGEMM has them. Of 4 or 8: w = (q - z) * s, a scale s and perhaps a zero point z for each column and block of
  * terms. Of 16: f16 or bf16, without any of these.
  *
  * A panel of ASPEN_NR columns is its blocks, one behind the other: the columns' scales (f32), their zero points (bytes, where each has its own), then

@@ -1,4 +1,4 @@
-/* IGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QGEMM: products of matrices of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
  * Loops: panels of ASPEN_NR columns, blocks of rows (dots.h). Rows are read in place where they are unsigned, lie evenly, and are whole groups
  * of four; else the tile copies its rows to scratch memory first.
@@ -21,7 +21,7 @@ INLINE int64_t copied_row(int64_t k) {
 }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_igemm(const aspen_call *c) {
+size_t aspen_scratch_qgemm(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *a = &c->args[1];
   size_t rows = 1;
   for (int i = 0; i + 1 < out->rank; i++) rows *= (size_t)(c->hi[i] - c->lo[i]);
@@ -41,7 +41,7 @@ static void block(const dots_job *job, const row_place *places, int n, const cha
   FN(dots_block)(job, &rows, panel, column, first, last);
 }
 
-int FN(igemm)(const aspen_call *c) {
+int FN(qgemm)(const aspen_call *c) {
   enum { A, OUT, BIAS, RESIDUAL, FACTOR, ZERO, OPERANDS };
   const aspen_arg none = {0};
   const aspen_arg *out = &c->args[0], *a = &c->args[1], *b = &c->args[2], *operands[OPERANDS] = {a, out, &none, &none, &none, &none};

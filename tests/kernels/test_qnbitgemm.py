@@ -1,4 +1,4 @@
-"""NGEMM on every ISA: against float64, with the bits of GEMM over the same weights as floats, whatever the tile."""
+"""QNBITGEMM on every ISA: against float64, with the bits of GEMM over the same weights as floats, whatever the tile."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_against_float64_and_gemm(
     scale, shift = (values(n), values(n)) if scaled else (None, None)
     extras = [bias_values, residual_values, scale, shift]
     p = params(form, alpha, activation, residual_last)
-    whole = run("NGEMM", layout(rng, shape, plain=plain), [a, b, *extras], p, isa=isa)
+    whole = run("QNBITGEMM", layout(rng, shape, plain=plain), [a, b, *extras], p, isa=isa)
 
     a64 = a.astype(np.float64)
     wanted, magnitude = alpha * (a64 @ floats.astype(np.float64)), abs(alpha) * (np.abs(a64) @ np.abs(floats.astype(np.float64)))
@@ -141,9 +141,9 @@ def test_against_float64_and_gemm(
     same = run("GEMM", layout(rng, shape, plain=plain), [a, pack_panels(floats), *extras], gemm, isa=isa)
     assert same_bits(whole, same), "other bits than those of the weights as floats"
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
-    assert same_bits(whole, run("NGEMM", layout(rng, shape, plain=plain), [a, b, *extras], p, tiles, isa))
+    assert same_bits(whole, run("QNBITGEMM", layout(rng, shape, plain=plain), [a, b, *extras], p, tiles, isa))
     relaid = [filled(rng, a), b, *[None if e is None else filled(rng, e) for e in extras[:2]], scale, shift]
-    assert same_bits(whole, run("NGEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on tile or layout"
+    assert same_bits(whole, run("QNBITGEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on tile or layout"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -185,7 +185,7 @@ def test_every_half(isa: str, kind: str) -> None:
             a[:, term] = 1
             with np.errstate(all="ignore"):
                 others = (wanted[1 - term] * np.float32(0) + wanted[term]).astype(np.float32)
-            out = run("NGEMM", np.empty((rows, 1 << 15), np.float32), [a, b], params(form), isa=isa)
+            out = run("QNBITGEMM", np.empty((rows, 1 << 15), np.float32), [a, b], params(form), isa=isa)
             np.testing.assert_array_equal(out, np.broadcast_to(others, out.shape))
 
 
@@ -205,13 +205,13 @@ def test_extreme_scales(isa: str) -> None:
         a = rng.standard_normal((m, 48), dtype=np.float32)
         out, gemm = np.empty((m, 40), np.float32), [1, 1.0, *ACTIVATIONS["IDENTITY"], 0, 0, 0]
         want = run("GEMM", out.copy(), [a, pack_panels(floats)], gemm, isa=isa)
-        np.testing.assert_array_equal(run("NGEMM", out, [a, b], params(form), isa=isa), want)
+        np.testing.assert_array_equal(run("QNBITGEMM", out, [a, b], params(form), isa=isa), want)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_no_terms(isa: str) -> None:
     a, b, bias = np.empty((3, 0), np.float32), np.empty((2, 0), np.uint8), np.full((3, 40), 2.5, np.float32)
-    assert (run("NGEMM", np.empty((3, 40), np.float32), [a, b, bias], params([4, 32, 0, 8]), isa=isa) == 2.5).all()
+    assert (run("QNBITGEMM", np.empty((3, 40), np.float32), [a, b, bias], params([4, 32, 0, 8]), isa=isa) == 2.5).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -221,10 +221,10 @@ def test_scratch(isa: str) -> None:
     weight, _ = stored(rng, "int4", 100, 40, 32, "none")
     b, form = packed(weight)
     out, a = np.empty((65, 40), np.float32), rng.standard_normal((65, 100), dtype=np.float32)
-    asked = _kernels.scratch("NGEMM", [out, a, b], params(form), [0, 0], out.shape)
+    asked = _kernels.scratch("QNBITGEMM", [out, a, b], params(form), [0, 0], out.shape)
     assert asked == 128 * 100
-    assert _kernels.call("NGEMM", [out, a, b], params(form), [0, 0], out.shape, isa, asked) == 0
-    assert _kernels.call("NGEMM", [out, a, b], params(form), [0, 0], out.shape, isa, asked - 1) == SCRATCH
+    assert _kernels.call("QNBITGEMM", [out, a, b], params(form), [0, 0], out.shape, isa, asked) == 0
+    assert _kernels.call("QNBITGEMM", [out, a, b], params(form), [0, 0], out.shape, isa, asked - 1) == SCRATCH
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -234,32 +234,32 @@ def test_bad_arguments(isa: str) -> None:
     b, form = packed(weight)
     a, out, extra = rng.standard_normal((2, 64), dtype=np.float32), np.empty((2, 40), np.float32), np.empty((2, 40), np.float32)
 
-    def ngemm(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
-        return _kernels.call("NGEMM", list(args), p or params(form), [0] * args[0].ndim, args[0].shape, isa)
+    def qnbitgemm(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
+        return _kernels.call("QNBITGEMM", list(args), p or params(form), [0] * args[0].ndim, args[0].shape, isa)
 
-    assert ngemm(out, a, b) == ngemm(out, a, b, extra, extra) == 0
+    assert qnbitgemm(out, a, b) == qnbitgemm(out, a, b, extra, extra) == 0
     for bad in ([2, 32, 1, 0], [8, 32, 1, 0], [16, 32, 1, 0], [4, 0, 1, 0], [4, -32, 1, 0], [4, 16, 1, 0], [4, 64, 1, 0]):
-        assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
+        assert qnbitgemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
     for bad in ([16, 64, 0, 0], [16, 64, 0, 1]):
-        assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, "bytes of a panel"
+        assert qnbitgemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, "bytes of a panel"
     words = np.zeros((2, 32 * 128), np.uint8)
-    assert ngemm(out, a, words, p=params([16, 64, 0, 0])) == ngemm(out, a, words, p=params([16, 64, 0, 1])) == 0
+    assert qnbitgemm(out, a, words, p=params([16, 64, 0, 0])) == qnbitgemm(out, a, words, p=params([16, 64, 0, 1])) == 0
     for bad in ([16, 64, 0, 2], [16, 64, 1, 0], [16, 64, 0, -1], [12, 64, 0, 0]):
-        assert ngemm(out, a, words, p=params(bad)) == BAD_ARGUMENT, bad
+        assert qnbitgemm(out, a, words, p=params(bad)) == BAD_ARGUMENT, bad
     for bad in ([4, 36, 1, 0], [4, 1 << 62, 1, 0], [4, 32, 0, 0], [4, 32, 2, 0], [4, 32, -1, 0], [4, 32, 1, 16], [4, 32, 1, -1]):
-        assert ngemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
-    assert ngemm(out, a, b, p=[1.0, len(UNARY), 0.0, 0.0, 0, *form]) == BAD_ARGUMENT
-    assert ngemm(out.astype(np.float64), a, b) == BAD_ARGUMENT
-    assert ngemm(out, a.astype(np.float64), b) == BAD_ARGUMENT
-    assert ngemm(out, a, b.view(np.int8)) == BAD_ARGUMENT
-    assert ngemm(out, a, b[:1]) == BAD_ARGUMENT
-    assert ngemm(out, a, b[:, :-4]) == BAD_ARGUMENT
-    assert ngemm(out, a, np.repeat(b, 2, 0)[::2]) == BAD_ARGUMENT
-    assert ngemm(out, a, np.repeat(b, 2, 1)[:, ::2]) == BAD_ARGUMENT
-    assert ngemm(out, a, b[None]) == BAD_ARGUMENT
-    assert ngemm(out, a[:, :56], b) == BAD_ARGUMENT
-    assert ngemm(out, a[None], b) == BAD_ARGUMENT
-    assert ngemm(out[0], a[0], b) == BAD_ARGUMENT
-    assert ngemm(out, a, b, extra[None]) == BAD_ARGUMENT
+        assert qnbitgemm(out, a, b, p=params(bad)) == BAD_ARGUMENT, bad
+    assert qnbitgemm(out, a, b, p=[1.0, len(UNARY), 0.0, 0.0, 0, *form]) == BAD_ARGUMENT
+    assert qnbitgemm(out.astype(np.float64), a, b) == BAD_ARGUMENT
+    assert qnbitgemm(out, a.astype(np.float64), b) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, b.view(np.int8)) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, b[:1]) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, b[:, :-4]) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, np.repeat(b, 2, 0)[::2]) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, np.repeat(b, 2, 1)[:, ::2]) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, b[None]) == BAD_ARGUMENT
+    assert qnbitgemm(out, a[:, :56], b) == BAD_ARGUMENT
+    assert qnbitgemm(out, a[None], b) == BAD_ARGUMENT
+    assert qnbitgemm(out[0], a[0], b) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, b, extra[None]) == BAD_ARGUMENT
     unaligned = np.empty(b.size + 1, np.uint8)[1:].reshape(b.shape)
-    assert ngemm(out, a, unaligned) == BAD_ARGUMENT
+    assert qnbitgemm(out, a, unaligned) == BAD_ARGUMENT

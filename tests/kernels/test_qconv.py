@@ -1,4 +1,4 @@
-"""ICONV on every ISA, with the processor's instruction for sums of bytes and without it: integers are numpy's, floats near float64, bytes
+"""QCONV on every ISA, with the processor's instruction for sums of bytes and without it: integers are numpy's, floats near float64, bytes
 what QUANTIZE makes of the floats."""
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ def test_integers_are_exact(isa, seed, case, kind, types, zeros, constant):
     rng, shape = d.rng, d.shape
     more = None if constant is None else rng.integers(-(2**31), 2**31, shape[1] if constant == "columns" else ()).astype(np.int32)
     panels, points = packed(d.w, d.w_zero, more)
-    whole = run("ICONV", out_of(rng, shape, np.int32, kind), d.given(panels), params(d.g, points), isa=isa)
+    whole = run("QCONV", out_of(rng, shape, np.int32, kind), d.given(panels), params(d.g, points), isa=isa)
     total = d.sums() + (0 if more is None else more.astype(np.int64).reshape(-1, 1, 1))
     np.testing.assert_array_equal(whole, wrapped(total))
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
-    again = run("ICONV", layout(rng, shape, np.int32), d.given(panels, again=True), params(d.g, True), tiles, isa)
+    again = run("QCONV", layout(rng, shape, np.int32), d.given(panels, again=True), params(d.g, True), tiles, isa)
     assert same_bits(whole, again), "bits depend on tile or layout"
 
 
@@ -176,7 +176,7 @@ def test_floats(isa, seed, case, kind, types, zeros, factor, bias, residual, res
     biases = filled(rng, rng.standard_normal(shape[1], dtype=np.float32), kind != "any") if bias else None
     p = params(d.g, points, activation, residual_last)
     inputs = d.given(panels, biases, residuals, factors)
-    whole = run("ICONV", out_of(rng, shape, np.float32, kind), inputs, p, isa=isa)
+    whole = run("QCONV", out_of(rng, shape, np.float32, kind), inputs, p, isa=isa)
 
     total, column = d.sums(), None if biases is None else biases[:, None, None]
     scaled = total * (1.0 if factors is None else factors.astype(np.float64))
@@ -193,7 +193,7 @@ def test_floats(isa, seed, case, kind, types, zeros, factor, bias, residual, res
 
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     operands = (None if v is None else filled(rng, v) for v in (biases, residuals, factors))
-    again = run("ICONV", layout(rng, shape), d.given(panels, *operands, again=True), p, tiles, isa)
+    again = run("QCONV", layout(rng, shape), d.given(panels, *operands, again=True), p, tiles, isa)
     assert same_bits(whole, again), "bits depend on tile or layout"
 
 
@@ -225,14 +225,14 @@ def test_bytes_are_what_quantize_makes_of_floats(isa, seed, case, kind, types, z
             given_operands[i] = filled(rng, values) if i == 0 else broadcast(rng, values, shape)
     act = "IDENTITY" if ties else activation
     inputs = d.given(panels, *given_operands)
-    floats = run("ICONV", layout(rng, shape), inputs, params(d.g, points, act, residual_last), isa=isa)
+    floats = run("QCONV", layout(rng, shape), inputs, params(d.g, points, act, residual_last), isa=isa)
     info = np.iinfo(to)
     scale, zero = scale_of(rng, floats, of_scale), int(rng.integers(info.min, info.max + 1))
     p = params(d.g, points, act, residual_last, scale, zero)
-    whole = run("ICONV", out_of(rng, shape, to, kind), inputs, p, isa=isa)
+    whole = run("QCONV", out_of(rng, shape, to, kind), inputs, p, isa=isa)
     np.testing.assert_array_equal(whole, quantised(floats, scale, zero, to, isa), f"scale {scale}, zero {zero}")
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
-    again = run("ICONV", layout(rng, shape, to), d.given(panels, *given_operands, again=True), p, tiles, isa)
+    again = run("QCONV", layout(rng, shape, to), d.given(panels, *given_operands, again=True), p, tiles, isa)
     assert same_bits(whole, again), "bits depend on tile or layout"
 
 
@@ -256,7 +256,7 @@ def test_shapes_of_networks(isa, kind, batch, channels, outputs, image, g):
     d = Drawn(1, (batch, channels, outputs, image, g), kind, (np.uint8, np.int8), (True, None))
     panels, points = packed(d.w, None)
     assert not points
-    whole = run("ICONV", out_of(d.rng, d.shape, np.int32, kind), d.given(panels), params(g, points), isa=isa)
+    whole = run("QCONV", out_of(d.rng, d.shape, np.int32, kind), d.given(panels), params(g, points), isa=isa)
     np.testing.assert_array_equal(whole, d.sums())
 
 
@@ -274,7 +274,7 @@ def test_every_number_of_pixels_and_channels(isa):
                 n, _, h, wide = wanted.shape
                 out = np.empty(wanted.shape, np.int32)
                 parts = [([0, a, 0, 0], [n, b, h, wide]) for a, b in ((0, 15), (15, 47), (47, 48), (48, 75))]
-                result = run("ICONV", out, [laid_out(rng, x, "last"), panels], params(g, 0), parts, isa)
+                result = run("QCONV", out, [laid_out(rng, x, "last"), panels], params(g, 0), parts, isa)
                 np.testing.assert_array_equal(result, wanted)
 
 
@@ -290,8 +290,8 @@ def test_sums_wrap(isa):
             panels, zeros = packed(w, of_w, constant)
             total = sums(x, of_x, w, of_w, g) + (0 if constant is None else constant.astype(np.int64)[:, None, None])
             inputs = [x, panels, None, None, None, of_x]
-            np.testing.assert_array_equal(run("ICONV", np.empty(total.shape, np.int32), inputs, params(g, zeros), isa=isa), wrapped(total))
-            floats = run("ICONV", np.empty(total.shape, np.float32), inputs, params(g, zeros), isa=isa)
+            np.testing.assert_array_equal(run("QCONV", np.empty(total.shape, np.int32), inputs, params(g, zeros), isa=isa), wrapped(total))
+            floats = run("QCONV", np.empty(total.shape, np.float32), inputs, params(g, zeros), isa=isa)
             np.testing.assert_array_equal(floats, wrapped(total).astype(np.float32))
         assert (np.abs(total) >= 2**31).any()
 
@@ -325,9 +325,9 @@ def test_infinity_and_nan_of_operands_stay_where_they_are(isa):
     rng, g = np.random.default_rng(4), Geometry((3, 3), before=(1, 1), after=(1, 1))
     x, (panels, _) = drawn(rng, (1, 5, 6, 7), np.uint8), packed(drawn(rng, (70, 5, 3, 3), np.int8), None)
     factor, bias, shape = np.ones((1, 70, 6, 7), np.float32), np.zeros(70, np.float32), (1, 70, 6, 7)
-    plain = run("ICONV", np.empty(shape, np.float32), [x, panels], params(g, 0), isa=isa)
+    plain = run("QCONV", np.empty(shape, np.float32), [x, panels], params(g, 0), isa=isa)
     factor[0, 5, 2, 3], bias[37] = np.nan, -np.inf
-    result = run("ICONV", np.empty(shape, np.float32), [x, panels, bias, None, factor], params(g, 0), isa=isa)
+    result = run("QCONV", np.empty(shape, np.float32), [x, panels, bias, None, factor], params(g, 0), isa=isa)
     touched = np.zeros(shape, bool)
     touched[0, 5, 2, 3] = touched[:, 37] = True
     assert np.isnan(result[0, 5, 2, 3])
@@ -339,7 +339,7 @@ def test_nothing_to_do():
     g, x, (panels, _) = Geometry((1, 1)), np.ones((1, 8, 3, 4), np.uint8), packed(np.ones((40, 8, 1, 1), np.int8), None)
     out = np.full((1, 40, 3, 4), 5, np.int32)
     for lo, hi in (([0, 0, 1, 0], [1, 40, 1, 4]), ([0, 33, 0, 0], [1, 33, 3, 4]), ([1, 0, 0, 0], [1, 40, 3, 4])):
-        assert _kernels.call("ICONV", [out, x, panels], params(g, 0), lo, hi) == 0
+        assert _kernels.call("QCONV", [out, x, panels], params(g, 0), lo, hi) == 0
     assert (out == 5).all()
 
 
@@ -351,13 +351,13 @@ def test_the_planner_knows_the_scratch(seed, case, types):
     g, (panels, zeros) = d.g, packed(d.w, d.w_zero)
     lo, hi = boxes(d.rng, d.shape, int(d.rng.integers(1, 4)))[0]
     inputs, out = d.given(panels), np.full(d.shape, 7, np.int32)
-    asked = _kernels.scratch("ICONV", [out, *inputs], params(g, zeros), lo, hi)
+    asked = _kernels.scratch("QCONV", [out, *inputs], params(g, zeros), lo, hi)
     assert asked <= image_scratch(d.x.shape[1], (hi[2] - lo[2], hi[3] - lo[3]), g.kernel, g.stride, g.dilation)
     box = tuple(slice(a, b) for a, b in zip(lo, hi, strict=True))
     for isa in ISAS:
-        assert _kernels.call("ICONV", [out, *inputs], params(g, zeros), lo, hi, isa, asked - 1) == SCRATCH
+        assert _kernels.call("QCONV", [out, *inputs], params(g, zeros), lo, hi, isa, asked - 1) == SCRATCH
         assert (out == 7).all()
-        assert _kernels.call("ICONV", [out, *inputs], params(g, zeros), lo, hi, isa, asked) == 0
+        assert _kernels.call("QCONV", [out, *inputs], params(g, zeros), lo, hi, isa, asked) == 0
         np.testing.assert_array_equal(out[box], d.sums()[box])
         out[...] = 7
 
@@ -368,31 +368,31 @@ def test_bad_arguments_are_refused(isa):
     whole, single = np.empty((2, 6, 4, 5), np.int32), np.empty((2, 6, 4, 5), np.float32)
     bias, extra, zero = np.ones(6, np.float32), np.ones_like(single), np.ones(1, np.uint8)
 
-    def iconv(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
-        return _kernels.call("ICONV", list(args), p or params(g, 0), [0] * args[0].ndim, args[0].shape, isa)
+    def qconv(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
+        return _kernels.call("QCONV", list(args), p or params(g, 0), [0] * args[0].ndim, args[0].shape, isa)
 
-    assert iconv(whole, x, panels) == iconv(single, x, panels, bias, extra, extra, zero) == 0
+    assert qconv(whole, x, panels) == qconv(single, x, panels, bias, extra, extra, zero) == 0
     for to in BYTES:
-        assert iconv(whole.astype(to), x, panels, bias, extra, extra, zero) == 0
+        assert qconv(whole.astype(to), x, panels, bias, extra, extra, zero) == 0
     for to in (np.float64, np.uint32, np.int16):
-        assert iconv(whole.astype(to), x, panels) == BAD_ARGUMENT
+        assert qconv(whole.astype(to), x, panels) == BAD_ARGUMENT
     for to in (np.float32, np.int16):
-        assert iconv(whole, x.astype(to), panels) == BAD_ARGUMENT
-    assert iconv(whole, x, panels.view(np.uint8)) == BAD_ARGUMENT
-    assert iconv(whole, x, panels[0]) == BAD_ARGUMENT
-    assert iconv(whole, x[0], panels) == BAD_ARGUMENT
-    assert iconv(whole[0], x, panels) == BAD_ARGUMENT
+        assert qconv(whole, x.astype(to), panels) == BAD_ARGUMENT
+    assert qconv(whole, x, panels.view(np.uint8)) == BAD_ARGUMENT
+    assert qconv(whole, x, panels[0]) == BAD_ARGUMENT
+    assert qconv(whole, x[0], panels) == BAD_ARGUMENT
+    assert qconv(whole[0], x, panels) == BAD_ARGUMENT
     for place, operand in enumerate((bias, extra, extra)):
         before = [None] * place
-        assert iconv(whole, x, panels, *before, operand) == BAD_ARGUMENT, "sums themselves take nothing"
-        assert iconv(single, x, panels, *before, operand.astype(np.float64)) == BAD_ARGUMENT
-        assert iconv(single, x, panels, *before, operand[None]) == BAD_ARGUMENT
+        assert qconv(whole, x, panels, *before, operand) == BAD_ARGUMENT, "sums themselves take nothing"
+        assert qconv(single, x, panels, *before, operand.astype(np.float64)) == BAD_ARGUMENT
+        assert qconv(single, x, panels, *before, operand[None]) == BAD_ARGUMENT
     for point in (np.ones(1, np.float32), np.ones(1, np.int8)):
-        assert iconv(single, x, panels, None, None, None, point) == BAD_ARGUMENT
+        assert qconv(single, x, panels, None, None, None, point) == BAD_ARGUMENT
     for opcode in (len(UNARY), -1):
         p = params(g, 0)
         p[9] = opcode
-        assert iconv(single, x, panels, p=p) == BAD_ARGUMENT
+        assert qconv(single, x, panels, p=p) == BAD_ARGUMENT
 
 
 # ------------------------------------------------------------------------------------------------------ without the instruction
@@ -411,16 +411,16 @@ def digests() -> str:
                 panels, zeros = packed(d.w, d.w_zero)
                 bias = d.rng.standard_normal(d.shape[1], dtype=np.float32)
                 factor, residual = (d.rng.standard_normal(d.shape, dtype=np.float32) for _ in range(2))
-                state.update(run("ICONV", np.empty(d.shape, np.int32), d.given(panels), params(g, zeros), isa=isa))
+                state.update(run("QCONV", np.empty(d.shape, np.int32), d.given(panels), params(g, zeros), isa=isa))
                 inputs = d.given(panels, bias, residual, factor * np.float32(1e-4))
                 for to in (np.float32, np.int8, np.uint8):
-                    state.update(run("ICONV", np.empty(d.shape, to), inputs, params(g, zeros, activation, i % 2, 0.03, 7), isa=isa))
+                    state.update(run("QCONV", np.empty(d.shape, to), inputs, params(g, zeros, activation, i % 2, 0.03, 7), isa=isa))
         lines.append(f"{isa} {_isa.sums_bytes(isa)} {state.hexdigest()}")
     return "\n".join(lines)
 
 
 def test_without_the_instruction_bits_are_the_same(tmp_path):
-    check_digests(tmp_path, "test_iconv", digests())
+    check_digests(tmp_path, "test_qconv", digests())
 
 
 def test_all_of_this_without_the_instruction(tmp_path):

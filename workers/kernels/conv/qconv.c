@@ -1,4 +1,4 @@
-/* ICONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
+/* QCONV: convolutions of images of bytes, summed exactly; out = act(factor S + bias + residual), maybe as bytes again, or S itself.
  *
  * A tile copies what it reads of an image, with its padding, to scratch memory, pixel by pixel in whole groups of four channels: then every tap of
  * a window is a run of terms at a fixed distance, and, without dilation, those of a row of the window are one run. What is unsigned and whole
@@ -29,7 +29,7 @@ INLINE size_t scratch_of(const aspen_call *c, const window *w) {
 }
 
 #ifdef ISA_PORTABLE
-size_t aspen_scratch_iconv(const aspen_call *c) {
+size_t aspen_scratch_qconv(const aspen_call *c) {
   const window w = window_of(c->params + 1);
   return scratch_of(c, &w);
 }
@@ -110,7 +110,7 @@ INLINE const float *pixel_of(const aspen_arg *x, int64_t image, int64_t y, int64
 /* Whether its lines of `width` pixels lie one behind the other. */
 INLINE int in_line(const aspen_arg *x, int64_t width) { return !x->dtype || x->strides[2] == width * x->strides[3]; }
 
-int FN(iconv)(const aspen_call *c) {
+int FN(qconv)(const aspen_call *c) {
   const aspen_arg none = {0};
   const aspen_arg *out = &c->args[0], *x = &c->args[1], *b = &c->args[2], *more[4] = {&none, &none, &none, &none};
   for (uint32_t i = 2; i < c->n_inputs; i++)

@@ -1,4 +1,4 @@
-"""IGEMM on every ISA, with the processor's instruction for sums of bytes and without it: integers are numpy's, floats near float64."""
+"""QGEMM on every ISA, with the processor's instruction for sums of bytes and without it: integers are numpy's, floats near float64."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def test_integers_are_exact(isa, seed, lead, m, k, n, kind, of_a, of_b, a_zero, 
     b, zeros = packed(w, right_zero)
     inputs = [laid_out(rng, a, kind), b, None, None, None, left_zero]
     out = layout(rng, shape, np.int32, kind == "plain")
-    whole = run("IGEMM", out, inputs, params(zeros), isa=isa)
+    whole = run("QGEMM", out, inputs, params(zeros), isa=isa)
     points = None if left_zero is None else left_zero[..., :1]
     np.testing.assert_array_equal(whole, wrapped(sums(a, points, w, right_zero)))
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     inputs[0] = laid_out(rng, a, str(rng.choice(LAYOUTS)))
-    assert same_bits(whole, run("IGEMM", layout(rng, shape, np.int32), inputs, params(True), tiles, isa))
+    assert same_bits(whole, run("QGEMM", layout(rng, shape, np.int32), inputs, params(True), tiles, isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -157,7 +157,7 @@ def test_floats(isa, seed, lead, m, k, n, kind, types, zeros, factor, bias, resi
     inputs = [laid_out(rng, a, kind), b, biases, residuals, factors, left_zero]
     p = params(any_zeros, activation, residual_last)
     out = layout(rng, shape, plain=plain)
-    whole = run("IGEMM", out, inputs, p, isa=isa)
+    whole = run("QGEMM", out, inputs, p, isa=isa)
 
     total = sums(a, None if left_zero is None else left_zero[..., :1], w, right_zero)
     scaled = total * (1.0 if factors is None else factors.astype(np.float64))
@@ -175,7 +175,7 @@ def test_floats(isa, seed, lead, m, k, n, kind, types, zeros, factor, bias, resi
 
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     relaid = [laid_out(rng, a, str(rng.choice(LAYOUTS))), b, *(None if x is None else filled(rng, x) for x in inputs[2:])]
-    assert same_bits(whole, run("IGEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on tile or layout"
+    assert same_bits(whole, run("QGEMM", layout(rng, shape), relaid, p, tiles, isa)), "bits depend on tile or layout"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -210,15 +210,15 @@ def test_bytes_are_what_quantize_makes_of_floats(
             values = rng.standard_normal([1 if rng.random() < 0.3 else d for d in shape]) * size
             values = np.where(edges & (rng.random(values.shape) < 0.1), rng.choice(EDGES, values.shape), values)
             inputs[i] = broadcast(rng, values.astype(np.float32), shape, plain)
-    floats = run("IGEMM", layout(rng, shape, plain=plain), inputs, params(zeros, activation, residual_last), isa=isa)
+    floats = run("QGEMM", layout(rng, shape, plain=plain), inputs, params(zeros, activation, residual_last), isa=isa)
     info = np.iinfo(to)
     scale, zero = scale_of(rng, floats, of_scale), int(rng.integers(info.min, info.max + 1))
     p = params(zeros, activation, residual_last, scale, zero)
-    whole = run("IGEMM", layout(rng, shape, to, plain), inputs, p, isa=isa)
+    whole = run("QGEMM", layout(rng, shape, to, plain), inputs, p, isa=isa)
     np.testing.assert_array_equal(whole, quantised(floats, scale, zero, to, isa), f"scale {scale}, zero {zero}")
     tiles = boxes(rng, shape, int(rng.integers(2, 9)))
     inputs[0] = laid_out(rng, a, str(rng.choice(LAYOUTS)))
-    assert same_bits(whole, run("IGEMM", layout(rng, shape, to), inputs, p, tiles, isa)), "bits depend on tile or layout"
+    assert same_bits(whole, run("QGEMM", layout(rng, shape, to), inputs, p, tiles, isa)), "bits depend on tile or layout"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -235,8 +235,8 @@ def test_every_edge_over_every_scale(isa, to):
             values = np.concatenate([np.array(EDGES, np.float32), *near, some]).astype(np.float32)
             a, (b, _) = np.zeros((2, 4), np.uint8), packed(np.zeros((4, values.size), np.int8), None)
             bias, zero = np.broadcast_to(values, (2, values.size)), int(np.iinfo(to).min) + 100
-            got = run("IGEMM", np.empty(bias.shape, to), [a, b, bias], params(0, scale=float(scale), zero=zero), isa=isa)
-            floats = run("IGEMM", np.empty(bias.shape, np.float32), [a, b, bias], params(0), isa=isa)
+            got = run("QGEMM", np.empty(bias.shape, to), [a, b, bias], params(0, scale=float(scale), zero=zero), isa=isa)
+            floats = run("QGEMM", np.empty(bias.shape, np.float32), [a, b, bias], params(0), isa=isa)
             want = quantised(floats, float(scale), zero, to, isa)
             wrong = np.flatnonzero(got[0] != want[0])
             assert (got == want).all(), f"scale {scale!r}: {[(values[i], got[0, i], want[0, i]) for i in wrong[:5]]}"
@@ -252,9 +252,9 @@ def test_every_number_of_rows_and_terms(isa):
             b, _ = packed(w, None)
             out, wanted = np.empty((m, 75), np.int32), sums(a, None, w, None)
             for given_a in (a, laid_out(rng, a, "apart"), laid_out(rng, a, "columns")):
-                np.testing.assert_array_equal(run("IGEMM", out, [given_a, b], params(0), isa=isa), wanted)
+                np.testing.assert_array_equal(run("QGEMM", out, [given_a, b], params(0), isa=isa), wanted)
             parts = [([0, 0], [m, 15]), ([0, 15], [m, 47]), ([0, 47], [m, 48]), ([0, 48], [m, 75])]
-            np.testing.assert_array_equal(run("IGEMM", out, [a, b], params(0), parts, isa=isa), wanted)
+            np.testing.assert_array_equal(run("QGEMM", out, [a, b], params(0), parts, isa=isa), wanted)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -268,9 +268,9 @@ def test_sums_wrap(isa):
         for of_a, of_b in ((None, None), (left, None), (None, right), (left, right)):
             b, zeros = packed(w, of_b)
             total = sums(a, None if of_a is None else of_a[:, :1], w, of_b)
-            out = run("IGEMM", np.empty((m, n), np.int32), [a, b, None, None, None, of_a], params(zeros), isa=isa)
+            out = run("QGEMM", np.empty((m, n), np.int32), [a, b, None, None, None, of_a], params(zeros), isa=isa)
             np.testing.assert_array_equal(out, wrapped(total))
-            floats = run("IGEMM", np.empty((m, n), np.float32), [a, b, None, None, None, of_a], params(zeros), isa=isa)
+            floats = run("QGEMM", np.empty((m, n), np.float32), [a, b, None, None, None, of_a], params(zeros), isa=isa)
             np.testing.assert_array_equal(floats, wrapped(total).astype(np.float32))
     assert (np.abs(total) >= 2**31).any()
 
@@ -289,7 +289,7 @@ def test_packing(of_b, zero):
         a = drawn(rng, (5, k), np.int8)
         out = np.empty((5, n), np.int32)
         for given_zeros in {zeros, True}:
-            result = run("IGEMM", out, [a, packed_by_hand(w, point)], params(given_zeros))
+            result = run("QGEMM", out, [a, packed_by_hand(w, point)], params(given_zeros))
             np.testing.assert_array_equal(result, sums(a, None, w, point))
 
 
@@ -305,9 +305,9 @@ def test_equal_zero_points_are_one():
 @pytest.mark.parametrize("isa", ISAS)
 def test_empty_sum_is_zero(isa):
     a, (b, _) = np.empty((3, 0), np.uint8), packed(np.empty((0, 5), np.int8), None)
-    assert (run("IGEMM", np.empty((3, 5), np.int32), [a, b], params(0), isa=isa) == 0).all()
+    assert (run("QGEMM", np.empty((3, 5), np.int32), [a, b], params(0), isa=isa) == 0).all()
     bias = np.broadcast_to(np.arange(5, dtype=np.float32), (3, 5))
-    assert (run("IGEMM", np.empty((3, 5), np.float32), [a, b, bias], params(1), isa=isa) == bias).all()
+    assert (run("QGEMM", np.empty((3, 5), np.float32), [a, b, bias], params(1), isa=isa) == bias).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -315,10 +315,10 @@ def test_infinity_and_nan_of_operands_stay_where_they_are(isa):
     rng = np.random.default_rng(4)
     a, (b, _) = drawn(rng, (9, 40), np.uint8), packed(drawn(rng, (40, 70), np.int8), None)
     factor, bias = np.ones((1, 70), np.float32), np.zeros((1, 70), np.float32)
-    plain = run("IGEMM", np.empty((9, 70), np.float32), [a, b], params(0), isa=isa)
+    plain = run("QGEMM", np.empty((9, 70), np.float32), [a, b], params(0), isa=isa)
     factor[0, 5], bias[0, 37] = np.nan, -np.inf
     result = run(
-        "IGEMM",
+        "QGEMM",
         np.empty((9, 70), np.float32),
         [a, b, *(np.broadcast_to(x, (9, 70)) for x in (bias,)), None, np.broadcast_to(factor, (9, 70))],
         params(0),
@@ -334,7 +334,7 @@ def test_no_rows_and_no_columns():
     a, (b, _) = np.ones((3, 8), np.uint8), packed(np.ones((8, 40), np.int8), None)
     out = np.full((3, 40), 5, np.int32)
     for lo, hi in (([1, 0], [1, 40]), ([0, 33], [3, 33])):
-        assert _kernels.call("IGEMM", [out, a, b], params(0), lo, hi) == 0
+        assert _kernels.call("QGEMM", [out, a, b], params(0), lo, hi) == 0
     assert (out == 5).all()
 
 
@@ -346,15 +346,15 @@ def test_the_planner_knows_the_scratch(depth):
         a, w = laid_out(rng, drawn(rng, (*lead, m, depth), np.int8), "apart"), drawn(rng, (depth, 33), np.int8)
         (b, zeros), out = packed(w, None), np.empty(shape, np.int32)
         rows = out.size // 33
-        asked = _kernels.scratch("IGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape)
+        asked = _kernels.scratch("QGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape)
         assert asked == bytes_scratch(rows, depth)
         part = [*[0] * len(lead), m - 1, 3], [*shape[:-1], 8]
-        assert _kernels.scratch("IGEMM", [out, a, b], params(zeros), *part) == bytes_scratch(rows // m, depth)
+        assert _kernels.scratch("QGEMM", [out, a, b], params(zeros), *part) == bytes_scratch(rows // m, depth)
         for isa in ISAS:
-            assert _kernels.call("IGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape, isa, asked) == 0
+            assert _kernels.call("QGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape, isa, asked) == 0
             np.testing.assert_array_equal(out, sums(a, None, w, None))
             out[...] = 7
-            assert _kernels.call("IGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape, isa, asked - 1) == SCRATCH
+            assert _kernels.call("QGEMM", [out, a, b], params(zeros), [0] * out.ndim, shape, isa, asked - 1) == SCRATCH
             assert (out == 7).all()
 
 
@@ -364,27 +364,27 @@ def test_bad_arguments_are_refused(isa):
     whole, single = np.empty((2, 5), np.int32), np.empty((2, 5), np.float32)
     extra = np.ones((2, 5), np.float32)
 
-    def igemm(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
-        return _kernels.call("IGEMM", list(args), p or params(0), [0] * args[0].ndim, args[0].shape, isa)
+    def qgemm(*args: np.ndarray | None, p: list[int | float] | None = None) -> int:
+        return _kernels.call("QGEMM", list(args), p or params(0), [0] * args[0].ndim, args[0].shape, isa)
 
-    assert igemm(whole, a, b) == igemm(single, a, b, extra, extra, extra, np.ones((2, 5), np.uint8)) == 0
-    assert igemm(np.empty((2, 5), np.float64), a, b) == BAD_ARGUMENT
-    assert igemm(np.empty((2, 5), np.uint32), a, b) == BAD_ARGUMENT
-    assert igemm(whole, a.astype(np.float32), b) == BAD_ARGUMENT
-    assert igemm(whole, a.astype(np.int16), b) == BAD_ARGUMENT
-    assert igemm(whole, a, b.view(np.uint8)) == BAD_ARGUMENT
-    assert igemm(whole, a, b[0]) == BAD_ARGUMENT
-    assert igemm(whole, a[None], b) == BAD_ARGUMENT
-    assert igemm(whole[0], a[0], b) == BAD_ARGUMENT
+    assert qgemm(whole, a, b) == qgemm(single, a, b, extra, extra, extra, np.ones((2, 5), np.uint8)) == 0
+    assert qgemm(np.empty((2, 5), np.float64), a, b) == BAD_ARGUMENT
+    assert qgemm(np.empty((2, 5), np.uint32), a, b) == BAD_ARGUMENT
+    assert qgemm(whole, a.astype(np.float32), b) == BAD_ARGUMENT
+    assert qgemm(whole, a.astype(np.int16), b) == BAD_ARGUMENT
+    assert qgemm(whole, a, b.view(np.uint8)) == BAD_ARGUMENT
+    assert qgemm(whole, a, b[0]) == BAD_ARGUMENT
+    assert qgemm(whole, a[None], b) == BAD_ARGUMENT
+    assert qgemm(whole[0], a[0], b) == BAD_ARGUMENT
     for place in range(3):
         before = [None] * place
-        assert igemm(whole, a, b, *before, extra) == BAD_ARGUMENT, "sums themselves take nothing"
-        assert igemm(single, a, b, *before, extra.astype(np.float64)) == BAD_ARGUMENT
-        assert igemm(single, a, b, *before, extra[None]) == BAD_ARGUMENT
+        assert qgemm(whole, a, b, *before, extra) == BAD_ARGUMENT, "sums themselves take nothing"
+        assert qgemm(single, a, b, *before, extra.astype(np.float64)) == BAD_ARGUMENT
+        assert qgemm(single, a, b, *before, extra[None]) == BAD_ARGUMENT
     for zero in (extra, np.ones((2, 5), np.int8), np.ones(5, np.uint8)):
-        assert igemm(single, a, b, None, None, None, zero) == BAD_ARGUMENT
-    assert igemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
-    assert igemm(single, a, b, p=[0, -1, 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
+        assert qgemm(single, a, b, None, None, None, zero) == BAD_ARGUMENT
+    assert qgemm(single, a, b, p=[0, len(UNARY), 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
+    assert qgemm(single, a, b, p=[0, -1, 0.0, 0.0, 0, 1.0, 0]) == BAD_ARGUMENT
 
 
 # ------------------------------------------------------------------------------------------------------ without the instruction
@@ -402,16 +402,16 @@ def digests() -> str:
                 factor, bias, residual = (broadcast(rng, rng.standard_normal(d, np.float32), (m, n)) for d in ((1, n), (1, n), (m, n)))
                 factor = factor * np.float32(1e-4)
                 point = broadcast(rng, drawn(rng, (m, 1), a.dtype.type), (m, n))
-                state.update(run("IGEMM", np.empty((m, n), np.int32), [a, b, None, None, None, point], params(zeros), isa=isa))
+                state.update(run("QGEMM", np.empty((m, n), np.int32), [a, b, None, None, None, point], params(zeros), isa=isa))
                 operands = [a, b, bias, residual, factor, point]
-                state.update(run("IGEMM", np.empty((m, n), np.float32), operands, params(zeros, activation, m % 3), isa=isa))
-                state.update(run("IGEMM", np.empty((m, n), np.int8), operands, params(zeros, activation, m % 3, 0.03, 7), isa=isa))
+                state.update(run("QGEMM", np.empty((m, n), np.float32), operands, params(zeros, activation, m % 3), isa=isa))
+                state.update(run("QGEMM", np.empty((m, n), np.int8), operands, params(zeros, activation, m % 3, 0.03, 7), isa=isa))
         lines.append(f"{isa} {_isa.sums_bytes(isa)} {state.hexdigest()}")
     return "\n".join(lines)
 
 
 def test_without_the_instruction_bits_are_the_same(tmp_path):
-    check_digests(tmp_path, "test_igemm", digests())
+    check_digests(tmp_path, "test_qgemm", digests())
 
 
 def test_all_of_this_without_the_instruction(tmp_path):
