@@ -5,10 +5,9 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/test_,$(addsuffix .py,ages interleavings sanitizers tsan unlike_cores)) \
-  tests/unit tests/kernels tests/conformance tests/models
+BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
-WHEEL_TESTS ?= $(addprefix tests/api/test_,$(addsuffix .py,cli examples handles peers runtime)) \
+WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py
 # The longest of those: nothing in them is found by where it lies that shorter ones do not find so, too.
 WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_the_batch)'
@@ -76,10 +75,10 @@ sanitize: setup
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake --build $(SANITIZE)/build
 	@$(BIN)/cmake --install $(SANITIZE)/build --prefix $(SANITIZE)/site >/dev/null
-	@$(BIN)/python tests/stress/sanitized.py $(SANITIZE)/site -m pytest -q tests/kernels tests/unit/test_plan_fuzz.py tests/unit/test_plan_graphs.py \
-	  --deselect tests/kernels/test_isa.py
-	@for fuzzer in plans models; do $(BIN)/python tests/stress/sanitized.py $(SANITIZE)/site -W ignore tests/stress/fuzz.py $$fuzzer --seconds $(FUZZ_SECONDS); done
-	@$(BIN)/python -m pytest -q tests/stress/test_sanitizers.py tests/stress/test_tsan.py
+	@$(BIN)/python tests/stress/sanitizers/sanitized.py $(SANITIZE)/site -m pytest -q tests/kernels \
+	  tests/unit/planner/plan/test_plan_fuzz.py tests/unit/planner/plan/test_plan_graphs.py --deselect tests/kernels/dispatch/test_isa.py
+	@for fuzzer in plans models; do $(BIN)/python tests/stress/sanitizers/sanitized.py $(SANITIZE)/site -W ignore tests/stress/fuzz/fuzz.py $$fuzzer --seconds $(FUZZ_SECONDS); done
+	@$(BIN)/python -m pytest -q tests/stress/sanitizers/test_sanitizers.py tests/stress/engine/test_tsan.py
 
 zoo: setup
 	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/models $(TEST_FLAGS)

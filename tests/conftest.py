@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import folders
 import psutil
 import pytest
 
@@ -77,7 +78,7 @@ def _mappings() -> int:
 @pytest.fixture(autouse=True)
 def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test of an audited folder that leaves a segment, a process, a descriptor or a mapping."""
-    if not AUDITED & set(request.path.parts):
+    if request.path.relative_to(folders.TESTS).parts[0] not in AUDITED:
         yield
         return
     segments, processes, descriptors, mappings, files = _segments(), _descendants(), _descriptors(), _mappings(), _run_files()

@@ -10,8 +10,8 @@
  * Store-then-load order always comes from seq operations on the words themselves, never from stand-alone fences: those are invisible to
  * ThreadSanitizer, and on x86 a seq store (xchg) costs what a fence would.
  *
- * Under ASPEN_MODEL_CHECK every operation except `stat` goes to the model checker (tests/stress/model.c), which decides who runs next.
- * Under ASPEN_CRASH_POINTS every operation first calls aspen_crash_point() (tests/crash/world.h), which may end the process there.
+ * Under ASPEN_MODEL_CHECK every operation except `stat` goes to the model checker (tests/stress/model_checker/model.c), which decides who runs next.
+ * Under ASPEN_CRASH_POINTS every operation first calls aspen_crash_point() (tests/crash/storm/world.h), which may end the process there.
  */
 #ifndef ASPEN_ATOMICS_H
 #define ASPEN_ATOMICS_H

@@ -3,22 +3,18 @@ kernels, and the same bits for any tiling and instruction set of trees."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from forests import MODES, attributes, rows, sums
 from kernel_runner import KernelRunner
 from onnx import TensorProto, helper, numpy_helper
 from test_plans_agree import ISAS, planned
 
 from aspen_mp.shm.errors import ModelInvalidError
-
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from forests import MODES, attributes, rows, sums
 
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")

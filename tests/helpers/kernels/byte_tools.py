@@ -1,0 +1,79 @@
+"""What tests of products of bytes share: values, wrapping sums, bytes that are written, and the same tests without the processor's
+instruction."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import folders
+import numpy as np
+
+from aspen_mp.workers import _kernels
+
+Array = np.ndarray[Any, np.dtype[Any]]
+SWITCH = "ASPEN_MP_VNNI"
+WITHOUT = os.environ.get(SWITCH) == "off"
+BAD_ARGUMENT, SCRATCH = 2, 3
+BYTES = [np.int8, np.uint8]
+ODD_SCALES = [0.0, -0.0, -1.0, -0.3, np.inf, -np.inf, np.nan, 1e-45, 3e-42, 1e-38, 1e-31, 1e-30, 2e-30, 9e29, 1e30, 2e30, 3.4e38]
+EDGES = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-45, -1e-45, 1e-38, 0.0, -0.0, 1e30, -1e30]
+
+
+def drawn(rng: np.random.Generator, shape: tuple[int, ...] | list[int], dtype: type) -> Array:
+    """Bytes of any size, or the largest and smallest alone."""
+    info = np.iinfo(dtype)
+    if rng.random() < 0.3:
+        return rng.choice(np.array([info.min, info.max], dtype), shape)
+    return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def wrapped(total: Array) -> Array:
+    """Modulo 2^32, as int32."""
+    return total.astype(np.uint64).astype(np.uint32).view(np.int32)
+
+
+def scale_of(rng: np.random.Generator, values: Array, kind: str) -> float:
+    """Of bytes for these values, as a kernel holds it. "fit": most levels are within the type; "ties": a power of 2 of that size, so that
+    whole numbers lie between two levels; "odd": one that no tool writes."""
+    if kind == "odd":
+        return float(np.float32(rng.choice(ODD_SCALES)))
+    finite = np.abs(values[np.isfinite(values)])
+    size = float(finite.max(initial=0.0)) / float(rng.choice([20, 120, 400])) or 1.0
+    return float(np.float32(2.0 ** np.round(np.log2(size)) if kind == "ties" else min(max(size, 1e-44), 1e38)))
+
+
+def quantised(values: Array, scale: float, zero: int, dtype: type, isa: str) -> Array:
+    """What QUANTIZE makes of floats."""
+    out = np.empty(values.shape, dtype)
+    each = [np.broadcast_to(np.array(v, t), values.shape) for v, t in ((scale, np.float32), (zero, dtype))]
+    assert _kernels.call("QUANTIZE", [out, values, *each], [0], [0] * out.ndim, out.shape, isa) == 0
+    return out
+
+
+def elsewhere(folder: Path, *command: str, switch: str = SWITCH) -> subprocess.CompletedProcess[str]:
+    """In a process that asks for the instruction anew, and is told that there is none. `switch`: the variable that says so."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    path = [*folders.FOLDERS, *filter(None, [env.get("PYTHONPATH")])]
+    env |= {switch: "off", "PYTHONPATH": os.pathsep.join(path)}
+    like_us = ["-S", "-P"] if sys.flags.no_site else []  # as `make sanitize` starts it
+    return subprocess.run([sys.executable, *like_us, *command], env=env, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def check_digests(folder: Path, module: str, ours: str) -> None:
+    """`digests` of a module has the same results without the instruction. Lines: ISA, whether it has the instruction, digest."""
+    done = elsewhere(folder, "-c", f"import {module}; print({module}.digests())")
+    assert done.returncode == 0, done.stderr
+    without = [line.split() for line in done.stdout.splitlines()]
+    assert [(isa, digest) for isa, _, digest in without] == [(isa, digest) for isa, _, digest in map(str.split, ours.splitlines())]
+    assert all(instruction == "False" for _, instruction, _ in without)
+
+
+def check_without(folder: Path, file: str, switch: str = SWITCH) -> None:
+    """The other tests of a file."""
+    done = elsewhere(folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not without", file, switch=switch)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,74 @@
+"""What tests that end processes have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import small_models
+
+import aspen_mp
+
+WATCHDOG_S = 60.0
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((1, 64, 64, 64)).astype(np.float32)}
+
+
+def chain(runtime: aspen_mp.Runtime) -> aspen_mp.Model:
+    return runtime.load(small_models.conv_chain(24, 64, 64))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
+    found = []
+    for child in psutil.Process(runtime.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile, whichever it was
+            if child.name() == "aspen-plan":
+                found.append(child.pid)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WATCHDOG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"watchdog: {what}"
+        time.sleep(0.005)
+
+
+def own_cgroup(controller: str, pid: int | str = "self") -> Path:
+    """A process's cgroup of version 1."""
+    lines = (line.split(":") for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+    own = next((line for line in lines if controller in line[1].split(",")), None)
+    return Path("/sys/fs/cgroup") / (own[1] if own else "") / (own[2].lstrip("/") if own else "")
+
+
+@contextlib.contextmanager
+def cgroup(controller: str) -> Iterator[Path]:
+    """A cgroup of our own, where this machine lets us make one."""
+    folder = own_cgroup(controller) / f"aspen-test-{os.getpid()}"
+    made = None
+    with contextlib.suppress(OSError):
+        folder.mkdir()
+        made = folder
+    try:
+        if made is None or not any(made.glob(f"{controller}.*")):
+            pytest.skip(f"no cgroup with {controller} can be made here")
+        yield made
+    finally:
+        if made is not None:
+            wait_until(lambda: not (made / "cgroup.procs").read_text(), "the cgroup to be empty")
+            made.rmdir()

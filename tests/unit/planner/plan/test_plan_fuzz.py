@@ -1,0 +1,148 @@
+"""Plans with a few fields changed at random: validate() refuses them, or executing them harms nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from elastic_plans import GRAPHS, Make, elastic
+from graphs_by_hand import GraphBuilder
+from guard_pages import guarded
+from small_graphs import (
+    attention,
+    concat_shapes,
+    depthwise,
+    products_of_bits,
+    products_of_pairs,
+    random_grids,
+    residual_block,
+    sequence_ops,
+)
+
+from aspen_mp.planner.build import PlanOptions, build_plan
+from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.planner.plan.validate import validate
+from aspen_mp.shm.errors import PlanError
+from aspen_mp.shm.tables import KERNELS, OP, OPERAND, PLAN_HEADER, SLOPE, SLOPE_TABLES, TILE
+from aspen_mp.workers._dse import PlanRunner
+
+CASES = 150
+
+
+def mutate(raw: bytearray, rng: np.random.Generator) -> str:
+    """Changes one or two numbers that decide what a kernel touches, to values close to the old ones or to extremes."""
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    done = []
+    for _ in range(int(rng.integers(1, 3))):
+        kind = str(rng.choice(["operand", "param", "kernel", "box", "dtype", "rank"]))
+        if header["n_slopes"] and rng.random() < 0.6:
+            kind = "slope"
+        value = int(rng.choice([-1, 1, 2, -2, 32, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, 1 << 62]))
+        if kind == "param":
+            target = np.frombuffer(raw, np.int64, header["n_params"], int(header["params"]))
+            k = int(rng.integers(len(target)))
+            old = int(target[k])
+            target[k] = np.clip(old + value, -(1 << 63), (1 << 63) - 1) if rng.random() < 0.7 else value
+        elif kind == "box":
+            tiles = np.frombuffer(raw, TILE, header["n_tiles"], int(header["tiles"]))
+            k = int(rng.integers(len(tiles)))
+            side = tiles[str(rng.choice(["lo", "hi"]))]
+            axis = int(rng.integers(6))
+            side[k, axis] = (int(side[k, axis]) + value) % (1 << 32)
+        elif kind == "kernel":
+            ops = np.frombuffer(raw, OP, header["n_ops"], int(header["ops"]))
+            k = int(rng.integers(len(ops)))
+            same = [x.code for x in KERNELS.values() if x.n_params == ops["n_params"][k]]
+            ops["kernel"][k] = int(rng.choice(same or [0]))
+        elif kind == "slope":
+            slopes = np.frombuffer(raw, SLOPE, header["n_slopes"], int(header["slopes"]))
+            k = int(rng.integers(len(slopes)))
+            one = slopes[k : k + 1]
+            name = str(rng.choice(["table", "index", "per", "every", "rest"]))
+            if name == "per":
+                one["per"] = int(one["per"][0]) + int(np.clip(value, -64, 64)) if rng.random() < 0.8 else value
+            elif name in ("every", "rest"):
+                one[name] = int(rng.integers(4))
+            elif name == "table":
+                one["table"] = int(rng.integers(len(SLOPE_TABLES) + 1))
+            else:
+                one["index"] = int(rng.integers(header["n_operands"] * 8)) if rng.random() < 0.8 else value % (1 << 32)
+        else:
+            operands = np.frombuffer(raw, OPERAND, header["n_operands"], int(header["operands"]))
+            k = int(rng.integers(len(operands)))
+            name = {"operand": str(rng.choice(["dims", "strides", "offset"]))}.get(kind, kind)
+            if name in ("dims", "strides"):
+                operands[name][k, int(rng.integers(4))] += value
+            elif name == "offset":
+                operands[name][k] += 4 * (value % 64)
+            else:
+                operands[name][k] = int(rng.integers(1, 14 if name == "dtype" else 9))
+        done.append(f"{kind}[{k}] {value}")
+    return ", ".join(done)
+
+
+def execute(raw: bytearray, weights: Any) -> None:
+    header = np.frombuffer(raw, PLAN_HEADER, 1)[0]
+    segment = guarded(len(raw))
+    segment[: len(raw)] = np.frombuffer(raw, np.uint8)
+    arena, request = guarded(int(header["arena_bytes"])), guarded(int(header["request_bytes"]))
+    runner = PlanRunner(segment, [weights] if header["n_weights"] else [], arena, request, extent=int(header["most"]))
+    for extent in sorted({*range(int(header["least"]), int(header["most"]) + 1, 3), int(header["least"]), int(header["most"])}):
+        runner.move(extent)
+        runner.run("fifo")
+
+
+def survives(raw: bytearray, weights: Any) -> bool:
+    """Executes the plan in a child process; False if a signal killed it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            signal.alarm(20)
+            execute(raw, weights)
+        except PlanError:
+            code = 1
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.WIFEXITED(status)
+
+
+def packed(plan: Plan) -> Any:
+    directory, size = plan.default_directory()
+    weights = guarded(size)
+    for item in plan.weights:
+        at = directory[item.key][1]
+        item.write(memoryview(weights)[at : at + item.nbytes])
+    return weights
+
+
+def harmless(plan: Plan) -> None:
+    good, weights = plan.segment(), packed(plan)
+    assert survives(good, weights)
+    rng = np.random.default_rng(11)
+    accepted = 0
+    for case in range(CASES):
+        raw = bytearray(good)
+        what = mutate(raw, rng)
+        try:
+            validate(raw)
+        except PlanError:
+            continue
+        accepted += 1
+        assert survives(raw, weights), f"case {case}: {what}"
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("graph", [residual_block, attention, depthwise, concat_shapes, sequence_ops, products_of_bits, products_of_pairs])
+def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
+    harmless(build_plan(graph(GraphBuilder()), workers=2, options=PlanOptions(grids=random_grids(1))))
+
+
+@pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
+def test_changed_slopes_do_no_harm(make: Make, least: int, most: int, barriers: bool) -> None:
+    harmless(elastic(make, least, most, barriers=barriers))
