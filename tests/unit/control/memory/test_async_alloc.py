@@ -14,6 +14,7 @@ from aspen_mp.control.memory.async_alloc import AT_ONCE, PROCESSES, AsyncAllocat
 from aspen_mp.control.wire.event_loop import Loop
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.segments import Segment, memory_available, reserve_for
+from aspen_mp.workers import process
 
 WATCHDOG_S = 60.0
 MIB = 1 << 20
@@ -83,7 +84,7 @@ def test_the_loop_goes_on_meanwhile(bench: Bench, monkeypatch: pytest.MonkeyPatc
         return reserve_for(fd, nbytes)
 
     monkeypatch.setattr(async_alloc, "reserve_for", slow)
-    monkeypatch.setattr(async_alloc.process, "keep_only", lambda fds: None)
+    monkeypatch.setattr(process, "keep_only", lambda fds: None)
     for number in range(PROCESSES + 1):
         bench.ask(number, 20 * MIB)
     for _ in range(PROCESSES):
