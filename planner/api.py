@@ -11,7 +11,7 @@ from aspen_mp.planner import stages
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.machine import Machine
-from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
 from aspen_mp.planner.ir.graph import Graph, Node
 from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Planning, Vectors

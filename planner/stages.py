@@ -9,7 +9,7 @@ non-maximum suppression …) or a value is no plain tensor (strings, sequences, 
 - small operators behind those nodes belong to the same tile (`LIGHT`): what follows from a number of detections is then executed
   without a plan for that number, and only what is worth a plan (convolutions, products, regions of interest) has one for each;
 - where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
-  ordinary stage (`planner/frontends/enclosed.py`);
+  ordinary stage (`planner/frontends/binding/enclosed.py`);
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
   that value (`Stage.needs`) and is planned again with it.
 
@@ -28,8 +28,9 @@ import numpy as np
 import onnx
 
 from aspen_mp.planner.frontends import check, tensors
-from aspen_mp.planner.frontends.bind import Binder, Binding, Blocked, Item, item
-from aspen_mp.planner.frontends.enclosed import Enclosed
+from aspen_mp.planner.frontends.binding.bind import Binder, Binding
+from aspen_mp.planner.frontends.binding.enclosed import Enclosed
+from aspen_mp.planner.frontends.binding.items import Blocked, Item, item
 from aspen_mp.planner.frontends.functions import subgraphs
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor

@@ -15,7 +15,7 @@ from aspen_mp.shm.scarcity import is_scarce
 
 PLANNER: Final = (
     *("numpy", "ml_dtypes", "google.protobuf.json_format", "onnx", "onnx.shape_inference", "aspen_mp.planner.frontends.onnx"),
-    *("aspen_mp.planner.frontends.bind", "aspen_mp.planner.lower", "aspen_mp.planner.stages", "aspen_mp.planner.build"),
+    *("aspen_mp.planner.frontends.binding.bind", "aspen_mp.planner.lower", "aspen_mp.planner.stages", "aspen_mp.planner.build"),
     *("aspen_mp.planner.api", "aspen_mp.planner.plan.plan_file"),
 )
 IDLE_S: Final = 0.2

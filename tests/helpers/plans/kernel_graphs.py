@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aspen_mp.planner import api, stages
-from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.onnx import Model, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.layout.storage import ELEMENTWISE

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from aspen_mp.planner import api
-from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.evaluate import RANDOM
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.plan.validate import validate

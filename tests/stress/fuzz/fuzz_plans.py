@@ -16,7 +16,7 @@ from fuzzing import Finding, numbers
 from guard_pages import guarded
 
 from aspen_mp.planner import api
-from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import AspenError, PlanError

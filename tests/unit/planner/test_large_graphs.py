@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from aspen_mp.bench import models
 from aspen_mp.planner import api, build
 from aspen_mp.planner.cost import tile_cost
-from aspen_mp.planner.frontends import bind
+from aspen_mp.planner.frontends.binding import inference
 from aspen_mp.planner.job.options import Planning
 from aspen_mp.planner.layout.storage import ARENA, Buffer, Storage
 from aspen_mp.planner.layout.strides import Run
@@ -121,7 +121,7 @@ def test_what_repeats_is_worked_out_once(seed: int, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(where, name, call)
 
     for where, name in (
-        *((bind.shape_inference, "infer_node_outputs"), (verify, "fits"), (edges, "_connect"), (build._Writer, "_forms")),
+        *((inference.shape_inference, "infer_node_outputs"), (verify, "fits"), (edges, "_connect"), (build._Writer, "_forms")),
         *((tile_cost, "tile_costs"), (build, "kernel_params"), (validate, "_check_call")),
     ):
         counted(where, name)

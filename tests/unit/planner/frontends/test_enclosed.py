@@ -15,7 +15,7 @@ from net_tools import Net
 from onnx import numpy_helper
 
 from aspen_mp.planner import api, stages
-from aspen_mp.planner.frontends import enclosed
+from aspen_mp.planner.frontends.binding import enclosed
 
 TOKENS, WIDTH, INNER, EXPERTS, CHOSEN = 11, 12, 20, 4, 2
 SHAPE = (TOKENS, WIDTH)

@@ -10,7 +10,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
 
-from aspen_mp.planner.frontends import plain_shapes
+from aspen_mp.planner.frontends.binding import plain_shapes
 from aspen_mp.planner.frontends.evaluate import attributes
 from aspen_mp.planner.ir.graph import Tensor
 

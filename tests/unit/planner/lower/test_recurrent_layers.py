@@ -17,7 +17,7 @@ from test_recurrent import GATES, NAMES, model, run, tensors
 
 from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
-from aspen_mp.planner.frontends.bind import Binding
+from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job.options import Planning
 from aspen_mp.planner.lower import recurrent

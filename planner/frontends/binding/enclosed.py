@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from aspen_mp.planner.frontends.bind import Item
+from aspen_mp.planner.frontends.binding.items import Item
 from aspen_mp.planner.ir.graph import Node, Tensor
 
 _ENDS: Final = {"ScatterElements", "ScatterND"}
