@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from aspen_mp.client.requests.zero_copy import address
 from aspen_mp.client.restart import MOST_LOSSES
 from aspen_mp.client.signature import Signature, ValueInfo
 from aspen_mp.client.source import Source
-from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, stream_async
+from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms, stream_async
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
 from aspen_mp.shm.bindings import _control, _tally
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.session import Session
 
 PRIORITIES: Final = _control.PRIORITIES
+Started = TypeVar("Started")
 
 
 class Model:
@@ -490,17 +491,8 @@ class Model:
 
         `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
         """
-        names, level = self._signature.wanted(outputs), _priority(priority)
-        return Stream(
-            lambda item: self._start(self._signature.item(item), names, level, copy),
-            items,
-            model=self.name,
-            concurrency=self._concurrency(concurrency),
-            ordered=ordered,
-            timeout=arguments.seconds("timeout", timeout),
-            return_exceptions=return_exceptions,
-            progress=progress,
-        )
+        submit = self._for_items(self._start, outputs, priority, copy)
+        return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
 
     def map_async(
         self,
@@ -520,17 +512,20 @@ class Model:
         Everything is as with `map`, but that items are taken whenever there is a slot, so that a source that waits (a queue, a socket)
         holds up no result. ``aclose()``, or cancelling the task, cancels what is in flight.
         """
+        submit = self._for_items(self._start_soon, outputs, priority, copy)
+        return stream_async(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
+
+    def _for_items(
+        self, start: Callable[[Any, Sequence[str] | None, int, bool], Started], outputs: Sequence[str] | None, priority: str, copy: bool
+    ) -> Callable[[Any], Started]:
+        """The function that starts a request with an item, by `_start` or `_start_soon`."""
         names, level = self._signature.wanted(outputs), _priority(priority)
-        return stream_async(
-            lambda item: self._start_soon(self._signature.item(item), names, level, copy),
-            items,
-            model=self.name,
-            concurrency=self._concurrency(concurrency),
-            ordered=ordered,
-            timeout=arguments.seconds("timeout", timeout),
-            return_exceptions=return_exceptions,
-            progress=progress,
-        )
+        return lambda item: start(self._signature.item(item), names, level, copy)
+
+    def _terms(self, concurrency: int | None, ordered: bool, timeout: float | None, return_exceptions: bool, progress: Progress) -> Terms:
+        """The arguments of `map` and `map_async`, checked."""
+        flying = self._concurrency(concurrency)
+        return Terms(self.name, flying, ordered, arguments.seconds("timeout", timeout), return_exceptions, progress)
 
     @property
     def instances(self) -> int:

@@ -6,18 +6,18 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from operator import length_hint
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from aspen_mp.client.future import too_late
 from aspen_mp.shm.errors import RuntimeLost
 
 if TYPE_CHECKING:
     import asyncio
-    from concurrent.futures import Future as Future_
 
     from rich.progress import Progress as Bar
 
@@ -30,16 +30,10 @@ Progress = bool | Callable[[int, int | None], None]
 None where the iterable does not say."""
 
 
-class Submit(Protocol):
-    """Starts a request with what the iterable gave."""
-
-    def __call__(self, item: Any) -> Future_[Results]: ...
-
-
-class SubmitAsync(Protocol):
-    """The same for an event loop."""
-
-    async def __call__(self, item: Any) -> Future_[Results]: ...
+Submit = Callable[[Any], "Future[Results]"]
+"""Starts a request with what the iterable gave."""
+SubmitAsync = Callable[[Any], Awaitable["Future[Results]"]]
+"""The same for an event loop."""
 
 
 class _Item:
@@ -47,7 +41,7 @@ class _Item:
 
     __slots__ = ("deadline", "future", "index", "late", "source")
 
-    def __init__(self, index: int, future: Future_[Results], deadline: float | None, source: bool = False) -> None:
+    def __init__(self, index: int, future: Future[Results], deadline: float | None, source: bool = False) -> None:
         self.index = index
         self.future = future
         self.deadline = deadline
@@ -62,8 +56,8 @@ class _Item:
         return self.future.exception(0)
 
 
-def _failed(error: BaseException) -> Future_[Results]:
-    future: Future_[Results] = Future()
+def _failed(error: BaseException) -> Future[Results]:
+    future: Future[Results] = Future()
     future.set_exception(error)
     return future
 
@@ -77,6 +71,37 @@ def _noted(error: BaseException, item: _Item) -> BaseException:
     return error
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How items become results, as `Model.map` describes it. `model`: its name, for errors; `timeout`: seconds."""
+
+    model: str
+    concurrency: int
+    ordered: bool
+    timeout: float | None
+    return_exceptions: bool
+    progress: Progress
+
+    def deadline(self) -> float | None:
+        """When the result of an item that is taken now is late, by `time.monotonic`."""
+        return None if self.timeout is None else time.monotonic() + self.timeout
+
+    def late(self, index: int) -> _Item:
+        """An item that has failed, because its result did not come in time."""
+        return _Item(index, _failed(too_late(self.model, self.timeout)), None)
+
+    def result(self, item: _Item) -> Any:
+        """The item's outputs, or its error in their place; with its index where results come in any order. Raises the error that ends
+        everything."""
+        error = item.error()
+        if error is not None:
+            _noted(error, item)
+            if item.source or not self.return_exceptions or isinstance(error, RuntimeLost):
+                raise error
+        outcome = item.future.result() if error is None else error
+        return outcome if self.ordered else (item.index, outcome)
+
+
 R = TypeVar("R")
 
 
@@ -86,31 +111,16 @@ class Stream(Iterator[R]):
     Any thread may take results, also several in turn; each gets its own.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        items: Iterable[Any],
-        *,
-        model: str,
-        concurrency: int,
-        ordered: bool,
-        timeout: float | None,
-        return_exceptions: bool,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, submit: Submit, items: Iterable[Any], terms: Terms) -> None:
         self._submit = submit
-        self._model = model
+        self._terms = terms
         self._items: Iterator[Any] | None = iter(items)
-        self._concurrency = concurrency
-        self._ordered = ordered
-        self._timeout = timeout
-        self._keep_errors = return_exceptions
         self._flying: deque[_Item] = deque()
         self._done: SimpleQueue[_Item] = SimpleQueue()
         self._next = 0
         self._lock = threading.Lock()
         self._closed = False
-        self._progress = _Progress.start(progress, length_hint(items) or None)
+        self._progress = _Progress.start(terms.progress, length_hint(items) or None)
 
     def __iter__(self) -> Stream[R]:
         return self
@@ -140,18 +150,15 @@ class Stream(Iterator[R]):
         item = self._wait()
         if self._closed:
             raise StopIteration
-        error = item.error()
-        if error is not None and (item.source or not self._keep_errors or isinstance(error, RuntimeLost)):
-            raise _noted(error, item)
+        result = self._terms.result(item)
         self._progress.count()
-        result = item.future.result() if error is None else _noted(error, item)
-        return cast("R", result if self._ordered else (item.index, result))
+        return cast("R", result)
 
     # ---- taking
 
     @property
     def _may_take(self) -> bool:
-        return self._items is not None and len(self._flying) < self._concurrency and not self._closed
+        return self._items is not None and len(self._flying) < self._terms.concurrency and not self._closed
 
     def _take(self) -> None:
         assert self._items is not None
@@ -169,11 +176,10 @@ class Stream(Iterator[R]):
                 future = self._submit(value)
             except Exception as error:
                 future = _failed(error)
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        item = _Item(self._next, future, deadline, source)
+        item = _Item(self._next, future, self._terms.deadline(), source)
         self._next += 1
         self._flying.append(item)
-        if not self._ordered and not source:
+        if not self._terms.ordered and not source:
             tell = self._done.put  # not this object, which is to be closed when it is forgotten
             future.add_done_callback(lambda _: None if item.late else tell(item))
         if self._closed:  # by another thread, which has not seen this one
@@ -183,12 +189,12 @@ class Stream(Iterator[R]):
 
     @property
     def _ready(self) -> bool:
-        if self._ordered:
+        if self._terms.ordered:
             return bool(self._flying) and self._flying[0].future.done()
         return not self._done.empty()
 
     def _wait(self) -> _Item:
-        return self._first() if self._ordered else self._any()
+        return self._first() if self._terms.ordered else self._any()
 
     def _first(self) -> _Item:
         item = self._flying[0]
@@ -219,9 +225,7 @@ class Stream(Iterator[R]):
     def _give_up(self, item: _Item) -> _Item:
         """It takes too long; unless its result comes at this very moment."""
         item.late = True
-        if item.future.cancel():
-            return _Item(item.index, _failed(too_late(self._model, self._timeout)), None)
-        return item
+        return self._terms.late(item.index) if item.future.cancel() else item
 
     # ---- the end
 
@@ -245,81 +249,106 @@ class Stream(Iterator[R]):
             self.close()
 
 
-async def stream_async(
-    submit: SubmitAsync,
-    items: Iterable[Any] | AsyncIterable[Any],
-    *,
-    model: str,
-    concurrency: int,
-    ordered: bool,
-    timeout: float | None,
-    return_exceptions: bool,
-    progress: Progress,
-) -> AsyncGenerator[Any, None]:
+async def stream_async(submit: SubmitAsync, items: Iterable[Any] | AsyncIterable[Any], terms: Terms) -> AsyncGenerator[Any, None]:
     """`Stream` for asyncio: an item is taken as soon as a slot is free, whatever the consumer waits for."""
-    import asyncio
-
-    source = _AsyncSource(items)
-    shown = _Progress.start(progress, None if isinstance(items, AsyncIterable) else length_hint(items) or None)
-    flying: deque[_Item] = deque()
-    waits: dict[asyncio.Future[Results], _Item] = {}
-    taking: asyncio.Future[Any] | None = None
-    numbers = itertools.count()
-    failure: BaseException | None = None
-    more = True
+    flight = _Flight(submit, _AsyncSource(items), terms)
+    shown = _Progress.start(terms.progress, None if isinstance(items, AsyncIterable) else length_hint(items) or None)
     try:
-        while more or flying:
-            if more and taking is None and len(flying) < concurrency:
-                taking = asyncio.ensure_future(source.take())
-            ready = next((item for item in (itertools.islice(flying, 1) if ordered else flying) if item.future.done()), None)
-            if ready is None:
-                left = flying[0].left if flying else None
-                pending: list[asyncio.Future[Any]] = [*waits, *([taking] if taking is not None else [])]
-                await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for done in [future for future in waits if future.done()]:
-                    del waits[done]
-                if flying and flying[0].left == 0.0 and not flying[0].future.done():
-                    late = flying[0]
-                    late.future.cancel()
-                    flying[0] = _Item(late.index, _failed(too_late(model, timeout)), None)
-            elif taking is not None:
-                await asyncio.sleep(0)  # an item that is there is taken before a result is handed out
-            if taking is not None and taking.done():
-                done_taking, taking = taking, None
-                try:
-                    value = done_taking.result()
-                except StopAsyncIteration:
-                    more = False
-                except Exception as error:
-                    more, failure = False, error
-                else:
-                    try:
-                        future = await submit(value)
-                    except Exception as error:
-                        future = _failed(error)
-                    item = _Item(next(numbers), future, None if timeout is None else time.monotonic() + timeout)
-                    flying.append(item)
-                    wrapped = asyncio.wrap_future(future)
-                    wrapped.add_done_callback(_seen)
-                    waits[wrapped] = item
+        while flight.more or flight.items:
+            ready = await flight.step()
             if ready is None:
                 continue
-            flying.remove(ready)
-            outcome = ready.error()
-            if outcome is not None and (not return_exceptions or isinstance(outcome, RuntimeLost)):
-                raise _noted(outcome, ready)
+            result = terms.result(ready)
             shown.count()
-            result = ready.future.result() if outcome is None else _noted(outcome, ready)
-            yield result if ordered else (ready.index, result)
-        if failure is not None:
-            raise failure
+            yield result
+        if flight.failure is not None:
+            raise flight.failure
     finally:
-        for item in flying:
-            item.future.cancel()
-        if taking is not None:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+        await flight.end()
         shown.close()
+
+
+class _Flight:
+    """The requests of `stream_async`, and the taking of the next item.
+
+    `items`: in the order in which they were taken. `more`: whether there may be another one; `failure`: why the iterable has none.
+    """
+
+    def __init__(self, submit: SubmitAsync, source: _AsyncSource, terms: Terms) -> None:
+        self._submit = submit
+        self._source = source
+        self._terms = terms
+        self._waits: dict[asyncio.Future[Results], _Item] = {}
+        self._taking: asyncio.Future[Any] | None = None
+        self._next = 0
+        self.items: deque[_Item] = deque()
+        self.more = True
+        self.failure: BaseException | None = None
+
+    async def step(self) -> _Item | None:
+        """Waits for whatever comes first, and takes an item that is there. Returns the one whose turn it is, if it was done before."""
+        import asyncio
+
+        if self.more and self._taking is None and len(self.items) < self._terms.concurrency:
+            self._taking = asyncio.ensure_future(self._source.take())
+        turn = itertools.islice(self.items, 1) if self._terms.ordered else self.items
+        ready = next((item for item in turn if item.future.done()), None)
+        if ready is None:
+            await self._wait()
+        elif self._taking is not None:
+            await asyncio.sleep(0)  # an item that is there is taken before a result is handed out
+        if self._taking is not None and self._taking.done():
+            taken, self._taking = self._taking, None
+            await self._begin(taken)
+        if ready is not None:
+            self.items.remove(ready)
+        return ready
+
+    async def _wait(self) -> None:
+        import asyncio
+
+        pending: list[asyncio.Future[Any]] = [*self._waits, *([self._taking] if self._taking is not None else [])]
+        left = self.items[0].left if self.items else None
+        await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for done in [future for future in self._waits if future.done()]:
+            del self._waits[done]
+        if self.items and self.items[0].left == 0.0 and not self.items[0].future.done():
+            late = self.items[0]
+            late.future.cancel()
+            self.items[0] = self._terms.late(late.index)
+
+    async def _begin(self, taken: asyncio.Future[Any]) -> None:
+        """Starts a request with what was taken."""
+        import asyncio
+
+        try:
+            value = taken.result()
+        except StopAsyncIteration:
+            self.more = False
+            return
+        except Exception as error:
+            self.more, self.failure = False, error
+            return
+        try:
+            future = await self._submit(value)
+        except Exception as error:
+            future = _failed(error)
+        item = _Item(self._next, future, self._terms.deadline())
+        self._next += 1
+        self.items.append(item)
+        wrapped = asyncio.wrap_future(future)
+        wrapped.add_done_callback(_seen)
+        self._waits[wrapped] = item
+
+    async def end(self) -> None:
+        """Cancels what is in flight."""
+        import asyncio
+
+        for item in self.items:
+            item.future.cancel()
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -311,7 +311,7 @@ def test_a_lost_runtime_ends_it(ordered):
 def test_default_concurrency_follows_the_instances(of_one_and_three_instances):
     for instances, model in of_one_and_three_instances.items():
         assert model.instances == instances
-        assert model.map([])._concurrency == 2 * instances
+        assert model.map([])._terms.concurrency == 2 * instances
 
 
 # ---- asyncio
