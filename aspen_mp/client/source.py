@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Planning, Precision
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.shm.errors import RuntimeLost
@@ -58,12 +58,11 @@ class Source:
                 file.close()
 
 
-def _stamp(path: str) -> tuple[int, ...]:
+def _stamp(path: str) -> file_stamp.Stamp:
     try:
-        info = os.stat(path)
+        return file_stamp.of_contents(os.stat(path))
     except OSError:
         return ()
-    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _memfd(data: bytes) -> Memfd:

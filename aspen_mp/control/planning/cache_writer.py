@@ -16,6 +16,7 @@ import msgspec
 
 from aspen_mp.control.planning import plan_cache
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
+from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.forked import fork
 
 WRITER_S = 300
@@ -44,7 +45,7 @@ class Contents:
 
     def __init__(self, paths: Sequence[str]) -> None:
         """`paths`: the model file, then its external data. OSError where one is gone."""
-        self.files = [plan_cache.File(path, plan_cache.stamp_of(os.stat(path))) for path in paths]
+        self.files = [plan_cache.File(path, file_stamp.of_change(os.stat(path))) for path in paths]
         self._begun = time.time_ns()
         self._digest = b""
         self._thread = threading.Thread(target=self._compute, name="aspen-mp digest", daemon=True)
@@ -66,7 +67,7 @@ class Contents:
         self._thread.join()
         with suppress(OSError):
             settled = all(max(file.stamp[3:]) + plan_cache.SETTLED_NS < self._begun for file in self.files)
-            if settled and all(plan_cache.stamp_of(os.stat(file.path)) == file.stamp for file in self.files):
+            if settled and all(file_stamp.of_change(os.stat(file.path)) == file.stamp for file in self.files):
                 return self._digest
         return b""
 

@@ -24,7 +24,7 @@ from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import Stretch
-from aspen_mp.control.wire import protocol
+from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment, spacious
@@ -50,8 +50,8 @@ class Source:
 
     name: str
     path: str = ""
-    stamp: tuple[int, ...] = ()
-    touched: plan_cache.Stamp = ()
+    stamp: file_stamp.Stamp = ()
+    touched: file_stamp.Stamp = ()
     fd: int = -1
     external: list[plan_cache.File] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Source:
             raise ModelParseError(f"cannot read model {path!r}: a path holds no NUL") from None
         if not stat.S_ISREG(info.st_mode):
             raise ModelParseError(f"cannot read model {path!r}: it is {_kind(info)}, not a file")
-        return cls(os.path.splitext(os.path.basename(path))[0], path, _stamp(info), plan_cache.stamp_of(info))
+        return cls(os.path.splitext(os.path.basename(path))[0], path, file_stamp.of_contents(info), file_stamp.of_change(info))
 
     @classmethod
     def from_fd(cls, fd: int, name: str) -> Source:
@@ -94,10 +94,10 @@ class Source:
     def changed(self) -> str:
         """Which of the files that it was read from is no longer the same; empty if none."""
         files = [(self.path, self.stamp)] if self.path else []
-        files += [(file.path, file.stamp[: len(self.stamp)]) for file in self.external]
+        files += [(file.path, file_stamp.contents(file.stamp)) for file in self.external]
         for path, stamp in files:
             try:
-                if _stamp(os.stat(path)) == stamp:
+                if file_stamp.of_contents(os.stat(path)) == stamp:
                     continue
             except OSError:
                 pass
@@ -118,7 +118,7 @@ class Source:
         if self.path:
             self.check()
             model = api.load(self.path)
-            self.external = self.external or [plan_cache.File(path, plan_cache.stamp_of(os.stat(path))) for path in model.files]
+            self.external = self.external or [plan_cache.File(path, file_stamp.of_change(os.stat(path))) for path in model.files]
             self.check()
             return model
         size = os.fstat(self.fd).st_size
@@ -131,10 +131,6 @@ class Source:
 def _kind(info: os.stat_result) -> str:
     kinds = (("a directory", stat.S_ISDIR), ("a pipe", stat.S_ISFIFO), ("a socket", stat.S_ISSOCK), ("a device", stat.S_ISCHR))
     return next((name for name, test in kinds if test(info.st_mode)), "something else")
-
-
-def _stamp(info: os.stat_result) -> tuple[int, ...]:
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 class Subject(Protocol):

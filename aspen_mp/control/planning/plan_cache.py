@@ -32,6 +32,8 @@ import msgspec
 
 from aspen_mp.control.memory.weight_files import DIGEST_AT, DIGEST_END, MARK
 from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
+from aspen_mp.control.wire import file_stamp
+from aspen_mp.control.wire.file_stamp import Stamp
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner.plan import plan_head
 from aspen_mp.shm.bindings import _tables
@@ -46,8 +48,6 @@ _PIECE: Final = 1 << 20
 _TEMPORARY: Final = ".tmp"
 _ABANDONED_NS: Final = 3600 * 10**9
 _KINDS: Final = ("models", "plans", "weights")
-
-Stamp = tuple[int, ...]
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -101,11 +101,6 @@ class Entry(msgspec.Struct, frozen=True):
 
     note: Note
     segment: memoryview
-
-
-def stamp_of(info: os.stat_result) -> Stamp:
-    """What changes when a file's contents do."""
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
 
 
 def build() -> str:
@@ -207,7 +202,7 @@ class Cache:
         if known.build != self.build or known.files[:1] != [File(path, stamp)]:
             return None
         try:
-            if any(stamp_of(os.stat(file.path)) != file.stamp for file in known.files[1:]):
+            if any(file_stamp.of_change(os.stat(file.path)) != file.stamp for file in known.files[1:]):
                 return None
         except OSError:
             return None
@@ -275,7 +270,7 @@ class Cache:
         if fd >= 0:
             info = os.fstat(fd)
             if not self._sealed(file, info):
-                self._trusted.add(_identity(info))
+                self._trusted.add(file_stamp.of_contents(info))
             os.close(fd)
 
     def _open(self, file: WeightFile) -> int:
@@ -285,7 +280,7 @@ class Cache:
             return -1
 
     def _sealed(self, file: WeightFile, info: os.stat_result) -> bool:
-        return info.st_mtime_ns == self._seal_of(file, info) or _identity(info) in self._trusted
+        return info.st_mtime_ns == self._seal_of(file, info) or file_stamp.of_contents(info) in self._trusted
 
     def _seal_of(self, file: WeightFile, info: os.stat_result) -> int:
         """A time in the past, in whole seconds, which every file system keeps."""
@@ -294,12 +289,12 @@ class Cache:
 
     def _seal(self, file: WeightFile, fd: int, read: os.stat_result) -> None:
         """It was whole when it was as `read` says. What has been written to since is not sealed."""
-        if _identity(os.fstat(fd)) != _identity(read) or self._sealed(file, read):
+        if file_stamp.of_contents(os.fstat(fd)) != file_stamp.of_contents(read) or self._sealed(file, read):
             return
         try:
             os.utime(fd, ns=(time.time_ns(), self._seal_of(file, read)))
         except OSError:
-            self._trusted.add(_identity(read))
+            self._trusted.add(file_stamp.of_contents(read))
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -410,10 +405,6 @@ def _touch(name: str) -> None:
     """Sets the time of the last use; that of the last change stays."""
     with contextlib.suppress(OSError):
         os.utime(name, ns=(time.time_ns(), os.stat(name).st_mtime_ns))
-
-
-def _identity(info: os.stat_result) -> Stamp:
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _digest_of(fd: int, nbytes: int) -> bytes:

@@ -14,6 +14,7 @@ import pytest
 
 from aspen_mp.control.planning import cache_writer, plan_cache
 from aspen_mp.control.planning.options import Options
+from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
 from aspen_mp.planner.plan import plan_head
 from aspen_mp.shm.bindings import _tables
@@ -49,13 +50,13 @@ def fill(store: plan_cache.Cache, model: Path) -> None:
     store.put_plan("key", plan_file())
     info = [ValueInfo("x", "float32", [1, "n"])]
     store.put_model(
-        plan_cache.Known(store.build, [plan_cache.File(str(model), plan_cache.stamp_of(model.stat()))], b"digest", "m", info, info)
+        plan_cache.Known(store.build, [plan_cache.File(str(model), file_stamp.of_change(model.stat()))], b"digest", "m", info, info)
     )
 
 
 def read(store: plan_cache.Cache, model: Path, kind: str) -> object:
     if kind == "models":
-        return store.model(str(model), plan_cache.stamp_of(model.stat()))
+        return store.model(str(model), file_stamp.of_change(model.stat()))
     if kind == "plans":
         return store.plan("key")
     fd = store.weights(WEIGHTS)
@@ -70,7 +71,7 @@ def test_what_is_put_in_comes_out(store: plan_cache.Cache, model: Path) -> None:
     assert [read(store, model, kind) for kind in ("models", "plans", "weights")] == [None] * 3
     for _ in range(2):  # a second time changes nothing
         fill(store, model)
-        known = store.model(str(model), plan_cache.stamp_of(model.stat()))
+        known = store.model(str(model), file_stamp.of_change(model.stat()))
         assert known is not None
         assert (known.digest, known.inputs[0].shape) == (b"digest", [1, "n"])
         entry = store.plan("key")
@@ -212,17 +213,17 @@ def test_another_builds_files_are_not_used(store: plan_cache.Cache, model: Path,
     assert store.plan("key") is None
     assert "layout" in capsys.readouterr().err
     store.build = "another"
-    assert store.model(str(model), plan_cache.stamp_of(model.stat())) is None
+    assert store.model(str(model), file_stamp.of_change(model.stat())) is None
     assert capsys.readouterr().err == ""
 
 
 def test_touched_models_are_read_again(store: plan_cache.Cache, model: Path) -> None:
     fill(store, model)
     os.utime(model, (1, 1))
-    assert store.model(str(model), plan_cache.stamp_of(model.stat())) is None
+    assert store.model(str(model), file_stamp.of_change(model.stat())) is None
     data = model.with_name("m.data")
     data.write_bytes(b"data")
-    files = [plan_cache.File(str(path), plan_cache.stamp_of(path.stat())) for path in (model, data)]
+    files = [plan_cache.File(str(path), file_stamp.of_change(path.stat())) for path in (model, data)]
     store.put_model(plan_cache.Known(store.build, files, b"digest", "m", [], []))
     assert store.model(str(model), files[0].stamp) is not None
     data.write_bytes(b"atad")
