@@ -1,8 +1,8 @@
 """Does the planner predict what happens? `aspen-mp bench prediction`: the simulated latency of networks beside the measured one.
 
-The plan is the one that the runtime makes, tiles searched (`plans.py`); it is simulated on the cores that its workers have. Beside the
-latencies stand where they come from: the time in kernels and in scheduling that the workers count themselves, each a request and summed
-over workers.
+The plan is the one that the runtime makes, tiles searched (`local_plans.py`); it is simulated on the cores that its workers have. Beside
+the latencies stand where they come from: the time in kernels and in scheduling that the workers count themselves, each a request and
+summed over workers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from aspen_mp.bench.figures import states
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.peers.seat import busy_seconds
-from aspen_mp.bench.plans import calibrated, machine_of, planned
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Core, Machine
 from aspen_mp.planner.simulation.simulate import Outcome, of_plan, simulate
+from aspen_mp.tools.local_plans import calibrated, machine_of, planned
 from aspen_mp.workers import topology
 
 if TYPE_CHECKING:

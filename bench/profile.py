@@ -1,7 +1,7 @@
 """`python -m aspen_mp.bench.profile NETWORK`: where the time of a network goes, op by op.
 
-Plans a network of the zoo as a runtime does (`plans.py`) and runs its tiles one by one in this process, in the order in which a single
-worker would take them, with the real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is
+Plans a network of the zoo as a runtime does (`local_plans.py`) and runs its tiles one by one in this process, in the order in which a
+single worker would take them, with the real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is
 scheduling, idling and submission.
 """
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aspen_mp.bench import models
-from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
+from aspen_mp.tools.local_plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.tools.measure import Profile, profile
 
 

@@ -111,6 +111,7 @@ def kernels(
 ) -> None:
     """Time kernels over the calls of real networks, on one core: share of the measured fp32 peak and of the memory's bandwidth."""
     from aspen_mp.bench.kernels import measure, report, shapes
+    from aspen_mp.tools import core_limits
     from aspen_mp.workers import _kernels
 
     there, supported = shapes.names(), _kernels.isas()
@@ -132,7 +133,7 @@ def kernels(
         evict = measure.evictor()
         with output.progress("bench", quiet=as_json, moving=False) as update:
             for name in isas:
-                limits = measure.limits(name)
+                limits = core_limits.limits(name)
                 for network in networks or there:
                     listed = [call for call in shapes.read(network) if not wanted or call.kernel in wanted]
                     timings = []

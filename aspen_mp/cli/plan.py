@@ -184,10 +184,8 @@ def _inputs(plan: Plan, source: sources.Source, batch: int | None, seq: int | No
     from aspen_mp.shm import values
 
     made: dict[str, Any] = {}
-    if source.zoo:
-        from aspen_mp.bench import models
-
-        made = models.inputs(source.proto(), batch=batch or 1, seq=seq or 128)
+    if source.collection is not None:
+        made = source.collection.inputs(source.proto(), batch=batch or 1, seq=seq or 128)
     limits = sources.index_limits(source.proto())
     rng = np.random.default_rng(0)
     feeds = {}

@@ -139,10 +139,8 @@ def feeds_for(
         listed = ", ".join(f"{i.name} ({i.dtype} {sources.describe(i.shape)})" for i in missing)
         raise typer.BadParameter(f"no value for {listed}: give --input NAME=FILE, or --random", param_hint="--input")
     feeds: dict[str, Any] = {key: sources.load_array(path, key) for key, path in files.items()}
-    if missing and source.zoo and not shapes:
-        from aspen_mp.bench import models
-
-        made = models.inputs(source.proto(), seed=seed or 0, batch=batch or 1, seq=seq or 128)
+    if missing and source.collection is not None and not shapes:
+        made = source.collection.inputs(source.proto(), seed=seed or 0, batch=batch or 1, seq=seq or 128)
         feeds.update({i.name: made[i.name] for i in missing})
         missing = []
     limits = sources.index_limits(source.proto()) if missing else {}

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from aspen_mp.client import named_models
+
 if TYPE_CHECKING:
     import onnx
 
+    from aspen_mp.client.named_models import Collection
     from aspen_mp.planner.job.options import Accuracy, Planning, Precision
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
@@ -86,11 +89,11 @@ _SEQ = ("seq", "sequence", "length", "tokens", "t", "s")
 
 @dataclass(frozen=True)
 class Source:
-    """A model to load: `model` is a path or a ModelProto, `label` what to call it; `zoo`: it comes from the zoo."""
+    """A model to load: `model` is a path or a ModelProto, `label` what to call it; `collection`: where it comes from, if it has a name."""
 
     label: str
     model: str | onnx.ModelProto
-    zoo: bool = False
+    collection: Collection | None = None
 
     def proto(self) -> onnx.ModelProto:
         """The graph, external weights left where they are."""
@@ -101,28 +104,32 @@ class Source:
 
 def exists(text: str) -> None:
     """Typer's BadParameter (exit status 2) if there is no model that `text` names."""
-    if not text.startswith("zoo:"):
-        path = Path(text)
-        if not path.exists():
-            raise typer.BadParameter(f"there is no file {text!r}; networks of the zoo are called zoo:NAME", param_hint="MODEL")
-        if path.is_dir():
-            raise typer.BadParameter(f"{text!r} is a folder, not an .onnx file", param_hint="MODEL")
-        return
-    from aspen_mp.bench import models
+    _found(text)
 
-    name = text.removeprefix("zoo:")
-    if name not in models.names(extra=True):
-        raise typer.BadParameter(f"the zoo has no {name!r}; it has {', '.join(sorted(models.names(extra=True)))}", param_hint="MODEL")
+
+def _found(text: str) -> tuple[Collection, str] | None:
+    """The model of a collection that `text` names; None where it is a file that is there."""
+    try:
+        named = named_models.find(text)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error), param_hint="MODEL") from None
+    if named is not None:
+        return named
+    path = Path(text)
+    if not path.exists():
+        raise typer.BadParameter(f"there is no file {text!r}; networks of the zoo are called zoo:NAME", param_hint="MODEL")
+    if path.is_dir():
+        raise typer.BadParameter(f"{text!r} is a folder, not an .onnx file", param_hint="MODEL")
+    return None
 
 
 def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Source:
     """The model that `text` names. Typer's BadParameter (exit status 2) if there is none."""
-    exists(text)
-    if not text.startswith("zoo:"):
+    named = _found(text)
+    if named is None:
         return Source(Path(text).name, text)
-    from aspen_mp.bench import models
-
-    return Source(text, models.build(text.removeprefix("zoo:"), batch=batch or 1, seq=seq or 128), zoo=True)
+    collection, name = named
+    return Source(text, collection.build(name, batch=batch or 1, seq=seq or 128), collection)
 
 
 def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aspen_mp
 from aspen_mp import config
-from aspen_mp.client import arguments, link
+from aspen_mp.client import arguments, link, named_models
 from aspen_mp.client.link import CONNECT_S, Link
 from aspen_mp.client.reconnect import WAIT_S, Reconnects
 from aspen_mp.client.restart import MOST_LOSSES, OwnServer, Restarts
@@ -184,7 +184,7 @@ class Runtime:
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of `aspen_mp.bench.models`.
+        """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of the built-in zoo.
 
         `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for; without it a model
         whose shapes are all fixed is planned too, any other at its first request. `progress(step, done, total)` is called while it works.
@@ -540,12 +540,10 @@ def _advice(error: OSError) -> str:
 
 def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, bytes | None, str]:
     """(absolute path, bytes, name): a path or bytes, not both."""
-    if isinstance(model, str) and model.startswith("zoo:"):
-        from aspen_mp.bench import models
-
-        if model[4:] not in models.names(extra=True):
-            raise FileNotFoundError(f"the zoo has no {model[4:]!r}; it has {', '.join(sorted(models.names(extra=True)))}")
-        return "", models.build(model[4:]).SerializeToString(), model[4:]
+    named = named_models.find(model) if isinstance(model, str) else None
+    if named is not None:
+        collection, name = named
+        return "", collection.build(name).SerializeToString(), name
     if isinstance(model, (str, os.PathLike)):
         path = os.path.abspath(os.fsdecode(model))
         if not os.path.exists(path):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aspen_mp.bench.kernels.measure import Limits
     from aspen_mp.planner.cost.rates import Calibration, Rates
+    from aspen_mp.tools.core_limits import CoreLimits
     from aspen_mp.tools.measure import OpTime
 
 Progress = Callable[[str, int, int], None]
@@ -58,8 +58,8 @@ TINY_OPS, TINY_RUNS = 200, 50
 def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, total: None) -> Calibration:
     """Measures on `cpu` (None: the first that this process may use) and returns the result; `planner.rates.save` keeps it."""
     import aspen_mp
-    from aspen_mp.bench.kernels import measure
     from aspen_mp.planner.cost import rates
+    from aspen_mp.tools import core_limits
     from aspen_mp.workers import _isa, _kernels, topology
 
     allowed = os.sched_getaffinity(0)
@@ -67,16 +67,16 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     isa = _kernels.selected()
     progress("caches and memory", 0, 0)
     with _on(core):
-        limits = measure.limits(isa)
+        limits = core_limits.limits(isa)
     cores = sorted(allowed)[:MOST_READERS]
-    together = max(measure.together(isa, cores) for _ in range(READINGS))
+    together = max(core_limits.together(isa, cores) for _ in range(READINGS))
     other = neighbour(core, topology.read().by_cpu[core].siblings, allowed)
-    far = 0.0 if other is None else measure.far(isa, [core, other])
+    far = 0.0 if other is None else core_limits.far(isa, [core, other])
     progress("scheduling", 0, 0)
     schedule_ns = scheduling_ns(core)
     with _on(core):
-        limits = better(limits, measure.limits(isa))
-    together = max(together, limits.read[measure.SIZES[-1]])
+        limits = better(limits, core_limits.limits(isa))
+    together = max(together, limits.read[core_limits.SIZES[-1]])
     transforms = rates.built_in(_isa.vectors(), rates.vendor())[0].transforms
     plain = without_kernels(limits, schedule_ns, together, far, transforms)
     times: list[OpTime] = []
@@ -88,11 +88,11 @@ def calibrate(cpu: int | None = None, progress: Progress = lambda step, done, to
     return rates.Calibration(rates.FORMAT, rates.processor(), isa, aspen_mp.__version__, measured, fit(times, plain))
 
 
-def better(one: Limits, other: Limits) -> Limits:
+def better(one: CoreLimits, other: CoreLimits) -> CoreLimits:
     """The best of both, of each limit: for a second or two others may leave a core half of what it has."""
-    from aspen_mp.bench.kernels.measure import Limits
+    from aspen_mp.tools.core_limits import CoreLimits
 
-    return Limits(one.isa, max(one.gflops, other.gflops), {size: max(rate, other.read[size]) for size, rate in one.read.items()})
+    return CoreLimits(one.isa, max(one.gflops, other.gflops), {size: max(rate, other.read[size]) for size, rate in one.read.items()})
 
 
 def neighbour(cpu: int, siblings: Sequence[int], allowed: Iterable[int]) -> int | None:
@@ -100,12 +100,12 @@ def neighbour(cpu: int, siblings: Sequence[int], allowed: Iterable[int]) -> int 
     return next((other for other in sorted(allowed) if other != cpu and other not in siblings), None)
 
 
-def without_kernels(limits: Limits, schedule_ns: float, together: float, far: float = 0.0, transforms: float = 1.0) -> Rates:
-    """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read. `far`: see `measure.far`. `transforms`:
-    as built in for such cores, it is not measured."""
-    from aspen_mp.bench.kernels.measure import BETWEEN_TILES, SIZES
+def without_kernels(limits: CoreLimits, schedule_ns: float, together: float, far: float = 0.0, transforms: float = 1.0) -> Rates:
+    """The rates as far as no kernel has been timed. `together`: GB/s of memory that all cores read. `far`: as of `core_limits.far`.
+    `transforms`: as built in for such cores, it is not measured."""
     from aspen_mp.control.planning.local_rates import cached
     from aspen_mp.planner.cost.rates import Rates
+    from aspen_mp.tools.core_limits import BETWEEN_TILES, SIZES
 
     return Rates(
         matrix=MATRIX * limits.gflops,
@@ -121,13 +121,14 @@ def without_kernels(limits: Limits, schedule_ns: float, together: float, far: fl
 
 def op_times(network: str, plain: Rates, workers: int, core: int) -> list[OpTime]:
     """What the ops of a network take on a core, beside what `plain` predicts."""
-    from aspen_mp.bench import models
-    from aspen_mp.bench.plans import counting_with, planned
+    from aspen_mp.client import named_models
     from aspen_mp.planner.cost.machine import Machine
+    from aspen_mp.tools.local_plans import counting_with, planned
     from aspen_mp.tools.measure import profile
 
-    model = models.build(network, **NETWORKS[network])
-    feeds = models.inputs(model)
+    zoo = named_models.collection("zoo")
+    model = zoo.build(network, **NETWORKS[network])
+    feeds = zoo.inputs(model)
     with counting_with(plain):
         plan = planned(model, feeds, Machine.uniform(workers, plain))
     with _on(core):

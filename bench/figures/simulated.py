@@ -23,17 +23,17 @@ class Network:
 
     def plan(self, machine: Machine) -> Plan:
         """The plan that a runtime makes for such cores, with the rates that this process uses."""
-        from aspen_mp.bench.plans import planned
+        from aspen_mp.tools.local_plans import planned
 
         model = models.build(self.case.network, batch=self.case.batch, seq=self.case.seq, **self.case.options)
         return planned(model, models.inputs(model), machine)
 
     def cores(self, counts: Sequence[int]) -> dict[int, float]:
         """Milliseconds of a request on so many cores like this machine's, each with a plan of its own."""
-        from aspen_mp.bench.plans import calibrated
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, simulate
+        from aspen_mp.tools.local_plans import calibrated
 
         found = {}
         with calibrated():
@@ -45,10 +45,10 @@ class Network:
     def fractions(self, memory: Mapping[int, float]) -> list[tuple[float, float]]:
         """Parallel fractions of a request on so many cores like this machine's. `memory`: by numbers of cores, how many times as fast as
         one they read memory together. Pairs: with that limit, and as if there were none."""
-        from aspen_mp.bench.plans import calibrated
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
+        from aspen_mp.tools.local_plans import calibrated
 
         found = []
         with calibrated():
@@ -67,10 +67,10 @@ class Network:
         """What so many cores like this machine's and so many that are slower by a factor do together, requests one at a time: as a share of
         what the fast ones and the slow ones do by themselves. `memory`: how many times as fast as one fast core all read memory together.
         With that limit, and as if there were none."""
-        from aspen_mp.bench.plans import calibrated
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
         from aspen_mp.planner.simulation.simulate import of_plan, simulate
+        from aspen_mp.tools.local_plans import calibrated
 
         of_fast, of_slow = [1.0] * fast, [speed] * slow
         with calibrated():
@@ -90,8 +90,8 @@ class Network:
         """Milliseconds of a request on these CPUs with each order of the pool."""
         import numpy as np
 
-        from aspen_mp.bench.plans import calibrated, machine_of
         from aspen_mp.planner.simulation.simulate import ORDERS, Rules, of_plan, simulate
+        from aspen_mp.tools.local_plans import calibrated, machine_of
 
         with calibrated():
             machine = machine_of(cpus)

@@ -2,7 +2,7 @@
 
 Cores that share a cache can become cores that do not while a benchmark runs: hosts of virtual machines move their CPUs. It changes what
 cores read of each other and what all of them read of memory, and medians over such turns are of two machines. So what a byte of another
-core's takes (`measure.far`) is measured before and after each turn, and turns are told apart by it.
+core's takes (`core_limits.far`) is measured before and after each turn, and turns are told apart by it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aspen_mp.bench.kernels import measure
+from aspen_mp.tools import core_limits
 from aspen_mp.workers import _kernels
 
 APART = 2.5
@@ -45,7 +45,7 @@ def probe(cores: Sequence[int]) -> float:
     if len(cores) < 2:
         return 0.0
     isa = _kernels.selected()
-    return statistics.median(measure.far(isa, pair, PASSES) for pair in itertools.pairwise(cores))
+    return statistics.median(core_limits.far(isa, pair, PASSES) for pair in itertools.pairwise(cores))
 
 
 def middle(turns: Iterable[Sequence[float]]) -> float | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,33 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aspen_mp.tools.core_limits import aligned
 from aspen_mp.workers import _kernels
 
 from .shapes import KernelCall, Operand
 
 Array = npt.NDArray[Any]
-BETWEEN_TILES = 2 << 20
-"""About as many bytes pass from the tiles of one layer to those of the next: a large second-level cache holds some of them."""
-SIZES = (16 << 10, 256 << 10, BETWEEN_TILES, 8 << 20, 128 << 20)
-"""Sizes of the buffers whose reading is measured: first- and second-level cache, what passes between tiles, last-level cache, memory."""
-PASSED, WAKING = 128 << 10, 8
-"""About what a tile reads of one of another core's; as often other memory is read before, until the core is awake."""
 EVICT_BYTES = 96 << 20
 """Where a processor cannot be told to put data out of its caches, so much is read instead."""
-ALIGN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one core: `gflops` fused multiply-adds in registers; `read`: GB/s by size of the buffer read."""
-
-    isa: str
-    gflops: float
-    read: dict[int, float]
-
-    def bandwidth(self, nbytes: float) -> float:
-        """GB/s at which so many bytes can be read again and again."""
-        return self.read[next((size for size in SIZES if nbytes <= size), SIZES[-1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,73 +32,6 @@ class Timing:
     warm: float
     best: float
     cold: float | None
-
-
-def limits(isa: str) -> Limits:
-    """Measures the core's limits; about a fifth of a second."""
-    turns = max(1, round(5e6 / (200 / _kernels.peak(1000, isa))))
-    peak = max(_kernels.peak(min(turns, 2_000_000), isa) for _ in range(5))
-    read = {}
-    for size in SIZES:
-        data = _aligned(np.dtype(np.float32), size // 4)
-        data[:] = 1
-        read[size] = max(_kernels.read_rate(data, max(1, (32 << 20) // size), isa) for _ in range(4))
-    return Limits(isa, peak, read)
-
-
-def together(isa: str, cpus: Sequence[int], seconds: float = 0.1) -> float:
-    """GB/s at which these CPUs together read more than any cache holds, each a buffer of its own."""
-    arrived, rates = threading.Barrier(len(cpus)), []
-
-    def read(cpu: int) -> None:
-        data = _aligned(np.dtype(np.float32), SIZES[-1] // 4)
-        data[:] = 1
-        arrived.wait()
-        done, begin = 0, time.perf_counter()
-        while (now := time.perf_counter()) < begin + seconds:
-            _kernels.read_rate(data, 1, isa)
-            done += data.nbytes
-        rates.append(done / (now - begin) * 1e-9)
-
-    on_each(cpus, read)
-    return sum(rates)
-
-
-def on_each(cpus: Iterable[int], work: Callable[[int], object]) -> None:
-    """`work(cpu)` on each of these CPUs at the same time, in threads of their own, until all are done."""
-
-    def run(cpu: int) -> None:
-        os.sched_setaffinity(0, {cpu})  # of this thread
-        work(cpu)
-
-    threads = [threading.Thread(target=run, args=(cpu,)) for cpu in cpus]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def far(isa: str, cpus: Sequence[int], rounds: int = 100) -> float:
-    """Nanoseconds a byte that one of two CPUs takes longer to read, and to write again, what the other has written than what it has itself:
-    the median. What they have no caches of their own for costs nothing."""
-    allowed = os.sched_getaffinity(0)
-    data, busy = (_aligned(np.dtype(np.float32), PASSED // 4) for _ in range(2))
-    longer = []
-    try:
-        for k in range(2 * rounds):
-            os.sched_setaffinity(0, {cpus[k % 2]})
-            busy[:] = k  # a core that has just slept is slow
-            _kernels.read_rate(busy, WAKING, isa)
-            times = []
-            for _ in range(2):
-                begin = time.perf_counter_ns()
-                _kernels.read_rate(data, 1, isa)
-                data[:] = k
-                times.append(time.perf_counter_ns() - begin)
-            longer.append((times[0] - times[1]) / data.nbytes)
-    finally:
-        os.sched_setaffinity(0, allowed)
-    return max(statistics.median(longer), 0.0)
 
 
 def measure(call: KernelCall, isa: str, seconds: float, evict: Callable[[Sequence[Array]], None], *, cold: bool = True) -> Timing:
@@ -175,7 +87,7 @@ def evictor() -> Callable[[Sequence[Array]], None]:
         if all(_kernels.flush(_memory(a)) for a in arrays):
             return
         if not other.size:
-            other = _aligned(np.dtype(np.float32), EVICT_BYTES // 4)
+            other = aligned(np.dtype(np.float32), EVICT_BYTES // 4)
             other[:] = 1
         _kernels.read_rate(other, 1)
 
@@ -190,19 +102,13 @@ def _memory(a: Array) -> Array:
     return np.asarray(whole).view(np.uint8)
 
 
-def _aligned(dtype: np.dtype[Any], n: int) -> Array:
-    raw = np.empty(n * dtype.itemsize + ALIGN, np.uint8)
-    begin = -raw.ctypes.data % ALIGN
-    return raw[begin : begin + n * dtype.itemsize].view(dtype)
-
-
 def _array(operand: Operand, rng: np.random.Generator) -> Array:
     """An array of these dims and strides over memory of its own: small random numbers; zeros where they may be indices."""
     dtype = np.dtype(operand.dtype)
     reach = [(d - 1) * s for d, s in zip(operand.dims, operand.strides, strict=True)]
     before = -sum(r for r in reach if r < 0)
     n = before + sum(r for r in reach if r > 0) + 1
-    data = _aligned(dtype, n)
+    data = aligned(dtype, n)
     data[:] = rng.standard_normal(n, np.float32).astype(dtype) * dtype.type(0.1) if dtype.kind == "f" else dtype.type(0)
     steps = tuple(s * dtype.itemsize for s in operand.strides)
     return np.lib.stride_tricks.as_strided(data[before:], operand.dims, steps)

@@ -8,17 +8,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .measure import Limits, Timing, total
+from aspen_mp.tools.core_limits import CoreLimits
+
+from .measure import Timing, total
 
 
-def document(found: Sequence[tuple[str, Limits, Sequence[Timing]]]) -> dict[str, Any]:
+def document(found: Sequence[tuple[str, CoreLimits, Sequence[Timing]]]) -> dict[str, Any]:
     """`found`: network, limits of the core, timings. Rates are GFLOP/s and GB/s, times nanoseconds."""
     rows = [{"network": name, **_row(timing, limits)} for name, limits, timings in found for timing in timings]
     seen = {limits.isa: {"gflops": limits.gflops, "read_gbs": limits.read} for _, limits, _ in found}
     return {"limits": seen, "calls": rows}
 
 
-def _row(t: Timing, limits: Limits) -> dict[str, Any]:
+def _row(t: Timing, limits: CoreLimits) -> dict[str, Any]:
     c = t.call
     return {
         "kernel": c.kernel,
@@ -38,7 +40,7 @@ def _row(t: Timing, limits: Limits) -> dict[str, Any]:
     }
 
 
-def show(found: Sequence[tuple[str, Limits, Sequence[Timing]]], each: bool, console: Console) -> None:
+def show(found: Sequence[tuple[str, CoreLimits, Sequence[Timing]]], each: bool, console: Console) -> None:
     """One row for each kernel family of a network, or with `each` for every call."""
     for limits in {limits.isa: limits for _, limits, _ in found}.values():
         rates = ", ".join(f"{size >> 10} KiB {rate:.0f}" for size, rate in limits.read.items())
@@ -60,7 +62,7 @@ def show(found: Sequence[tuple[str, Limits, Sequence[Timing]]], each: bool, cons
     console.print("one core; cold: weights in memory only; of bandwidth: reading a buffer of as many bytes", style="dim")
 
 
-def _sums(group: list[Timing], limits: Limits) -> list[str]:
+def _sums(group: list[Timing], limits: CoreLimits) -> list[str]:
     warm = total(group, lambda t: t.warm)
     with_cold = any(t.cold is not None for t in group)
     cold = total(group, lambda t: t.warm if t.cold is None else t.cold)

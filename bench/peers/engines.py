@@ -219,11 +219,11 @@ def _torch(path: str, feeds: Mapping[str, Array], cores: list[int], prepare: Cal
 def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Loaded:
     """No runtime and no network: in a run all cores read at the same time, each from a buffer of its own, `MEMORY_BYTES` for each core in
     all. All buffers together are at least as large, which no cache holds; few cores have larger ones and read them less often."""
-    from aspen_mp.bench.kernels import measure
+    from aspen_mp.tools import core_limits
     from aspen_mp.workers import _kernels
 
     isa = _kernels.selected()
-    times = min(1 << (len(cores).bit_length() - 1), MEMORY_BYTES // measure.SIZES[-1])  # a power of two, so that it divides
+    times = min(1 << (len(cores).bit_length() - 1), MEMORY_BYTES // core_limits.SIZES[-1])  # a power of two, so that it divides
     buffers: dict[int, Array] = {}
     pieces = MEMORY_BYTES // times // MEMORY_PIECE  # of a buffer
 
@@ -237,10 +237,10 @@ def load_memory(path: str, feeds: Mapping[str, Array], cores: list[int]) -> Load
             for k, _ in enumerate(left):
                 _kernels.read_rate(buffers[core][k % pieces], 1, isa)
 
-        measure.on_each(cores, read)
+        core_limits.on_each(cores, read)
         return []
 
-    measure.on_each(cores, make)
+    core_limits.on_each(cores, make)
     return Loaded(run, f"reads {MEMORY_BYTES >> 20} MiB a core")
 
 

@@ -15,11 +15,11 @@ from aspen_mp.bench import clients, models, prediction, profile
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers import engines
 from aspen_mp.bench.peers.cases import Case, parse
-from aspen_mp.bench.plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.control.planning import local_rates
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.plan import plan_file
 from aspen_mp.planner.plan.plan import Plan
+from aspen_mp.tools.local_plans import calibrated, cpus_for, machine_of, planned
 from aspen_mp.tools.measure import Profile
 
 NETWORK = "squeezenet1_1"

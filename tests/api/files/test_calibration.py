@@ -14,12 +14,11 @@ import pytest
 
 import aspen_mp
 from aspen_mp.bench import models
-from aspen_mp.bench.kernels import measure
 from aspen_mp.control.planning import local_rates
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import op_cost, rates
 from aspen_mp.planner.plan.plan import OpInfo
-from aspen_mp.tools import calibrate
+from aspen_mp.tools import calibrate, core_limits
 from aspen_mp.tools.measure import OpTime
 from aspen_mp.workers import _isa, topology
 
@@ -113,10 +112,10 @@ def test_what_another_core_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
             moves.append(set())
         return 1.0
 
-    monkeypatch.setattr(measure.os, "sched_setaffinity", lambda pid, cpus: moves.append(set(cpus)))
-    monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: clock[0])
-    monkeypatch.setattr(measure._kernels, "read_rate", read)
-    assert measure.far("avx2", [3, 5], 4) == pytest.approx(600 / measure.PASSED)
+    monkeypatch.setattr(core_limits.os, "sched_setaffinity", lambda pid, cpus: moves.append(set(cpus)))
+    monkeypatch.setattr(core_limits.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(core_limits._kernels, "read_rate", read)
+    assert core_limits.far("avx2", [3, 5], 4) == pytest.approx(600 / core_limits.PASSED)
     assert [cpus for cpus in moves if cpus] == [{3}, {5}] * 4 + [allowed]
 
 
@@ -128,13 +127,16 @@ def test_what_is_measured_beside_a_cpu() -> None:
 
 
 def test_a_disturbed_look_is_forgotten() -> None:
-    one, other = measure.Limits("portable", 60.0, {1: 100.0, 2: 20.0}), measure.Limits("portable", 100.0, {1: 90.0, 2: 25.0})
-    assert calibrate.better(one, other) == calibrate.better(other, one) == measure.Limits("portable", 100.0, {1: 100.0, 2: 25.0})
+    one, other = (
+        core_limits.CoreLimits("portable", 60.0, {1: 100.0, 2: 20.0}),
+        core_limits.CoreLimits("portable", 100.0, {1: 90.0, 2: 25.0}),
+    )
+    assert calibrate.better(one, other) == calibrate.better(other, one) == core_limits.CoreLimits("portable", 100.0, {1: 100.0, 2: 25.0})
 
 
 def test_fit() -> None:
     """Factors are those of all ops of a kernel together; what waits for memory, or is too short, says nothing."""
-    limits = measure.Limits("portable", 50.0, dict(zip(measure.SIZES, (200.0, 100.0, 80.0, 70.0, 30.0), strict=True)))
+    limits = core_limits.CoreLimits("portable", 50.0, dict(zip(core_limits.SIZES, (200.0, 100.0, 80.0, 70.0, 30.0), strict=True)))
     known = calibrate.without_kernels(limits, 100.0, 55.0, 0.02, 1.5)
     assert known.far == calibrate.FAR * 0.02
     assert known.matrix == calibrate.MATRIX * 50.0

@@ -12,6 +12,7 @@ from aspen_mp.bench import models
 from aspen_mp.bench.kernels import measure, report, shapes
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.shm.tables import KERNELS
+from aspen_mp.tools.core_limits import SIZES, CoreLimits
 from aspen_mp.workers import _kernels
 
 NETWORKS = {"resnet50", "vgg16", "bert_base", "bert_large", "gpt2", "mobilenet_v2", "yolov3"}
@@ -42,7 +43,7 @@ def test_written_and_measured(network: str, tmp_path: Path) -> None:
     assert shapes.read(network, tmp_path) == calls
     assert shapes.names(tmp_path) == [network]
     assert {"GEMM"} <= {call.kernel for call in calls}
-    limits = measure.Limits("portable", 10.0, dict.fromkeys(measure.SIZES, 10.0))
+    limits = CoreLimits("portable", 10.0, dict.fromkeys(SIZES, 10.0))
     evicted: list[int] = []
     for isa in _kernels.isas():
         timings = [measure.measure(call, isa, 0.0, lambda arrays: evicted.append(len(arrays))) for call in calls]
