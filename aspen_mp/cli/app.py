@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any, Final
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
-from aspen_mp.cli import agreement, doctor, launch, manage, metrics, plan, run, top, trace
+from aspen_mp.cli import doctor, launch, manage, metrics, plan, run, top, trace
+
+MOUNTED: Final = {"bench": "aspen_mp.bench.cli.app"}
+"""By command: the module above this package whose `app` it is, imported when somebody asks for it, or for all commands."""
+
+
+class _Commands(TyperGroup):
+    """The commands of this package, and those that are mounted."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._mount()
+        return super().list_commands(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            self._mount()
+        return super().resolve_command(ctx, args)
+
+    def _mount(self) -> None:
+        for name, module in MOUNTED.items():
+            if name not in self.commands:
+                self.commands[name] = typer.main.get_command(importlib.import_module(module).app)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Runs ONNX networks on all cores of a machine without operator barriers.",
     no_args_is_help=True,
     add_completion=False,
@@ -45,4 +71,3 @@ app.command("remove")(manage.remove)
 app.command("scale")(manage.scale)
 app.command("stop")(manage.stop)
 app.command("doctor")(doctor.doctor)
-app.add_typer(agreement.app, name="bench")

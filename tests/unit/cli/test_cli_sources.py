@@ -69,7 +69,7 @@ def test_models(tmp_path: Path) -> None:
     for bad, message in (("nosuch.onnx", "no file"), (str(tmp_path), "folder"), ("zoo:nosuch", "the zoo has no")):
         with pytest.raises(typer.BadParameter, match=message):
             sources.resolve(bad)
-    assert sources.resolve("zoo:mobilenet_v2").zoo, "also those beside the benchmarks' own"
+    assert sources.resolve("zoo:mobilenet_v2").collection, "also those beside the benchmarks' own"
     source = sources.resolve("zoo:squeezenet1_1", batch=3)
     assert source.proto().graph.input[0].type.tensor_type.shape.dim[0].dim_value == 3
 

@@ -1,0 +1,1 @@
+"""`aspen-mp bench`: a typer app that the command line mounts when it is asked for one of these commands."""

@@ -1,0 +1,352 @@
+"""`aspen-mp bench`, the figures: what aspen-mp's choices are worth on this machine, each as JSON, picture and one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from aspen_mp.bench.cli import findings, options
+from aspen_mp.cli import output
+from aspen_mp.planner.job.options import MOST_TILES
+
+if TYPE_CHECKING:
+    from aspen_mp.bench.figures.compare import Comparison
+    from aspen_mp.bench.figures.hetero import Result as HeteroResult
+    from aspen_mp.bench.figures.lengths import Result as LengthsResult
+    from aspen_mp.bench.figures.scaling import Result as ScalingResult
+    from aspen_mp.bench.peers.cases import Case
+
+
+@output.command
+def hetero(
+    networks: options.Networks = None,
+    speeds: Annotated[str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Of the slowed core, as shares of its own.")] = "1,0.5,0.25",
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Two CPUs or more; the last is slowed.")] = None,
+    settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 30.0,
+    method: Annotated[str | None, typer.Option("--method", help="fifo, quota or nice; default: the best that is allowed.")] = None,
+    engines: options.Engines = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Also requests of its own on each core at once: what cores take from each other.")
+    ] = False,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 2,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """Slow one core by a real load: what are a fast and a slow core together worth, as a share of the sum, one request at a time?
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench import slow
+    from aspen_mp.bench.figures import hetero as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    wanted = options.floats(speeds, "--speeds")
+    if len(cpus) < 2:
+        raise typer.BadParameter("two CPUs are needed", param_hint="--cores")
+    if method is not None and method not in slow.METHODS:
+        raise typer.BadParameter(f"methods are {', '.join(slow.METHODS)}", param_hint="--method")
+    if not all(speed == 1 or slow.LEAST <= speed <= slow.MOST for speed in wanted):
+        raise typer.BadParameter(f"from {slow.LEAST} to {slow.MOST}, or 1", param_hint="--speeds")
+    chosen, absent = options.engines(engines)
+    much = options.plan(rounds, seconds, runs)
+
+    def measure(case: Case, say: findings.Say) -> HeteroResult:
+        result = bench.measure(case, chosen, cpus[:-1], cpus[-1:], wanted, much, method, settle, say, apart=apart)
+        result.absent = absent
+        return result
+
+    results = findings.each(options.cases(networks), measure, as_json)
+    if plot is not None:
+        bench.plot(results, plot)
+    findings.write_all([result.document() for result in results], file, as_json)
+    findings.show((_slowed(result, bench.APART if apart else None) for result in results), absent, as_json)
+
+
+def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
+    """`apart`: what requests on each core at once are called, where they were measured."""
+    rows = [
+        [
+            p.engine,
+            f"{p.wanted:g}",
+            "–" if not p.left else f"{p.left[0]:.2f}",
+            *(f"{ms:.1f}" for ms in p.median_ms),
+            f"{p.fraction:.3f}",
+            f"{p.fraction_min:.3f}",
+            f"{p.of_fast:.2f}",
+            *(["" if p.apart is None else f"{p.apart:.3f}"] if apart else []),
+            "" if p.far is None else f"{p.far:.3f}",
+        ]
+        for p in result.points
+    ]
+    columns = ["engine", "speed", "measured", "fast ms", "slow ms", "both ms", "of the sum", "by min", "× fast alone"]
+    columns += [*([apart] if apart else []), "another core's byte ns"]
+    return findings.Shown(f"{result.case}, slowed by {result.method}", columns, rows, result.verdict, failed=result.failed)
+
+
+@output.command
+def scaling(
+    networks: options.Networks = None,
+    threads: Annotated[
+        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Numbers of cores; default: powers of two up to all.")
+    ] = None,
+    simulated: Annotated[str, typer.Option("--simulate", metavar="16,64", help="Numbers of cores to simulate; none: nothing.")] = "4,16,64",
+    cores: options.Cores = None,
+    engines: options.Engines = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Also n requests at once on n runtimes of one core each: what cores take from each other.")
+    ] = False,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """One request on more and more cores, beside other runtimes: speedup and parallel fraction over the best serial run of any.
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import scaling as bench
+    from aspen_mp.bench.figures.seats import OURS
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    numbers = options.counts(threads, "--threads") if threads else sorted({2**k for k in range(9) if 2**k < len(cpus)} | {len(cpus)})
+    if max(numbers) > len(cpus):
+        raise typer.BadParameter(f"from 1 to {len(cpus)} cores are at hand", param_hint="--threads")
+    chosen, absent = options.engines(engines)
+    far: list[int] = []
+    if simulated != "none" and OURS in chosen:
+        far = [n for n in options.counts(simulated, "--simulate") if n > len(cpus)]
+    much = options.plan(rounds, seconds, runs)
+
+    def measure(case: Case, say: findings.Say) -> ScalingResult:
+        result = bench.measure(case, chosen, cpus, numbers, far, much, say, apart=apart)
+        result.absent = absent
+        return result
+
+    results = findings.each(options.cases(networks), measure, as_json)
+    if plot is not None:
+        bench.plot(results, plot)
+    findings.write_all([result.document() for result in results], file, as_json)
+    findings.show((_scaled(result, [*chosen, bench.APART]) for result in results), absent, as_json)
+
+
+def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
+    """`engines`: in the order in which they are shown."""
+    rows = [
+        [
+            p.engine + (", simulated" if p.simulated else ""),
+            p.cores,
+            *(f"{p.ms:.2f}", "" if p.simulated else f"{p.min_ms:.2f}"),
+            *(f"{p.speedup:.2f}", "" if p.p_e is None else f"{p.p_e:.3f}"),
+            "" if p.p_e_min is None or p.simulated else f"{p.p_e_min:.3f}",
+        ]
+        for p in sorted(result.points, key=lambda p: (engines.index(p.engine), p.cores))
+    ]
+    columns = ["engine", "cores", "ms", "min ms", "speedup", "p_e", "by min"]
+    return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
+
+
+@output.command
+def barriers(
+    networks: options.Networks = None,
+    cores: options.Cores = None,
+    engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Others to set beside; default: none.")] = None,
+    rounds: options.Rounds = 9,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """Switch operator barriers on, everything else equal: what it is worth that there are none.
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import barriers as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    chosen, absent = options.engines(engines, peers=False)
+    much = options.plan(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, much, say), as_json)
+    _compared(results, bench, plot, file, as_json, absent)
+
+
+@output.command
+def order(
+    networks: options.Networks = None,
+    cores: options.Cores = None,
+    rounds: options.Rounds = 9,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """Take ready tiles first come first served, latest first, or at random: what the order is worth.
+
+    Exit status 1 if it failed.
+    """
+    from aspen_mp.bench.figures import order as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    much = options.plan(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, much, say), as_json)
+    _compared(results, bench, plot, file, as_json)
+
+
+@output.command
+def tiles(
+    networks: options.Networks = None,
+    numbers: Annotated[str | None, typer.Option("--tiles", metavar="8,16,32", help="Tiles a layer.")] = None,
+    cores: options.Cores = None,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """Cut every layer into so many tiles, for several numbers, beside the planner's own choice.
+
+    Exit status 1 if it failed.
+    """
+    from aspen_mp.bench.figures import tiles as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    counts = options.counts(numbers, "--tiles") if numbers else list(bench.DEFAULT)
+    if max(counts) > MOST_TILES:
+        raise typer.BadParameter(f"a layer has {MOST_TILES} tiles at most", param_hint="--tiles")
+    much = options.plan(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, much, say), as_json)
+    _compared(results, bench, plot, file, as_json)
+
+
+@output.command
+def synthetic(
+    layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Convolutions.")] = 32,
+    height: Annotated[int, typer.Option("--height", min=1, help="Rows of the image.")] = 64,
+    width: Annotated[int, typer.Option("--width", min=1, help="Columns of the image.")] = 64,
+    channels: Annotated[int, typer.Option("--channels", min=1, help="Of every layer's input and output.")] = 128,
+    cores: options.Cores = None,
+    engines: options.Engines = None,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """ASPEN's synthetic network: a chain of equal 3×3 convolutions, beside other runtimes.
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import synthetic as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None, cores)
+    chosen, absent = options.engines(engines)
+    much = options.plan(rounds, seconds, runs)
+    results = findings.each(
+        [bench.case_of(layers, height, width, channels)], lambda case, say: bench.measure(case, cpus, chosen, much, say), as_json
+    )
+    _compared(results, bench, plot, file, as_json, absent)
+
+
+@output.command
+def lengths(
+    network: Annotated[
+        str | None, typer.Argument(metavar="NETWORK", help="One that reads text; default: bert_base, and smollm2_135m to decode.")
+    ] = None,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Texts.")] = 200,
+    least: Annotated[int, typer.Option("--least", min=1, help="Tokens of the shortest text.")] = 8,
+    most: Annotated[int, typer.Option("--most", min=1, help="Tokens of the longest text.")] = 256,
+    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Cores; default: 2, if there are.")] = None,
+    cores: options.Cores = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of lengths and tokens.")] = 0,
+    engines: options.Engines = None,
+    decode: Annotated[
+        int | None, typer.Option("--decode", min=1, metavar="N", help="N tokens after a prompt, with a cache, instead.")
+    ] = None,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    as_json: output.Json = False,
+) -> None:
+    """Texts of ever new lengths, or the steps of a decoder, from the first request on, when there is no plan yet, beside other runtimes.
+
+    Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import lengths as bench
+
+    findings.need_matplotlib(plot)
+    (cpus,) = options.core_sets(None if threads is None else str(threads), cores)
+    if threads is None and cores is None:
+        cpus = cpus[:2]
+    if least > most:
+        raise typer.BadParameter(f"there is nothing from {least} to {most}", param_hint="--most")
+    chosen, absent = options.engines(engines)
+    if not set(chosen) <= set(bench.ENGINES):
+        raise typer.BadParameter(f"those that take any length: {', '.join(bench.ENGINES)}", param_hint="--engines")
+    (case,) = options.cases([network or ("bert_base" if decode is None else "smollm2_135m")])
+    if not (bench.decodes(case) if decode else bench.reads(case)):
+        raise typer.BadParameter(f"{case.network} {'has no cache' if decode else 'reads no text'}", param_hint="NETWORK")
+    with output.progress("bench", quiet=as_json, moving=False) as update:
+        if decode is None:
+            result = bench.stream(case, chosen, cpus, requests, least, most, seed, update)
+        else:
+            result = bench.decode(case, chosen, cpus, decode, seed, update)
+    result.absent = absent
+    if plot is not None:
+        bench.plot([result], plot)
+    findings.write_all([result.document()], file, as_json)
+    findings.show([_streamed(result)], absent, as_json)
+
+
+def _streamed(result: LengthsResult) -> findings.Shown:
+    rows = [
+        [
+            *(e["engine"], f"{e['total_s']:.2f}", f"{e['median_ms']:.2f}", f"{e['min_ms']:.2f}", f"{e['longest_ms']:.1f}", e["slow"]),
+            *(f"{e['behind_s']:.1f}", "" if e["prompt_ms"] is None else f"{e['prompt_ms']:.1f}"),
+        ]
+        for e in (found.document() for found in result.found)
+    ]
+    columns = ["engine", "total s", "ms", "min ms", "longest ms", "slow", "CPU s behind", "prompt ms"]
+    return findings.Shown(result.case, columns, rows, result.verdict, failed=result.failed)
+
+
+class _Figure(Protocol):
+    """What a module of `aspen_mp.bench.figures` makes of comparisons."""
+
+    def verdict(self, result: Comparison) -> str: ...
+    def plot(self, results: Sequence[Comparison], file: Path) -> None: ...
+
+
+def _compared(
+    results: Sequence[Comparison], figure: _Figure, plot: Path | None, file: Path | None, as_json: bool, absent: Sequence[str] = ()
+) -> None:
+    """Draws, writes and prints."""
+    for result in results:
+        result.absent = list(absent)
+    if plot is not None:
+        figure.plot(results, plot)
+    findings.write_all([result.document(figure.verdict(result)) for result in results], file, as_json)
+    findings.show((_ratios(result, figure.verdict(result)) for result in results), absent, as_json)
+
+
+def _ratios(result: Comparison, verdict: str) -> findings.Shown:
+    rows = [[e.label, e.cores, f"{e.median_ms:.2f}", f"{e.min_ms:.2f}", f"{e.ratio:.3f}", f"{e.ratio_min:.3f}"] for e in result.entries]
+    note = ""
+    if result.rejected or result.disturbed:
+        note = f"{result.case}: rounds left out because other processes ran: {result.rejected}; disturbed: {result.disturbed}"
+    return findings.Shown(result.case, ["", "cores", "ms", "min ms", "ratio", "by min"], rows, verdict, note, result.failed)

@@ -1,0 +1,92 @@
+"""Options that several benchmarks have, and what their values mean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aspen_mp.cli import options
+
+if TYPE_CHECKING:
+    from aspen_mp.bench.figures.seats import Plan
+    from aspen_mp.bench.peers.cases import Case
+
+File = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write everything as JSON to this file.")]
+OverTime = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it against time.")]
+Network = Annotated[str, typer.Argument(metavar="NETWORK", help="As for peers.")]
+Networks = Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")]
+Cpus = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs.")]
+Cores = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs; default: all.")]
+Engines = Annotated[
+    str | None, typer.Option("--engines", metavar="A,B", help="Which engines; default: aspen-mp, onnxruntime and openvino, if installed.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that must count.")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Least length of a turn.")]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Least runs of a turn.")]
+
+
+def cases(networks: list[str] | None, batch: int = 1, seq: int = 128) -> list[Case]:
+    """The networks of the command line, with their sizes and options; ResNet-50 and BERT where it names none. `batch`, `seq`: sizes of
+    those that name none."""
+    from aspen_mp.bench.peers import cases
+
+    try:
+        return [cases.parse(text, batch, seq) for text in networks or ("resnet50", "bert_base")]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="NETWORK") from None
+
+
+def core_sets(threads: str | None, cores: str | None) -> list[list[int]]:
+    """The CPUs of each run: from --threads the first so many of --cores, or of those that this process may use."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cpus = options.cpus(cores) or allowed
+    counts = [len(cpus)] if threads is None else integers(threads, "--threads", "1,2")
+    if not set(cpus) <= set(allowed):
+        raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, allowed))}", param_hint="--cores")
+    if min(counts) < 1 or max(counts) > len(cpus):
+        raise typer.BadParameter(f"from 1 to {len(cpus)} threads can have a core each", param_hint="--threads")
+    return [cpus[:n] for n in counts]
+
+
+def integers(text: str, hint: str, example: str) -> list[int]:
+    """Numbers between commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as {example}", param_hint=hint) from None
+
+
+def counts(text: str, hint: str) -> list[int]:
+    """Numbers from 1 on, between commas."""
+    found = integers(text, hint, "1,2")
+    if min(found) < 1:
+        raise typer.BadParameter("numbers from 1 on", param_hint=hint)
+    return found
+
+
+def floats(text: str, hint: str) -> list[float]:
+    """Numbers between commas, which need not be whole."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers", param_hint=hint) from None
+
+
+def engines(text: str | None, peers: bool = True) -> tuple[list[str], list[str]]:
+    """Those to measure, and those that are not installed. `peers`: whether others than aspen-mp are measured where none is named."""
+    from aspen_mp.bench.figures.seats import wanted_engines
+
+    try:
+        return wanted_engines(text.split(",") if text else None, peers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--engines") from None
+
+
+def plan(rounds: int, seconds: float, runs: int) -> Plan:
+    """How much of it is measured: twice as many rounds are there to replace those that other processes disturbed."""
+    from aspen_mp.bench.figures.seats import Plan
+
+    return Plan(rounds=rounds, spare=2 * rounds, seconds=seconds, runs=runs)
