@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ from aspen_mp.errors import AspenError, RuntimeLost
 if TYPE_CHECKING:
     from aspen_mp import Model, Runtime
     from aspen_mp.cli.notify import Notifier
+    from aspen_mp.planner.job.options import Precision
 
 
 class LogLevel(StrEnum):
@@ -69,7 +70,6 @@ def launch(
     and KillMode=mixed; WatchdogSec is answered as long as the planner process is.
     """
     from aspen_mp.cli import metrics as endpoint
-    from aspen_mp.cli.notify import Notifier
 
     cpus, rounded = options.cpus(cores), sources.precision(precision)
     if metrics is not None:
@@ -90,16 +90,44 @@ def launch(
         return
     import aspen_mp
 
+    start = functools.partial(aspen_mp.Runtime, workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value)
+    start = functools.partial(start, retry=supervise, grace_s=grace, max_queued=max_queued)
+    _foreground(
+        *(start, name, models or []),
+        precision=rounded,
+        metrics=metrics,
+        grace=grace,
+        supervise=supervise,
+        ready_fd=ready_fd,
+        as_json=as_json,
+    )
+
+
+def _foreground(
+    start: Callable[[], Runtime],
+    name: str,
+    models: list[str],
+    *,
+    precision: Precision | None,
+    metrics: str | None,
+    grace: float,
+    supervise: bool,
+    ready_fd: int,
+    as_json: bool,
+) -> None:
+    """Starts the runtime, loads the models and serves until the end. `ready_fd`: who waits for a report there."""
+    from aspen_mp.cli import metrics as endpoint
+    from aspen_mp.cli.notify import Notifier
+
     if ready_fd >= 0:
         os.set_inheritable(ready_fd, False)  # whoever waits for it must not wait for the runtime's processes too
-    found = [sources.resolve(text) for text in models or ()]
+    found = [sources.resolve(text) for text in models]
     notifier = Notifier()
-    start = functools.partial(aspen_mp.Runtime, workers, cores=cpus, max_workers=max_workers, profile=profile, name=name, log=log.value)
-    with start(retry=supervise, grace_s=grace, max_queued=max_queued) as runtime:
-        held: list[aspen_mp.Model] = []  # a model that nobody holds is given back
+    with start() as runtime:
+        held: list[Model] = []  # a model that nobody holds is given back
         for source in found:
             with output.progress(f"loading {source.label}", quiet=as_json) as update:
-                held.append(runtime.load(source.model, name=source.label, precision=rounded, progress=update))
+                held.append(runtime.load(source.model, name=source.label, precision=precision, progress=update))
         stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
             report = {
@@ -107,7 +135,7 @@ def launch(
                 "pid": runtime.pid,
                 "launcher": os.getpid(),
                 "workers": [worker["cpu"] for worker in runtime.workers],
-                "models": models or [],
+                "models": models,
                 **({"metrics": url} if url else {}),
             }
             if ready_fd >= 0:

@@ -17,7 +17,8 @@ from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
     from aspen_mp.config import Profile
-    from aspen_mp.planner.api import StageResult
+    from aspen_mp.planner.api import Binding, StageResult
+    from aspen_mp.planner.api import Model as Opened
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.plan.explain import Prediction
     from aspen_mp.planner.plan.plan import Plan
@@ -72,14 +73,7 @@ def plan(
     source = sources.resolve(model, batch, seq)
     with output.progress(f"planning {source.label}", quiet=as_json):
         opened = api.load(source.model if isinstance(source.model, str) else source.model.SerializeToString())
-        bindings: dict[str, Any] = {}
-        for value in opened.signature.inputs:
-            if value.kind != "tensor":
-                raise UnsupportedModelError(
-                    f"input {value.name!r} is {a(value.kind)}: such a model is planned stage by stage while it runs"
-                )
-            dims = sources.bind_shape(value.name, value.shape, shapes, batch, seq)
-            bindings[value.name] = api.Binding(value.dtype, dims)
+        bindings = _bindings(opened, shapes, batch, seq)
         options = api.Options(
             winograd=winograd is not False,
             accuracy=sources.accuracy(accuracy) or chosen.models.accuracy,
@@ -109,6 +103,18 @@ def plan(
         output.emit_json(report)
     else:
         _show(report, explain or measure)
+
+
+def _bindings(model: Opened, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:
+    """A shape for every input."""
+    from aspen_mp.planner import api
+
+    bound: dict[str, Binding] = {}
+    for value in model.signature.inputs:
+        if value.kind != "tensor":
+            raise UnsupportedModelError(f"input {value.name!r} is {a(value.kind)}: such a model is planned stage by stage while it runs")
+        bound[value.name] = api.Binding(value.dtype, sources.bind_shape(value.name, value.shape, shapes, batch, seq))
+    return bound
 
 
 def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:

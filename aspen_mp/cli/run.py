@@ -16,7 +16,7 @@ from aspen_mp.cli import options, output, sources
 from aspen_mp.errors import AspenError
 
 if TYPE_CHECKING:
-    from aspen_mp import Model
+    from aspen_mp import Model, Runtime
 
 
 @output.command
@@ -64,56 +64,58 @@ def run(
     if name is not None and (workers is not None or profile is not None):
         raise typer.BadParameter("a running runtime has its own workers and profile", param_hint="--name")
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
-    rounded = sources.precision(precision)
+    how: dict[str, Any] = {"winograd": winograd, "precision": sources.precision(precision), "accuracy": sources.accuracy(accuracy)}
+    how["planning"] = sources.planning(search)
     source = sources.resolve(model, batch, seq)
     runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
     with runtime:
         began = time.perf_counter()
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
-            how: dict[str, Any] = {"winograd": winograd, "precision": rounded, "planning": sources.planning(search)}
-            how["accuracy"] = sources.accuracy(accuracy)
             loaded = runtime.load(source.model, name=source.label, progress=update, **how)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
-            results = loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
-        ready = time.perf_counter() - began
-        times = []
-        with output.progress("running", quiet=as_json or repeat == 1, moving=False) as update:
-            for i in range(repeat):
-                start = time.perf_counter()
-                results = loaded.run(feeds)
-                times.append(1e3 * (time.perf_counter() - start))
-                update("", i + 1, repeat)
-        count = len(runtime.workers)
-        order = [o.name for o in loaded.outputs]
+            loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
+        report: dict[str, Any] = {"model": source.label, "workers": 0, "ready_s": time.perf_counter() - began}
+        results, report["latency_ms"] = _timed(loaded, feeds, repeat, quiet=as_json)
+        report["workers"] = len(runtime.workers)
         loaded.unload()
-        direct: dict[str, Any] = {}
-        if reference == "float64":
-            with output.progress(f"running {source.label} by direct sums", quiet=as_json):
-                how = {"winograd": False, "precision": "f32", "planning": sources.planning("none")}
-                plain = runtime.load(source.model, name=f"{source.label}, direct", **how)
-                direct = plain.run(feeds)
-                plain.unload()
-    report: dict[str, Any] = {
-        "model": source.label,
-        "workers": count,
-        "ready_s": ready,
-        "latency_ms": {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times), "runs": repeat},
-        "inputs": [{"name": key, **_summary(value)} for key, value in feeds.items()],
-        "outputs": [{"name": key, **_summary(results[key])} for key in order],
-    }
+        direct = _by_direct_sums(runtime, source, feeds, quiet=as_json) if reference == "float64" else {}
+    report["inputs"] = [{"name": key, **_summary(value)} for key, value in feeds.items()]
+    report["outputs"] = [{"name": key, **_summary(value)} for key, value in results.items()]
     if output_dir is not None:
-        report["files"] = _write(output_dir, {key: results[key] for key in order})
-    if check:
-        results = {key: results[key] for key in order}
-        if reference == "float64":
-            with output.progress(f"evaluating {source.label} in float64", quiet=as_json):
-                report["check"] = _check_exactly(source, feeds, results, direct, tolerance)
-        else:
-            report["check"] = _check(source, feeds, results, tolerance)
+        report["files"] = _write(output_dir, results)
+    if reference == "float64":
+        with output.progress(f"evaluating {source.label} in float64", quiet=as_json):
+            report["check"] = _check_exactly(source, feeds, results, direct, tolerance)
+    elif reference:
+        report["check"] = _check(source, feeds, results, tolerance)
     _show(report, as_json)
     if check and not all(row["ok"] for row in report["check"]):
         raise typer.Exit(1)
+
+
+def _timed(model: Model, feeds: dict[str, Any], repeat: int, *, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outputs in the model's order, and the milliseconds of `repeat` runs."""
+    results: dict[str, Any] = {}
+    times = []
+    with output.progress("running", quiet=quiet or repeat == 1, moving=False) as update:
+        for i in range(repeat):
+            start = time.perf_counter()
+            results = model.run(feeds)
+            times.append(1e3 * (time.perf_counter() - start))
+            update("", i + 1, repeat)
+    latency = {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times), "runs": repeat}
+    return {o.name: results[o.name] for o in model.outputs}, latency
+
+
+def _by_direct_sums(runtime: Runtime, source: sources.Source, feeds: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """The outputs without algorithms of fewer multiplications."""
+    with output.progress(f"running {source.label} by direct sums", quiet=quiet):
+        label = f"{source.label}, direct"
+        plain = runtime.load(source.model, name=label, winograd=False, precision="f32", planning=sources.planning("none"))
+        results = plain.run(feeds)
+        plain.unload()
+    return results
 
 
 def feeds_for(

@@ -68,13 +68,11 @@ def trace(
         plot.check()
     if model is None:
         with aspen_mp.connect(name or "default", retry=False) as runtime:
-            recorded = _watch(runtime, seconds, records, quiet=as_json)
-            _report(recorded, file, png, as_json)
+            _report(_watch(runtime, seconds, records, quiet=as_json), file, png, as_json)
         return
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
-    runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers)
-    with runtime:
+    with aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers) as runtime:
         with output.progress(f"loading {source.label}", quiet=as_json) as update:
             loaded = runtime.load(source.model, name=source.label, instances=max(2, min(32, concurrency)), progress=update)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=0)
