@@ -13,6 +13,7 @@ import select
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,7 +113,7 @@ class OwnServer:
                 os.close(pidfd)
 
 
-class Reviver:
+class Reviver(ABC):
     """What a link needs to outlive its planner process: a way to another one, and a thread for what was in flight when the old one went."""
 
     def __init__(self) -> None:
@@ -120,10 +121,10 @@ class Reviver:
         self._lock = threading.Lock()
         self.given_up = False
 
+    @abstractmethod
     def again(self, lost: Session | None, until: float | None = None) -> Session:
         """In place of a session that is lost, or whose runtime is stopping, another one. `lost`: None where there was none in this process.
         `until`: of `time.monotonic`; None: as long as it takes. Raises RuntimeLost where there is none."""
-        raise NotImplementedError
 
     def forked(self) -> Reviver | None:
         """What takes its place in a forked child."""

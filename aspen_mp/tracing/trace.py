@@ -7,14 +7,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aspen_mp.shm.errors import AspenError, RequestError
 from aspen_mp.shm.segments import Segment
 
 if TYPE_CHECKING:
-    from aspen_mp.client.session import Session
     from aspen_mp.tracing.recording import Recording
+
+
+class Traced(Protocol):
+    """The way to a runtime that is traced: a client's session."""
+
+    def begin_trace(self, records: int) -> Segment:
+        """The segment that workers record into, in rings of so many records each."""
+
+    def end_trace(self) -> dict[str, Any]:
+        """Stops recording; what the records mean."""
+
+    def traced_plan(self, index: int) -> bytes:
+        """A plan that was there while the trace ran."""
+
+    def drop_trace(self) -> None:
+        """Lets go of the trace."""
 
 
 class Trace:
@@ -25,10 +40,10 @@ class Trace:
     ring was too small: `lost` says how many records were overwritten.
     """
 
-    def __init__(self, session: Callable[[], Session], path: str | os.PathLike[str] | None, records: int) -> None:
+    def __init__(self, session: Callable[[], Traced], path: str | os.PathLike[str] | None, records: int) -> None:
         self._connect = session
         self._records = records
-        self._session: Session | None = None
+        self._session: Traced | None = None
         self._segment: Segment | None = None
         self._recording: Recording | None = None
         self.path = None if path is None else Path(path)
