@@ -29,7 +29,7 @@ from aspen_mp.shm.bindings import _control, _tally
 from aspen_mp.shm.errors import QueueFull, RequestCancelled, RequestError, RequestTimeout, RuntimeLost, RuntimeStopping
 
 if TYPE_CHECKING:
-    from aspen_mp.client.requests._fast_path import Lane
+    from aspen_mp.client.requests._fast_path import FastPath
     from aspen_mp.client.session import Session
 
 PRIORITIES: Final = _control.PRIORITIES
@@ -66,7 +66,7 @@ class Model:
         self._lock = threading.Lock()
         self._home = elsewhere or way.address  # of the runtime that `_id` is of
         self._own: StageTree | None = None
-        self._lane: Lane | None = None  # of the stage that the last request ran
+        self._fast_path: FastPath | None = None  # of the stage that the last request ran
         self._requests = _tally.Requests()
         self._counting = threading.Lock()  # guards `_parked`
         self._parked: set[RequestFuture] = set()  # of those, the ones that wait for another runtime, and those that nobody waits for
@@ -128,7 +128,7 @@ class Model:
     def forked(self) -> None:
         """Plans and regions are the parent's. So is a runtime that it started: that is not started again from here."""
         self._own = None
-        self._lane = None
+        self._fast_path = None
         self._source = self._source if self._link.revives else None
         self._lock = threading.Lock()
         self._counting = threading.Lock()
@@ -196,15 +196,15 @@ class Model:
     ) -> dict[str, npt.NDArray[Any]]:
         """`run`, once the request counts: by the way that the last one took, or whatever it needs, as often as the runtime is lost."""
         losses = 0
-        lane = self._lane
-        if lane is not None:
+        path = self._fast_path
+        if path is not None:
             try:
-                results = lane.run(feeds, outputs, level, timeout)
+                results = path.run(feeds, outputs, level, timeout)
                 if results is not None:
                     return results
             except Stale:
-                self._tree.stale(lane.stage)
-                self._lane = None
+                self._tree.stale(path.stage)
+                self._fast_path = None
             except RuntimeLost as lost:
                 losses = self._losses(losses, lost)
         arrays = self._check(feeds)
@@ -243,14 +243,14 @@ class Model:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         stage = tree.single(arrays)
         if stage is not None:
-            self._lane = stage.lane
+            self._fast_path = stage.fast_path
             try:
                 return stage.run(arrays, level, timeout, names)
             except Stale:
                 tree.stale(stage)
         results = tree.run(arrays, timeout, level, None)
         stage = tree.single(arrays)
-        self._lane = None if stage is None else stage.lane
+        self._fast_path = None if stage is None else stage.fast_path
         return results if names is None else {name: results[name] for name in names}
 
     def submit(

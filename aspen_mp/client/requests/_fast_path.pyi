@@ -1,47 +1,77 @@
-"""The short way of a request."""
+"""The fast path of a request."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, NoReturn, Protocol, final, type_check_only
 
 import numpy as np
 
+from aspen_mp.client.requests.region import Region
+from aspen_mp.shm.bindings._channel import ClientChannel, Result
 from aspen_mp.shm.values import Keys
 
+@type_check_only
+class OfSession(Protocol):
+    """All that it uses of a session (`aspen_mp.client.session.Session`)."""
+
+    @property
+    def error(self) -> BaseException | None: ...
+    @property
+    def held(self) -> Sized: ...
+    @property
+    def channel(self) -> ClientChannel: ...
+    @property
+    def wanting(self) -> int: ...
+    @property
+    def queue(self) -> Sized: ...
+    def slot_is_free(self) -> None: ...
+    def leave(self, ticket: int, on_left: Callable[[], None]) -> None: ...
+    def unfinished(self, ticket: int, error: BaseException, on_left: Callable[[], None]) -> BaseException: ...
+
+@type_check_only
+class OfStage(Protocol):
+    """All that it uses of a stage (`aspen_mp.client.requests.stage.Stage`)."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def end(self, region: Region) -> None: ...
+    def late(self, timeout: float | None) -> BaseException: ...
+    def fail(self, result: Result, region: Region) -> NoReturn: ...
+
 @final
-class Lane:
-    """The way of a request through a stage whose values are all tensors and whose outputs are copied: after a network has run, nothing of
+class FastPath:
+    """The path of a request through a stage whose values are all tensors and whose outputs are copied: after a network has run, nothing of
     a client is left in the caches of its core, so what counts is how little code and how few objects a request needs.
 
     `ids`: plan, generation and extent. `free`: the stage's list of regions that wait for a request. `inputs`: name, dtype, shape,
     whether only an array with memory of its own may be copied (others might be borrowed), and the numbers of strings where it takes
     strings as numbers, else None; `outputs`: name, and what is made of the array (`values.told`), or None. Both in the order of a region's
-    arrays. `requests`: so many may go this way before it is `closed`, until it is opened again; -1: any number.
+    arrays. `requests`: so many may take this path before it is `closed`, until it is opened again; -1: any number.
 
-    What it does itself is what happens nearly always. `stage` and `session` see to the rest: `Session.unfinished`, `leave`,
-    `slot_is_free`, `Stage.end`, `late`, `fail`.
+    What it does itself is what happens nearly always. `stage` and `session` see to the rest. It does not keep the stage alive.
     """
 
     @property
     def stage(self) -> Any:
-        """None when it has gone: a lane does not hold it."""
+        """None when it has gone."""
     def __init__(
         self,
-        stage: object,
-        session: object,
+        stage: OfStage,
+        session: OfSession,
         ids: tuple[int, int, int],
-        free: list[Any],
+        free: list[Region],
         inputs: Sequence[tuple[str, np.dtype[Any], Sequence[int], bool, dict[str, int] | None]],
         outputs: Sequence[tuple[str, Keys | None]],
         requests: int = -1,
     ) -> None: ...
     @property
     def closed(self) -> bool:
-        """Whether requests have to go the long way."""
+        """Whether requests have to take the slow path."""
     def open(self, requests: int) -> None:
         """For so many requests more."""
     def run(self, feeds: Mapping[str, Any], names: Sequence[str] | None, level: int, timeout: float | None) -> dict[str, Any] | None:
-        """The outputs, all or those named. None where this is not the way: inputs of other names, types or shapes, in another memory order,
-        or that may lie in shared memory; no region or no slot free; the runtime lost. Nothing has been done then. Raises what
-        `Stage.run` raises."""
+        """The outputs, all or those named. None where a request has to take the slow path: inputs of other names, types or shapes, in
+        another memory order, or that may lie in shared memory; no region or no slot free; the runtime lost. Nothing has been done then.
+        Raises what `Stage.run` raises."""
     def drain(self) -> int:
-        """How many requests have gone this way since the last call."""
+        """How many requests have taken this path since the last call."""

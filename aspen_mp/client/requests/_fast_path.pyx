@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The short way of a request through shared memory: inputs in, publish, sleep, outputs out. Documentation of names: _fast_path.pyi."""
+"""The fast path of a request through shared memory: inputs in, publish, sleep, outputs out. Documentation of names: _fast_path.pyi."""
 
 from functools import partial
 from weakref import ref
@@ -64,7 +64,7 @@ cdef object _places(object value, dict codes):
     return found
 
 
-cdef class Lane:
+cdef class FastPath:
     cdef object _stage, _session, _plan, _generation, _extent
     cdef list _free
     cdef tuple _inputs, _outputs, _names
@@ -125,7 +125,7 @@ cdef class Lane:
             span = region.span
             ticket = channel.offer(self._plan, self._generation, span.index, span.offset, level, None, self._extent)
         except RuntimeLost:
-            pass  # who goes the long way learns that, or has another runtime started
+            pass  # who takes the slow path learns that, or has another runtime started
         if ticket < 0:
             self._back(stage, region)
             return None

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, too_late
-from aspen_mp.client.requests._fast_path import Lane
+from aspen_mp.client.requests._fast_path import FastPath
 from aspen_mp.client.requests.lengths import Lending, Range
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
@@ -136,12 +136,12 @@ class Stage:
         self._given: dict[Region, int] = {}
         self.closed = False
         self._pause = self._left = min(planned.often or ASK_AFTER, ASK_AFTER)
-        self.lane = self._lane()
+        self.fast_path = self._make_fast_path()
         with _regions:
             _stages.add(self)
 
-    def _lane(self) -> Lane | None:
-        """The short way of requests, where all values are tensors and no output is lent."""
+    def _make_fast_path(self) -> FastPath | None:
+        """The fast path of requests, where all values are tensors and no output is lent."""
         if self.objects or self._lends:
             return None
         lendable = {k for k, _ in self._lendable}
@@ -149,7 +149,7 @@ class Stage:
             (slot.name, values.dtype_by_name(slot.dtype), slot.shape, k in lendable, self._codes.get(slot.name))
             for k, slot in enumerate(self.planned.inputs)
         ]
-        return Lane(
+        return FastPath(
             self,
             self._session,
             (self._plan, self._generation, self._extent),
@@ -165,18 +165,18 @@ class Stage:
         if not self._extent:
             return False
         self._left -= 1
-        if self._left > 0 and (self.lane is None or not self.lane.closed):
+        if self._left > 0 and (self.fast_path is None or not self.fast_path.closed):
             return False
         self._pause = self._left = min(2 * self._pause, ASK_SELDOM)
-        if self.lane is not None:
-            self.lane.open(self._pause)
+        if self.fast_path is not None:
+            self.fast_path.open(self._pause)
         return True
 
     def count_transfers(self) -> None:
-        """Adds those of the short way to the model's."""
-        if self.lane is not None:
+        """Adds those of the fast path to the model's."""
+        if self.fast_path is not None:
             with _regions:
-                taken = self.lane.drain()
+                taken = self.fast_path.drain()
                 self._transfers.requests += taken
                 self._transfers.copied_bytes += taken * self._copies
 
@@ -529,7 +529,7 @@ class Stage:
     def late(self, timeout: float | None) -> RequestTimeout:
         return too_late(self._model, timeout)
 
-    def fail(self, result: _channel.Result, region: Region) -> None:
+    def fail(self, result: _channel.Result, region: Region) -> NoReturn:
         """Raises the typed error of a failed request."""
         if result.error in _STALE:
             raise Stale

@@ -1,4 +1,4 @@
-"""The short way of a request: which requests take it, and that nothing but their time tells them from the others."""
+"""The fast path of a request: which requests take it, and that nothing but their time tells them from the others."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def x_of(batch: int = 4) -> np.ndarray:
 
 
 def taken(model: Model) -> int:
-    """Requests that have gone the short way since the last call."""
-    return 0 if model._lane is None else model._lane.drain()
+    """Requests that have taken the fast path since the last call."""
+    return 0 if model._fast_path is None else model._fast_path.drain()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_from_the_second_request_of_a_shape_on(mlp: Model) -> None:
         assert got.flags.owndata
         assert got.flags.writeable
         assert taken(mlp) == 1, n
-    assert mlp.run(other)["y"].shape[0] == 3  # another shape, another lane
+    assert mlp.run(other)["y"].shape[0] == 3  # another shape, another path
     assert taken(mlp) == 0
     mlp.run(other)
     assert taken(mlp) == 1
@@ -126,7 +126,7 @@ def test_transfers_are_counted(mlp: Model) -> None:
 
 
 def test_every_way_says_the_extent(shared_runtime: aspen_mp.Runtime, mlp: Model) -> None:
-    """A stage that was told a wrong one is refused on each: by itself, the short way, through the resolver at once and from its queue."""
+    """A stage that was told a wrong one is refused on each: alone, by the fast path, through the resolver at once and from its queue."""
     x = {"x": x_of()}
     mlp.run(x)
     session = shared_runtime._link.session()
@@ -135,9 +135,9 @@ def test_every_way_says_the_extent(shared_runtime: aspen_mp.Runtime, mlp: Model)
     refusal = r"^model 'm': its plan is for inputs of other lengths$"
     with pytest.raises(RequestError, match=refusal):
         stage.run(x, 1, WATCHDOG_S, None)
-    assert stage.lane is not None
+    assert stage.fast_path is not None
     with pytest.raises(RequestError, match=refusal):
-        stage.lane.run(x, None, 1, WATCHDOG_S)
+        stage.fast_path.run(x, None, 1, WATCHDOG_S)
     futures = [RequestFuture() for _ in range(2 * session.channel.capacity)]
     with session._lock:  # until all are submitted the resolver gives no slot back
         for future in futures:
