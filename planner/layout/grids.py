@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -63,37 +62,5 @@ def split(dim: int, parts: int, granule: int = 1) -> npt.NDArray[np.int64]:
     blocks = -(-dim // granule)
     parts = max(1, min(parts, blocks))
     cuts = np.arange(parts + 1, dtype=np.int64) * blocks // parts * granule
-    cuts[-1] = dim
-    return cuts
-
-
-def tapered(grid: Grid, granules: Sequence[int], shares: Sequence[float], by: float) -> Grid:
-    """About as many tiles as a grid has, with those that a worker takes last smaller than those that it takes first: all wait for the last
-    one, and every tile costs something (guided self-scheduling, Polychronopoulos and Kuck 1987). `shares`: what each worker takes of the
-    tiles, in the order of their numbers (shm/README.md, "Parts"), together 1. `granules`: where each axis may be cut. `by`: what is left of
-    a share after each of its tiles falls with this power, 1: evenly.
-
-    The slowest axis that has more cells than there are shares is cut so; the grid itself comes back where there is none."""
-    for axis in grid.order:
-        n = grid.counts[axis]
-        if n > len(shares):
-            cuts = list(grid.cuts)
-            cuts[axis] = _taper(grid.shape[axis], n, granules[axis], shares, by)
-            return Grid(grid.shape, tuple(cuts), grid.order)
-        if n > 1:  # cells of this axis are for some of the workers each
-            each = max(1, round(len(shares) / n))
-            shares = (1 / each,) * each
-    return grid
-
-
-def _taper(dim: int, parts: int, granule: int, shares: Sequence[float], by: float) -> npt.NDArray[np.int64]:
-    blocks = -(-dim // granule)
-    at, before = [np.zeros(1)], 0.0
-    for share in shares:
-        each = max(1, round(parts * share))
-        left = np.arange(each - 1, -1, -1) / each
-        at.append(before + share * (1 - left**by))
-        before += share
-    cuts: npt.NDArray[np.int64] = np.unique(np.rint(np.concatenate(at) * blocks).astype(np.int64)) * granule
     cuts[-1] = dim
     return cuts

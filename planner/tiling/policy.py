@@ -21,7 +21,7 @@ from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.cost.tile_cost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.layout import strides as st
-from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split, tapered
+from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.layout.packing.winograd import Blocks
 from aspen_mp.planner.layout.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
 from aspen_mp.planner.ops.alike import kinds
@@ -56,11 +56,6 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> li
         if kind not in known:
             known[kind] = grid_for(node, storage, aims[node.op in PRODUCTS])
     return [known[kind] for kind in kinds(storage)]
-
-
-def taper(node: Node, grid: Grid, shares: Sequence[float], by: float) -> Grid:
-    """A product's grid with smaller tiles at the end of each worker's share (`grids.tapered`); other nodes' grids as they are."""
-    return tapered(grid, _granules(node), shares, by) if node.op in PRODUCTS else grid
 
 
 def _granules(node: Node) -> tuple[int, ...]:

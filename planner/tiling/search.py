@@ -6,8 +6,8 @@ those of which every core gets a whole share. The search climbs from several sta
 together, then each by itself, as long as the simulated latency of the whole network falls. It begins with what `policy` says of each node
 alone and, where cores are unlike, with what is best of all nodes cut by the same rule (`EVEN`); then, as far as its effort reaches
 (`STARTS`), from an end of the ladders: the coarsest tiles on few cores and the finest on many, both where cores are unlike, and "thorough"
-always. What comes out best counts. On few cores the search goes on from there with tiles of products that get smaller towards the end of
-every worker's share (`TAPERS`), and where the network has branches with the critical path first (`priority.py`), if that gains anything.
+always. What comes out best counts. Where the network has branches, the search goes on from there with the critical path first
+(`priority.py`), if that gains anything.
 What a step changes in the tile graph is worked out for the node and its readers alone, and once for all that are alike.
 
 Everything is deterministic: the effort is counted in simulated tiles and nodes worked out anew, not in time. Results of networks do not
@@ -71,11 +71,8 @@ FINEST: Final = 4.0
 EVEN: Final = (0.17, 0.3, 0.5, 1.0, 2.0)
 """Worker-tails with which all nodes are cut alike, to find where a search for unlike cores begins. Where they are alike that gains
 nothing, measured."""
-TAPERS: Final[Sequence[float]] = (1.0, 2.0, 3.0)
-"""How fast the tiles of a product get smaller towards the end of each worker's share, on few cores: not at all, and two ways
-(`grids.tapered`). On many, shares have too few tiles for that to gain anything."""
-MOVES: Final = ((-1, 0), (1, 0), (-2, 0), (2, 0), (0, 1), (0, -1))
-"""Rungs up, and further among `TAPERS`, in the order in which they are tried."""
+MOVES: Final = (-1, 1, -2, 2)
+"""Rungs up, in the order in which they are tried."""
 PARTS: Final = (1, 2, 3, 4)
 """Where cores are unlike, also so many tiles for the slowest core, and for the others as many more as they are faster."""
 WORTH: Final = 0.0002
@@ -130,9 +127,6 @@ def search(storage: Storage, machine: Machine, effort: Effort = "quick") -> Foun
         if best is None or other.best_ns < best.best_ns:
             best = other
     assert best is not None
-    if machine.power < FEW:
-        found.tapers = TAPERS
-        best = found.climb(best.grids)
     if found.branches and found.latency(best.grids, critical=True) < best.best_ns * (1 - WORTH_ORDER):
         best = found.climb(best.grids, critical=True)
     return replace(best, start_ns=start, simulated=found.tiles)
@@ -173,23 +167,19 @@ def _fair(machine: Machine) -> list[tuple[float, int | None]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rung:
-    """`ns`, `bytes`, `made`: of each tile. `even`: the rung of the ladder that this is by number `taper` of `TAPERS`; None: itself."""
+    """A grid of a step. `ns`, `bytes`, `made`: of each tile."""
 
     grid: Grid
     ns: Floats
     bytes: Floats
     made: Made
     total: float
-    even: _Rung | None = None
-    taper: int = 0
 
 
 class _Search:
     def __init__(self, storage: Storage, machine: Machine, budget: int) -> None:
         self.storage, self.machine, self.budget = storage, machine, budget
         self.workers = max(1, round(machine.power))
-        self.shares = [core.speed / machine.power for core in machine.cores]
-        self.tapers = TAPERS[:1]
         self.fair = _fair(machine)
         self.made: dict[tuple[object, ...], _Rung] = {}
         self.kinds = [self._kind(node) for node in storage.steps]
@@ -267,7 +257,7 @@ class _Search:
         return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
-        """Distinct grids of a node, evenly cut, coarse to fine."""
+        """Distinct grids of a node, coarse to fine."""
         out: dict[int, _Rung] = {}
         tails = [(tail / self.workers, None) for tail in RUNGS if tail <= FINEST * self.workers]
         for tail, tiles in tails + self.fair:
@@ -277,22 +267,12 @@ class _Search:
                 out.setdefault(id(rung), rung)
         return sorted(out.values(), key=lambda rung: rung.grid.n)
 
-    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid, even: _Rung | None = None, taper: int = 0) -> _Rung:
+    def _rung(self, kind: tuple[object, ...], node: Node, grid: Grid) -> _Rung:
         key = (kind, tuple(c.tobytes() for c in grid.cuts), grid.order)
         if key not in self.made:
             ns, moved = tile_cost.tile_costs(node, *grid.boxes(), len(self.machine))
             found = tile_cost.made(node, *grid.boxes(), len(self.machine))
-            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()), even, taper)
-        return self.made[key]
-
-    def _smaller(self, k: int, even: _Rung, taper: int) -> _Rung:
-        """A rung of a step's ladder with tiles that get smaller, by one of `TAPERS`."""
-        kind, node = self.kinds[k], self.storage.steps[k]
-        key = (kind, id(even), taper)
-        if key not in self.made:
-            self.made[key] = (
-                self._rung(kind, node, policy.taper(node, even.grid, self.shares, TAPERS[taper]), even, taper) if taper else even
-            )
+            self.made[key] = _Rung(grid, ns, moved, found, float(ns.sum()))
         return self.made[key]
 
     def _alike(self) -> list[list[int]]:
@@ -315,11 +295,11 @@ class _Search:
     def _move(self, group: Sequence[int], best: float, limit: int) -> tuple[float, int]:
         """Moves a group along its ladder while that helps; the latency then, and how many steps it took."""
         taken = 0
-        for by, smaller in MOVES:
+        for by in MOVES:
             while self.spent < limit:
                 trial = list(self.rungs)
                 for k in group:
-                    trial[k] = self._next(k, by, smaller)
+                    trial[k] = self._next(k, by)
                 if all(a is b for a, b in zip(trial, self.rungs, strict=True)):
                     break
                 found = self._latency(trial)
@@ -329,16 +309,14 @@ class _Search:
                 taken += 1
         return best, taken
 
-    def _next(self, k: int, by: int, smaller: int) -> _Rung:
-        """So many rungs up from that of a step, of tiles that get smaller by so many steps more."""
+    def _next(self, k: int, by: int) -> _Rung:
+        """So many rungs up from that of a step."""
         ladder, now = self.ladders[k], self.rungs[k]
-        even = now.even or now
-        at = next((i for i, rung in enumerate(ladder) if rung is even), None)
+        at = next((i for i, rung in enumerate(ladder) if rung is now), None)
         if at is None:  # the policy's own, which is on no rung
             finer = [i for i, rung in enumerate(ladder) if rung.grid.n > now.grid.n]
             at = (finer[0] if finer else len(ladder)) - (1 if by > 0 else 0)
-        even = ladder[min(max(at + by, 0), len(ladder) - 1)]
-        return self._smaller(k, even, min(max(now.taper + smaller, 0), len(self.tapers) - 1))
+        return ladder[min(max(at + by, 0), len(ladder) - 1)]
 
     def _latency(self, rungs: Sequence[_Rung]) -> float:
         """Simulated, nanoseconds."""

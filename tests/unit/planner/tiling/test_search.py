@@ -29,7 +29,6 @@ from aspen_mp.planner.tiling.search import (
     SAMPLES,
     SOURCE,
     STEP,
-    TAPERS,
     Found,
     _fair,
     _Search,
@@ -226,34 +225,6 @@ def test_unlike_cores_have_grids_of_fair_shares(storage: Storage, monkeypatch: p
     others = numbers()
     assert all(more >= less for more, less in zip(found, others, strict=True))
     assert found != others
-
-
-@pytest.mark.parametrize(("cores", "few"), [("2", True), ("1+1@0.5", True), ("4", False)])
-def test_tiles_get_smaller_on_few_cores(storage: Storage, monkeypatch: pytest.MonkeyPatch, cores: str, few: bool) -> None:
-    """Those of products; which is never worse than with tiles of one size."""
-    found = search(storage, Machine.parse(cores))
-    monkeypatch.setattr("aspen_mp.planner.tiling.search.TAPERS", (1.0,))
-    even = search(storage, Machine.parse(cores))
-    assert (cuts(found) != cuts(even)) == few
-    assert found.best_ns <= even.best_ns
-
-
-def test_a_rung_with_smaller_tiles(storage: Storage) -> None:
-    """Is one step from its even one and back, and the same rung when its grid is met again; other nodes have none."""
-    found = _Search(storage, Machine.uniform(2), 0)
-    found.tapers = TAPERS
-    smaller = 0
-    for k, (node, ladder) in enumerate(zip(storage.steps, found.ladders, strict=True)):
-        found.rungs = [rungs[-1] for rungs in found.ladders]
-        rung = found._next(k, 0, 1)
-        if rung is not ladder[-1]:
-            assert node.op in policy.PRODUCTS
-            assert (rung.even, rung.taper) == (ladder[-1], 1)
-            assert rung is found._rung(found.kinds[k], node, rung.grid)
-            found.rungs[k] = rung
-            assert found._next(k, 0, -1) is ladder[-1]
-            smaller += 1
-    assert smaller > 0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
