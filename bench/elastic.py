@@ -2,7 +2,8 @@
 
 A fixed number of requests is always in flight. At each step the runtime is told how many workers it is to have; how long that takes to
 have an effect is the time from the call until a worker that has joined has executed a tile, or until those that leave have ended.
-Plans follow the workers as they do for everybody: some seconds into a step (`docs/decisions/0010-plans-follow-the-cores.md`) another plan is measured than before.
+Plans follow the workers as they do for everybody: some seconds into a step another plan is measured than before
+(docs/decisions/0010-plans-follow-the-cores.md).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from aspen_mp.cli.output import mebibytes
 @output.command
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove what dead runtimes have left behind.")] = False,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for the planner; takes about 15 seconds.")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for predictions; takes about 15 seconds.")] = False,
     profile: Annotated[str | None, typer.Option("--profile", help="Judge the lease by this profile: a name or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:

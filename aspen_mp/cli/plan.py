@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner.api import Binding, StageResult
     from aspen_mp.planner.api import Model as Opened
     from aspen_mp.planner.cost.machine import Machine
+    from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.planner.plan.explain import Prediction
     from aspen_mp.planner.plan.plan import Plan
 
@@ -66,8 +67,9 @@ def plan(
     from aspen_mp.planner.plan.explain import predict
 
     chosen = config.load(profile)
-    op_cost.use(local_rates.known(config.cache_folder(chosen))[0])  # as a runtime would
-    machine, planned = _machines(cores, chosen)
+    measured = local_rates.predicting(config.cache_folder(chosen))
+    op_cost.use(local_rates.planning()[0])  # as a runtime would
+    machine, planned = _machines(cores, chosen, measured)
     rounded = sources.precision(precision) or chosen.models.precision
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     source = sources.resolve(model, batch, seq)
@@ -89,7 +91,9 @@ def plan(
             names = ", ".join(map(repr, result.needs))
             raise UnsupportedModelError(f"the values of {names} decide shapes: such a model is planned when it runs and they are known")
         serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
-        report = _report(source.label, result, predict(result.plan, machine, serial=serial, in_flight=in_flight or chosen.models.instances))
+        op_cost.use(measured)
+        plan, alone = result.plan.predicted_anew(), serial and serial.predicted_anew()
+        report = _report(source.label, result, plan, predict(plan, machine, serial=alone, in_flight=in_flight or chosen.models.instances))
         report |= {"planning_s": seconds, "search": result.plan.metadata.get("search")}
     if file is not None:
         from aspen_mp.planner.plan import plan_file
@@ -98,7 +102,7 @@ def plan(
         report["file"] = str(file)
     if measure:
         with output.progress(f"measuring {source.label}", quiet=as_json):
-            report["measured"] = _measure(result.plan, source, report["layers"], rounds, batch=batch, seq=seq)
+            report["measured"] = _measure(plan, source, report["layers"], rounds, batch=batch, seq=seq)
     if as_json:
         output.emit_json(report)
     else:
@@ -117,9 +121,9 @@ def _bindings(model: Opened, shapes: dict[str, tuple[int, ...]], batch: int | No
     return bound
 
 
-def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:
-    """The one to predict for and the one to plan for: that of --cores, or the cores that a runtime of this profile leases here, and what it
-    knows of them when it plans."""
+def _machines(cores: str | None, profile: Profile, measured: Rates) -> tuple[Machine, Machine]:
+    """Return the machine to predict for, with measured rates, and the one to plan for: that of --cores, or the cores that a runtime of this
+    profile leases here, and what it knows of them when it plans."""
     from aspen_mp.planner.cost import op_cost
     from aspen_mp.planner.cost.machine import Core, Machine
 
@@ -127,36 +131,34 @@ def _machines(cores: str | None, profile: Profile) -> tuple[Machine, Machine]:
     workers = profile.workers
     if cores is not None:
         try:
-            machine = Machine.parse(cores, rates, {"P": 1.0, "E": workers.efficiency_speed, "L": workers.low_power_speed})
-            return machine, machine
+            speeds = {"P": 1.0, "E": workers.efficiency_speed, "L": workers.low_power_speed}
+            return Machine.parse(cores, measured, speeds), Machine.parse(cores, rates, speeds)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--cores") from None
     there = topology.read()
     count = None if workers.count == "auto" else workers.count
     cpus = there.select(count, None if workers.cores == "auto" else workers.cores, classes=workers.classes, smt=workers.smt)
     leased = [there.by_cpu[cpu] for cpu in cpus]
-    return Machine.of([Core(core.speed, core.rank, core.l3, core.node) for core in leased], rates), Machine.of_speeds(
-        there.speeds(cpus), rates
-    )
+    known = [Core(core.speed, core.rank, core.l3, core.node) for core in leased]
+    return Machine.of(known, measured), Machine.of_speeds(there.speeds(cpus), rates)
 
 
-def _report(label: str, result: StageResult, prediction: Prediction) -> dict[str, Any]:
+def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction) -> dict[str, Any]:
     from dataclasses import asdict
 
     from aspen_mp.planner.plan.explain import totals
 
-    assert result.plan is not None
     why = {name: reason for name, _, reason in result.opaque}
     layers = []
-    for info in result.plan.info:
+    for info in plan.info:
         row = {**asdict(info), "tile_shape": list(info.tile_shape)}
         if info.opaque:
             row["why"] = why.get(info.name, "no kernel")
         layers.append(row)
-    inputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in result.plan.inputs]
-    outputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in result.plan.outputs]
+    inputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.inputs]
+    outputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.outputs]
     kind = {"kind": result.kind, "more_stages": result.more}
-    found = {**asdict(totals(result.plan)), **asdict(prediction)}
+    found = {**asdict(totals(plan)), **asdict(prediction)}
     return {"model": label, **kind, **found, "inputs": inputs, "outputs": outputs, "layers": layers}
 
 

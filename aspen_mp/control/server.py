@@ -166,7 +166,7 @@ class Server:
         self._loads = 0
         self._models = ModelStore(
             *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
-            *(Cache.open(config.cache, config.cache_bytes), local_rates.known(config.cache)),
+            *(Cache.open(config.cache, config.cache_bytes), local_rates.planning()),
             Limits(config.patience_s, config.planning_bytes),
             self._reserver,
             self._traces.plan_added,

@@ -250,7 +250,7 @@ def _calibration(profile: Any) -> dict[str, Any] | None:
     from aspen_mp.planner.cost import rates
 
     folder = config.cache_folder(profile)
-    if not rates.load(folder, __version__)[1]:
+    if rates.load(folder, __version__) is None:
         return None
     path = rates.path(folder, __version__)
     found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))

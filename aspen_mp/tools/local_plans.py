@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def calibrated() -> Iterator[None]:
-    """The planner of this process counts with the rates of this machine for a while, as runtimes do."""
-    with counting_with(local_rates.known(config.cache_folder(config.load(None)))[0]):
+    """Count with the rates of this machine for a while, measured ones where there are some: what predictions are made with."""
+    with counting_with(local_rates.predicting(config.cache_folder(config.load(None)))):
         yield
 
 
 @contextmanager
 def counting_with(rates: Rates) -> Iterator[None]:
-    """The planner of this process counts with these rates for a while."""
+    """Count with these rates for a while."""
     before = op_cost.rates()
     op_cost.use(rates)
     try:
@@ -45,15 +45,19 @@ def cpus_for(workers: int) -> list[int]:
 
 
 def machine_of(cpus: Sequence[int]) -> Machine:
-    """What a runtime with workers on these CPUs plans for."""
+    """Return what a runtime with workers on these CPUs plans for, with the memory of the rates in use."""
     return Machine.of_speeds(topology.read().speeds(cpus), op_cost.rates())
 
 
 def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine) -> Plan:
-    """The plan for inputs such as these arrays, tiles searched. ValueError: it takes values that are known at run time."""
+    """Return the plan that a runtime makes for inputs such as these arrays and cores of these speeds, predicted with the rates in use.
+    ValueError: it takes values that are known at run time."""
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
     options = api.Options(planning=AUTOMATIC, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes())
-    plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
+    rates = local_rates.planning()[0]
+    with counting_with(rates):
+        machine = Machine.of_speeds([core.speed for core in machine.cores], rates)
+        plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
     if plan is None:
         raise ValueError(f"{model.graph.name} is planned in stages, with values that are known at run time")
-    return plan
+    return plan.predicted_anew()

@@ -1,7 +1,7 @@
 """What a kernel-level node costs: operations, bytes, and nanoseconds on one core.
 
 The figures only have to be right relative to each other: they size tiles, spread the depth bins, and make `plan --explain` readable.
-Results never depend on them. `rates()` are this machine's, where it has been calibrated; the constants are of a current x86 server at fp32.
+Results never depend on them. `rates()` are those of a kind of core, or measured; the constants are of a current x86 server at fp32.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ R = TypeVar("R")
 
 
 def rates() -> Rates:
-    """The rates that plans of this process are made with."""
+    """Return the rates that this process counts with."""
     return _in_use
 
 
 def use(chosen: Rates) -> None:
-    """Plans of this process are made with these rates from now on."""
+    """Count with these rates in this process from now on."""
     global _in_use  # noqa: PLW0603
     _in_use = chosen
     for forget in _remembered:

@@ -1,7 +1,7 @@
-"""What one core of this machine reaches, as the cost model uses it: measured once by `aspen-mp doctor --calibrate`, or built in.
+"""What one core of this machine reaches, as the cost model uses it: built in, or measured by `aspen-mp doctor --calibrate`.
 
-Rates size tiles, order them and predict times. They never choose an algorithm, because algorithms differ in their last bits and results
-must not depend on who measured what: such choices use the built-in figures of `cost`.
+Plans are made with the built-in rates of a kind of core: they size tiles and order them. Measured rates predict what such plans take. No
+rates choose an algorithm, because algorithms differ in their last bits: such choices use the built-in figures of `cost`.
 """
 
 from __future__ import annotations
@@ -157,17 +157,15 @@ def path(folder: str, version: str) -> str:
     return os.path.join(folder, f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
-def load(folder: str, version: str, otherwise: tuple[Rates, str] = (BUILT_IN, "")) -> tuple[Rates, str]:
-    """This machine's rates and the name that plans made with them carry; `otherwise` where it has not been calibrated or the file is of no
-    use."""
+def load(folder: str, version: str) -> Rates | None:
+    """Return this machine's rates as they were measured; None where it has not been calibrated or the file is of no use."""
     if not folder or not glob.glob(os.path.join(glob.escape(folder), "calibration-*.json")):
-        return otherwise
+        return None
     try:
         with open(path(folder, version), "rb") as file:
-            data = file.read(1 << 20)
-        found = msgspec.json.decode(data, type=Calibration)
+            found = msgspec.json.decode(file.read(1 << 20), type=Calibration)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return otherwise
+        return None
     rates = found.rates
     plain = [
         rates.matrix,
@@ -179,9 +177,8 @@ def load(folder: str, version: str, otherwise: tuple[Rates, str] = (BUILT_IN, ""
         rates.transforms,
         *rates.factors.values(),
     ]
-    if found.format != FORMAT or not all(1e-6 < value < 1e9 for value in plain) or not 0 <= rates.far < FARTHEST:
-        return otherwise
-    return rates, hashlib.sha256(data).hexdigest()[:16]
+    good = found.format == FORMAT and all(1e-6 < value < 1e9 for value in plain) and 0 <= rates.far < FARTHEST
+    return rates if good else None
 
 
 def save(folder: str, calibration: Calibration) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,13 +66,14 @@ class OpInfo:
 class Costs:
     """Of the tiles [n], f64: `ns` alone on one core, `bytes` that go to memory behind the caches, `far`: ns more for each byte that they
     read of each other and another core has written. What only simulations ask for: `flow()`, what they read of each other, and `made()`,
-    what they find in scratch."""
+    what they find in scratch. `again()`: the same with the rates that are in use then."""
 
     ns: Array
     bytes: Array
     far: float
     flow: Callable[[], Flow]
     made: Callable[[], Made]
+    again: Callable[[], Costs] | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +120,16 @@ class Plan:
             return self.costs
         none = np.zeros(self.n_tiles)
         return Costs(self.ops["cost_ns"][self.tiles["op"]].astype(np.float64), none, 0.0, Flow.none, Made.none)
+
+    def predicted_anew(self) -> Plan:
+        """Return the same plan with what it is expected to take (`costs`, `OpInfo.predicted_ms`) by the rates in use now; a plan from a
+        file as it is."""
+        if self.costs is None or self.costs.again is None:
+            return self
+        costs = self.costs.again()
+        ns = np.bincount(self.tiles["op"], costs.ns, len(self.ops))
+        info = [replace(row, predicted_ms=float(ns[k]) * 1e-6) for k, row in enumerate(self.info)]
+        return replace(self, costs=costs, info=info)
 
     @property
     def n_tiles(self) -> int:

@@ -1,4 +1,4 @@
-"""The rates that plans are made with on this machine: measured ones (`aspen_mp/tools/calibrate.py`), or built-in ones."""
+"""The rates that plans are made with on this machine, and those that predict what they take (`aspen_mp/tools/calibrate.py`)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ LEAST_CACHED, MOST_CACHED = 4 << 20, 128 << 20
 """Smaller caches are not the last ones before memory, of larger ones others have a part."""
 
 
-def known(folder: str) -> tuple[Rates, str]:
-    """The rates that plans are made with here, measured ones kept in `folder` or built-in ones, and the name that such plans carry."""
+def planning() -> tuple[Rates, str]:
+    """Return the rates that plans are made with here, those built in for this kind of core, and their name."""
+    import msgspec
+
+    from aspen_mp.planner.cost import rates
+    from aspen_mp.workers import _isa
+
+    found, name = rates.built_in(_isa.vectors(), rates.vendor(), fast_bytes())
+    return msgspec.structs.replace(found, cached=cached()), name
+
+
+def predicting(folder: str) -> Rates:
+    """Return the rates that plans are predicted with here: measured ones kept in `folder`, else those that plans are made with."""
     import msgspec
 
     from aspen_mp import __version__
     from aspen_mp.planner.cost import rates
-    from aspen_mp.workers import _isa
 
-    found, name = rates.load(folder, __version__, rates.built_in(_isa.vectors(), rates.vendor(), fast_bytes()))
-    return msgspec.structs.replace(found, cached=cached()), name
+    found = rates.load(folder, __version__)
+    return planning()[0] if found is None else msgspec.structs.replace(found, cached=cached())
 
 
 def fast_bytes() -> bool:

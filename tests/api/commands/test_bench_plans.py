@@ -17,9 +17,10 @@ from aspen_mp.bench.peers import engines
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.control.planning import local_rates
 from aspen_mp.planner.cost import op_cost
+from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.plan import plan_file
 from aspen_mp.planner.plan.plan import Plan
-from aspen_mp.tools.local_plans import calibrated, cpus_for, machine_of, planned
+from aspen_mp.tools.local_plans import calibrated, counting_with, cpus_for, machine_of, planned
 from aspen_mp.tools.measure import Profile
 
 NETWORK = "squeezenet1_1"
@@ -55,7 +56,7 @@ def test_planned(runs: Plan) -> None:
 
 def test_calibrated_for_a_while() -> None:
     """Then the planner counts as it did before, whatever that was."""
-    before, here = op_cost.rates(), local_rates.known("")[0]
+    before, here = op_cost.rates(), local_rates.predicting("")
     other = replace(before, matrix=2 * before.matrix)
     op_cost.use(other)
     try:
@@ -64,6 +65,22 @@ def test_calibrated_for_a_while() -> None:
         assert op_cost.rates() == other
     finally:
         op_cost.use(before)
+
+
+def test_rates_predict_and_change_no_plan(runs: Plan) -> None:
+    """What the plan is expected to take follows the rates in use, op by op and together; its tiles are those of a runtime."""
+    model = models.build(NETWORK)
+    found = []
+    for by in (1.0, 2.0):
+        rates = replace(op_cost.rates(), matrix=by, cold=1e4, warm=1e4)
+        with counting_with(rates):
+            plan = planned(model, models.inputs(model), Machine.uniform(2))
+        assert same(plan, runs)
+        ns = plan.tile_costs().ns.sum()
+        assert sum(row.predicted_ms for row in plan.info) == pytest.approx(ns * 1e-6)
+        found.append(ns)
+    assert 1.5 < found[0] / found[1] <= 2.0
+    assert plan_file.load(plan_file.dump(plan)).predicted_anew().info == plan.info, "a file's figures stay"
 
 
 def test_simulated(runs: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Calibration: this machine's rates for the planner, kept and checked, and without any influence on results."""
+"""Calibration: this machine's rates, measured, kept and checked, for predictions alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from test_cache import entries, wait_for
 
 import aspen_mp
 from aspen_mp.bench import models
@@ -33,16 +34,14 @@ def keep(folder: Path, chosen: rates.Rates) -> str:
 
 def test_kept_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = aspen_mp.__version__
-    assert rates.load("", version) == rates.load(str(tmp_path), version) == (rates.BUILT_IN, "")
+    assert rates.load("", version) is rates.load(str(tmp_path), version) is None
+    assert local_rates.predicting(str(tmp_path)) == local_rates.planning()[0]
     keep(tmp_path, STRANGE)
-    found, name = rates.load(str(tmp_path), version)
-    assert found == STRANGE
-    assert name
-    assert rates.load(str(tmp_path), "another")[1] == ""
-    keep(tmp_path, rates.Rates(matrix=4.0))
-    assert rates.load(str(tmp_path), version)[1] not in ("", name)
+    assert rates.load(str(tmp_path), version) == STRANGE
+    assert local_rates.predicting(str(tmp_path)) == msgspec.structs.replace(STRANGE, cached=local_rates.cached())
+    assert rates.load(str(tmp_path), "another") is None
     monkeypatch.setenv("ASPEN_MP_ISA", "portable")
-    assert rates.load(str(tmp_path), version)[1] == ""
+    assert rates.load(str(tmp_path), version) is None
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,9 @@ def test_useless_files_are_as_if_not_there(change: dict[str, object], tmp_path: 
     document = json.loads(path.read_text())
     document["rates"].update(change)
     path.write_text(json.dumps(document))
-    assert rates.load(str(tmp_path), aspen_mp.__version__) == (rates.BUILT_IN, "")
+    assert rates.load(str(tmp_path), aspen_mp.__version__) is None
     path.write_bytes(b"\xff")
-    assert rates.load(str(tmp_path), aspen_mp.__version__) == (rates.BUILT_IN, "")
+    assert rates.load(str(tmp_path), aspen_mp.__version__) is None
 
 
 def kernels_of(network: str) -> tuple[list[str], int]:
@@ -80,21 +79,21 @@ def test_rates_size_tiles_and_choose_no_kernel(network: str) -> None:
     assert kernels_of(network) == (kernels, tiles)
 
 
-def test_results_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime takes from its cache the plan that one without a calibration has made."""
     monkeypatch.setenv("ASPEN_MP_CACHE", str(tmp_path))
     model = models.build("bert_base", **models.miniature("bert_base"))
     feeds = models.inputs(model)
-    results, tiles = [], []
-    for chosen in (None, STRANGE):
-        if chosen is not None:
-            keep(tmp_path, chosen)
+    results = []
+    for calibrated in (False, True):
+        if calibrated:
+            keep(tmp_path, STRANGE)
         with aspen_mp.Runtime(workers=2) as runtime:
             loaded = runtime.load(model)
             results.append(loaded.run(feeds)["last_hidden_state"])
-            assert not runtime.status()["models"][0]["plans"][0]["cached"]
-            tiles.append(sum(worker["tiles"] for worker in runtime.workers))
+            assert runtime.status()["models"][0]["plans"][0]["cached"] == calibrated
+        wait_for(lambda: entries(tmp_path, "plans"))
     np.testing.assert_array_equal(*results)
-    assert tiles[0] != tiles[1]
 
 
 def timed(kernel: str, predicted_ns: float, taken_ns: float, nbytes: float = 0.0, *, opaque: bool = False) -> OpTime:
@@ -201,7 +200,7 @@ def test_factors_scale_predictions() -> None:
 )
 def test_what_stays_in_the_last_level_cache(sizes: dict[str, int], cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "cache_sizes", lambda cpu: {name: (size, 2) for name, size in sizes.items()})
-    assert local_rates.known("")[0].cached == local_rates.cached() == cached
+    assert local_rates.planning()[0].cached == local_rates.cached() == cached
 
 
 def test_built_in_rates_are_those_of_the_kind_of_core() -> None:
@@ -226,7 +225,7 @@ def test_rates_are_those_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> N
     for vendor in (rates.INTEL, "AuthenticAMD", ""):
         monkeypatch.setattr(rates, "vendor", lambda vendor=vendor: vendor)
         monkeypatch.setattr(_isa, "vectors", lambda: "whole")
-        found, name = local_rates.known("")
+        found, name = local_rates.planning()
         wanted, named = rates.built_in("whole", vendor, local_rates.fast_bytes())
         assert (msgspec.structs.replace(found, cached=wanted.cached), name) == (wanted, named)
 
@@ -238,7 +237,7 @@ def test_doctor_measures_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert before["calibration"] is None
     after = json.loads(subprocess.run([*command, "--calibrate"], capture_output=True, check=True, cwd="/", timeout=120).stdout)
     found = msgspec.convert({k: v for k, v in after["calibration"].items() if k != "file"}, rates.Calibration)
-    assert found.rates == rates.load(str(tmp_path), aspen_mp.__version__)[0]
+    assert found.rates == rates.load(str(tmp_path), aspen_mp.__version__)
     assert found.rates.matrix > 0
     assert found.rates.transforms == rates.built_in(_isa.vectors(), rates.vendor())[0].transforms
     assert found.measured["schedule_ns"] > 0
