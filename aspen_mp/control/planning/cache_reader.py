@@ -16,9 +16,7 @@ from aspen_mp.shm.segments import Segment
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    entry = plans.plan(
-        plan_cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.calibration, job.stretch)
-    )
+    entry = plans.plan(plan_cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.rates, job.stretch))
     stretched = None if entry is None else entry.note.stretched
     if job.stretch is not None and stretched is not None and not stretched.least <= job.stretch.extent <= stretched.most:
         return None  # it is for another part of the range

@@ -9,7 +9,7 @@ its name, its identity and the boot tell, so nobody who finds it there reads a g
 write changes that time.
 
 Keys are digests of everything that the result depends on: the model's contents, options, shapes and values bound, speeds of cores,
-calibration, and this build of the planner (`build`). A model file is known by its stamp (device, inode, size, times) as long as
+rates of the cost model, and this build of the planner (`build`). A model file is known by its stamp (device, inode, size, times) as long as
 nothing has touched it.
 
 Files appear whole or not at all (written under a temporary name, then renamed), are never written again, and go by unlink: who has one open
@@ -89,7 +89,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     arena_bytes: int
     weights: list[WeightFile]
     model: bytes
-    calibration: str
+    rates: str
     workers: int
     searched: bool = True
     stretched: Stretched | None = None
@@ -131,14 +131,14 @@ def plan_key(
     stages: Sequence[Sequence[Bind]],
     capacities: Sequence[Capacity],
     speeds: Sequence[float],
-    calibration: str,
+    rates: str,
     stretch: Stretch | None = None,
 ) -> str:
     """The name of a plan."""
     if stretch is None:
-        return _name("plan", build, digest, list(options), stages, capacities, speeds, calibration)
+        return _name("plan", build, digest, list(options), stages, capacities, speeds, rates)
     shapes = (stretch.at(stages[0], stretch.most), stretch.mask, stretch.least)
-    return _name("range", build, digest, list(options), shapes, capacities, speeds, calibration)
+    return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
 
 
 def weights_id(build: str, digest: bytes, options: Sequence[Any], places: Sequence[tuple[str, int]]) -> str:

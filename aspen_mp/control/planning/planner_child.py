@@ -51,7 +51,8 @@ class PlanStage(protocol.Message):
     capacities: list[Capacity]
     speeds: list[float]
     """Of the cores that it is for, relative to the fastest."""
-    calibration: str = ""
+    rates: str = ""
+    """The name of the built-in rates that it is made with (`local_rates.planning`)."""
     search: bool = True
     """Whether its tiles are searched, as the model's options say, and it has as many instances as the model."""
     keep: bool = True

@@ -240,7 +240,7 @@ def test_keys_tell_everything_apart() -> None:
         "stages": [[Bind("x", "float32", [1, 2], None)]],
         "capacities": [],
         "speeds": [1.0, 1.0],
-        "calibration": "",
+        "rates": "",
     }
     others = {
         "build": "c",
@@ -249,7 +249,7 @@ def test_keys_tell_everything_apart() -> None:
         "stages": [[Bind("x", "float32", [1, 2], b"value")]],
         "capacities": [Capacity("y", 8)],
         "speeds": [1.0, 0.5],
-        "calibration": "c",
+        "rates": "c",
     }
     keys = {plan_cache.plan_key(**base)} | {plan_cache.plan_key(**{**base, name: value}) for name, value in others.items()}
     assert len(keys) == len(base) + 1
