@@ -23,7 +23,7 @@ NONE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChurnSchedule:
     """`changes` one after the other, up to `workers` workers, `rest_s` from an effect to the next change; `threads` client threads."""
 
     changes: int = 1000
@@ -46,7 +46,7 @@ class Change:
 @dataclass(slots=True)
 class Churn:
     cases: list[str]
-    plan: Plan
+    plan: ChurnSchedule
     changes: list[Change] = field(default_factory=list)
     seconds: float = 0.0
     requests: int = 0
@@ -71,31 +71,33 @@ class Churn:
         )
 
 
-def measure(cases: Sequence[Case], plan: Plan, say: Callable[[str], None] = lambda _: None) -> Churn:
+def measure(cases: Sequence[Case], schedule: ChurnSchedule, say: Callable[[str], None] = lambda _: None) -> Churn:
     """Does it on a runtime of its own."""
     say("starting")
-    with aspen_mp.Runtime(workers=plan.workers, max_workers=2 * plan.workers, log="off") as runtime:
-        return stir(runtime, subjects(runtime, cases, say), plan, say)
+    with aspen_mp.Runtime(workers=schedule.workers, max_workers=2 * schedule.workers, log="off") as runtime:
+        return stir(runtime, subjects(runtime, cases, say), schedule, say)
 
 
-def stir(runtime: aspen_mp.Runtime, loaded: Sequence[Subject], plan: Plan, say: Callable[[str], None] = lambda _: None) -> Churn:
-    """Does it on a runtime that has been started with `plan.workers` workers and holds what is `loaded`; leaves it with as many."""
-    churn = Churn([it.label for it in loaded], plan)
-    rng = random.Random(plan.seed)
-    load = Load(loaded, plan.threads)
+def stir(
+    runtime: aspen_mp.Runtime, loaded: Sequence[Subject], schedule: ChurnSchedule, say: Callable[[str], None] = lambda _: None
+) -> Churn:
+    """Does it on a runtime that has been started with `schedule.workers` workers and holds what is `loaded`; leaves it with as many."""
+    churn = Churn([it.label for it in loaded], schedule)
+    rng = random.Random(schedule.seed)
+    load = Load(loaded, schedule.threads)
     answers: list[Answer] = []
     try:
-        now = plan.workers
-        for k in range(plan.changes):
-            last = k == plan.changes - 1
-            then = plan.workers if last and now != plan.workers else _another(rng, now, plan.workers)
+        now = schedule.workers
+        for k in range(schedule.changes):
+            last = k == schedule.changes - 1
+            then = schedule.workers if last and now != schedule.workers else _another(rng, now, schedule.workers)
             asked = time.monotonic()
             churn.changes.append(Change(asked - load.since, now, then, resize(runtime, then) * 1e3))
             now = then
-            say(f"{k + 1} of {plan.changes} changes: {now} workers")
-            load.sleep(plan.rest_s * rng.uniform(0.5, 1.5))
-        if now != plan.workers:
-            resize(runtime, plan.workers)
+            say(f"{k + 1} of {schedule.changes} changes: {now} workers")
+            load.sleep(schedule.rest_s * rng.uniform(0.5, 1.5))
+        if now != schedule.workers:
+            resize(runtime, schedule.workers)
     finally:
         answers = load.stop()
     churn.seconds = time.monotonic() - load.since

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from aspen_mp.bench import models
 from aspen_mp.tools.local_plans import calibrated, cpus_for, machine_of, planned
-from aspen_mp.tools.measure import Profile, profile
+from aspen_mp.tools.measure import PlanTimes, profile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def show(result: Profile, top: int, console: Console) -> None:
+def show(result: PlanTimes, top: int, console: Console) -> None:
     ops = sorted(result.ops, key=lambda o: -o.median_ns)[:top] if top else result.ops
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("op", no_wrap=True, max_width=70)

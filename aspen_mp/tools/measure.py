@@ -34,7 +34,7 @@ class OpTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class PlanTimes:
     """``ops``: in the order of the plan. ``round_ns``: median and minimum of a whole round. ``tiles``: with joins."""
 
     ops: list[OpTime]
@@ -43,7 +43,7 @@ class Profile:
     tiles: int
 
 
-def profile(plan: Plan, feeds: Mapping[str, Array], *, rounds: int = 20, isa: str | None = None) -> Profile:
+def profile(plan: Plan, feeds: Mapping[str, Array], *, rounds: int = 20, isa: str | None = None) -> PlanTimes:
     """Times every op of a plan, opaque ones as workers execute them. `feeds`: arrays by input name. PlanError where a tile fails."""
     runner, request = _runner(plan, isa)
     for info in plan.inputs:
@@ -71,7 +71,7 @@ def profile(plan: Plan, feeds: Mapping[str, Array], *, rounds: int = 20, isa: st
         np.add.at(sums[k], tile_op, spent[k])
     ops = [OpTime(info, float(np.median(sums[:, i])), float(sums[:, i].min())) for i, info in enumerate(plan.info)]
     whole = [int(r[: len(plan.info)].sum()) for r in sums]
-    return Profile(ops, statistics.median(whole), min(whole), len(order))
+    return PlanTimes(ops, statistics.median(whole), min(whole), len(order))
 
 
 def _again(tile_op: Array, idle: list[int]) -> list[bool]:

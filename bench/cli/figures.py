@@ -55,10 +55,10 @@ def hetero(
     if not all(speed == 1 or slow.LEAST <= speed <= slow.MOST for speed in wanted):
         raise typer.BadParameter(f"from {slow.LEAST} to {slow.MOST}, or 1", param_hint="--speeds")
     chosen, absent = options.engines(engines)
-    much = options.plan(rounds, seconds, runs)
+    schedule = options.schedule(rounds, seconds, runs)
 
     def measure(case: Case, say: findings.Say) -> HeteroResult:
-        result = bench.measure(case, chosen, cpus[:-1], cpus[-1:], wanted, much, method, settle, say, apart=apart)
+        result = bench.measure(case, chosen, cpus[:-1], cpus[-1:], wanted, schedule, method, settle, say, apart=apart)
         result.absent = absent
         return result
 
@@ -125,10 +125,10 @@ def scaling(
     far: list[int] = []
     if simulated != "none" and OURS in chosen:
         far = [n for n in options.counts(simulated, "--simulate") if n > len(cpus)]
-    much = options.plan(rounds, seconds, runs)
+    schedule = options.schedule(rounds, seconds, runs)
 
     def measure(case: Case, say: findings.Say) -> ScalingResult:
-        result = bench.measure(case, chosen, cpus, numbers, far, much, say, apart=apart)
+        result = bench.measure(case, chosen, cpus, numbers, far, schedule, say, apart=apart)
         result.absent = absent
         return result
 
@@ -176,8 +176,8 @@ def barriers(
     findings.need_matplotlib(plot)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines, peers=False)
-    much = options.plan(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, much, say), as_json)
+    schedule = options.schedule(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json)
     _compared(results, bench, plot, file, as_json, absent)
 
 
@@ -200,8 +200,8 @@ def order(
 
     findings.need_matplotlib(plot)
     (cpus,) = options.core_sets(None, cores)
-    much = options.plan(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, much, say), as_json)
+    schedule = options.schedule(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, schedule, say), as_json)
     _compared(results, bench, plot, file, as_json)
 
 
@@ -228,8 +228,8 @@ def tiles(
     counts = options.counts(numbers, "--tiles") if numbers else list(bench.DEFAULT)
     if max(counts) > MOST_TILES:
         raise typer.BadParameter(f"a layer has {MOST_TILES} tiles at most", param_hint="--tiles")
-    much = options.plan(rounds, seconds, runs)
-    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, much, say), as_json)
+    schedule = options.schedule(rounds, seconds, runs)
+    results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, schedule, say), as_json)
     _compared(results, bench, plot, file, as_json)
 
 
@@ -257,9 +257,9 @@ def synthetic(
     findings.need_matplotlib(plot)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines)
-    much = options.plan(rounds, seconds, runs)
+    schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(
-        [bench.case_of(layers, height, width, channels)], lambda case, say: bench.measure(case, cpus, chosen, much, say), as_json
+        [bench.case_of(layers, height, width, channels)], lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json
     )
     _compared(results, bench, plot, file, as_json, absent)
 

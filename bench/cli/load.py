@@ -140,9 +140,9 @@ def churn(
     """
     from aspen_mp.bench import churn as bench
 
-    plan = bench.Plan(changes, workers, threads, rest, seed)
+    schedule = bench.ChurnSchedule(changes, workers, threads, rest, seed)
     with output.progress("bench", quiet=as_json) as update:
-        found = bench.measure(options.cases(networks), plan, lambda text: update(text, 0, 0))
+        found = bench.measure(options.cases(networks), schedule, lambda text: update(text, 0, 0))
     findings.write(found.document(), file, as_json)
     if not as_json:
         findings.verdict(found.verdict)

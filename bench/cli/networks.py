@@ -40,7 +40,7 @@ def peers(
     """
     from aspen_mp.bench.peers import report
     from aspen_mp.bench.peers.engines import ENGINES
-    from aspen_mp.bench.peers.rounds import Plan, measure
+    from aspen_mp.bench.peers.rounds import Schedule, measure
 
     wanted = engines.split(",") if engines else list(ENGINES)
     unknown = [name for name in wanted if name not in ENGINES]
@@ -48,13 +48,13 @@ def peers(
         raise typer.BadParameter(f"no engine {', '.join(map(repr, unknown))}; there are {', '.join(ENGINES)}", param_hint="--engines")
     chosen = options.cases(networks, batch, seq)
     absent = [name for name in wanted if not ENGINES[name].installed]
-    plan = Plan(rounds=rounds, spare=2 * rounds, seconds=seconds)
+    schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
     results: list[CaseResult] = []
     with output.progress("bench", quiet=as_json) as update:
         for case in chosen:
             for cpus in options.core_sets(threads, cores):
                 there = [name for name in wanted if name not in absent]
-                results.append(measure(case, there, cpus, plan, lambda text: update(text, 0, 0)))
+                results.append(measure(case, there, cpus, schedule, lambda text: update(text, 0, 0)))
     document = report.document(results, absent)
     findings.write(document, file, as_json)
     if not as_json:

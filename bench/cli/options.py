@@ -11,7 +11,7 @@ import typer
 from aspen_mp.cli import options
 
 if TYPE_CHECKING:
-    from aspen_mp.bench.figures.seats import Plan
+    from aspen_mp.bench.figures.seats import Schedule
     from aspen_mp.bench.peers.cases import Case
 
 File = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write everything as JSON to this file.")]
@@ -85,8 +85,8 @@ def engines(text: str | None, peers: bool = True) -> tuple[list[str], list[str]]
         raise typer.BadParameter(str(error), param_hint="--engines") from None
 
 
-def plan(rounds: int, seconds: float, runs: int) -> Plan:
-    """How much of it is measured: twice as many rounds are there to replace those that other processes disturbed."""
-    from aspen_mp.bench.figures.seats import Plan
+def schedule(rounds: int, seconds: float, runs: int) -> Schedule:
+    """How much is measured: twice as many rounds are there to replace those that other processes disturbed."""
+    from aspen_mp.bench.figures.seats import Schedule
 
-    return Plan(rounds=rounds, spare=2 * rounds, seconds=seconds, runs=runs)
+    return Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds, runs=runs)

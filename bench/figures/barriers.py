@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, compare
-from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.peers.cases import Case
 
 FREE, BARRED = "no barriers", "barriers"
 
 
-def measure(case: Case, cores: Sequence[int], engines: Sequence[str], plan: Plan, say: Say) -> Comparison:
+def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: Schedule, say: Say) -> Comparison:
     """A network on these cores; `engines`: others to set beside."""
     variants = [Variant(FREE, OURS, cores), Variant(BARRED, OURS, cores, {"planning": {"barriers": True}})]
-    return compare(case, [*variants, *(Variant(name, name, cores) for name in engines if name != OURS)], plan, say)
+    return compare(case, [*variants, *(Variant(name, name, cores) for name in engines if name != OURS)], schedule, say)
 
 
 def verdict(result: Comparison) -> str:

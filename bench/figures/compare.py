@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aspen_mp.bench.figures import states
-from aspen_mp.bench.figures.seats import Plan, Say, Seats, Variant
+from aspen_mp.bench.figures.seats import Say, Schedule, Seats, Variant
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.report import machine
@@ -82,7 +82,7 @@ class Comparison:
         return {entry.label: statistics.median(ms) for entry in self.entries if (ms := entry.ms_in(state))}
 
 
-def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_once: int = 6) -> Comparison:
+def compare(case: Case, variants: Sequence[Variant], schedule: Schedule, say: Say, at_once: int = 6) -> Comparison:
     """Measures variants beside the first of them. Not more than `at_once` are loaded at the same time, which bounds the memory: then the
     reference takes turns with each group."""
     reference, *others = variants
@@ -96,7 +96,7 @@ def compare(case: Case, variants: Sequence[Variant], plan: Plan, say: Say, at_on
     for number, group in enumerate(groups):
         with Seats(case, [reference, *group], say) as seats:
             what = f"group {number + 1} of {len(groups)}" if len(groups) > 1 else ""
-            rounds = seats.rounds(plan, what, probe=lambda: states.probe(cores))
+            rounds = seats.rounds(schedule, what, probe=lambda: states.probe(cores))
             result.macs = seats.macs
             result.settings.update(seats.settings)
         result.failed.update(rounds.failed)

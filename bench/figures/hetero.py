@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aspen_mp.bench.figures import states
-from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Say, Seats, Variant
+from aspen_mp.bench.figures.seats import OURS, Rounds, Say, Schedule, Seats, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
@@ -133,7 +133,7 @@ def measure(
     fast: Sequence[int],
     slow: Sequence[int],
     speeds: Sequence[float],
-    plan: Plan,
+    schedule: Schedule,
     method: Method | None,
     settle: float,
     say: Say,
@@ -167,7 +167,7 @@ def measure(
                     before = speed
                     took = _Taken(loads)
                     rounds = seats.rounds(
-                        plan,
+                        schedule,
                         f"slow cores at {speed:g}",
                         beside=lambda: sum(load.load_seconds() for load in loads),  # noqa: B023
                         probe=lambda: states.probe(cores[BOTH]),  # noqa: B023

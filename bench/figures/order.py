@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, compare
-from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
 
 ORDERS = ("fifo", "lifo", "random")
 
 
-def measure(case: Case, cores: Sequence[int], plan: Plan, say: Say) -> Comparison:
+def measure(case: Case, cores: Sequence[int], schedule: Schedule, say: Say) -> Comparison:
     """A network on these cores. `Comparison.simulated`: milliseconds by order, by simulation."""
-    result = compare(case, [Variant(order, OURS, cores, {"order": order}) for order in ORDERS], plan, say)
+    result = compare(case, [Variant(order, OURS, cores, {"order": order}) for order in ORDERS], schedule, say)
     say(f"{case.label}: simulating")
     result.simulated = Network(case).orders(cores)
     return result

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
-from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
@@ -132,7 +132,7 @@ def measure(
     cores: Sequence[int],
     numbers: Sequence[int],
     simulated: Sequence[int],
-    plan: Plan,
+    schedule: Schedule,
     say: Say,
     *,
     apart: bool = False,
@@ -146,7 +146,7 @@ def measure(
         variants[len(counts) : len(counts)] = [Variant(_label(MEMORY.name, n), MEMORY.name, cores[:n]) for n in counts]
     if apart:
         variants += [Variant(_label(APART, n), OURS, cores[:n], {"apart": True}) for n in counts if n > 1]
-    found = compare(case, variants, plan, say)
+    found = compare(case, variants, schedule, say)
     result = of_comparison(found)
     if not result.points or not (simulated or ours):
         return result

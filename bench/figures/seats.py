@@ -16,10 +16,10 @@ from typing import Any
 
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import ENGINES, REQUESTS
-from aspen_mp.bench.peers.rounds import OURS, Plan, prepared, take_turns
+from aspen_mp.bench.peers.rounds import OURS, Schedule, prepared, take_turns
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 
-__all__ = ["OURS", "PEERS", "Plan", "Rounds", "Say", "Seats", "Variant", "wanted_engines"]
+__all__ = ["OURS", "PEERS", "Rounds", "Say", "Schedule", "Seats", "Variant", "wanted_engines"]
 
 PEERS = ("onnxruntime", "openvino")
 """Runtimes that figures set beside ours unless told otherwise."""
@@ -137,7 +137,9 @@ class Seats:
                 except SeatError as error:
                     self.failed[label] = str(error)
 
-    def rounds(self, plan: Plan, what: str = "", beside: Callable[[], float] = float, probe: Callable[[], float] | None = None) -> Rounds:
+    def rounds(
+        self, schedule: Schedule, what: str = "", beside: Callable[[], float] = float, probe: Callable[[], float] | None = None
+    ) -> Rounds:
         """Measures all; `what` says so to people. `beside`: CPU time so far of what loads the cores on purpose; `probe`: as of
         `take_turns`."""
 
@@ -145,7 +147,7 @@ class Seats:
             self._say(f"{text}{', ' * bool(what)}{what}")
 
         failed = dict(self.failed)
-        turns, rejected, disturbed = take_turns(self.case, self._seats, failed, plan, say, beside, probe)
+        turns, rejected, disturbed = take_turns(self.case, self._seats, failed, schedule, say, beside, probe)
         return Rounds(turns, rejected, disturbed, failed)
 
 

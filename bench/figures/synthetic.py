@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, compare
-from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.peers.cases import Case
 
 ONE = f"{OURS}, 1 core"
@@ -17,12 +17,12 @@ def case_of(layers: int, height: int, width: int, channels: int) -> Case:
     return Case("aspen32", options={"layers": layers, "image": (height, width), "channels": channels})
 
 
-def measure(case: Case, cores: Sequence[int], engines: Sequence[str], plan: Plan, say: Say) -> Comparison:
+def measure(case: Case, cores: Sequence[int], engines: Sequence[str], schedule: Schedule, say: Say) -> Comparison:
     """On all cores, and ours on one of them, too."""
     variants = [Variant(name, name, cores) for name in engines]
     if OURS in engines and len(cores) > 1:
         variants.append(Variant(ONE, OURS, cores[:1]))
-    return compare(case, variants, plan, say)
+    return compare(case, variants, schedule, say)
 
 
 def verdict(result: Comparison) -> str:

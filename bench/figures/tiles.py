@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
-from aspen_mp.bench.figures.seats import OURS, Plan, Say, Variant
+from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
 from aspen_mp.bench.peers.cases import Case
 
 AUTOMATIC = "automatic"
 DEFAULT = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
 
 
-def measure(case: Case, cores: Sequence[int], numbers: Sequence[int], plan: Plan, say: Say) -> Comparison:
+def measure(case: Case, cores: Sequence[int], numbers: Sequence[int], schedule: Schedule, say: Say) -> Comparison:
     """A network on these cores."""
     variants = [Variant(str(n), OURS, cores, {"planning": {"tiles": n}}) for n in numbers]
-    return compare(case, [Variant(AUTOMATIC, OURS, cores), *variants], plan, say)
+    return compare(case, [Variant(AUTOMATIC, OURS, cores), *variants], schedule, say)
 
 
 def best(result: Comparison) -> Entry | None:

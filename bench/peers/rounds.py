@@ -24,7 +24,7 @@ OURS = "aspen-mp"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Schedule:
     """How to measure: rounds that must count, how many may be lost to other load, seconds and runs of a turn."""
 
     rounds: int = 7
@@ -73,7 +73,7 @@ class CaseResult:
 
 
 def measure(
-    case: Case, engines: Sequence[str], cores: list[int], plan: Plan, advance: Callable[[str], None] = lambda _: None
+    case: Case, engines: Sequence[str], cores: list[int], schedule: Schedule, advance: Callable[[str], None] = lambda _: None
 ) -> CaseResult:
     """Measures a case. An engine that fails is reported and left out; the others go on."""
     with prepared(case) as (here, macs):
@@ -88,7 +88,7 @@ def measure(
                 except SeatError as error:
                     failed[engine] = str(error)
             os.sync()  # what loading wrote would go to disk during the first rounds, by threads of the kernel's
-            turns, rejected, disturbed = take_turns(case, seats, failed, plan, advance)
+            turns, rejected, disturbed = take_turns(case, seats, failed, schedule, advance)
             results = [result(seat, [r[seat.engine] for r in turns]) for seat in seats if turns and seat.engine in turns[0]]
             compare(results, turns, here)
         finally:
@@ -119,7 +119,7 @@ def take_turns(
     case: Case,
     seats: list[Seat],
     failed: dict[str, str],
-    plan: Plan,
+    schedule: Schedule,
     advance: Callable[[str], None],
     beside: Callable[[], float] = float,
     probe: Callable[[], float] | None = None,
@@ -129,13 +129,13 @@ def take_turns(
     counted: list[dict[str, Turn]] = []
     noisy: list[tuple[float, dict[str, Turn]]] = []
     alive = list(seats)
-    while alive and len(counted) < plan.rounds and len(noisy) < plan.spare:
+    while alive and len(counted) < schedule.rounds and len(noisy) < schedule.spare:
         shift = (len(counted) + len(noisy)) % len(alive)
         turns: dict[str, Turn] = {}
         before = probe() if probe else None
         for seat in alive[shift:] + alive[:shift]:
             try:
-                turns[seat.label] = seat.turn(plan.seconds, plan.runs, beside)
+                turns[seat.label] = seat.turn(schedule.seconds, schedule.runs, beside)
             except SeatError as error:
                 failed[seat.label] = str(error)
                 continue
@@ -152,11 +152,11 @@ def take_turns(
             noisy.append((foreign, turns))
         else:
             counted.append(turns)
-        advance(f"{case.label}: round {len(counted)} of {plan.rounds}" + (f", {len(noisy)} disturbed" if noisy else ""))
+        advance(f"{case.label}: round {len(counted)} of {schedule.rounds}" + (f", {len(noisy)} disturbed" if noisy else ""))
     disturbed = 0
-    if len(counted) < plan.rounds and noisy:  # a busy machine: the least disturbed rounds, and the report says so
+    if len(counted) < schedule.rounds and noisy:  # a busy machine: the least disturbed rounds, and the report says so
         noisy.sort(key=lambda item: item[0])
-        disturbed = min(len(noisy), plan.rounds - len(counted))
+        disturbed = min(len(noisy), schedule.rounds - len(counted))
         counted += [turns for _, turns in noisy[:disturbed]]
     return counted, len(noisy) - disturbed, disturbed
 

@@ -21,7 +21,7 @@ from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.plan import plan_file
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.tools.local_plans import calibrated, counting_with, cpus_for, machine_of, planned
-from aspen_mp.tools.measure import Profile
+from aspen_mp.tools.measure import PlanTimes
 
 NETWORK = "squeezenet1_1"
 
@@ -90,7 +90,7 @@ def test_simulated(runs: Plan) -> None:
 
 def test_profiled(runs: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Plan] = []
-    monkeypatch.setattr(profile, "profile", lambda plan, feeds, rounds: found.append(plan) or Profile([], 0.0, 0.0, 0))
+    monkeypatch.setattr(profile, "profile", lambda plan, feeds, rounds: found.append(plan) or PlanTimes([], 0.0, 0.0, 0))
     monkeypatch.setattr(profile, "show", lambda *_: None)
     assert profile.main([NETWORK, "--workers", "2"]) == 0
     assert same(found[0], runs)

@@ -16,7 +16,7 @@ import pytest
 
 from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
-from aspen_mp.bench.figures.seats import OURS, Plan, Rounds, Variant, wanted_engines
+from aspen_mp.bench.figures.seats import OURS, Rounds, Schedule, Variant, wanted_engines
 from aspen_mp.bench.figures.states import middle, states
 from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS
@@ -164,11 +164,11 @@ def test_parallel_fractions_are_those_of_the_planner() -> None:
 
 def test_the_middle_of_an_even_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     class Drifting(Played):
-        def rounds(self, plan: Plan, what: str = "", beside: object = None, probe: object = None) -> Rounds:
+        def rounds(self, schedule: Schedule, what: str = "", beside: object = None, probe: object = None) -> Rounds:
             return Rounds([{v.label: Turn([seconds]) for v in self.variants} for seconds in (0.01, 0.02)], 0, 0, {})
 
     monkeypatch.setattr(compare, "Seats", Drifting)
-    found = compare.compare(Case("tcn"), [Variant("1", OURS, [0])], Plan(rounds=2), print)
+    found = compare.compare(Case("tcn"), [Variant("1", OURS, [0])], Schedule(rounds=2), print)
     assert found["1"].median_ms == pytest.approx(15)
 
 
@@ -384,16 +384,16 @@ class Played:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def rounds(self, plan: Plan, what: str = "", beside: object = None, probe: object = None) -> Rounds:
+    def rounds(self, schedule: Schedule, what: str = "", beside: object = None, probe: object = None) -> Rounds:
         turns = {v.label: Turn([0.01 * int(v.label)] * 2) for v in self.variants if v.label != "5"}
-        return Rounds([turns] * plan.rounds, 1, 0, {"5": "no"} if any(v.label == "5" for v in self.variants) else {})
+        return Rounds([turns] * schedule.rounds, 1, 0, {"5": "no"} if any(v.label == "5" for v in self.variants) else {})
 
 
 def test_many_variants_are_loaded_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "Seats", Played)
     monkeypatch.setattr(Played, "loaded", [])
     variants = [Variant(str(n), OURS, [0]) for n in (2, 1, 3, 4, 5, 6)]
-    found = compare.compare(Case("tcn"), variants, Plan(rounds=3), print, at_once=3)
+    found = compare.compare(Case("tcn"), variants, Schedule(rounds=3), print, at_once=3)
     assert Played.loaded == [["2", "1", "3"], ["2", "4", "5"], ["2", "6"]]
     assert [e.label for e in found.entries] == ["2", "1", "3", "4", "6"]
     assert [e.ratio for e in found.entries] == pytest.approx([1, 0.5, 1.5, 2, 3])

@@ -16,7 +16,7 @@ import pytest
 from aspen_mp.bench import models
 from aspen_mp.bench.peers import cases, engines, rounds
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.rounds import Plan
+from aspen_mp.bench.peers.rounds import Schedule
 from aspen_mp.bench.peers.seat import Seat, SeatError, Turn
 from aspen_mp.cli.app import app
 from aspen_mp.workers import _isa
@@ -43,24 +43,24 @@ class Stub:
         return answer
 
 
-def play(stubs: list[Stub], plan: Plan) -> tuple[list[dict[str, Turn]], int, int, dict[str, str]]:
+def play(stubs: list[Stub], schedule: Schedule) -> tuple[list[dict[str, Turn]], int, int, dict[str, str]]:
     failed: dict[str, str] = {}
     seats = cast("list[Seat]", stubs)
-    turns, rejected, disturbed = rounds.take_turns(Case("tcn"), seats, failed, plan, lambda _: None)
+    turns, rejected, disturbed = rounds.take_turns(Case("tcn"), seats, failed, schedule, lambda _: None)
     return turns, rejected, disturbed, failed
 
 
 def test_disturbed_rounds_do_not_count() -> None:
     a = Stub("a", [Turn([1.0], 0.0), Turn([9.0], 0.5), Turn([2.0], 0.0)])
     b = Stub("b", [Turn([1.0], 0.0), Turn([1.0], 0.0), Turn([2.0], 0.05)])
-    turns, rejected, disturbed, failed = play([a, b], Plan(rounds=2, spare=4))
+    turns, rejected, disturbed, failed = play([a, b], Schedule(rounds=2, spare=4))
     assert [t["a"].seconds for t in turns] == [[1.0], [2.0]]
     assert (rejected, disturbed, failed) == (1, 0, {})
 
 
 def test_the_quietest_rounds_of_a_busy_machine_are_used_and_counted() -> None:
     a = Stub("a", [Turn([1.0], 0.9), Turn([2.0], 0.3), Turn([3.0], 0.7)])
-    turns, rejected, disturbed, _ = play([a], Plan(rounds=2, spare=3))
+    turns, rejected, disturbed, _ = play([a], Schedule(rounds=2, spare=3))
     assert [t["a"].seconds for t in turns] == [[2.0], [3.0]]
     assert (rejected, disturbed) == (1, 2)
 
@@ -68,7 +68,7 @@ def test_the_quietest_rounds_of_a_busy_machine_are_used_and_counted() -> None:
 def test_an_engine_that_fails_leaves_the_others() -> None:
     a = Stub("a", [Turn([1.0])] * 4)
     b = Stub("b", [Turn([1.0]), SeatError("b: broke")])
-    turns, _, _, failed = play([a, b], Plan(rounds=2))
+    turns, _, _, failed = play([a, b], Schedule(rounds=2))
     assert [set(t) for t in turns] == [{"a"}, {"a"}]
     assert failed == {"b": "b: broke"}
 
@@ -88,7 +88,7 @@ def test_ratios_come_from_the_same_rounds(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_real_process_and_its_end() -> None:
     core = min(os.sched_getaffinity(0))
-    result = rounds.measure(Case("tcn", seq=64), ["onnxruntime"], [core], Plan(rounds=2, spare=1, seconds=0.01))
+    result = rounds.measure(Case("tcn", seq=64), ["onnxruntime"], [core], Schedule(rounds=2, spare=1, seconds=0.01))
     (engine,) = result.engines
     assert result.failed == {}
     assert engine.runs >= 2
@@ -99,7 +99,7 @@ def test_real_process_and_its_end() -> None:
 def test_load_failure_is_named() -> None:
     core = min(os.sched_getaffinity(0))
     result = rounds.measure(
-        Case("tcn", seq=64, options={"levels": 1}), ["onnxruntime", "nonsense"], [core], Plan(rounds=1, spare=1, seconds=0.01)
+        Case("tcn", seq=64, options={"levels": 1}), ["onnxruntime", "nonsense"], [core], Schedule(rounds=1, spare=1, seconds=0.01)
     )
     assert [e.engine for e in result.engines] == ["onnxruntime"]
     assert "nonsense" in result.failed["nonsense"]
@@ -164,7 +164,7 @@ def test_precision_is_that_of_all_who_have_one() -> None:
     core = min(os.sched_getaffinity(0))
     case = cases.parse("tcn@seq=64,precision=bf16")
     assert (case.label, case.precision) == ("tcn@seq=64,precision=bf16", "bf16")
-    result = rounds.measure(case, ["aspen-mp", "onnxruntime"], [core], Plan(rounds=1, spare=1, seconds=0.01))
+    result = rounds.measure(case, ["aspen-mp", "onnxruntime"], [core], Schedule(rounds=1, spare=1, seconds=0.01))
     ours, theirs = result.engines
     assert "bf16" in ours.settings
     assert theirs.error is not None
