@@ -12,7 +12,7 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.binding.bind import Binding
-from aspen_mp.planner.frontends.onnx import Model, Signature, Source, ValueInfo, load
+from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo, load
 from aspen_mp.planner.ir.graph import Graph, Node
 from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Planning, Vectors
 from aspen_mp.planner.layout.storage import assign_storage
@@ -26,7 +26,7 @@ from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
 
-__all__ = ["Binding", "Model", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
+__all__ = ["Binding", "OnnxModel", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
 __all__ += ["inspect", "load", "lowered", "plan_range", "plan_stage"]
 
 
@@ -72,7 +72,7 @@ class StageResult:
     elastic: Elastic | None = None
 
 
-def inspect(model: Source | Model, *, folder: str | None = None) -> Signature:
+def inspect(model: ModelLike | OnnxModel, *, folder: str | None = None) -> Signature:
     """Checks a model (path, bytes, ModelProto, or an opened one) and returns its inputs and outputs.
 
     Raises ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
@@ -82,7 +82,7 @@ def inspect(model: Source | Model, *, folder: str | None = None) -> Signature:
 
 @np.errstate(all="ignore")  # constants are folded on the way: infinities and NaN are values like others
 def plan_stage(
-    model: Source | Model,
+    model: ModelLike | OnnxModel,
     bindings: Sequence[Mapping[str, Binding]],
     *,
     workers: int,
@@ -113,7 +113,7 @@ def plan_stage(
 
 @np.errstate(all="ignore")  # as above
 def plan_range(
-    model: Source | Model,
+    model: ModelLike | OnnxModel,
     bindings: Mapping[str, Binding],
     stretch: Stretch,
     *,
@@ -132,7 +132,7 @@ def plan_range(
     options = options or Options()
     opened = _open(model, folder)
     derived = stages.Derived() if derived is None else derived
-    stages_at: dict[int, stages.Stage] = {}
+    stages_at: dict[int, stages.StageGraph] = {}
     graphs: dict[int, Graph] = {}
     elastic: Elastic | None = None
     for extent in stretch.extents():
@@ -171,7 +171,7 @@ def _built(graph: Graph, workers: int, machine: Machine | None, options: Options
         ) from error
 
 
-def lowered(graph: Graph, model: Model, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:
+def lowered(graph: Graph, model: OnnxModel, names: list[str], options: Options, report: Callable[[Node, str], None] | None = None) -> Graph:
     """The kernel-level graph of a static stage, all passes applied. `names`: of its outputs."""
     half_precision.compute_in_f32(graph, RULES)
     verify.check(graph, "half precision", kernel_level=False)
@@ -195,5 +195,5 @@ def lowered(graph: Graph, model: Model, names: list[str], options: Options, repo
     return kernels
 
 
-def _open(model: Source | Model, folder: str | None) -> Model:
-    return model if isinstance(model, Model) else load(model, folder=folder)
+def _open(model: ModelLike | OnnxModel, folder: str | None) -> OnnxModel:
+    return model if isinstance(model, OnnxModel) else load(model, folder=folder)

@@ -11,7 +11,7 @@ non-maximum suppression …) or a value is no plain tensor (strings, sequences, 
 - where the results have known shapes again, as those of experts that are added up, nothing is cut: such nodes are opaque tiles of an
   ordinary stage (`planner/frontends/binding/enclosed.py`);
 - where a shape depends on the *value* of a small tensor that the caller holds (an input, a result of an earlier stage), the stage asks for
-  that value (`Stage.needs`) and is planned again with it.
+  that value (`StageGraph.needs`) and is planned again with it.
 
 Stage k is derived from the model and the bindings of stages 0 … k alone, so that whoever plans keeps no state between stages.
 """
@@ -32,7 +32,7 @@ from aspen_mp.planner.frontends.binding.bind import Binder, Binding
 from aspen_mp.planner.frontends.binding.enclosed import Enclosed
 from aspen_mp.planner.frontends.binding.items import Blocked, Item, item
 from aspen_mp.planner.frontends.functions import subgraphs
-from aspen_mp.planner.frontends.onnx import Model, ValueInfo, value_info
+from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo, value_info
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.planner.lower.opaque import build, embedded
@@ -70,7 +70,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Stage:
+class StageGraph:
     """One stage. `graph`: at ONNX level for a static stage, the opaque node for a dynamic one; empty while `needs` names values. A static
     stage may end with an opaque node, whose results have no shape.
 
@@ -88,11 +88,11 @@ class Derived:
     """Where stages that have been derived lead to, for those behind them: a memory that changes no result. Of one model."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, Stage]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], tuple[_Stages, StageGraph]] = OrderedDict()
         self._constants: _Stages | None = None
         self._plain = True
 
-    def find(self, key: tuple[Any, ...]) -> tuple[int, _Stages, Stage] | None:
+    def find(self, key: tuple[Any, ...]) -> tuple[int, _Stages, StageGraph] | None:
         """The longest beginning of a key that is known, as the number of its stages, and what stands behind it."""
         for known in sorted(self._kept, key=len, reverse=True):  # a few, however many stages a client asks for
             if known == key[: len(known)]:
@@ -101,7 +101,7 @@ class Derived:
                 return len(known) - 1, state.behind(), stage
         return None
 
-    def begin(self, model: Model, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
+    def begin(self, model: OnnxModel, capacities: Mapping[str, int], bound: Collection[str]) -> _Stages:
         """A model of whose inputs nothing is known. What follows from its constants alone is worked out once; not where one of `bound` has
         a constant for a default."""
         if self._plain and bound and not any(info.name in bound for info in model.signature.overridable):
@@ -116,15 +116,15 @@ class Derived:
                 return begun
         return _Stages(model, dict(capacities))
 
-    def note(self, key: tuple[Any, ...], state: _Stages, stage: Stage) -> None:
-        self._kept[key] = state.behind(), Stage(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
+    def note(self, key: tuple[Any, ...], state: _Stages, stage: StageGraph) -> None:
+        self._kept[key] = state.behind(), StageGraph(stage.kind, Graph("", [], [], []), stage.outputs, [], stage.more)
         while len(self._kept) > _KEPT_STATES:
             self._kept.popitem(last=False)
 
 
 def derive(
-    model: Model, bindings: Sequence[Mapping[str, Binding]], capacities: Mapping[str, int] | None = None, derived: Derived | None = None
-) -> Stage:
+    model: OnnxModel, bindings: Sequence[Mapping[str, Binding]], capacities: Mapping[str, int] | None = None, derived: Derived | None = None
+) -> StageGraph:
     """Stage ``len(bindings) - 1`` of a model. `bindings[k]`: what is known of the inputs of stage k, for stage 0 those of the model.
 
     `capacities`: bytes for serialised results, where the guess was too small. `derived`: of stages in front, so that they need not be
@@ -154,7 +154,7 @@ def derive(
         done += 1
 
 
-def _of_strings(model: Model, known: Mapping[str, Binding]) -> bool:
+def _of_strings(model: OnnxModel, known: Mapping[str, Binding]) -> bool:
     """Whether an input that may be given as numbers is given as strings."""
     names = [info.name for info in model.signature.inputs if info.keys]
     return any(name in known and known[name].dtype == tensors.OBJECT for name in names)
@@ -172,7 +172,7 @@ def _value_key(binding: Binding) -> object:
 
 
 class _Stages:
-    def __init__(self, model: Model, capacities: dict[str, int]) -> None:
+    def __init__(self, model: OnnxModel, capacities: dict[str, int]) -> None:
         self.model = model
         self.capacities = capacities
         self.binder = Binder(model, has_rule)
@@ -208,7 +208,7 @@ class _Stages:
         if unknown:
             raise RequestError(f"model {self.model.graph.name!r} has no input {', '.join(map(repr, sorted(unknown)))}")
 
-    def bind_results(self, stage: Stage, known: Mapping[str, Binding]) -> None:
+    def bind_results(self, stage: StageGraph, known: Mapping[str, Binding]) -> None:
         """Makes what is known now an input of the next stage."""
         for name, tensor in list(self.binder.env.items()):
             if not tensor.is_const:
@@ -239,11 +239,11 @@ class _Stages:
 
     # --------------------------------------------------------------------------------------------------------- stages
 
-    def next(self) -> Stage:
+    def next(self) -> StageGraph:
         nodes, blocked = self.binder.advance(Enclosed(self.binder.outputs, self.binder.known, self._is_light, self._enclosed))
         needs = self._needs(blocked)
         if needs:
-            return Stage("static", Graph(self.model.graph.name, [], [], []), [], needs, True)
+            return StageGraph("static", Graph(self.model.graph.name, [], [], []), [], needs, True)
         hopeless = [entry for entry, reason in blocked if not reason.values]
         held = self._held()
         if not hopeless:
@@ -262,14 +262,16 @@ class _Stages:
             stage = self._static(nodes, outputs, [*held, (node, results)])
         else:
             inputs = [t for t in dict.fromkeys(node.inputs) if t is not None and not t.is_const]
-            stage = Stage("dynamic", Graph(self.model.graph.name, inputs, node.outputs, [node]), results, [], bool(self.binder.pending))
+            stage = StageGraph(
+                "dynamic", Graph(self.model.graph.name, inputs, node.outputs, [node]), results, [], bool(self.binder.pending)
+            )
         return stage
 
-    def _static(self, nodes: list[Node], outputs: list[Value], opaque: Sequence[tuple[Node, list[Value]]]) -> Stage:
+    def _static(self, nodes: list[Node], outputs: list[Value], opaque: Sequence[tuple[Node, list[Value]]]) -> StageGraph:
         """A stage of `nodes`, which give `outputs`, and of opaque nodes behind them with what they give."""
         given = [*(self.binder.env[v.name] for v in outputs), *(t for node, _ in opaque for t in node.outputs)]
         graph = Graph(self.model.graph.name, list(self.inputs.values()), given, [*nodes, *(node for node, _ in opaque)])
-        return Stage("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
+        return StageGraph("static", graph, [*outputs, *(v for _, values in opaque for v in values)], [], bool(self.binder.pending))
 
     def _held(self) -> list[tuple[Node, list[Value]]]:
         """Outputs of the model that no kernel can copy and no node computes: constants and inputs that are strings, sequences … A node

@@ -17,8 +17,7 @@ from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
     from aspen_mp.config import Profile
-    from aspen_mp.planner.api import Binding, StageResult
-    from aspen_mp.planner.api import Model as Opened
+    from aspen_mp.planner.api import Binding, OnnxModel, StageResult
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
     from aspen_mp.planner.plan.explain import Prediction
@@ -109,7 +108,7 @@ def plan(
         _show(report, explain or measure)
 
 
-def _bindings(model: Opened, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:
+def _bindings(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int | None, seq: int | None) -> dict[str, Binding]:
     """A shape for every input."""
     from aspen_mp.planner import api
 

@@ -1,7 +1,7 @@
-"""The ONNX front-end: file, bytes or ModelProto → a checked `Model` and its signature.
+"""The ONNX front-end: file, bytes or ModelProto → a checked `OnnxModel` and its signature.
 
-A `Model` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that a
-model of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
+An `OnnxModel` keeps the structure as a ModelProto without long tensors (`wire.strip`) and the tensors' bytes as views of the file, so that
+a model of gigabytes is opened, checked and inferred in milliseconds. Everything wrong with a model is reported here as a typed error:
 ModelParseError, ModelInvalidError, UnsupportedModelError, ExternalDataError, ResourceLimitError.
 """
 
@@ -32,7 +32,7 @@ from aspen_mp.shm.errors import ModelInvalidError, ModelParseError, ResourceLimi
 if TYPE_CHECKING:
     from aspen_mp.planner.cost.accuracy import Layer
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
+ModelLike = str | os.PathLike[str] | bytes | bytearray | memoryview | ModelProto
 FunctionKey = tuple[str, str, str]
 
 MAX_FILE = 2**31 - 1
@@ -68,16 +68,16 @@ class Signature:
     overridable: tuple[ValueInfo, ...] = ()
 
 
-class Model:
+class OnnxModel:
     """A checked ONNX model. `proto` holds no long tensors; `store` finds their bytes. `buffer`: what it was parsed from. `spelt`: where it
     has numbers for strings (`words`), the model that has the strings. `layers`: what is known of weights, by their keys, whatever the input
     shapes are."""
 
     def __init__(
-        self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None, spelt: tuple[Model, words.Lists] | None = None
+        self, proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None, spelt: tuple[OnnxModel, words.Lists] | None = None
     ) -> None:
         self._buffer = buffer
-        self.spelt: Model | None = None if spelt is None else spelt[0]
+        self.spelt: OnnxModel | None = None if spelt is None else spelt[0]
         self._words: words.Lists = {} if spelt is None else spelt[1]
         self.proto = proto
         self.store = store
@@ -137,10 +137,10 @@ class Model:
         return self.store.array(tensor)
 
 
-def load(source: Source, *, folder: str | None = None) -> Model:
+def load(source: ModelLike, *, folder: str | None = None) -> OnnxModel:
     """Opens and checks a model given as path, bytes or ModelProto. `folder`: where external data lie when `source` is no path.
 
-    A file is mapped, not read; it must not change while the Model is in use.
+    A file is mapped, not read; it must not change while the model is in use.
     """
     try:
         progress.at("reading")
@@ -152,7 +152,7 @@ def load(source: Source, *, folder: str | None = None) -> Model:
         progress.at("checking", 2, 3)
         _ = model.signature
         if (found := words.coded(model.proto)) is not None:
-            model = Model(found[0], model.store, model._buffer, (model, found[1]))
+            model = OnnxModel(found[0], model.store, model._buffer, (model, found[1]))
     except UnicodeDecodeError as error:
         raise ModelParseError(f"not an ONNX model: a name is not valid UTF-8 ({error})") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # fields that contradict each other in a way nobody has met yet
@@ -160,7 +160,7 @@ def load(source: Source, *, folder: str | None = None) -> Model:
     return model
 
 
-def _open(source: Source, folder: str | None) -> Model:
+def _open(source: ModelLike, folder: str | None) -> OnnxModel:
     if isinstance(source, ModelProto):
         proto, spans = _strip_proto(source)
         return _normal(proto, tensors.Store(list(spans), Folder(folder)))
@@ -194,10 +194,10 @@ def _open(source: Source, folder: str | None) -> Model:
     return _normal(proto, tensors.Store([buffer[at : at + n] for at, n in stripped.spans], Folder(folder, real)), buffer)
 
 
-def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> Model:
+def _normal(proto: ModelProto, store: tensors.Store, buffer: memoryview | None = None) -> OnnxModel:
     check.texts(proto)
     normalise(proto, store)
-    return Model(proto, store, buffer)
+    return OnnxModel(proto, store, buffer)
 
 
 def _map(path: Path) -> tuple[memoryview, str]:

@@ -103,7 +103,7 @@ class Tensor:
 
 
 @dataclass(eq=False, slots=True)
-class Source:
+class Origin:
     """Where an ONNX-level node comes from: its NodeProto, the opset versions in force, and the names that its inputs have there. Values
     that sub-graphs capture follow the declared inputs, in ``names`` as in ``Node.inputs``."""
 
@@ -128,7 +128,7 @@ class Node:
     outputs: list[Tensor]
     attrs: dict[str, Any] = field(default_factory=dict)
     onnx_op: str = ""
-    source: Source | None = None
+    source: Origin | None = None
     part: tuple[int, int] = (0, 1)
 
     @property

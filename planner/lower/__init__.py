@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aspen_mp.planner.cost import accuracy
-from aspen_mp.planner.frontends.onnx import Model
+from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.lower import (
@@ -55,7 +55,7 @@ def has_rule(domain: str, op: str) -> bool:
 
 def lower(
     graph: Graph,
-    model: Model,
+    model: OnnxModel,
     report: Callable[[Node, str], None] | None = None,
     *,
     winograd: bool = True,

@@ -111,7 +111,7 @@ class Source:
             what = "model file" if path == self.path else "external data"
             raise PlanError(f"{what} {path!r} has changed since model {self.name!r} was loaded; load it again")
 
-    def read(self) -> api.Model:
+    def read(self) -> api.OnnxModel:
         """The model, opened and checked. Raises the loader's typed errors, and PlanError if a file is no longer the same."""
         from aspen_mp.planner import api
 
@@ -170,7 +170,7 @@ class Planner:
         self._name = model.name
         self._directory = dict(model.weights)
         self._n_segments = len(model.weight_segments)
-        self._opened: api.Model | None = None
+        self._opened: api.OnnxModel | None = None
         self._derived: stages.Derived | None = None
         self._ahead = Ahead()
 
@@ -195,7 +195,7 @@ class Planner:
             return found
         return self._plan(self._opened, message, side)
 
-    def _plan(self, model: api.Model, message: PlanStage, side: ChildSide) -> StagePlanned:
+    def _plan(self, model: api.OnnxModel, message: PlanStage, side: ChildSide) -> StagePlanned:
         from aspen_mp.planner import api, stages
         from aspen_mp.planner.build import PlanOptions
         from aspen_mp.planner.cost import op_cost
@@ -310,7 +310,12 @@ class Planner:
 
 
 def _of_range(
-    model: api.Model, bindings: Mapping[str, api.Binding], stretch: Stretch, machine: Machine, options: api.Options, derived: stages.Derived
+    model: api.OnnxModel,
+    bindings: Mapping[str, api.Binding],
+    stretch: Stretch,
+    machine: Machine,
+    options: api.Options,
+    derived: stages.Derived,
 ) -> tuple[api.StageResult | None, bool]:
     """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
     from aspen_mp.planner import api
@@ -383,7 +388,7 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
     side.run(planner.do)
 
 
-def _inspect(model: api.Model, source: Source) -> Inspected:
+def _inspect(model: api.OnnxModel, source: Source) -> Inspected:
     found = model.signature
     inputs = [*map(_value, found.inputs), *(_value(v, optional=True) for v in found.overridable)]
     return Inspected(model.graph.name, source.digest(), inputs, [_value(v) for v in found.outputs], source.external)

@@ -29,7 +29,7 @@ from aspen_mp.planner.frontends.check import CHECKED, domain_of, name_of, schema
 from aspen_mp.planner.frontends.check import operands as check_operands
 from aspen_mp.planner.frontends.classical import labels, maps, result_types
 from aspen_mp.planner.frontends.evaluate import RANDOM, left_to_workers
-from aspen_mp.planner.frontends.onnx import FunctionKey, Model
+from aspen_mp.planner.frontends.onnx import FunctionKey, OnnxModel
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.job import progress
 from aspen_mp.shm.errors import ModelInvalidError
@@ -65,7 +65,7 @@ class Binder:
     """Walks a model's nodes as far as they can be known. `lowered(domain, op)` says which operators are to be kept although ONNX defines
     them by functions."""
 
-    def __init__(self, model: Model, lowered: Callable[[str, str], bool]) -> None:
+    def __init__(self, model: OnnxModel, lowered: Callable[[str, str], bool]) -> None:
         self.model = model
         self.lowered = lowered
         self.env: dict[str, Tensor] = {}
@@ -400,5 +400,5 @@ def _digest(value: npt.NDArray[Any]) -> str:
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + hashlib.sha256(data).digest()).hexdigest()[:32]
 
 
-def _read(model: Model, proto: TensorProto, out: npt.NDArray[Any]) -> None:
+def _read(model: OnnxModel, proto: TensorProto, out: npt.NDArray[Any]) -> None:
     out[...] = model.constant(proto)

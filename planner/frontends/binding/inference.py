@@ -22,7 +22,7 @@ from aspen_mp.planner.frontends.binding import plain_shapes
 from aspen_mp.planner.frontends.binding.items import Item, Types
 from aspen_mp.planner.frontends.check import domain_of, inference_opset, name_of, schema, taking_bfloat16
 from aspen_mp.planner.frontends.classical import result_types
-from aspen_mp.planner.frontends.onnx import Model
+from aspen_mp.planner.frontends.onnx import OnnxModel
 from aspen_mp.planner.ir.graph import Shape, Tensor
 from aspen_mp.shm.errors import ModelInvalidError, ResourceLimitError, UnsupportedModelError
 
@@ -82,7 +82,7 @@ class Typed:
 class Inference:
     """Infers what is known of nodes' outputs. `used`: names that somebody reads; nothing else is inferred, and the caller adds to it."""
 
-    def __init__(self, model: Model, used: Set[str], of_model: dict[str, TensorProto] | None = None) -> None:
+    def __init__(self, model: OnnxModel, used: Set[str], of_model: dict[str, TensorProto] | None = None) -> None:
         self._model, self._used = model, used
         self._limit = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._hints: dict[int, tuple[Tensor, TensorProto]] = {}

@@ -11,14 +11,14 @@ from onnx import NodeProto
 from aspen_mp.planner.frontends import functions
 from aspen_mp.planner.frontends.check import domain_of
 from aspen_mp.planner.frontends.evaluate import attributes
-from aspen_mp.planner.ir.graph import Shape, Source
+from aspen_mp.planner.ir.graph import Origin, Shape
 
 Types = dict[str, tuple[np.dtype[Any], Shape]]
 """Dtype and shape of outputs, by name."""
 
 
 @dataclass(eq=False, slots=True)
-class Item(Source):
+class Item(Origin):
     """A node of the flattened model. `names`: its inputs in order, "" where missing, then the outer values that its sub-graphs read.
     `op`, `domain`, `gives` (its outputs, "" where missing): of `proto`, which makes them anew whenever they are read. `inlined`: it came
     while shapes were being bound, which may bring others under its names for other shapes."""

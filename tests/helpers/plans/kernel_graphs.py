@@ -9,7 +9,7 @@ import numpy as np
 
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.frontends.binding.bind import Binding
-from aspen_mp.planner.frontends.onnx import Model, ValueInfo
+from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.layout.storage import ELEMENTWISE
 from aspen_mp.planner.ops import verify
@@ -121,7 +121,7 @@ def _told(info: ValueInfo, value: Any) -> Any:
 
 
 def run_model(
-    model: Model, feeds: Mapping[str, Any], options: api.Options | None = None, counts: dict[str, int] | None = None
+    model: OnnxModel, feeds: Mapping[str, Any], options: api.Options | None = None, counts: dict[str, int] | None = None
 ) -> list[Any]:
     """All stages of a model, the way a client drives them. `counts` collects how often each kernel occurs."""
     options = options or api.Options()

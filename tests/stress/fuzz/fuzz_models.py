@@ -278,7 +278,7 @@ def _aligned(nbytes: int) -> Any:
     return memory[-memory.ctypes.data % 64 :][:nbytes]
 
 
-def compare(data: bytes, opened: api.Model, feeds: dict[str, Any], got: dict[str, Any]) -> str:
+def compare(data: bytes, opened: api.OnnxModel, feeds: dict[str, Any], got: dict[str, Any]) -> str:
     """Wrong is what differs from the reference where another implementation agrees with the reference."""
     model = ModelProto.FromString(data)
     if any(n.op_type in RANDOM or n.op_type == "Dropout" for n in model.graph.node):

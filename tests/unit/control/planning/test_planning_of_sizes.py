@@ -35,7 +35,7 @@ print(here.digest(here.plan_of(here.api.load(sys.argv[2]), here.stages.Derived()
 """
 
 
-def plan_of(model: api.Model, derived: stages.Derived, height: int, width: int, options: PlanOptions | None = None) -> Plan:
+def plan_of(model: api.OnnxModel, derived: stages.Derived, height: int, width: int, options: PlanOptions | None = None) -> Plan:
     (image,) = model.signature.inputs
     bound = {image.name: api.Binding(np.dtype(np.float32), (1, 3, height, width))}
     plan = api.plan_stage(model, [bound], workers=2, options=api.Options(build=options), derived=derived).plan

@@ -103,7 +103,7 @@ def compare(proto: onnx.ModelProto, feeds: dict[str, Any], atol: float = 1e-5) -
     return counts
 
 
-def first(proto: onnx.ModelProto, feeds: dict[str, Any]) -> stages.Stage:
+def first(proto: onnx.ModelProto, feeds: dict[str, Any]) -> stages.StageGraph:
     return stages.derive(api.load(proto), [bind(feeds)])
 
 
