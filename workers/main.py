@@ -27,7 +27,7 @@ _WRITABLE = {"control", "doorbell", "client", "data", "arena", "trace"}
 _ROLE_NAMES = {number: name for name, number in _control.ROLES.items()}
 
 
-class Worker:
+class WorkerProcess:
     """Engine, socket to the planner process, and the segments mapped so far."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -134,7 +134,7 @@ def work(parent: int, sock: socket.socket) -> NoReturn:
     status = 1
     try:
         wire.send(sock, wire.HELLO, os.getpid())
-        Worker(sock).run()
+        WorkerProcess(sock).run()
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0  # the planner process is gone

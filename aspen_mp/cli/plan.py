@@ -172,7 +172,7 @@ def _planned(report: dict[str, Any]) -> str:
 
 
 def _measure(
-    plan: Plan, source: sources.Source, layers: list[dict[str, Any]], rounds: int, *, batch: int | None, seq: int | None
+    plan: Plan, source: sources.GivenModel, layers: list[dict[str, Any]], rounds: int, *, batch: int | None, seq: int | None
 ) -> dict[str, Any]:
     """Times every op on random inputs: adds `measured_ms` (median), `measured_min_ms`, `gflops` and `gbytes_per_s` to the layers' rows."""
     from aspen_mp.tools.measure import profile
@@ -185,7 +185,7 @@ def _measure(
     return {"one_core_ms": found.median_ns * 1e-6, "min_ms": found.min_ns * 1e-6, "rounds": rounds}
 
 
-def _inputs(plan: Plan, source: sources.Source, batch: int | None, seq: int | None) -> dict[str, Any]:
+def _inputs(plan: Plan, source: sources.GivenModel, batch: int | None, seq: int | None) -> dict[str, Any]:
     import numpy as np
 
     from aspen_mp.shm import values

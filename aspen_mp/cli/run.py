@@ -108,7 +108,7 @@ def _timed(model: Model, feeds: dict[str, Any], repeat: int, *, quiet: bool) -> 
     return {o.name: results[o.name] for o in model.outputs}, latency
 
 
-def _by_direct_sums(runtime: Runtime, source: sources.Source, feeds: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+def _by_direct_sums(runtime: Runtime, source: sources.GivenModel, feeds: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """The outputs without algorithms of fewer multiplications."""
     with output.progress(f"running {source.label} by direct sums", quiet=quiet):
         label = f"{source.label}, direct"
@@ -119,7 +119,7 @@ def _by_direct_sums(runtime: Runtime, source: sources.Source, feeds: dict[str, A
 
 
 def feeds_for(
-    source: sources.Source,
+    source: sources.GivenModel,
     model: Model,
     options: Sequence[str] | None,
     shapes: dict[str, tuple[int, ...]],
@@ -201,12 +201,12 @@ def _checked(model: str, against: str | None, check: bool) -> tuple[str, str]:
     return model, (against or CHECKS[0]) if check else ""
 
 
-def _check(source: sources.Source, feeds: dict[str, Any], results: dict[str, Any], tolerance: float) -> list[dict[str, Any]]:
+def _check(source: sources.GivenModel, feeds: dict[str, Any], results: dict[str, Any], tolerance: float) -> list[dict[str, Any]]:
     expected = _by_onnxruntime(source, feeds, list(results))
     return [{"name": key, **compare(results[key], want, tolerance)} for key, want in zip(results, expected, strict=True)]
 
 
-def _by_onnxruntime(source: sources.Source, feeds: dict[str, Any], names: list[str]) -> list[Any]:
+def _by_onnxruntime(source: sources.GivenModel, feeds: dict[str, Any], names: list[str]) -> list[Any]:
     """onnxruntime's outputs. AspenError: it is not installed, or cannot run the model."""
     try:
         import onnxruntime
@@ -223,7 +223,7 @@ def _by_onnxruntime(source: sources.Source, feeds: dict[str, Any], names: list[s
 
 
 def _check_exactly(
-    source: sources.Source, feeds: dict[str, Any], results: dict[str, Any], direct: dict[str, Any], tolerance: float
+    source: sources.GivenModel, feeds: dict[str, Any], results: dict[str, Any], direct: dict[str, Any], tolerance: float
 ) -> list[dict[str, Any]]:
     """Errors of every output against float64: `error` of ours, `direct` of ours by direct sums, `onnxruntime`, None where it is missing or
     cannot run the model."""

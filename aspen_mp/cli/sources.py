@@ -88,7 +88,7 @@ _SEQ = ("seq", "sequence", "length", "tokens", "t", "s")
 
 
 @dataclass(frozen=True)
-class Source:
+class GivenModel:
     """A model to load: `model` is a path or a ModelProto, `label` what to call it; `collection`: where it comes from, if it has a name."""
 
     label: str
@@ -123,13 +123,13 @@ def _found(text: str) -> tuple[Collection, str] | None:
     return None
 
 
-def resolve(text: str, batch: int | None = None, seq: int | None = None) -> Source:
+def resolve(text: str, batch: int | None = None, seq: int | None = None) -> GivenModel:
     """The model that `text` names. Typer's BadParameter (exit status 2) if there is none."""
     named = _found(text)
     if named is None:
-        return Source(Path(text).name, text)
+        return GivenModel(Path(text).name, text)
     collection, name = named
-    return Source(text, collection.build(name, batch=batch or 1, seq=seq or 128), collection)
+    return GivenModel(text, collection.build(name, batch=batch or 1, seq=seq or 128), collection)
 
 
 def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> dict[str, str]:

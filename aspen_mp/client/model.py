@@ -15,13 +15,13 @@ import numpy.typing as npt
 from aspen_mp.client import arguments, link
 from aspen_mp.client.future import RequestFuture, too_late
 from aspen_mp.client.link import Link
+from aspen_mp.client.model_source import ModelSource
 from aspen_mp.client.requests.buffers import InputBuffers
 from aspen_mp.client.requests.stage import Stale, Transfers, set_exception
 from aspen_mp.client.requests.stage_tree import StageTree
 from aspen_mp.client.requests.zero_copy import address
 from aspen_mp.client.restart import MOST_LOSSES
 from aspen_mp.client.signature import Signature, ValueInfo
-from aspen_mp.client.source import Source
 from aspen_mp.client.streaming import WAITING, Progress, Results, Stream, Terms, stream_async
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.client import fresh
@@ -48,7 +48,7 @@ class Model:
         loaded: protocol.Loaded,
         name: str | None = None,
         *,
-        source: Source | None = None,
+        source: ModelSource | None = None,
         elsewhere: str = "",
         runtime: object | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class Model:
         """Whether new requests have to go to another runtime."""
         return own.session.lost or (own.session.stopping is not None and self._link.revives)
 
-    def _load_again(self, source: Source, until: float | None = None) -> StageTree:
+    def _load_again(self, source: ModelSource, until: float | None = None) -> StageTree:
         """The first use since the runtime was lost."""
         session = self._link.session(until)  # not under the lock, which who waits for less long may need
         with self._lock:
@@ -650,7 +650,7 @@ def _copied(arrays: Mapping[str, Any], held: Container[int] = ()) -> dict[str, A
     }
 
 
-def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: Source | None = None) -> Model:
+def _restore(address: str, loaded: bytes, name: str, named: tuple[str, float] | None = None, source: ModelSource | None = None) -> Model:
     """An unpickled handle."""
     way = link.to(address, named)
     return Model(way, msgspec.msgpack.decode(loaded, type=protocol.Loaded), name, source=source, elsewhere=address)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.session import Session
 
 
-class Source:
+class ModelSource:
     """What a model is loaded from, and how: a path, or bytes, which are kept for another time if `keep`."""
 
     def __init__(

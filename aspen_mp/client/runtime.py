@@ -201,7 +201,7 @@ class Runtime:
         and ValueError for arguments that no model could take.
         """
         from aspen_mp.client.model import Model
-        from aspen_mp.client.source import Source
+        from aspen_mp.client.model_source import ModelSource
 
         self._session.sweep()
         defaults = self._profile.models
@@ -217,7 +217,9 @@ class Runtime:
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = _source(model)
-        source = Source(path, data, name or label, instances, precision, winograd, accuracy, planning.checked(), keep=self._link.revives)
+        source = ModelSource(
+            path, data, name or label, instances, precision, winograd, accuracy, planning.checked(), keep=self._link.revives
+        )
         del data
         losses = 0
         while True:

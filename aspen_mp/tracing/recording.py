@@ -45,7 +45,7 @@ GAP: Final = np.dtype([("worker", np.int32), ("begin", np.int64), ("end", np.int
 
 
 @dataclass(slots=True)
-class Worker:
+class TracedWorker:
     """A worker process: `row` is its place in the ready pool, which another one may take after it. `joined`, `left`: ns, None where it was
     there before the trace, or after it. `since`: when it began to record, ns. `end`: "left", "died" or
     "abandoned" (killed, and it does not end), and `why`."""
@@ -90,7 +90,7 @@ class Recording:
 
     about: dict[str, Any]
     duration: int
-    workers: list[Worker]
+    workers: list[TracedWorker]
     tiles: Array
     idle: Array
     parked: Array
@@ -209,9 +209,9 @@ def _rings(segment: memoryview, about: dict[str, Any]) -> tuple[Array, Array, di
     return records[known], shared.copy(), lost
 
 
-def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[Worker], list[tuple[int, int, str, dict[str, Any]]]]:
+def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[TracedWorker], list[tuple[int, int, str, dict[str, Any]]]]:
     """Every worker process that was there, by row and time, and what else happened."""
-    workers = [Worker(w["worker"], w["pid"], w["cpu"], w["core_class"]) for w in about["workers"]]
+    workers = [TracedWorker(w["worker"], w["pid"], w["cpu"], w["core_class"]) for w in about["workers"]]
     by_pid = {worker.pid: k for k, worker in enumerate(workers)}
     instants: list[tuple[int, int, str, dict[str, Any]]] = []
     for event in about["events"]:
@@ -220,7 +220,7 @@ def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[Worker], list[t
         pid = event.get("pid")
         if pid is not None and "worker" in event and pid not in by_pid:
             by_pid[pid] = len(workers)
-            workers.append(Worker(event["worker"], pid, event["cpu"], event["core_class"], joined=at))
+            workers.append(TracedWorker(event["worker"], pid, event["cpu"], event["core_class"], joined=at))
         k = by_pid.get(pid, -1) if "worker" in event else -1
         if what in ("worker-left", "worker-died", "worker-abandoned"):
             worker = workers[k]
@@ -232,7 +232,7 @@ def _workers(about: dict[str, Any], clock: _Clock) -> tuple[list[Worker], list[t
     return workers, instants
 
 
-def _placed(worker: Worker, what: str, at: int) -> None:
+def _placed(worker: TracedWorker, what: str, at: int) -> None:
     """What a worker itself says of its coming and going is nearer to the truth than when the planner process heard of it."""
     if what == "JOIN":
         worker.joined = at
@@ -240,7 +240,7 @@ def _placed(worker: Worker, what: str, at: int) -> None:
         worker.left = at
 
 
-def _recorded_since(workers: list[Worker], rings: Array, who: Array, begin: Array, clock: _Clock) -> None:
+def _recorded_since(workers: list[TracedWorker], rings: Array, who: Array, begin: Array, clock: _Clock) -> None:
     """When each worker's records begin: the latest of a row has said so, of those before it there is the first record."""
     first = np.full(len(workers), clock.duration, np.int64)
     np.minimum.at(first, who, begin)
@@ -252,13 +252,13 @@ def _recorded_since(workers: list[Worker], rings: Array, who: Array, begin: Arra
         workers[k].since = max(0, since)
 
 
-def _owners(workers: list[Worker], rows: Array, begin: Array, duration: int) -> Array:
+def _owners(workers: list[TracedWorker], rows: Array, begin: Array, duration: int) -> Array:
     """The worker of each record: of those that were in its row, the first that had not gone by then."""
     result = np.zeros(len(rows), np.int32)
     for row in np.unique(rows).tolist():
         here = sorted((k for k, w in enumerate(workers) if w.row == row), key=lambda k: _left(workers[k], duration))
         if not here:  # the planner process never told of it
-            workers.append(Worker(row, 0, -1, ""))
+            workers.append(TracedWorker(row, 0, -1, ""))
             here = [len(workers) - 1]
         ends = np.array([_left(workers[k], duration) for k in here[:-1]], np.int64)
         mine = rows == row
@@ -266,7 +266,7 @@ def _owners(workers: list[Worker], rows: Array, begin: Array, duration: int) -> 
     return result
 
 
-def _left(worker: Worker, duration: int) -> int:
+def _left(worker: TracedWorker, duration: int) -> int:
     return duration + 1 if worker.left is None else worker.left
 
 
@@ -317,7 +317,9 @@ def _plan_at(instances: Array, ticks: Array, plan_of: PlanTable) -> Array:
     return result
 
 
-def _unfinished(tiles: Array, rings: Array, workers: list[Worker], clock: _Clock, plan_of: PlanTable, plans: list[PlanNames]) -> Array:
+def _unfinished(
+    tiles: Array, rings: Array, workers: list[TracedWorker], clock: _Clock, plan_of: PlanTable, plans: list[PlanNames]
+) -> Array:
     """Tiles that were cut short get an end, and those still in hand when the trace ended are added."""
     cut = np.flatnonzero(tiles["cut"])
     for k in cut.tolist():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aspen_mp import Runtime
 
 
-class Profile:
+class SessionProfile:
     """A trace that has begun. One at a time in a runtime: RequestError for a second session that profiles meanwhile."""
 
     def __init__(self, runtime: Runtime, prefix: str) -> None:

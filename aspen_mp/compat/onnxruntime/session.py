@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import onnx
 
     from aspen_mp import Runtime
-    from aspen_mp.compat.onnxruntime.profiling import Profile
+    from aspen_mp.compat.onnxruntime.profiling import SessionProfile
 
 
 class InferenceSession:
@@ -66,7 +66,7 @@ class InferenceSession:
         self._options = SessionOptions() if sess_options is None else sess_options
         _check_options(self._options)
         self._own: Runtime | None = None
-        self._profile: Profile | None = None
+        self._profile: SessionProfile | None = None
         try:
             self._read_config(read_config_from_model)
             self._write_optimized()
@@ -123,9 +123,9 @@ class InferenceSession:
         del self._changed
         model = runtime.load(changed, **load_options)
         if self._options.enable_profiling:
-            from aspen_mp.compat.onnxruntime.profiling import Profile
+            from aspen_mp.compat.onnxruntime.profiling import SessionProfile
 
-            self._profile = Profile(runtime, self._options.profile_file_prefix)
+            self._profile = SessionProfile(runtime, self._options.profile_file_prefix)
             weakref.finalize(self, self._profile.forgotten)
         return model
 

@@ -218,7 +218,7 @@ def test_a_segment_that_a_worker_never_got() -> None:
     worker: Any = SimpleNamespace(_sock=theirs, _segments={}, _engine=engine, _cache=None)
     wire.send(ours, wire.DETACH, 5, 77)
     wire.send(ours, wire.SYNC, 3)
-    main.Worker._sync(worker, 3)
+    main.WorkerProcess._sync(worker, 3)
     assert said == [5, 3]
     assert wire.receive(ours)[:2] == (wire.DETACHED, 77)
     ours.close()
