@@ -152,7 +152,7 @@ class Runtimes:
 
         setting = replace(setting, winograd=True)  # a matter of the model
         if setting not in self._open:
-            profile = config.Profile(workers=config.Workers(stealing=setting.stealing))
+            profile = config.Experiment(stealing=setting.stealing)
             with environment("ASPEN_MP_ISA", setting.isa):
                 runtime = aspen_mp.Runtime(workers=setting.workers, profile=profile)
             self._open[setting] = self._stack.enter_context(runtime)

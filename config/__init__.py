@@ -33,10 +33,8 @@ class Workers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=256)] | Literal["auto"] = "auto"
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
     cancel_grace_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 1.0
-    stealing: bool = True
     efficiency_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.5
     low_power_speed: Annotated[float, msgspec.Meta(ge=0.01, le=1.0)] = 0.35
-    order: Literal["fifo", "lifo", "random"] = "fifo"
 
 
 class Models(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,6 +64,16 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: Models = Models()
     cache: Cache = Cache()
     log: Literal["info", "warning", "off"] = "warning"
+
+
+class Experiment(Profile, frozen=True, forbid_unknown_fields=True):
+    """What tests and measurements may change besides; no file has these keys. Results are the same bits, later.
+
+    `stealing`: whether a worker that has nothing to do takes work from others. `order`: what comes first of the tiles that are ready and
+    equally deep in their network: "fifo", those that have waited longest; "lifo", the latest; "random": any, at any depth."""
+
+    stealing: bool = True
+    order: Literal["fifo", "lifo", "random"] = "fifo"
 
 
 def cache_folder(profile: Profile) -> str:

@@ -14,7 +14,7 @@ from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.onnx import ModelLike, OnnxModel, Signature, ValueInfo, load
 from aspen_mp.planner.ir.graph import Graph, Node
-from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Planning, Vectors
+from aspen_mp.planner.job.options import UNSEARCHED, Accuracy, Experiment, Vectors
 from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
@@ -48,7 +48,7 @@ class Options:
     pairs: bool = False
     capacities: Mapping[str, int] = field(default_factory=dict)
     build: PlanOptions | None = None
-    planning: Planning = UNSEARCHED
+    planning: Experiment = UNSEARCHED
 
 
 @dataclass(slots=True)

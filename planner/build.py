@@ -18,7 +18,7 @@ from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.scratch_reuse import joined
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import progress
-from aspen_mp.planner.job.options import UNSEARCHED, Planning
+from aspen_mp.planner.job.options import UNSEARCHED, Experiment
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
 from aspen_mp.planner.ops.alike import kinds
@@ -67,7 +67,7 @@ def build_plan(
     workers: int,
     machine: Machine | None = None,
     options: PlanOptions | None = None,
-    planning: Planning = UNSEARCHED,
+    planning: Experiment = UNSEARCHED,
     elastic: Elastic | None = None,
 ) -> Plan:
     """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one), on the cores of `machine`: None
@@ -120,11 +120,11 @@ def build_plan(
         other = plan(start)
         if simulate(of_plan(other), machine).latency_ns < simulate(of_plan(built), machine).latency_ns:
             found, built = start, other
-    # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Planning`.
+    # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Experiment`.
     return plan(found, between=True) if planning.barriers else built
 
 
-def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Planning, parts: bool) -> tuple[Storage, Found]:
+def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, parts: bool) -> tuple[Storage, Found]:
     """The tiles of the graph, or with `parts` of the same with runs of layers in parts of the batch, if that finishes sooner before any
     search."""
     if planning.search == "none" or planning.tiles is not None:

@@ -81,7 +81,7 @@ def plan(
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
             pairs=rounded == "bf16" and _isa.sums_pairs(),
-            planning=sources.planning(search),
+            planning=sources.planning(search).checked(),
         )
         began = time.perf_counter()
         result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aspen_mp.control.wire import file_stamp, protocol
-from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Planning, Precision
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Precision
 from aspen_mp.shm.bindings._mapping import Memfd
 from aspen_mp.shm.errors import RuntimeLost
 
@@ -27,7 +27,7 @@ class ModelSource:
         precision: Precision,
         winograd: bool,
         accuracy: Accuracy,
-        planning: Planning = AUTOMATIC,
+        planning: Experiment = AUTOMATIC,
         *,
         keep: bool = False,
     ) -> None:

@@ -195,8 +195,8 @@ class Runtime:
         any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
         convolutions and Strassen's for products; results differ from direct ones by rounding. `accuracy`: how much error such algorithms
         may add: at most four times that of direct sums ("default"), at most 1.5 times ("strict"), or whatever is fastest ("fast"); the
-        choice follows from the weights alone (`planner/cost/accuracy.py`). None takes the profile's value. `planning`: for experiments
-        with tiles and barriers; results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError,
+        choice follows from the weights alone (`planner/cost/accuracy.py`). None takes the profile's value. `planning`: how long
+        to search for tiles; results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError,
         UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the model, TypeError
         and ValueError for arguments that no model could take.
         """
@@ -489,8 +489,6 @@ def server_config(
         "classes": list(own.classes),
         "smt": own.smt,
         "spin_us": own.spin_us,
-        "stealing": own.stealing,
-        "order": own.order,
         "cache": config.cache_folder(profile),
         "cache_bytes": profile.cache.limit_mib << 20,
         "leases": core_leases.folder(),
@@ -500,6 +498,7 @@ def server_config(
         "replan": profile.models.replan,
         "cancel_grace_s": own.cancel_grace_s if cancel_grace_s is None else arguments.grace("cancel_grace_s", cancel_grace_s),
         "log": log or profile.log,
+        **({"stealing": profile.stealing, "order": profile.order} if isinstance(profile, config.Experiment) else {}),
     }
 
 

@@ -1,7 +1,7 @@
 """What is it worth that there are no operator barriers? `aspen-mp bench barriers`.
 
 The same plan twice, tile for tile, on the same cores: once with the edges of the data, once with a barrier after every operator
-(`Planning.barriers`). ASPEN calls the difference opportunistic parallelism.
+(`Experiment.barriers`). ASPEN calls the difference opportunistic parallelism.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many tiles should a layer have? `aspen-mp bench tiles`.
 
-Every layer is cut into about the same number of tiles (`Planning.tiles`), for several numbers, beside the planner's own choice, which
+Every layer is cut into about the same number of tiles (`Experiment.tiles`), for several numbers, beside the planner's own choice, which
 differs from layer to layer. Few tiles leave workers idle at the end of each layer, many cost scheduling and reread weights: the curve has
 a best point between.
 """

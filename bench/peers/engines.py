@@ -57,9 +57,9 @@ def load_aspen(
     cache: str | None = None,
     precision: Precision = "f32",
 ) -> Loaded:
-    """`planning`: fields of `aspen_mp.Planning`; `order`: of the queues, as in section [workers] of a profile; `replan`: whether plans are
-    made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core, and
-    a run is one request on each of them at the same time; `ongoing`: cores that have ended theirs go on with further ones (`Streams`);
+    """`planning`: fields of `planner.job.options.Experiment`; `order`: of the queues, as in `config.Experiment`; `replan`: whether plans
+    are made again for cores that have changed, which would go on while others are measured, and change what is; `apart`: a runtime a core,
+    and a run is one request on each of them at the same time; `ongoing`: cores that have ended theirs go on with further ones (`Streams`);
     `cache`: a folder for plans, instead of the user's; `precision`: as of `Runtime.load`."""
     if cache is not None:
         os.environ["ASPEN_MP_CACHE"] = cache
@@ -67,11 +67,12 @@ def load_aspen(
         return _apart(path, feeds, cores, ongoing)
     import aspen_mp
     from aspen_mp import config
+    from aspen_mp.planner.job.options import Experiment
 
-    profile = config.Profile(workers=config.Workers(order=order), models=config.Models(replan=replan))  # type: ignore[arg-type]
+    profile = config.Experiment(order=order, models=config.Models(replan=replan))  # type: ignore[arg-type]
     runtime = aspen_mp.Runtime(workers=len(cores), cores=cores, profile=profile)
     try:
-        model = runtime.load(path, precision=precision, planning=aspen_mp.Planning(**planning or {}))
+        model = runtime.load(path, precision=precision, planning=Experiment(**planning or {}))
         names = [output.name for output in model.outputs]
 
         def serve(inputs: Mapping[str, Array]) -> list[Array]:

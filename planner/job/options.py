@@ -25,24 +25,31 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     same bits whatever it says.
 
     `search`: how long to look for the tiles that finish soonest on the workers that there are. "none": each operator's are chosen by
-    itself; "quick": seconds at most; "thorough": as long as better ones are found, from several starts. `tiles`: cut every layer into about
-    so many tiles, as far as its size and its kernel's granules allow. `barriers`: operator barriers as other runtimes have them: no tile of
-    an operator starts before all tiles of the operators before it are done. The tiles are those of the same planning without barriers,
-    searched for without them, so that two such plans differ by the barriers alone; the plan with barriers says nothing of the search, whose
-    predictions are of the other. With `tiles` nothing is searched.
+    itself; "quick": seconds at most; "thorough": as long as better ones are found, from several starts.
     """
 
     search: Effort = "quick"
-    tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
-    barriers: bool = False
 
-    def checked(self) -> Planning:
-        """Itself. ValueError says which value is out of range."""
+    def checked(self) -> Experiment:
+        """Return it as the planner takes it. ValueError says which value is out of range."""
         try:
-            return msgspec.convert(msgspec.to_builtins(self), Planning)
+            return msgspec.convert(msgspec.to_builtins(self), Experiment)
         except msgspec.ValidationError as error:
             raise ValueError(f"planning: {error}") from None
 
 
-AUTOMATIC = Planning()
-UNSEARCHED = Planning(search="none")
+class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
+    """What tests and measurements may change besides; `Runtime.load` takes it in place of a `Planning`.
+
+    `tiles`: cut every layer into about so many tiles, as far as its size and its kernel's granules allow; then nothing is searched.
+    `barriers`: operator barriers as other runtimes have them: no tile of an operator starts before all tiles of the operators before it are
+    done. The tiles are those of the same planning without barriers, searched for without them, so that two such plans differ by the
+    barriers alone; the plan with barriers says nothing of the search, whose predictions are of the other.
+    """
+
+    tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
+    barriers: bool = False
+
+
+AUTOMATIC = Experiment()
+UNSEARCHED = Experiment(search="none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Planning, Precision, Vectors
+from aspen_mp.planner.job.options import AUTOMATIC, Accuracy, Experiment, Precision, Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,14 @@ class Options:
 
     precision: Precision
     winograd: bool
-    planning: Planning = AUTOMATIC
+    planning: Experiment = AUTOMATIC
     strassen: Vectors = ""
     sums_bytes: bool = True
     pairs: bool = False
     accuracy: Accuracy = "default"
 
     @property
-    def key(self) -> tuple[str, bool, Accuracy, Planning, Vectors, bool, bool]:
+    def key(self) -> tuple[str, bool, Accuracy, Experiment, Vectors, bool, bool]:
         """What plans depend on."""
         return self.precision, self.winograd, self.accuracy, self.planning, self.strassen, self.sums_bytes, self.pairs
 

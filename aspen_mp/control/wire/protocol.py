@@ -22,7 +22,7 @@ from typing import Annotated, Final, Generic, TypeVar, get_args
 
 import msgspec
 
-from aspen_mp.planner.job.options import Accuracy, Planning, Precision
+from aspen_mp.planner.job.options import Accuracy, Experiment, Precision
 from aspen_mp.shm import errors
 from aspen_mp.shm.errors import AspenError, ProtocolError, ResourceLimitError
 
@@ -66,7 +66,7 @@ class Load(Message):
     instances: Annotated[int, msgspec.Meta(ge=1, le=32)]
     precision: Precision
     winograd: bool
-    planning: Planning = Planning()
+    planning: Experiment = Experiment()
     accuracy: Accuracy = "default"
 
 

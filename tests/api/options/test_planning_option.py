@@ -11,8 +11,9 @@ import small_models
 from test_cache import entries, save, wait_for
 
 import aspen_mp
+from aspen_mp.planner.job.options import Experiment
 
-CHOICES = [None, aspen_mp.Planning(tiles=3), aspen_mp.Planning(barriers=True), aspen_mp.Planning(tiles=9, barriers=True)]
+CHOICES = [None, aspen_mp.Planning(search="none"), Experiment(tiles=3), Experiment(barriers=True), Experiment(tiles=9, barriers=True)]
 
 
 @pytest.fixture(scope="module")
@@ -41,5 +42,5 @@ def test_same_bits(chain: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_bad_values(chain: onnx.ModelProto) -> None:
-    with aspen_mp.Runtime(workers=1) as runtime, pytest.raises(ValueError, match="tiles"):
-        runtime.load(chain, planning=aspen_mp.Planning(tiles=0))
+    with aspen_mp.Runtime(workers=1) as runtime, pytest.raises(ValueError, match="search"):
+        runtime.load(chain, planning=aspen_mp.Planning(search="all"))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from small_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.layout.storage import assign_storage, item_bytes
 from aspen_mp.planner.plan.plan import Plan, TensorInfo
 from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
@@ -28,7 +28,7 @@ def graph_at(make: Make, extent: int) -> Graph:
 
 def rigid(make: Make, extent: int, seed: int = 1, barriers: bool = False) -> Plan:
     options = PlanOptions(grids=random_grids(seed))
-    return build_plan(graph_at(make, extent), workers=2, options=options, planning=Planning(barriers=barriers))
+    return build_plan(graph_at(make, extent), workers=2, options=options, planning=Experiment(barriers=barriers))
 
 
 def elastic(make: Make, least: int, most: int, seed: int = 1, barriers: bool = False) -> Plan:

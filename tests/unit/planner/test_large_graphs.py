@@ -16,7 +16,7 @@ from aspen_mp.bench import models
 from aspen_mp.planner import api, build
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.frontends.binding import inference
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.layout.storage import ARENA, Buffer, Storage
 from aspen_mp.planner.layout.strides import Run
 from aspen_mp.planner.ops import alike, verify
@@ -32,7 +32,7 @@ def test_steps_that_are_alike_change_no_plan(network: str, monkeypatch: pytest.M
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
 
     def planned() -> bytes:
-        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=Planning())).plan
+        plan = api.plan_stage(model, bindings, workers=2, options=api.Options(planning=AUTOMATIC)).plan
         assert plan is not None
         return plan_file.dump(plan)
 

@@ -15,7 +15,7 @@ from model_store import World, store_of_models
 from aspen_mp.control.models import eviction, plan_requests, replanning
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.wire import protocol
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import Experiment
 from aspen_mp.shm.errors import PlanError
 
 
@@ -315,8 +315,8 @@ def test_two_clients_with_shapes_of_their_own_do_not_wait_for_two_searches(world
     assert (first.search, second.search) == (True, False)
 
 
-@pytest.mark.parametrize("how", [Planning(search="none"), Planning(search="thorough"), Planning(tiles=4)])
-def test_what_was_asked_for_is_done_for_all_shapes(world: World, how: Planning) -> None:
+@pytest.mark.parametrize("how", [Experiment(search="none"), Experiment(search="thorough"), Experiment(tiles=4)])
+def test_what_was_asked_for_is_done_for_all_shapes(world: World, how: Experiment) -> None:
     (model,) = world.store._models.values()
     model.options = replace(model.options, planning=how)
     planned(world, 8)

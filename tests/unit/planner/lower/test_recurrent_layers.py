@@ -19,7 +19,7 @@ from aspen_mp.planner import api
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.lower import recurrent
 from aspen_mp.planner.lower.recurrent import MOST_ALONE, RUNS, Layer, runs
 from aspen_mp.planner.plan.validate import validate
@@ -170,7 +170,7 @@ def test_number_of_nodes_is_bounded(op: str) -> None:
 def test_large_weights_make_steps_nodes_whose_units_are_shared() -> None:
     graph = lowered(stack("LSTM", 5, 1, 16, 600, deep=1), (5, 1, 16))
     for workers, fewest in ((1, 1), (2, 2), (8, 4)):
-        plan = build_plan(graph, workers=workers, planning=Planning())
+        plan = build_plan(graph, workers=workers, planning=AUTOMATIC)
         ops = [k for k, code in enumerate(plan.ops["kernel"].tolist()) if KERNEL_BY_CODE[code].name == "LSTM"]
         assert len(ops) == 5
         assert all((plan.tiles["op"] == k).sum() >= fewest for k in ops)

@@ -9,7 +9,7 @@ from small_graphs import attention, dense_block, residual_block
 from test_explain import big, wide
 
 from aspen_mp.planner.build import build_plan
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.tables import KERNELS, LIMITS
@@ -40,7 +40,7 @@ def ancestors(plan: Plan) -> list[int]:
 @pytest.mark.parametrize("tiles", [None, 40])
 def test_barriers(graph, tiles: int | None) -> None:
     """Every tile of an operator comes after every tile of those before it."""
-    plan = build_plan(graph(GraphBuilder()), workers=4, planning=Planning(tiles=tiles, barriers=True))
+    plan = build_plan(graph(GraphBuilder()), workers=4, planning=Experiment(tiles=tiles, barriers=True))
     validate(plan.segment())
     above, op = ancestors(plan), plan.tiles["op"].astype(int)
     work = ~np.isin(plan.ops["kernel"][op], [KERNELS["JOIN"].code, KERNELS["END"].code])
@@ -62,7 +62,7 @@ def test_barriers(graph, tiles: int | None) -> None:
 def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aspen_mp.planner.tiling.search.TOO_SMALL_NS", 0.0)
     monkeypatch.setattr("aspen_mp.planner.tiling.search.BEGIN", 0)
-    plannings = [Planning(search=search, barriers=b) for b in (False, True)]
+    plannings = [Experiment(search=search, barriers=b) for b in (False, True)]
     free, barred = (build_plan(graph(GraphBuilder()), workers=4, planning=planning) for planning in plannings)
     assert ("search" in free.metadata) is (search != "none")
     assert "search" not in barred.metadata, "its predictions are of the plan without barriers"
@@ -75,18 +75,18 @@ def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("tiles", [1, 2, 7, 24, 100])
 def test_tiles_as_asked_for(tiles: int) -> None:
-    plan = build_plan(big(GraphBuilder()), workers=2, planning=Planning(tiles=tiles))
+    plan = build_plan(big(GraphBuilder()), workers=2, planning=Experiment(tiles=tiles))
     for row in plan.info:
         assert 0.6 * tiles <= row.tiles <= 1.6 * tiles, row
 
 
 def test_tiles_beyond_what_a_layer_has() -> None:
     """Granules of the kernels are kept."""
-    plan = build_plan(wide(GraphBuilder()), workers=2, planning=Planning(tiles=4096))
+    plan = build_plan(wide(GraphBuilder()), workers=2, planning=Experiment(tiles=4096))
     assert [row.tiles for row in plan.info if row.kernel == "GEMM"] == [4096 // 32, 1024 // 32]
 
 
 @pytest.mark.parametrize("values", [{"tiles": 0}, {"tiles": 5000}, {"tiles": "8"}, {"barriers": 1}])
 def test_values_out_of_range(values) -> None:
     with pytest.raises(ValueError, match="planning"):
-        Planning(**values).checked()
+        Experiment(**values).checked()

@@ -11,7 +11,7 @@ from small_graphs import random_grids
 
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir.graph import Graph, Tensor
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.layout.packing.winograd import BLOCKS
 from aspen_mp.planner.plan.validate import validate
 
@@ -139,9 +139,9 @@ def graphs(draw: hs.DrawFn, most: int = 2) -> Graph:
     hs.integers(0, 1000),
     hs.sampled_from(["fifo", "lifo", "random"]),
     hs.booleans(),
-    hs.builds(Planning, tiles=hs.sampled_from([None, 1, 5, 64]), barriers=hs.booleans()),
+    hs.builds(Experiment, tiles=hs.sampled_from([None, 1, 5, 64]), barriers=hs.booleans()),
 )
-def test_random_graphs(graph: Graph, seed: int, order: str, reuse: bool, planning: Planning) -> None:
+def test_random_graphs(graph: Graph, seed: int, order: str, reuse: bool, planning: Experiment) -> None:
     rng = np.random.default_rng(seed)
     feeds = [rng.integers(-2, 3, t.shape).astype(np.float32) for t in graph.inputs]
     options = PlanOptions(reuse_memory=reuse, grids=random_grids(seed) if seed % 4 else None)

@@ -21,7 +21,7 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import Experiment
 from aspen_mp.planner.ops.verify import verify
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
@@ -162,7 +162,7 @@ def batch_of_squeezenet() -> tuple[Any, dict[str, Any]]:
 def planned(model: Any, feeds: dict[str, Any], search: str, cores: str) -> Plan:
     machine = Machine.parse(cores)
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    options = api.Options(planning=Planning(search=search))  # type: ignore[arg-type]
+    options = api.Options(planning=Experiment(search=search))  # type: ignore[arg-type]
     plan = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options).plan
     assert plan is not None
     return plan

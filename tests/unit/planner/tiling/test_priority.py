@@ -15,7 +15,7 @@ from aspen_mp.planner import build
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.planner.simulation.simulate import of_plan, simulate
 from aspen_mp.planner.tiling.policy import choose_grids
@@ -105,11 +105,11 @@ def sums(b: GraphBuilder) -> Graph:
 
 def test_the_search_sends_long_branches_ahead() -> None:
     machine = Machine.parse("2")
-    first = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=Planning())
+    first = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=AUTOMATIC)
     assert first.metadata["search"]["order"] == "critical path"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aspen_mp.planner.tiling.search.WORTH_ORDER", 1.0)
-        layers = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=Planning())
+        layers = build_plan(sums(GraphBuilder()), workers=2, machine=machine, planning=AUTOMATIC)
     assert layers.metadata["search"]["order"] == "layers"
     assert simulate(of_plan(first), machine).latency_ns < 0.8 * simulate(of_plan(layers), machine).latency_ns
 
@@ -121,4 +121,4 @@ def test_chains_have_no_branches() -> None:
             x = b.conv(x, 64)
         return b.graph(x)
 
-    assert build_plan(chain(GraphBuilder()), workers=4, planning=Planning()).metadata["search"]["order"] == "layers"
+    assert build_plan(chain(GraphBuilder()), workers=4, planning=AUTOMATIC).metadata["search"]["order"] == "layers"

@@ -15,7 +15,7 @@ from aspen_mp.planner import api, build
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.ir.graph import Graph
-from aspen_mp.planner.job.options import Planning
+from aspen_mp.planner.job.options import AUTOMATIC
 from aspen_mp.planner.layout.storage import Storage, assign_storage
 from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.simulation.simulate import of_plan, simulate
@@ -321,5 +321,5 @@ def test_plans(graph: Graph, cores: str) -> None:
     """Searched tiles make plans that are predicted to be no slower, joins, fan-out and recycled memory included: a per cent of chance."""
     machine = Machine.parse(cores)
     own = build.build_plan(graph, workers=len(machine), machine=machine)
-    searched = build.build_plan(graph, workers=len(machine), machine=machine, planning=Planning())
+    searched = build.build_plan(graph, workers=len(machine), machine=machine, planning=AUTOMATIC)
     assert simulate(of_plan(searched), machine).latency_ns <= 1.01 * simulate(of_plan(own), machine).latency_ns
