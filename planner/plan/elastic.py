@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Tensor
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Buffer, Ref, Storage, item_bytes
 from aspen_mp.planner.ops.operands import seen
@@ -30,13 +31,6 @@ from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
 
 Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
-MOST_TABLE = 1 << 20
-"""Bytes of integers that are written down for every extent."""
-MOVED = 0.5
-"""Where the length is shortest, no larger part of the time may be taken by what takes longer where it is longest, for a large class: its
-tiles are those of the longest."""
-MORE_BYTES = 128 << 20
-"""It may take so many bytes more at the longest."""
 
 
 class Rigid(Exception):
@@ -150,7 +144,7 @@ class Elastic:
             return
         steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
         least, most = self.stretch.least, self.stretch.most
-        if (most - least + 1) * large.nbytes > MOST_TABLE:
+        if (most - least + 1) * large.nbytes > POLICY.most_table_bytes:
             raise Rigid(f"{buffer.name!r} has other values at another length")
         table = np.stack([steps.at(large.astype(np.int64), most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
         buffer.const, buffer.nbytes = Tensor(buffer.name, table.shape, table.dtype, data=table), table.nbytes
@@ -295,10 +289,10 @@ def _mostly_the_same(most: Storage, least: Storage) -> None:
     memory at the longest."""
     costs = [(tile_cost.whole_ns(a), tile_cost.whole_ns(b)) for a, b in zip(least.steps, most.steps, strict=True)]
     whole, moved = sum(short for short, _ in costs), sum(short for short, long in costs if long > short)
-    if moved > MOVED * whole:
+    if moved > POLICY.moved_share * whole:
         raise Rigid(f"of {whole * 1e-6:.2f} ms at one length {moved * 1e-6:.2f} are more at another")
     large, small = (sum(buffer.nbytes for buffer in _buffers(storage)) for storage in (most, least))
-    if large - small > MORE_BYTES:
+    if large - small > POLICY.more_bytes:
         raise Rigid(f"takes {large} bytes at one length, {small} at another")
 
 

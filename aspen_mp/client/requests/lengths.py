@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,8 +13,6 @@ from aspen_mp.control.wire import protocol
 
 Key = tuple[Any, ...]
 """Names and shapes of a request's inputs."""
-MANY: Final = 8
-"""Of every so many lengths that a client has not met, the planner process hears of one: others are expected, in the ranges beside."""
 
 
 @dataclass(slots=True)

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, too_late
-from aspen_mp.client.requests.lengths import MANY, Key, Range
+from aspen_mp.client.requests.lengths import Key, Range
 from aspen_mp.client.requests.region import Region
 from aspen_mp.client.requests.stage import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 from aspen_mp.client.session import Session
 from aspen_mp.control.wire import protocol
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm import values
 from aspen_mp.shm.errors import RequestCancelled, RequestError, RequestTimeout, ResourceLimitError, RuntimeLost
 from aspen_mp.shm.segments import memory_available
@@ -395,7 +396,7 @@ class StageTree:
         known = None if ahead or len(node.binds) > 1 else self._known(node)
         if known is not None:
             self._met += 1
-            if self._met % MANY:
+            if self._met % POLICY.told_every:
                 node.stage = Stage(self._session, self._model, *known, keys=self._keys, codes=self._codes)
                 return
         planned = self._ask(node, progress, ahead=ahead, beside=known is not None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
@@ -18,16 +17,12 @@ from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning.plan_cache import Cache, Entry
 from aspen_mp.control.planning.planner_child import PlanStage
-from aspen_mp.control.planning.shape_buckets import LEAST_EXTENT, Stretch, Stretched
+from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
 from aspen_mp.control.planning.weight_checks import Verifier
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
-
-TRIES_AHEAD: Final = 3
-"""So many times a range is planned before anybody asks for it; who asks for something else meanwhile does not wait for that."""
-MAX_OFTEN: Final = 64
-"""So many shapes wait at most for plans of their own."""
 
 
 class PlanRequests:
@@ -68,7 +63,7 @@ class PlanRequests:
             key = found
         stage = model.stages.pop(key, None)
         if stage is not None:
-            if message.often and stage.stretched is not None and len(model.often) < MAX_OFTEN:
+            if message.often and stage.stretched is not None and len(model.often) < POLICY.most_often:
                 model.often.setdefault(own, message)
             stage.asked_at = time.monotonic()
             model.stages[key] = stage  # most recently asked for: last
@@ -122,12 +117,12 @@ class PlanRequests:
             return
         for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
             shapes = stretch.at(stage.job.stages[0], other)
-            wanted = None if other < LEAST_EXTENT or model.ranges.find(shapes) else model.ranges.wanted(shapes)
+            wanted = None if other < POLICY.least_extent or model.ranges.find(shapes) else model.ranges.wanted(shapes)
             if wanted is None:
                 continue
             key = _range_key(shapes, wanted, wanted.widest.most)
             tries = model.ahead.get(key, 0)
-            if tries < TRIES_AHEAD and self._prepared():
+            if tries < POLICY.tries_ahead and self._prepared():
                 model.ahead[key] = tries + 1
                 job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
                 self._make_behind(model, key, job, self._maker.kept_range(model, job, wanted))
@@ -167,7 +162,7 @@ class PlanRequests:
         if key == model.replanning:
             model.replanning = None
             if key in model.ahead:
-                model.ahead[key] = TRIES_AHEAD
+                model.ahead[key] = POLICY.tries_ahead
             stage = model.stages.get(key)
             if stage is not None:
                 stage.failed += 1

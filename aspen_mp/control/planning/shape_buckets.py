@@ -17,32 +17,13 @@ from typing import Final
 import msgspec
 
 from aspen_mp.control.wire.protocol import Bind, Slot, Steps
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.bindings import _tables
 
 _BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_ROWS}
 
 Mask = tuple[tuple[bool, ...], ...]
 """Of each axis of each input, whether the length is in it."""
-LEAST_EXTENT: Final = 2
-"""An axis of one element may be broadcast, which is another plan."""
-MOST_EXTENT: Final = 1 << 24
-FEW: Final = 16
-"""Below, classes are wider: little is computed there."""
-FACTORS: Final = (64, 8, 4, 2)
-"""How many times as large as the one before a large class is."""
-WIDE_BYTES: Final = 48 << 20
-"""So much longer may a request's inputs be where the length is longest: memory for that is kept for a shorter one, too."""
-SHAPES: Final = 16
-"""So many shapes of a model are remembered to compare others with."""
-PARTS: Final = 3
-"""So many times a range is halved: what is folded or computed otherwise from some length on."""
-TRIES: Final = 3
-"""A model without a plan for any of so many ranges has none for others."""
-STEPPED: Final = 4
-"""From so many different lengths on it counts what they are all multiples of: sides of pictures, which come in steps of 32 or so."""
-LEAST_STEP: Final = 8
-WORTH_RANGE: Final = 16
-"""Of a class that holds fewer lengths each has a plan of its own, which takes a quarter of the time to make."""
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
@@ -90,29 +71,29 @@ class Stretched(msgspec.Struct, frozen=True, array_like=True):
 
 def classes(extent: int) -> tuple[int, int] | None:
     """The extents that share a plan with this one: from a power of two on, or from half way to the next."""
-    if not LEAST_EXTENT <= extent <= MOST_EXTENT:
+    if not POLICY.least_extent <= extent <= POLICY.most_extent:
         return None
-    power = 1 << extent.bit_length() - 1
-    if power < FEW:
-        return (LEAST_EXTENT, FEW // 2 - 1) if extent < FEW // 2 else (FEW // 2, FEW - 1)
+    power, short = 1 << extent.bit_length() - 1, POLICY.short_extent
+    if power < short:
+        return (POLICY.least_extent, short // 2 - 1) if extent < short // 2 else (short // 2, short - 1)
     middle = power + power // 2
     return (power, middle - 1) if extent < middle else (middle, 2 * power - 1)
 
 
 def wide_class(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int] | None:
     """As `classes`, each so many times as large as the one before: the most for which `grows(least, most)` bytes are few."""
-    for factor in FACTORS:
-        least, most = LEAST_EXTENT, factor * FEW - 1
+    for factor in POLICY.wide_factors:
+        least, most = POLICY.least_extent, factor * POLICY.short_extent - 1
         while extent > most:
             least, most = most + 1, factor * (most + 1) - 1
-        if grows(least, most) <= WIDE_BYTES:
+        if grows(least, most) <= POLICY.wide_bytes:
             return least, most
     return None
 
 
 def around(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
     """The range, and smaller parts of it with the extent in them."""
-    for _ in range(PARTS):
+    for _ in range(POLICY.halvings):
         if most <= least:
             return
         yield least, most
@@ -179,7 +160,7 @@ class Ranges:
                     self.masks.append(mask)
                 break
         self.shapes.append(binds)
-        del self.shapes[:-SHAPES]
+        del self.shapes[: -POLICY.remembered_shapes]
 
     def find(self, binds: Sequence[Bind]) -> bytes | None:
         """The key of a plan that serves these shapes."""
@@ -194,7 +175,7 @@ class Ranges:
 
     def wanted(self, binds: Sequence[Bind]) -> Stretch | None:
         """The range of a plan to make for these shapes; None where none is known, or there is no such plan."""
-        if len(self.rigid) >= TRIES and not self.plans:
+        if len(self.rigid) >= POLICY.refusals and not self.plans:
             return None
         for mask in self.masks:
             if not _fits(binds, mask) or mask in self.hopeless:
@@ -213,8 +194,9 @@ class Ranges:
         """Whether requests have shown that lengths of these axes come in steps of which a class holds few."""
         known = [(bind.shape, row) for binds in self.shapes if _fits(binds, mask) for bind, row in zip(binds, mask, strict=True)]
         lengths = {dim for shape, row in known for dim, long in zip(shape, row, strict=True) if long}
-        step = gcd(*lengths)
-        return len(lengths) >= STEPPED and step >= LEAST_STEP and found[1] - found[0] + 1 < WORTH_RANGE * step
+        step, held = gcd(*lengths), found[1] - found[0] + 1
+        stepped = len(lengths) >= POLICY.stepped_lengths and step >= POLICY.least_step
+        return stepped and held < POLICY.worth_lengths * step
 
     def add(self, binds: Sequence[Bind], stretch: Stretch, least: int, most: int, key: bytes) -> None:
         if stretch.wide is not None and (least, most) != stretch.wide:

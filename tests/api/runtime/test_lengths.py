@@ -18,8 +18,9 @@ import small_models
 import aspen_mp
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import LIMIT, error_of, reference
-from aspen_mp.client.requests import lengths, stage, stage_tree
+from aspen_mp.client.requests import stage, stage_tree
 from aspen_mp.errors import AspenError
+from aspen_mp.planner.job.bucket_policy import POLICY
 
 WATCHDOG_S = 60.0
 
@@ -104,7 +105,7 @@ def test_the_planner_process_hears_of_few_lengths(
         return ask(*args, **how)
 
     monkeypatch.setattr(stage_tree.StageTree, "_ask", listen)
-    for n in range(34, 34 + lengths.MANY + 1):
+    for n in range(34, 34 + POLICY.told_every + 1):
         assert model.run(tokens(n))["last_hidden_state"].shape[1] == n
     assert asked == [True]
 

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from model_store import World, store_of_models
 
-from aspen_mp.control.models import eviction, plan_requests, replanning
+from aspen_mp.control.models import eviction, replanning
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.wire import protocol
+from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.job.options import Experiment
 from aspen_mp.shm.errors import PlanError
 
@@ -243,7 +244,7 @@ def test_requests_do_not_wait_for_what_is_planned_beside(world: World) -> None:
 def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) -> None:
     of_a_range(world)
     world.prepared = False
-    for _ in range(2 * plan_requests.TRIES_AHEAD):
+    for _ in range(2 * POLICY.tries_ahead):
         world.ask(40, beside=True)
     assert not world.waiting
     world.prepared = True

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from aspen_mp.control.planning import shape_buckets
 from aspen_mp.control.planning.shape_buckets import Ranges
 from aspen_mp.control.wire.protocol import Bind, Slot, Steps
+from aspen_mp.planner.job.bucket_policy import POLICY
 
 
 def text(tokens: int, batch: int = 1) -> list[Bind]:
@@ -38,7 +39,7 @@ def test_every_extent_is_in_one_class(extent: int) -> None:
 def test_one_and_huge_lengths_are_in_none() -> None:
     assert shape_buckets.classes(1) is None
     assert shape_buckets.classes(0) is None
-    assert shape_buckets.classes(shape_buckets.MOST_EXTENT + 1) is None
+    assert shape_buckets.classes(POLICY.most_extent + 1) is None
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
@@ -147,10 +148,10 @@ def test_large_classes_hold_the_others(extent: int, nbytes: int) -> None:
     found, wide = shape_buckets.classes(extent), shape_buckets.wide_class(extent, lambda least, most: (most - least) * nbytes)
     assert found is not None
     if wide is None:
-        assert (found[1] - found[0]) * nbytes > shape_buckets.WIDE_BYTES / 4
+        assert (found[1] - found[0]) * nbytes > POLICY.wide_bytes / 4
         return
     assert wide[0] <= found[0] <= extent <= found[1] <= wide[1]
-    assert (wide[1] - wide[0]) * nbytes <= shape_buckets.WIDE_BYTES
+    assert (wide[1] - wide[0]) * nbytes <= POLICY.wide_bytes
 
 
 def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
@@ -176,7 +177,7 @@ def test_how_large_a_class_is_depends_on_the_cache() -> None:
         assert stretch is not None
         assert stretch.wide is not None
         least, most = stretch.wide
-        assert (most - least) * cache <= shape_buckets.WIDE_BYTES
+        assert (most - least) * cache <= POLICY.wide_bytes
     stretch = known.wanted(decoder(500000))
     assert stretch is not None
     assert stretch.wide is None
