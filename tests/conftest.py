@@ -22,6 +22,7 @@ from aspen_mp.control.wire import run_directory
 
 os.environ["ASPEN_MP_CACHE"] = "off"
 os.environ["ASPEN_MP_LEASES"] = "off"  # other runtimes of this machine are nothing to the tests
+os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step in the life of a plan
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, which has us ignore Ctrl-C; the processes of the tests would inherit that.

@@ -23,10 +23,12 @@ import aspen_mp
 from aspen_mp.control.memory.async_alloc import AsyncAllocator
 from aspen_mp.control.memory.async_free import AsyncReleaser
 from aspen_mp.control.memory.clients import Client, ClientMemory
+from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.memory.segments import Held, SegmentStore
 from aspen_mp.control.models.drain import Drain
-from aspen_mp.control.models.model_state import Asker
 from aspen_mp.control.models.model_store import ModelStore
+from aspen_mp.control.models.plan_builder import PlanningSetup
+from aspen_mp.control.models.plan_states import Asker
 from aspen_mp.control.models.request_counts import RequestTotals
 from aspen_mp.control.planning import local_rates
 from aspen_mp.control.planning.plan_cache import Cache
@@ -164,16 +166,16 @@ class Server:
         self._not_replanned = ""
         self._imports = Preload(self._loop, self._scarce)
         self._loads = 0
-        self._models = ModelStore(
-            *(self._loop, self._table, self._segments, lambda: self._planned_for, self._collect, self._imports.now),
-            *(Cache.open(config.cache, config.cache_bytes), local_rates.planning()),
-            Limits(config.patience_s, config.planning_bytes),
-            self._reserver,
-            self._traces.plan_added,
-            self._event_log,
-            self._imports.ready,
-            config.plans_bytes,
+        setup = PlanningSetup(
+            Cache.open(config.cache, config.cache_bytes),
+            *local_rates.planning(),
+            limits=Limits(config.patience_s, config.planning_bytes),
+            speeds=lambda: self._planned_for,
+            prepare=self._imports.now,
+            prepared=self._imports.ready,
         )
+        resources = Resources(self._loop, self._table, self._segments, self._reserver, self._event_log)
+        self._models = ModelStore(resources, setup, self._collect, self._traces.plan_added, config.plans_bytes)
         self._clients: dict[Connection, Client] = {}
         self._requests = RequestTotals(self._models.names)
         self._greeted: list[Connection] = []  # that wait for the first workers

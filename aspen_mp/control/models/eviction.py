@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models.memory_pressure import Pressure
-from aspen_mp.control.models.model_state import Model, Stage
-from aspen_mp.control.models.publishing import Publisher
+from aspen_mp.control.models.plan_states import Model, Plan
 from aspen_mp.shm.bindings import _control
 
 MAX_PLANS: Final = 256
@@ -27,55 +26,53 @@ with the most plans loses the one that was asked for longest ago. The rest is fo
 
 
 class Eviction:
-    """`models`: those that are loaded, by number."""
+    """`models`: those that are loaded, by number. `retire(plan)` ends a live plan."""
 
-    def __init__(
-        self, models: Mapping[int, Model], table: _control.ControlTable, segments: SegmentStore, publisher: Publisher, pressure: Pressure
-    ) -> None:
+    def __init__(self, models: Mapping[int, Model], resources: Resources, retire: Callable[[Plan], None], pressure: Pressure) -> None:
         self._pressure = pressure
         self._models = models
-        self._table = table
-        self._segments = segments
-        self._publisher = publisher
+        self._table = resources.table
+        self._segments = resources.segments
+        self._retire = retire
 
-    def make_room(self, model: Model, newest: Stage) -> None:
-        """After a model has got another stage, the last of its stages."""
-        self._drop_behind(model, newest)
-        while len(model.stages) > 1 and (len(model.stages) > MAX_PLANS or self._bytes(model.stages) > MAX_PLAN_BYTES):
-            oldest = next(iter(model.stages))
-            if not newest.searched:  # the next one most likely is for yet another shape
-                model.spares.expect(model.stages[oldest].segments[1:])
-            self._publisher.drop(model, oldest)
+    def make_room(self, newest: Plan) -> None:
+        """After a model has got another plan, the last of its live ones."""
+        model = newest.model
+        self._drop_behind(newest)
+        while len(model.live) > 1 and (len(model.live) > MAX_PLANS or self._bytes(model.live.values()) > MAX_PLAN_BYTES):
+            oldest = next(iter(model.live.values()))
+            if not newest.job.search:  # the next one most likely is for yet another shape
+                model.spares.expect(oldest.segments[1:])
+            self._retire(oldest)
         while self._crowded():
-            largest = max(self._models.values(), key=lambda model: len(model.stages))
-            if len(largest.stages) < 2:
+            largest = max(self._models.values(), key=lambda model: len(model.live))
+            if len(largest.live) < 2:
                 break  # so many models: whoever loads another one is told
-            largest.stop_replanning()
-            self._publisher.drop(largest, next(iter(largest.stages)))
+            self._retire(next(iter(largest.live.values())))
         self._pressure.make_room(newest)
 
-    def _drop_behind(self, model: Model, newest: Stage) -> None:
+    def _drop_behind(self, newest: Plan) -> None:
         """Plans behind data that are too many."""
         while True:
-            behind = {key: stage for key, stage in model.stages.items() if stage.behind}
+            behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
             if len(behind) < 2 or (len(behind) <= MAX_BEHIND and self._bytes(behind) <= MAX_BEHIND_BYTES):
                 return
-            served = {k: self._table.plan(s.answer.plan)["served"] if s.answer.plan else 0 for k, s in behind.items() if s is not newest}
-            key = min(served, key=lambda k: served[k] - behind[k].mark)  # of equal ones the one that was asked for longest ago
-            if key == model.replanning:
-                model.stop_replanning()
-            model.spares.expect(behind[key].segments[1:])
-            self._publisher.drop(model, key)
+            served = {
+                plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest
+            }
+            least = min(served, key=lambda plan: served[plan] - plan.mark)  # of equal ones the one that was asked for longest ago
+            least.model.spares.expect(least.segments[1:])
+            self._retire(least)
             for other, count in served.items():
-                behind[other].mark = (behind[other].mark + count) / 2
+                other.mark = (other.mark + count) / 2
 
-    def _bytes(self, stages: Mapping[bytes, Stage]) -> int:
-        return sum(self._segments[segment].nbytes for stage in stages.values() for segment in stage.segments)
+    def _bytes(self, plans: Iterable[Plan]) -> int:
+        return sum(self._segments[segment].nbytes for plan in plans for segment in plan.segments)
 
     def _crowded(self) -> bool:
-        plans = sum(len(model.stages) for model in self._models.values())
-        instances = sum(len(model.stages) * model.instances for model in self._models.values())
-        descriptors = sum(len(stage.segments) for model in self._models.values() for stage in model.stages.values())
+        plans = sum(len(model.live) for model in self._models.values())
+        instances = sum(len(model.live) * model.instances for model in self._models.values())
+        descriptors = sum(len(plan.segments) for model in self._models.values() for plan in model.live.values())
         available = (_control.MAX_PLANS, _control.MAX_INSTANCES, descriptor_limit())
         return any(taken > MOST_OF_ALL * most for taken, most in zip((plans, instances, descriptors), available, strict=True))
 

@@ -13,77 +13,48 @@ from typing import Any
 import msgspec
 
 from aspen_mp.control.memory import weight_files
-from aspen_mp.control.memory.async_alloc import AsyncAllocator
-from aspen_mp.control.memory.segments import SegmentStore
+from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models import replanning
 from aspen_mp.control.models.arena_pool import ArenaPool
-from aspen_mp.control.models.eviction import Eviction
-from aspen_mp.control.models.memory_pressure import Pressure
-from aspen_mp.control.models.model_state import Asker, Model, not_loaded, report
+from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_requests import PlanRequests
+from aspen_mp.control.models.plan_states import MODEL_TABLE, Asker, Event, Machine, Model, ModelState, Plan, not_loaded, report
 from aspen_mp.control.models.published_plans import Plans
 from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.options import Options
-from aspen_mp.control.planning.plan_cache import Cache
 from aspen_mp.control.planning.planner_child import Inspect as InspectJob
-from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlannerChild, StagePlanned
-from aspen_mp.control.planning.weight_checks import Verifier
+from aspen_mp.control.planning.planner_child import Inspected, Job, PlannerChild, StagePlanned
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.event_log import EventLog
-from aspen_mp.control.wire.event_loop import Loop
-from aspen_mp.planner.cost.rates import Rates
-from aspen_mp.shm.bindings import _control
 from aspen_mp.shm.errors import AspenError, PlanError, RequestError
 from aspen_mp.shm.segments import Segment
 from aspen_mp.workers._isa import sums_bytes, sums_pairs, vectors
 
 
-class ModelStore:
+class ModelStore(Machine):
+    table = MODEL_TABLE
+
     def __init__(
         self,
-        loop: Loop,
-        table: _control.ControlTable,
-        segments: SegmentStore,
-        speeds: Callable[[], list[float]],
+        resources: Resources,
+        setup: PlanningSetup,
         changed: Callable[[], None],
-        prepare: Callable[[], None],
-        cache: Cache | None,
-        rates: tuple[Rates, str],
-        limits: Limits,
-        reserver: AsyncAllocator,
         added: Callable[[int, str], None],
-        event_log: EventLog,
-        prepared: Callable[[], bool] = lambda: True,
         plans_bytes: int = 0,
     ) -> None:
-        """`speeds()` are those of the cores to plan for; `changed()` publishes, and collects what is no longer used; `prepare()` comes
-        before a planning child is forked; `prepared()` says whether that takes no time any more, and sees to it. `rates`: of the cost
-        model, and their name. `limits`: of such a child. `added(plan, model)` comes before a plan is announced.
-        `plans_bytes`: what plans may hold, 0: by what is free."""
-        self._limits = limits
-        self._rates, self._calibration = rates
-        self._prepare = prepare
-        self._cache = cache
-        self._loop = loop
-        self._table = table
-        self._segments = segments
-        self._speeds = speeds
+        """`changed()` publishes, and collects what is no longer used. `added(plan, model)` comes before a plan is announced. `plans_bytes`:
+        what plans may hold, 0: by what is free."""
+        super().__init__(resources.event_log)
+        self._loop, self._table, self._segments = resources.loop, resources.table, resources.segments
+        self._setup = setup
         self._changed = changed
         self._models: dict[int, Model] = {}
         self._by_key: dict[tuple[Any, ...], Model] = {}
         self._next = 1
         self._leaving_weights: dict[int, list[int]] = {}
-        self.plans = Plans(loop, segments)
-        self._publisher = Publisher(table, segments, self.plans, changed, added)
-        self._pressure = Pressure(self._models, table, segments, self._publisher, loop, event_log, plans_bytes)
-        dropper = Eviction(self._models, table, segments, self._publisher, self._pressure)
-        relieve = self._pressure.relieve
-        self._verifier = Verifier(loop)
-        self._answerer = PlanRequests(
-            *(self._publisher, dropper, cache, reserver, self._verifier, event_log, speeds, self._calibration, prepared, relieve)
-        )
-        self._event_log = event_log
+        self.plans = Plans(self._loop, self._segments, lambda plan: self._requests.step(plan, Event.COLLECTED))
+        publisher = Publisher(resources, self.plans, changed, added)
+        self._requests = PlanRequests(resources, setup, publisher, self._models, plans_bytes)
 
     # ---- loading
 
@@ -96,25 +67,12 @@ class ModelStore:
             raise
         model = self._by_key.get(key) if key[0] == "path" else None
         if model is not None and not model.source.changed():
-            if model.loaded is not None:
-                self._welcome(model, asker)
-            else:
-                model.waiting.append(asker)
+            self.step(model, Event.ASKED, asker)
             return
-        number, self._next = self._next, self._next + 1
-        pairs = message.precision == "bf16" and sums_pairs()
-        strassen = vectors() if message.winograd else ""
-        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
-        name = message.name or source.name
-        spares = ArenaPool(self._segments)
-        model = Model(number, key, source, message.instances, options, spares, None, None, name)  # type: ignore[arg-type]
-        serve = partial(child_main.serve, model, self._cache, self._rates)
-        model.child = PlannerChild(self._loop, name, serve, source.keep, self._prepare, self._limits)
-        model.behind = PlannerChild(self._loop, name, serve, source.keep, self._prepare, replanning.patient(self._limits))
-        model.waiting.append(asker)
-        self._models[number] = model
-        self._by_key[key] = model
-        known = self._cache.model(source.path, source.touched) if self._cache is not None and source.path else None
+        model = self._new(message, source, key)
+        self.step(model, Event.ASKED, asker)
+        cache = self._setup.cache
+        known = cache.model(source.path, source.touched) if cache is not None and source.path else None
         if known is not None:
             model.digest = known.digest
             self._inspected(model, Inspected(known.name, b"", known.inputs, known.outputs, known.files[1:]))
@@ -123,46 +81,71 @@ class ModelStore:
             Job(
                 InspectJob(),
                 lambda result, segments: self._inspected(model, result),
-                lambda error: self._failed(model, error),
+                partial(self.step, model, Event.FAILED),
                 lambda progress: report(model.waiting, progress),
             )
         )
 
+    def _new(self, message: protocol.Load, source: child_main.Source, key: tuple[Any, ...]) -> Model:
+        number, self._next = self._next, self._next + 1
+        pairs = message.precision == "bf16" and sums_pairs()
+        strassen = vectors() if message.winograd else ""
+        options = Options(message.precision, message.winograd, message.planning, strassen, sums_bytes(), pairs, message.accuracy)
+        name, setup = message.name or source.name, self._setup
+        model = Model(number, key, source, message.instances, options, ArenaPool(self._segments), name)
+        serve = partial(child_main.serve, model, setup.cache, setup.rates)
+        model.child = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, setup.limits)
+        model.behind = PlannerChild(self._loop, name, serve, source.keep, setup.prepare, replanning.patient(setup.limits))
+        self._models[number] = self._by_key[key] = model
+        return model
+
     def _inspected(self, model: Model, result: Inspected | StagePlanned) -> None:
         assert isinstance(result, Inspected)
-        waiting, model.waiting = model.waiting, []
         model.source.external = result.external
         known = model
         if result.digest:
             known = self._by_key.setdefault(("digest", result.digest, *model.key[2:]), model)
             model.digest = result.digest
         if known is model:
-            model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs, model.instances)
-            self._by_key.pop(model.key, None)
-            model.key = ("digest", result.digest, *model.key[2:]) if result.digest else model.key
-            self._by_key[model.key] = model
-        for asker in waiting:
-            self._welcome(known, asker)
-        if not model.users:
-            self._drop(model)
+            self.step(model, Event.READ, result)
+        else:
+            self.step(model, Event.TWIN, known)
 
-    def _welcome(self, model: Model, asker: Asker) -> None:
+    def wait(self, model: Model, asker: Asker) -> None:
+        model.waiting.append(asker)
+
+    def welcome_all(self, model: Model, result: Inspected) -> None:
+        model.loaded = protocol.Loaded(0, model.id, model.name or result.name, result.inputs, result.outputs, model.instances)
+        self._by_key.pop(model.key, None)
+        model.key = ("digest", result.digest, *model.key[2:]) if result.digest else model.key
+        self._by_key[model.key] = model
+        waiting, model.waiting = model.waiting, []
+        for asker in waiting:
+            self.welcome(model, asker)
+
+    def welcome(self, model: Model, asker: Asker) -> None:
         assert model.loaded is not None
         model.users[asker.client] = model.users.get(asker.client, 0) + 1
         asker.send(msgspec.structs.replace(model.loaded, id=asker.request))
 
-    def _failed(self, model: Model, error: AspenError) -> None:
+    def hand_over(self, model: Model, twin: Model) -> None:
+        waiting, model.waiting = model.waiting, []
+        for asker in waiting:
+            self.step(twin, Event.ASKED, asker)
+        self.drop(model)
+
+    def refuse(self, model: Model, error: AspenError) -> None:
         waiting, model.waiting = model.waiting, []
         for asker in waiting:
             asker.fail(model.about(error))
-        self._drop(model)
+        self.drop(model)
 
     def adopt(self, number: int, asker: Asker) -> None:
         """Answers with `Loaded` for a model that another client has loaded."""
         model = self._models.get(number)
-        if model is None or model.loaded is None:
+        if model is None or model.state is not ModelState.LOADED:
             raise RequestError(f"model {number} is no longer loaded: somebody must hold it until another process has taken it over")
-        self._welcome(model, asker)
+        self.step(model, Event.ASKED, asker)
 
     # ---- plans
 
@@ -171,7 +154,7 @@ class ModelStore:
         if model is None:
             raise not_loaded(message.model)
         self._look_at_weights(model)
-        self._answerer.ask(model, message, asker)
+        self._requests.ask(model, message, asker)
 
     def look_at_weights(self) -> None:
         """Something has happened to a request: perhaps that the weights of its plan were cut short."""
@@ -190,20 +173,18 @@ class ModelStore:
             return
         for number in lost:
             file = model.files.pop(number, None)
-            model.lost[number] = "" if file is None or self._cache is None else self._cache.path_of(file)
+            model.lost[number] = "" if file is None or self._setup.cache is None else self._setup.cache.path_of(file)
             self._event_log.warning("weights-lost", model=model.name, file=model.lost[number], why="it was cut short while it was in use")
         model.weights = {key: place for key, place in model.weights.items() if place[0] not in model.lost}
-        model.stop_replanning()
-        for key in list(model.stages):
-            self._publisher.drop(model, key)
-        for child in (model.child, model.behind):  # which know of the weights as they were
-            child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
+        self._requests.retire_all(model)
+        # The planning children know of the weights as they were.
+        model.child.close(PlanError(f"model {model.name!r}: a file of its weights in the plan cache was cut short meanwhile; ask again"))
+        self._requests.stop_background(model)
+        model.behind.close()
 
     def refresh(self) -> None:
         """Has a plan made again, if there is one to be."""
-        chosen = replanning.choose(self._models.values(), self._table, self._speeds(), self._calibration)
-        if chosen is not None:
-            self._answerer.make_behind(*chosen)
+        self._requests.refresh()
 
     def spared(self, segments: set[int]) -> set[int]:
         """Those of segments that nothing refers to any more which are kept for other plans."""
@@ -219,12 +200,12 @@ class ModelStore:
         self._segments.forget(old)
         for model in self._models.values():
             model.spares.give_up(old)
-            for stage in model.stages.values():
-                stage.segments = [new if segment == old else segment for segment in stage.segments]
+            for plan in model.live.values():
+                plan.segments = [new if segment == old else segment for segment in plan.segments]
 
     def relieve(self, then: Callable[[], None]) -> bool:
         """Memory is wanted: see `Pressure`."""
-        return self._pressure.relieve(then)
+        return self._requests.pressure.relieve(then)
 
     # ---- unloading
 
@@ -239,23 +220,19 @@ class ModelStore:
     def client_gone(self, client: int) -> None:
         for model in list(self._models.values()):
             model.waiting = [asker for asker in model.waiting if asker.client != client]
-            if client in model.users:
-                self._forget_user(model, client)
-            elif not model.users and not model.waiting:
-                self._drop(model)
+            self._forget_user(model, client)
 
     def _forget_user(self, model: Model, client: int) -> None:
         model.users.pop(client, None)
         if not model.users and not model.waiting:
-            self._drop(model)
+            self.step(model, Event.LEFT)
 
-    def _drop(self, model: Model) -> None:
+    def drop(self, model: Model) -> None:
         """Its plans go as soon as their last requests have ended, its weights after them."""
-        if self._models.pop(model.id, None) is None:
-            return
+        del self._models[model.id]
         if self._by_key.get(model.key) is model:
             del self._by_key[model.key]
-        model.stop_replanning()
+        self._requests.give_up(model, AspenError("loading was cancelled"))
         model.behind.retire()
         model.child.retire()
         model.spares.close()
@@ -263,8 +240,7 @@ class ModelStore:
         # Those of plans that have been replaced or dropped too: requests may still run on them.
         waits_for = self.plans.segments_of(model)
         self._weights_after(model.weight_segments, waits_for)
-        for key in list(model.stages):
-            self._publisher.drop(model, key)
+        self._requests.retire_all(model)
         model.source.close()
         self._changed()
 
@@ -282,13 +258,13 @@ class ModelStore:
             if not plans:
                 del self._leaving_weights[weight]
                 self._segments.drop(weight)
-        self._pressure.collected(segments)
+        self._requests.pressure.collected(segments)
 
     def close(self) -> None:
-        self._verifier.close()
+        self._requests.close()
         self.plans.close()
         for model in list(self._models.values()):
-            model.stop_replanning()
+            self._requests.stop_background(model)
             model.behind.close()
             model.child.close()
             model.source.close()
@@ -300,37 +276,36 @@ class ModelStore:
 
     def describe(self) -> list[dict[str, Any]]:
         """For status: each model with its plans and the bytes they take."""
-        result = []
-        for model in self._models.values():
-            plans = [
-                {
-                    "plan": stage.answer.plan,
-                    "dynamic": stage.answer.dynamic,
-                    "cached": stage.cached,
-                    "searched": stage.searched,
-                    "instances": len(stage.segments) - 1,
-                    "served": self._table.plan(stage.answer.plan)["served"],
-                    "inputs": {slot.name: list(slot.shape) for slot in stage.answer.inputs},
-                    "range": None if stage.stretched is None else [stage.stretched.least, stage.stretched.most],
-                    "bytes": sum(self._segments[segment].nbytes for segment in stage.segments),
-                }
-                for stage in model.stages.values()
-                if stage.segments
-            ]
-            result.append(
-                {
-                    "id": model.id,
-                    "name": model.name,
-                    "source": model.source.name,
-                    "state": "loaded" if model.loaded else "loading",
-                    "clients": len(model.users),
-                    "planning": len(model.planning),
-                    "doing": _doing(model),
-                    "weight_bytes": sum(self._segments[segment].nbytes for segment in model.weight_segments),
-                    "plans": plans,
-                }
-            )
-        return result
+        return [
+            {
+                "id": model.id,
+                "name": model.name,
+                "source": model.source.name,
+                "state": model.state.value,
+                "clients": len(model.users),
+                "planning": len(model.begun),
+                "doing": _doing(model),
+                "weight_bytes": self._bytes(model.weight_segments),
+                "plans": [self._describe(plan) for plan in model.live.values() if plan.segments],
+            }
+            for model in self._models.values()
+        ]
+
+    def _describe(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "plan": plan.answer.plan,
+            "dynamic": plan.answer.dynamic,
+            "cached": plan.cached,
+            "searched": plan.job.search,
+            "instances": len(plan.segments) - 1,
+            "served": self._table.plan(plan.answer.plan)["served"],
+            "inputs": {slot.name: list(slot.shape) for slot in plan.answer.inputs},
+            "range": None if plan.stretched is None else [plan.stretched.least, plan.stretched.most],
+            "bytes": self._bytes(plan.segments),
+        }
+
+    def _bytes(self, segments: list[int]) -> int:
+        return sum(self._segments[segment].nbytes for segment in segments)
 
 
 def _doing(model: Model) -> dict[str, Any] | None:

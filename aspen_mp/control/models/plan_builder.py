@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from aspen_mp.control.memory.async_alloc import AsyncAllocator
+from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models.arena_pool import Spare
-from aspen_mp.control.models.model_state import Asker, Model, Stage, report
+from aspen_mp.control.models.memory_pressure import Pressure
+from aspen_mp.control.models.plan_states import PLAN_TABLE, Event, Machine, Model, Plan, report
 from aspen_mp.control.models.publishing import Made, Publisher
 from aspen_mp.control.planning import cache_reader
 from aspen_mp.control.planning.plan_cache import Cache, Entry
-from aspen_mp.control.planning.planner_child import Inspected, Job, PlanStage, Received, StagePlanned
+from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, Received, StagePlanned
 from aspen_mp.control.planning.shape_buckets import Stretch
 from aspen_mp.control.planning.weight_checks import Verifier
+from aspen_mp.planner.cost.rates import Rates
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
 from aspen_mp.shm.scarcity import reason
 from aspen_mp.shm.segments import Segment, spacious
 
 
-class PlanBuilder:
+@dataclass(frozen=True, slots=True)
+class PlanningSetup:
+    """What plans are made with. `rates`: of the cost model, and `calibration`, their name. `limits`: of a planning child. `speeds()` are
+    those of the cores to plan for. `prepare()` comes before a planning child is forked; `prepared()` says whether that takes no time any
+    more, and sees to it."""
+
+    cache: Cache | None
+    rates: Rates
+    calibration: str
+    limits: Limits
+    speeds: Callable[[], list[float]]
+    prepare: Callable[[], None]
+    prepared: Callable[[], bool] = lambda: True
+
+
+class PlanBuilder(Machine):
+    """Takes a plan from `requested` to `live`; what clients are told then, a subclass knows (`answer`, `fail`, `stop`)."""
+
+    table = PLAN_TABLE
+
     def __init__(
-        self,
-        publisher: Publisher,
-        cache: Cache | None,
-        reserver: AsyncAllocator,
-        verifier: Verifier,
-        prepared: Callable[[], bool],
-        made: Callable[[Model, bytes, Stage], None],
-        failed: Callable[[Model, bytes, AspenError], None],
-        relieve: Callable[[Callable[[], None]], bool],
+        self, resources: Resources, setup: PlanningSetup, publisher: Publisher, models: Mapping[int, Model], most_bytes: int
     ) -> None:
-        """`relieve(then)`: as of `Pressure`.
-
-        `prepared()` says whether a planning child can be forked at once, and sees to it. `made(model, key, stage)` or
-        `failed(model, key, error)` says what became of a plan, now or later. Of one that nobody waits for it may never be said."""
+        """`models`: those that are loaded, by number. `most_bytes`: what plans may hold, 0: by what is free."""
+        super().__init__(resources.event_log)
+        self._setup = setup
+        self._cache = setup.cache
         self._publisher = publisher
-        self._cache = cache
-        self._reserver = reserver
-        self._verifier = verifier
-        self._prepared = prepared
-        self._made = made
-        self._tell = failed
-        self._relieve = relieve
-
-    def _failed(self, model: Model, key: bytes, job: PlanStage, error: AspenError) -> None:
-        """Where it was for want of memory and somebody waits, it is tried again as soon as plans that are not used have made room."""
-        askers = model.planning.get(key)
-
-        def again() -> None:
-            if model.planning.get(key) is askers and model.users:
-                self._plan(model, key, job)
-            elif model.planning.get(key) is askers:
-                self._tell(model, key, error)
-
-        wanted = isinstance(error, ResourceLimitError) and bool(askers) and key != model.replanning
-        if not (wanted and self._relieve(again)):
-            self._tell(model, key, error)
+        self._reserver = resources.reserver
+        self._verifier = Verifier(resources.loop)
+        self.pressure = Pressure(models, resources, self.retire, most_bytes)
 
     def kept(self, model: Model, job: PlanStage) -> Entry | None:
         """What the plan cache has for a job."""
@@ -72,32 +69,94 @@ class PlanBuilder:
         job.stretch = stretch
         return entry
 
-    def make(self, model: Model, key: bytes, job: PlanStage, askers: list[Asker], entry: Entry | None) -> None:
-        """`entry`: of the plan cache."""
-        model.planning[key] = askers
+    def begin(self, plan: Plan, entry: Entry | None) -> None:
+        """Has a requested plan made. `entry`: of the plan cache."""
         if self._cache is None or entry is None or entry.note.arena_bytes <= 0:
-            self._plan(model, key, job)
+            self.step(plan, Event.MISSED)
+        else:
+            plan.entry = entry
+            self.step(plan, Event.HIT)
+
+    def retire(self, plan: Plan) -> None:
+        self.step(plan, Event.RETIRED)
+
+    def retire_all(self, model: Model) -> None:
+        for plan in list(model.live.values()):
+            self.retire(plan)
+
+    def give_up(self, model: Model, error: AspenError) -> None:
+        """Nobody wants any plan of the model any more."""
+        for plan in list(model.making.values()):
+            if plan.background:
+                self.step(plan, Event.STOPPED)
+            else:
+                self.step(plan, Event.FAILED, error)
+
+    def close(self) -> None:
+        self._verifier.close()
+
+    # ---- by the plan cache
+
+    def verify(self, plan: Plan) -> None:
+        assert self._cache is not None
+        assert plan.entry is not None
+        known = {file.id for file in plan.model.files.values()}
+        new = [file for file in plan.entry.note.weights if file.id not in known]
+        self._verifier.verify(self._cache, new, partial(self.step, plan, Event.VERIFIED))
+
+    def reserve(self, plan: Plan) -> None:
+        """One arena after the other, as many as there are to be instances and memory is left for; then the plan cache's entry is used."""
+        assert plan.entry is not None
+        nbytes = plan.entry.note.arena_bytes
+        if len(plan.arenas) == plan.model.instances or (plan.arenas and not spacious(nbytes)):
+            self._recall(plan, plan.entry)
+        else:
+            self._reserver.reserve("arena", nbytes, partial(self.step, plan, Event.RESERVED))
+
+    def keep_arena(self, plan: Plan, answer: Segment | AspenError) -> None:
+        if isinstance(answer, Segment):
+            plan.arenas.append(answer)
+            self.reserve(plan)
+        else:
+            self._lack(plan, answer)
+
+    def discard(self, plan: Plan, answer: Segment | AspenError) -> None:
+        if isinstance(answer, Segment):
+            answer.close()
+
+    def release(self, plan: Plan) -> None:
+        while plan.arenas:
+            plan.arenas.pop().close()
+
+    def _recall(self, plan: Plan, entry: Entry) -> None:
+        """Uses the plan cache's entry, if what is needed is still there."""
+        assert self._cache is not None
+        model = plan.model
+        names = {file.id for file in model.files.values()}
+        found = None
+        try:
+            # A child that is busy is about to give numbers to weight segments too.
+            if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.behind.renew()):
+                found = cache_reader.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), plan.arenas)
+        except (AspenError, OSError, MemoryError) as error:
+            self._lack(plan, _known(error))
             return
-        known = {file.id for file in model.files.values()}
-        new = [file for file in entry.note.weights if file.id not in known]
-
-        def verified() -> None:
-            if model.planning.get(key) is askers and model.users:
-                self._reserve_arenas(model, key, job, entry, [])
-            elif model.planning.get(key) is askers:
-                self._failed(model, key, job, AspenError("loading was cancelled"))
-
-        self._verifier.verify(self._cache, new, verified)
+        finally:
+            self.release(plan)
+        if found is None:
+            self.step(plan, Event.MISSED)
+            return
+        plan.job.search = entry.note.searched
+        self.step(plan, Event.MADE, Made(*found))
 
     # ---- by a planning child
 
-    def _plan(self, model: Model, key: bytes, job: PlanStage) -> None:
-        askers = model.planning[key]
-        again = key == model.replanning
-        if again and not self._prepared():  # nobody waits for it: at one of the next looks
-            if key in model.stages:
-                model.stages[key].tried_at = -math.inf
-            model.stop_replanning()
+    def plan(self, plan: Plan) -> None:
+        model, job = plan.model, plan.job
+        if plan.background and not plan.waiters and not self._setup.prepared():  # at one of the next looks
+            if plan.key in model.live:
+                model.live[plan.key].tried_at = -math.inf
+            self.step(plan, Event.STOPPED)
             return
         lent: list[Spare] = []
         if not job.search:
@@ -108,72 +167,58 @@ class PlanBuilder:
             assert isinstance(result, StagePlanned)
             used = lent.pop(result.spare) if 0 <= result.spare < len(lent) else None
             model.spares.give_back(lent)
-            if used is None:
-                self._publish(model, key, job, Made(result, segments, checked=planned.checked))
-            else:
-                self._publish(model, key, job, Made(result, [*segments, ("arena", *used)], checked=planned.checked, reused=used[1]))
+            if used is not None:
+                segments = [*segments, ("arena", *used)]
+            self.step(plan, Event.MADE, Made(result, segments, checked=asked.checked, reused=-1 if used is None else used[1]))
 
         def failed(error: AspenError) -> None:
             model.spares.give_back(lent)
-            self._failed(model, key, job, error)
+            self._lack(plan, error)
 
-        planned = Job(job, done, failed, lambda progress: report(askers, progress))
-        (model.behind if again else model.child).submit(planned)
+        asked = Job(job, done, failed, lambda progress: report(plan.waiters, progress))
+        (model.behind if plan.background else model.child).submit(asked)
 
-    # ---- by the plan cache
+    # ---- either
 
-    def _reserve_arenas(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
-        """One after the other, as many as there are to be instances and memory is left for; then the plan cache's entry is used."""
-        if len(arenas) == model.instances or (arenas and not spacious(entry.note.arena_bytes)):
-            self._recall(model, key, job, entry, arenas)
-            return
-        askers = model.planning[key]
-
-        def reserved(answer: Segment | AspenError) -> None:
-            gone = not model.users or model.planning.get(key) is not askers
-            if isinstance(answer, Segment):
-                arenas.append(answer)
-            if isinstance(answer, Segment) and not gone:
-                self._reserve_arenas(model, key, job, entry, arenas)
-                return
-            for arena in arenas:
-                arena.close()
-            if model.planning.get(key) is askers:
-                self._failed(model, key, job, answer if isinstance(answer, AspenError) else AspenError("loading was cancelled"))
-
-        self._reserver.reserve("arena", entry.note.arena_bytes, reserved)
-
-    def _recall(self, model: Model, key: bytes, job: PlanStage, entry: Entry, arenas: list[Segment]) -> None:
-        """Uses the plan cache's entry, if what is needed is still there."""
-        assert self._cache is not None
-        names = {file.id for file in model.files.values()}
+    def publish(self, plan: Plan, made: Made) -> None:
+        model, known = plan.model, len(plan.model.weight_segments)
         try:
-            found = None
-            # A child that is busy is about to give numbers to weight segments too.
-            if all(file.id in names for file in entry.note.weights) or (model.child.renew() and model.behind.renew()):
-                found = cache_reader.stage(self._cache, entry, model.digest, model.files, len(model.weight_segments), arenas)
+            self._publisher.publish(plan, made)
         except (AspenError, OSError, MemoryError) as error:
-            self._failed(model, key, job, _known(error))
-            return
-        finally:
-            for arena in arenas:
-                arena.close()
-        if found is None:
-            self._plan(model, key, job)
-            return
-        job.search = entry.note.searched
-        self._publish(model, key, job, Made(*found))
-
-    def _publish(self, model: Model, key: bytes, job: PlanStage, made: Made) -> None:
-        known = len(model.weight_segments)
-        try:
-            stage = self._publisher.publish(model, job, made)
-        except (AspenError, OSError, MemoryError) as error:
-            self._failed(model, key, job, _known(error))
+            self._lack(plan, _known(error))
             return
         if len(model.weight_segments) > known:  # which the other child does not know of; neither is busy while the other is
-            (model.child if key == model.replanning else model.behind).renew()
-        self._made(model, key, stage)
+            (model.child if plan.background else model.behind).renew()
+        self.step(plan, Event.PUBLISHED)
+
+    def _lack(self, plan: Plan, error: AspenError) -> None:
+        """It failed. Where that was for want of memory and somebody waits, it is tried again as soon as plans that are not used have made
+        room."""
+        if isinstance(error, ResourceLimitError) and plan.waiters and self.pressure.relieve(partial(self.step, plan, Event.RELIEVED)):
+            self.step(plan, Event.LACKED)
+        else:
+            self.step(plan, Event.FAILED, error)
+
+    def withdraw(self, plan: Plan) -> None:
+        """What was to take its place is no longer needed. Requests that run on it go on to their ends."""
+        model = plan.model
+        del model.live[plan.key]
+        model.ranges.drop(plan.key)
+        successor = model.begun.get(plan.key)
+        if successor is not None and successor.background:
+            self.step(successor, Event.STOPPED)
+        if plan.answer.plan:
+            self._publisher.withdraw(plan)
+        else:
+            self.step(plan, Event.COLLECTED)
+
+    def forget(self, plan: Plan) -> None:
+        plan.segments = []
+
+    def let_go(self, plan: Plan) -> None:
+        """It is in the making no more."""
+        self.release(plan)
+        del plan.model.making[plan.key]
 
 
 def _known(error: AspenError | OSError | MemoryError) -> AspenError:

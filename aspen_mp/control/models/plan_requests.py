@@ -6,47 +6,33 @@ A plan is found by its key: the shapes and values of a request, or those of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aspen_mp.control.memory.async_alloc import AsyncAllocator
+from aspen_mp.control.memory.resources import Resources
+from aspen_mp.control.models import replanning
 from aspen_mp.control.models.eviction import Eviction
-from aspen_mp.control.models.model_state import Asker, Model, Stage, not_loaded
-from aspen_mp.control.models.plan_builder import PlanBuilder
+from aspen_mp.control.models.plan_builder import PlanBuilder, PlanningSetup
+from aspen_mp.control.models.plan_states import Asker, Event, Model, Plan, not_loaded
 from aspen_mp.control.models.publishing import Publisher
-from aspen_mp.control.planning.plan_cache import Cache, Entry
+from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
-from aspen_mp.control.planning.weight_checks import Verifier
 from aspen_mp.control.wire import protocol
-from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
 
 
-class PlanRequests:
+class PlanRequests(PlanBuilder):
     def __init__(
-        self,
-        publisher: Publisher,
-        dropper: Eviction,
-        cache: Cache | None,
-        reserver: AsyncAllocator,
-        verifier: Verifier,
-        event_log: EventLog,
-        speeds: Callable[[], list[float]],
-        calibration: str,
-        prepared: Callable[[], bool],
-        relieve: Callable[[Callable[[], None]], bool],
+        self, resources: Resources, setup: PlanningSetup, publisher: Publisher, models: Mapping[int, Model], most_bytes: int
     ) -> None:
-        """`relieve`: as of `Pressure`. `speeds()`, `prepared()`: as of `ModelStore`. `calibration`: the name of the cost model's rates."""
-        self._publisher = publisher
-        self._dropper = dropper
-        self._maker = PlanBuilder(publisher, cache, reserver, verifier, prepared, self._made, self._failed, relieve)
-        self._event_log = event_log
-        self._speeds = speeds
-        self._calibration = calibration
-        self._prepared = prepared
+        """As of `PlanBuilder`."""
+        super().__init__(resources, setup, publisher, models, most_bytes)
+        self._models = models
+        self._resources = resources
+        self._eviction = Eviction(models, resources, self.retire, self.pressure)
 
     # ---- what clients ask for
 
@@ -55,126 +41,168 @@ class PlanRequests:
         if asker.client not in model.users:
             raise not_loaded(model.id)
         asker.asked = message
-        key = own = _key(message)
-        by_shape = _by_shape(message)
+        own, by_shape = _key(message), _by_shape(message)
         if by_shape:
             model.ranges.learn(message.stages[0])
-        if key not in model.stages and by_shape and not message.ahead and (found := model.ranges.find(message.stages[0])):
-            key = found
-        stage = model.stages.pop(key, None)
-        if stage is not None:
-            if message.often and stage.stretched is not None and len(model.often) < POLICY.most_often:
-                model.often.setdefault(own, message)
-            stage.asked_at = time.monotonic()
-            model.stages[key] = stage  # most recently asked for: last
-            stage.tell(asker)
-            if message.beside and stage.stretched is not None:
-                self._plan_beside(model, stage, stage.stretched, message)
-            return
-        if key in model.planning:
-            model.planning[key].append(asker)
-            return
+        plan = model.live.get(own)
+        if plan is None and by_shape and not message.ahead and (found := model.ranges.find(message.stages[0])):
+            plan = model.live.get(found)
+        if plan is not None:
+            if message.often and plan.stretched is not None:
+                self._want_own(model, own, message)
+            self.step(plan, Event.ASKED, asker)
+            if message.beside and plan.stretched is not None:
+                self._plan_beside(plan, plan.stretched, message)
+        elif own in model.begun:
+            self.step(model.making[own], Event.ASKED, asker)
+        else:
+            self._begin(model, own, message, asker)
+
+    def tell(self, plan: Plan, asker: Asker) -> None:
+        plan.asked_at = time.monotonic()
+        plan.model.live[plan.key] = plan.model.live.pop(plan.key)  # most recently asked for: last
+        plan.tell(asker)
+
+    def join(self, plan: Plan, asker: Asker) -> None:
+        plan.waiters.append(asker)
+
+    def _begin(self, model: Model, key: bytes, message: protocol.Plan, asker: Asker) -> None:
+        """There is no plan for a request, and none for its shapes alone is being made."""
         # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `replanning`.
         search = len(message.stages) == 1 and not _hurried(model, message)
-        job = PlanStage(message.stages, message.capacities, self._speeds(), self._calibration, search, len(message.stages) == 1)
-        entry = self._maker.kept(model, job)
-        if entry is None and by_shape and not search and (stretch := model.ranges.wanted(message.stages[0])) is not None:
+        speeds, calibration = self._setup.speeds(), self._setup.calibration
+        job = PlanStage(message.stages, message.capacities, speeds, calibration, search, len(message.stages) == 1)
+        entry = self.kept(model, job)
+        if entry is None and not search and _by_shape(message) and (stretch := model.ranges.wanted(message.stages[0])) is not None:
             key = _range_key(message.stages[0], stretch, stretch.widest.most)
-            entry = self._maker.kept_range(model, job, stretch)
-            if key in model.planning:
-                model.planning[key].append(asker)
-                return
-        model.stop_replanning()
-        self._maker.make(model, key, job, [asker], entry)
+            entry = self.kept_range(model, job, stretch)
+        self.stop_background(model, but=key)
+        if key in model.begun:
+            self.step(model.making[key], Event.ASKED, asker)
+            return
+        plan = self._request(Plan(model, key, job))
+        self.step(plan, Event.ASKED, asker)
+        self.begin(plan, entry)
 
-    def _ask_again(self, model: Model, asker: Asker) -> None:
+    def _request(self, plan: Plan) -> Plan:
+        """The plan, in the making. One for the same shapes that waits for its turn is not needed then."""
+        waits = plan.model.making.get(plan.key)
+        if waits is not None:
+            self.step(waits, Event.STOPPED)
+        plan.model.making[plan.key] = plan
+        return plan
+
+    def _again(self, plan: Plan, asker: Asker) -> None:
         assert asker.asked is not None
         try:
-            self.ask(model, asker.asked, asker)
+            self.ask(plan.model, asker.asked, asker)
         except AspenError as error:
             asker.fail(error)
 
     # ---- what nobody waits for
 
-    def make_behind(self, model: Model, key: bytes, job: PlanStage) -> None:
-        """Has a plan made behind requests. What takes the place of another is searched, wherever it comes from."""
-        entry = self._maker.kept(model, job)
-        if key in model.stages and entry is not None and not entry.note.searched:
+    def refresh(self) -> None:
+        """Has a plan made again, if there is one to be. What takes the place of another is searched, wherever it comes from."""
+        plan = replanning.choose(self._models.values(), self._resources.table, self._setup.speeds())
+        if plan is None:
+            return
+        entry = self.kept(plan.model, plan.job)
+        if plan.key in plan.model.live and entry is not None and not entry.note.searched:
             entry = None
-        self._make_behind(model, key, job, entry)
+        self.begin(plan if plan.model.making.get(plan.key) is plan else self._request(plan), entry)
 
-    def _make_behind(self, model: Model, key: bytes, job: PlanStage, entry: Entry | None) -> None:
-        model.replanning = key
-        self._maker.make(model, key, job, [], entry)
+    def stop_background(self, model: Model, but: bytes = b"") -> None:
+        """A client wants something of the model: it does not wait for a plan that is made behind requests, unless that is what it wants
+        (`but`). That plan is made later."""
+        for plan in list(model.begun.values()):
+            if plan.background and plan.key != but:
+                self.step(plan, Event.STOPPED)
 
-    def _plan_beside(self, model: Model, stage: Stage, range_: Stretched, asked: protocol.Plan) -> None:
+    def _want_own(self, model: Model, key: bytes, message: protocol.Plan) -> None:
+        """A request's shapes come often: they get a plan of their own, behind the requests."""
+        if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
+            self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.calibration), background=True))
+
+    def _plan_beside(self, plan: Plan, range_: Stretched, asked: protocol.Plan) -> None:
         """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
         them, the nearer one first."""
-        stretch = stage.job.stretch
+        model, stretch = plan.model, plan.job.stretch
         assert stretch is not None
-        extent = stage.extent(asked)
-        if model.planning:
+        extent = plan.extent(asked)
+        if model.begun:
             return
         for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
-            shapes = stretch.at(stage.job.stages[0], other)
+            shapes = stretch.at(plan.job.stages[0], other)
             wanted = None if other < POLICY.least_extent or model.ranges.find(shapes) else model.ranges.wanted(shapes)
             if wanted is None:
                 continue
             key = _range_key(shapes, wanted, wanted.widest.most)
             tries = model.ahead.get(key, 0)
-            if tries < POLICY.tries_ahead and self._prepared():
+            if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
-                job = PlanStage([shapes], asked.capacities, self._speeds(), self._calibration, False)
-                self._make_behind(model, key, job, self._maker.kept_range(model, job, wanted))
+                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.calibration, False)
+                entry: Entry | None = self.kept_range(model, job, wanted)
+                self.begin(self._request(Plan(model, key, job, background=True)), entry)
                 return
 
     # ---- what became of it
 
-    def _made(self, model: Model, key: bytes, stage: Stage) -> None:
-        job = stage.job
-        again, model.replanning = key == model.replanning, None
-        askers = model.planning.pop(key, [])
-        if again and key in model.stages:
-            # Requests for the one before that come now are answered that it has gone, and their clients ask again.
-            stage.tried_at = time.monotonic()
-            self._publisher.drop(model, key)
-            self._event_log.info(
-                "replanned", model=model.name, cores=len(job.speeds), speeds=",".join(f"{speed:g}" for speed in job.speeds)
-            )
-        if job.stretch is not None and stage.stretched is not None:
-            key = _range_key(job.stages[0], job.stretch, stage.stretched.most)
-            model.ranges.add(job.stages[0], job.stretch, stage.stretched.least, stage.stretched.most, key)
-        elif job.stretch is not None:
-            model.ranges.refuse(job.stages[0], job.stretch, stage.rigid)
-            key = _key(job)
-            stage.job = msgspec.structs.replace(job, stretch=None)
-        if key in model.stages:  # asked for by its own shapes meanwhile
-            self._publisher.drop(model, key)
-        model.stages[key] = stage
-        for asker in askers:
-            if asker.asked is None or stage.serves(asker.asked):
-                stage.tell(asker)
+    def answer(self, plan: Plan) -> None:
+        """It takes the place of the one that there was. Requests for that one are told that it has gone, and their clients ask again."""
+        model, job = plan.model, plan.job
+        self.let_go(plan)
+        waiters, plan.waiters = plan.waiters, []
+        if plan.background and plan.key in model.live:
+            plan.tried_at = time.monotonic()
+            speeds = ",".join(f"{speed:g}" for speed in job.speeds)
+            self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds)
+            self.retire(model.live[plan.key])
+        stretched, stretch = plan.stretched, job.stretch
+        if stretch is not None and stretched is not None:
+            plan.key = _range_key(job.stages[0], stretch, stretched.most)
+        elif stretch is not None:
+            model.ranges.refuse(job.stages[0], stretch, plan.rigid)
+            plan.key = _key(job)
+            plan.job = msgspec.structs.replace(job, stretch=None)
+        if plan.key in model.live:  # asked for by its own shapes meanwhile
+            self.retire(model.live[plan.key])
+        if plan.key in model.making and not model.making[plan.key].begun:
+            self.step(model.making[plan.key], Event.STOPPED)
+        if stretch is not None and stretched is not None:
+            model.ranges.add(job.stages[0], stretch, stretched.least, stretched.most, plan.key)
+        model.live[plan.key] = plan
+        for asker in waiters:
+            if asker.asked is None or plan.serves(asker.asked):
+                plan.tell(asker)
             else:  # there is no plan for its range, or for less of it
-                self._ask_again(model, asker)
-        self._dropper.make_room(model, stage)
+                self._again(plan, asker)
+        self._eviction.make_room(plan)
 
-    def _failed(self, model: Model, key: bytes, error: AspenError) -> None:
-        if key == model.replanning:
-            model.replanning = None
-            if key in model.ahead:
-                model.ahead[key] = POLICY.tries_ahead
-            stage = model.stages.get(key)
-            if stage is not None:
-                stage.failed += 1
-                if str(error) != stage.why:
-                    stage.why = str(error)
-                    self._event_log.warning("not-replanned", model=model.name, why=stage.why)
-        askers = model.planning.pop(key, [])
-        for asker in askers:
-            if asker.asked is None or askers[0].asked is None or asker.asked.stages == askers[0].asked.stages:
+    def fail(self, plan: Plan, error: AspenError) -> None:
+        model = plan.model
+        self.let_go(plan)
+        waiters, plan.waiters = plan.waiters, []
+        if plan.background:
+            if plan.key in model.ahead:
+                model.ahead[plan.key] = POLICY.tries_ahead
+            if (live := model.live.get(plan.key)) is not None:
+                live.failed += 1
+                if str(error) != live.why:
+                    live.why = str(error)
+                    self._event_log.warning("not-replanned", model=model.name, why=live.why)
+        for asker in waiters:
+            if asker.asked is None or waiters[0].asked is None or asker.asked.stages == waiters[0].asked.stages:
                 asker.fail(model.about(error))
             else:  # waited for a range that the first one's shapes are in
-                self._ask_again(model, asker)
+                self._again(plan, asker)
+
+    def stop(self, plan: Plan) -> None:
+        """Who waits for it all the same asks again."""
+        self.let_go(plan)
+        waiters, plan.waiters = plan.waiters, []
+        plan.model.behind.close()
+        for asker in waiters:
+            self._again(plan, asker)
 
 
 def _key(asked: protocol.Plan | PlanStage) -> bytes:
@@ -197,7 +225,7 @@ def _hurried(model: Model, message: protocol.Plan) -> bool:
     """Whether a request waits for a plan of shapes of which there may be many: others than the model's first ones (lengths of texts), or
     pictures of any size."""
     how = model.options.planning
-    others = bool(model.planning) or any(stage.answer.plan for stage in model.stages.values()) or _any_size(model)
+    others = bool(model.begun) or any(plan.answer.plan for plan in model.live.values()) or _any_size(model)
     return others and not message.ahead and how.search == "quick" and how.tiles is None
 
 

@@ -7,14 +7,14 @@ ops can be named for some seconds more, because a client asks why its request ha
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models import tile_names
+from aspen_mp.control.models.plan_states import Model, Plan
 from aspen_mp.control.pool.watchdog import Estimate
 from aspen_mp.control.wire.event_loop import Loop
 
@@ -25,58 +25,48 @@ MOST_NAMED: Final = 64
 """Of so many plans that have gone, the last ones: models with ever new shapes lose many."""
 
 
-class Owner(Protocol):
-    """The model that a plan belongs to; `users`: numbers of the clients that have it loaded."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def users(self) -> Collection[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    owner: Owner
-    generation: int
-    segment: int
-
-
 class Plans:
-    def __init__(self, loop: Loop, segments: SegmentStore) -> None:
+    def __init__(self, loop: Loop, segments: SegmentStore, ended: Callable[[Plan], None]) -> None:
+        """`ended(plan)`: no worker uses it any more."""
         self._loop = loop
         self._segments = segments
-        self._plans: dict[int, _Plan] = {}
-        self._gone: dict[tuple[int, int], tuple[Owner, int]] = {}  # by number and generation: whose it was, a descriptor of its segment
+        self._ended = ended
+        self._plans: dict[int, Plan] = {}
+        self._gone: dict[tuple[int, int], tuple[Model, int]] = {}  # by number and generation: whose it was, a descriptor of its segment
 
-    def add(self, plan: int, generation: int, owner: Owner, segment: int) -> None:
-        self._plans[plan] = _Plan(owner, generation, segment)
+    def add(self, plan: Plan) -> None:
+        self._plans[plan.answer.plan] = plan
 
-    def segments_of(self, owner: Owner) -> set[int]:
+    def segments_of(self, model: Model) -> set[int]:
         """Of the model's plans that workers may still use."""
-        return {plan.segment for plan in self._plans.values() if plan.owner is owner}
+        return {plan.segments[0] for plan in self._plans.values() if plan.model is model}
 
     def collected(self, segments: set[int]) -> None:
         """These are used no longer, and are going to be closed."""
         for number, plan in list(self._plans.items()):
-            if plan.segment in segments:
+            if plan.segments[0] in segments:
                 del self._plans[number]
-                if not plan.owner.users:  # nobody may ask
-                    continue
-                with suppress(OSError):  # no descriptor: no names
-                    self._gone[number, plan.generation] = plan.owner, os.dup(self._segments[plan.segment].fd)
-                    self._loop.later(NAMED_S, partial(self._forget, number, plan.generation))
-                    if len(self._gone) > MOST_NAMED:
-                        self._forget(*next(iter(self._gone)))
+                if plan.model.users:  # somebody may ask
+                    self._keep_names(plan)
+                self._ended(plan)
+
+    def _keep_names(self, plan: Plan) -> None:
+        number, generation = plan.answer.plan, plan.answer.generation
+        with suppress(OSError):  # no descriptor: no names
+            self._gone[number, generation] = plan.model, os.dup(self._segments[plan.segments[0]].fd)
+            self._loop.later(NAMED_S, partial(self._forget, number, generation))
+            if len(self._gone) > MOST_NAMED:
+                self._forget(*next(iter(self._gone)))
 
     def _forget(self, plan: int, generation: int) -> None:
         _, fd = self._gone.pop((plan, generation), (None, -1))
         if fd >= 0:
             os.close(fd)
 
-    def unloaded(self, owner: Owner) -> None:
+    def unloaded(self, model: Model) -> None:
         """Nobody has the model loaded any more."""
         for (plan, generation), (whose, _) in list(self._gone.items()):
-            if whose is owner:
+            if whose is model:
                 self._forget(plan, generation)
 
     def close(self) -> None:
@@ -84,11 +74,11 @@ class Plans:
             self._forget(plan, generation)
 
     def _fd(self, plan: int) -> int:
-        return self._segments[self._plans[plan].segment].fd
+        return self._segments[self._plans[plan].segments[0]].fd
 
     def name_of(self, plan: int) -> str:
         """The model that a plan belongs to; empty where the plan has gone."""
-        return self._plans[plan].owner.name if plan in self._plans else ""
+        return self._plans[plan].model.name if plan in self._plans else ""
 
     def op_of_tile(self, plan: int, tile: int) -> int:
         """The op that a tile of a plan belongs to."""
@@ -107,10 +97,10 @@ class Plans:
     def op_name(self, plan: int, generation: int, op: int, client: int) -> str:
         """ "node name (op type)" of an op of a plan of a model that the client has loaded."""
         there = self._plans.get(plan)
-        if there is not None and there.generation == generation:
-            owner, fd = there.owner, self._fd(plan)
+        if there is not None and there.answer.generation == generation:
+            model, fd = there.model, self._fd(plan)
         elif (plan, generation) in self._gone:
-            owner, fd = self._gone[plan, generation]
+            model, fd = self._gone[plan, generation]
         else:
             return f"op {op}"
-        return (client in owner.users and tile_names.op_name(fd, op)) or f"op {op}"
+        return (client in model.users and tile_names.op_name(fd, op)) or f"op {op}"

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from aspen_mp.control.models.model_state import Model
-from aspen_mp.control.planning.planner_child import Limits, PlanStage
+from aspen_mp.control.models.plan_states import Model, Plan
+from aspen_mp.control.planning.planner_child import Limits
 from aspen_mp.control.pool.core_speeds import alike
 from aspen_mp.shm.bindings import _control
 
@@ -40,43 +40,39 @@ def patient(limits: Limits) -> Limits:
     return replace(limits, patience_s=REPLAN_PATIENCE * limits.patience_s, nice=REPLAN_NICE)
 
 
-def choose(
-    models: Iterable[Model], table: _control.ControlTable, speeds: list[float], calibration: str
-) -> tuple[Model, bytes, PlanStage] | None:
-    """The plan that is made next, by its key, and the job. One at a time, and behind whatever clients want: see `Model.stop_replanning`.
-    Asked now and then: what has served nothing since is left alone."""
+def choose(models: Iterable[Model], table: _control.ControlTable, speeds: list[float]) -> Plan | None:
+    """The plan that is made next: the successor of a live one, or one that waits for its turn. One at a time, and behind whatever clients
+    want. Asked now and then: what has served nothing since is left alone."""
     models = list(models)
-    if any(model.planning for model in models):
+    if any(model.begun for model in models):
         return None
-    return _outdated(models, table, speeds) or _often_asked_for(models, speeds, calibration)
+    return _successor(models, table, speeds) or _often_asked_for(models, speeds)
 
 
-def _outdated(models: list[Model], table: _control.ControlTable, speeds: list[float]) -> tuple[Model, bytes, PlanStage] | None:
-    """Of those plans the one that has served most of late."""
+def _successor(models: list[Model], table: _control.ControlTable, speeds: list[float]) -> Plan | None:
+    """Of outdated plans, that of the one that has served most of late."""
     now = time.monotonic()
-    outdated = []
-    for model in models:
-        for key, stage in model.stages.items():
-            if not stage.answer.plan or stage.answer.dynamic or model.options.planning.tiles is not None:
-                continue  # there are no tiles to choose
-            served = table.plan(stage.answer.plan)["served"]
-            pause = min(REPLAN_S * 2.0 ** min(stage.failed, 16), MOST_REPLAN_S)
-            due = not alike(stage.speeds, speeds) or (not stage.searched and served >= stage.answer.often)
-            if served > stage.served and due and now - stage.tried_at >= pause:
-                outdated.append((served - stage.served, model, key))
-            stage.served = served
+    outdated: list[tuple[int, Plan]] = []
+    for plan in (plan for model in models for plan in model.live.values()):
+        if not plan.answer.plan or plan.answer.dynamic or plan.model.options.planning.tiles is not None:
+            continue  # there are no tiles to choose
+        served = table.plan(plan.answer.plan)["served"]
+        pause = min(REPLAN_S * 2.0 ** min(plan.failed, 16), MOST_REPLAN_S)
+        due = not alike(plan.job.speeds, speeds) or (not plan.job.search and served >= plan.answer.often)
+        if served > plan.served and due and now - plan.tried_at >= pause:
+            outdated.append((served - plan.served, plan))
+        plan.served = served
     if not outdated:
         return None
-    _, model, key = max(outdated, key=lambda item: item[0])
-    model.stages[key].tried_at = now
-    return model, key, msgspec.structs.replace(model.stages[key].job, speeds=speeds, search=True, keep=True, spares=[])
+    _, plan = max(outdated, key=lambda item: item[0])
+    plan.tried_at = now
+    job = msgspec.structs.replace(plan.job, speeds=speeds, search=True, keep=True, spares=[])
+    return Plan(plan.model, plan.key, job, background=True)
 
 
-def _often_asked_for(models: list[Model], speeds: list[float], calibration: str) -> tuple[Model, bytes, PlanStage] | None:
+def _often_asked_for(models: list[Model], speeds: list[float]) -> Plan | None:
     """For shapes that have come often a plan of their own: their tiles do not end early, and are searched."""
-    for model in models:
-        for key, message in list(model.often.items()):
-            del model.often[key]
-            if key not in model.stages:
-                return model, key, PlanStage(message.stages, message.capacities, speeds, calibration)
-    return None
+    plan = next((plan for model in models for plan in model.making.values()), None)
+    if plan is not None:
+        plan.job.speeds = speeds
+    return plan

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import small_models
 
+from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.models import model_store as stores
-from aspen_mp.control.models.model_state import Asker
 from aspen_mp.control.models.model_store import ModelStore
+from aspen_mp.control.models.plan_builder import PlanningSetup
+from aspen_mp.control.models.plan_states import Asker
 from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
 from aspen_mp.control.planning.shape_buckets import Stretched
 from aspen_mp.control.server import Server
@@ -87,11 +89,11 @@ class World:
         pool = SimpleNamespace(publish=nothing)
         server = SimpleNamespace(_table=self.table, _segments=self.segments, _pool=pool)
         self.collect = partial(Server._collect, server)  # type: ignore[arg-type]
-        server._models = self.store = ModelStore(
-            *(self.loop, self.table, self.segments, lambda: self.speeds, self.collect, nothing),
-            *(None, (rates.BUILT_IN, "built-in"), Limits(), SimpleNamespace(), nothing, self.event_log),  # type: ignore[arg-type]
-            prepared=lambda: self.prepared,
+        setup = PlanningSetup(
+            None, rates.BUILT_IN, "built-in", Limits(), lambda: self.speeds, prepare=nothing, prepared=lambda: self.prepared
         )
+        resources = Resources(self.loop, self.table, self.segments, SimpleNamespace(), self.event_log)  # type: ignore[arg-type]
+        server._models = self.store = ModelStore(resources, setup, self.collect, nothing)
         self.answers: list[protocol.Message] = []
         self.errors: list[BaseException] = []
         path = folder / "chain.onnx"

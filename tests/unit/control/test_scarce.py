@@ -205,9 +205,9 @@ def test_a_plan_that_cannot_be_published() -> None:
     def publish(*_: object) -> None:
         raise FULL
 
-    maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _failed=lambda model, key, job, error: told.append(error))
+    maker = SimpleNamespace(_publisher=SimpleNamespace(publish=publish), _lack=lambda plan, error: told.append(error))
     result = StagePlanned(0, [], [], [], True, False, [], [], b"", [])
-    PlanBuilder._publish(maker, SimpleNamespace(weight_segments=[]), b"", None, Made(result, []))  # type: ignore[arg-type]
+    PlanBuilder.publish(maker, SimpleNamespace(model=SimpleNamespace(weight_segments=[])), Made(result, []))  # type: ignore[arg-type]
     assert isinstance(told[0], ResourceLimitError)
     assert "open files" in str(told[0])
 

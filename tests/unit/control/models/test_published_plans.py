@@ -110,7 +110,7 @@ def test_ops_that_nobody_may_ask_for_are_not_kept(world: World) -> None:
 
 
 def shapes(world: World) -> list[int]:
-    return [stage.answer.plan for stage in world.store._models[world.model].stages.values()]
+    return [stage.answer.plan for stage in world.store._models[world.model].live.values()]
 
 
 @pytest.mark.parametrize("scarce", ["plans", "instances", "descriptors"])

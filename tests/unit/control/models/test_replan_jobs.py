@@ -144,7 +144,7 @@ def test_later_and_later_and_said_once(world: World, monkeypatch: pytest.MonkeyP
     world.store.refresh()
     world.answer()
     assert len(world.events("replanned")) == 1
-    stage = next(iter(world.store._models[world.model].stages.values()))
+    stage = next(iter(world.store._models[world.model].live.values()))
     assert stage.failed == 0
 
 
