@@ -19,9 +19,9 @@ from aspen_mp.planner.cost.scratch_reuse import joined
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.job.options import UNSEARCHED, Experiment
+from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
-from aspen_mp.planner.ops.alike import kinds
 from aspen_mp.planner.ops.operands import seen
 from aspen_mp.planner.ops.params import params as kernel_params
 from aspen_mp.planner.plan.elastic import Elastic

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.job.options import Accuracy
-from aspen_mp.planner.layout.packing.winograd import Axis, axes
+from aspen_mp.planner.ops.packing.winograd import Axis, axes
 
 LEVELS: Final[dict[Accuracy, float]] = {"strict": 1.5, "default": 4.0, "fast": float("inf")}
 """The largest factor of a layer."""

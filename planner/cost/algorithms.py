@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.ir.graph import Shape
 from aspen_mp.planner.job.options import Vectors
-from aspen_mp.planner.layout.packing.winograd import BLOCKS, PANEL, blocks_of
+from aspen_mp.planner.ops.packing.winograd import BLOCKS, PANEL, blocks_of
 
 WORTH = 0.12
 """A larger block takes more memory and rounds more: it must gain at least this."""

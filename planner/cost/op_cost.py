@@ -16,9 +16,9 @@ import numpy as np
 
 from aspen_mp.planner.cost.rates import BUILT_IN, Rates
 from aspen_mp.planner.ir.graph import Node, Shape
-from aspen_mp.planner.layout.packing import winograd
-from aspen_mp.planner.layout.packing.winograd import Blocks
 from aspen_mp.planner.layout.storage import FEW_SAMPLED, nbytes
+from aspen_mp.planner.ops.packing import winograd
+from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.params import depth, roi_scratch, seven_scratch
 
 FLOPS_PER_NS = 100.0

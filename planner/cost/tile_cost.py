@@ -17,7 +17,7 @@ from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.cost.scratch_reuse import Made
 from aspen_mp.planner.ir.graph import Node
-from aspen_mp.planner.layout.packing.winograd import Blocks
+from aspen_mp.planner.ops.packing.winograd import Blocks
 
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""

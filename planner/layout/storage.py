@@ -78,7 +78,7 @@ class Storage:
 
     ``nodes``: everything in topological order, views and concats included; ``steps``: those that run. ``inputs``, ``outputs``:
     (name, tensor) of the graph, in the model's order; the tensor of an output is the one that lies in the request's region. ``kinds``: of
-    the steps, once somebody has asked `aspen_mp.planner.ops.alike` for them.
+    the steps, once somebody has asked `aspen_mp.planner.layout.alike` for them.
     """
 
     nodes: list[Node]

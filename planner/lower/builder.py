@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
-from aspen_mp.planner.layout.packing import low_bit, winograd
+from aspen_mp.planner.ops.packing import low_bit, winograd
 from aspen_mp.planner.ops.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
 
 F32 = np.dtype(np.float32)

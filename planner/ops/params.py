@@ -29,7 +29,7 @@ op                   attrs
                      CONV also in_scale? [C], in_shift? [C]: X stands for in_act(X * in_scale + in_shift).
                      DWCONV: groups are the channels of X, OC a multiple of them
 ``WINO``             those of ``CONV`` and ``block`` (side of a block of outputs, see `winograd.BLOCKS`); W transformed by
-                     `aspen_mp.planner.layout.packing.winograd`
+                     `aspen_mp.planner.ops.packing.winograd`
 ``PWDW``             ``in_act`` (between), and of the depthwise half: ``kernel``, ``strides``, ``dilations``, ``pads``, ``act``.
                      Inputs X, W (packed), bias? [E], D (packed), bias? [E]
 ``POOL``             ``mode`` ("max", "average"), ``kernel``, ``strides``, ``dilations``, ``pads`` (top, left, bottom, right),

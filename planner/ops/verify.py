@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.layout.alike import BY_VALUE
 from aspen_mp.planner.layout.storage import ELEMENTWISE
-from aspen_mp.planner.ops.alike import BY_VALUE
 from aspen_mp.planner.ops.checks import Arg, Call, Misfit, check_call
 from aspen_mp.planner.ops.operands import seen
 from aspen_mp.planner.ops.params import params

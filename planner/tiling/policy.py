@@ -21,10 +21,10 @@ from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.cost.tile_cost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.layout import strides as st
+from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
-from aspen_mp.planner.layout.packing.winograd import Blocks
 from aspen_mp.planner.layout.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
-from aspen_mp.planner.ops.alike import kinds
+from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.params import depth
 
 MAX_TILES = 4096

@@ -30,9 +30,9 @@ from aspen_mp.planner.cost.scratch_reuse import Made, joined
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.job.options import Effort
+from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage
-from aspen_mp.planner.ops.alike import kinds
 from aspen_mp.planner.simulation.simulate import Samples, Tiles
 from aspen_mp.planner.tiling import policy
 from aspen_mp.planner.tiling.edges import EdgeBuilder, Wiring

@@ -99,7 +99,7 @@ static inline double aspen_param_f(const aspen_call *c, int i) {
  *        With in_scale, X stands for IN_ACT(X * in_scale + in_shift); its padding is still zero.
  *        Summed over (kh, kw, c) in ascending order; taps in the padding may be added as exact zeros or skipped, but the same on every tile.
  * WINO   as CONV (without in_scale and IN_ACT) with groups 1 and dilations 1, by Winograd's minimal filtering, for the kernels, strides and blocks of KINDS in
- *        winograd.c. W holds the transformed weights [ceil(OC/32), products, KD*C, 32] (planner/layout/packing/winograd.py). params: CONV's up to IN_ACT, m, DEPTH(4).
+ *        winograd.c. W holds the transformed weights [ceil(OC/32), products, KD*C, 32] (planner/ops/packing/winograd.py). params: CONV's up to IN_ACT, m, DEPTH(4).
  *        The output is cut into blocks at multiples of their sides: m along an axis of several taps, 1 along one with a single tap; of a block that the box cuts, the whole input is read. An infinity
  *        or NaN in the input may spread over all of its block. Products sum over k in ascending order, parts of 256 terms each, then the parts.
  * DWCONV as CONV (without in_scale and IN_ACT) with C == groups, OC = M * C: channel c of output is made of channel c / M of input; W is [KD*KH*KW, OC].

@@ -15,7 +15,7 @@ from aspen_mp.planner.frontends.binding.items import Item, Types
 from aspen_mp.planner.frontends.check import domain_of, name_of
 from aspen_mp.planner.frontends.evaluate import LOOPING, VIEWS, NotComputed, evaluate, quick
 from aspen_mp.planner.ir.graph import Stored, Tensor
-from aspen_mp.planner.layout.packing import low_bit
+from aspen_mp.planner.ops.packing import low_bit
 from aspen_mp.shm.errors import ModelInvalidError
 
 SMALL = 64 * 1024

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from aspen_mp.planner.layout.packing.winograd import BLOCKS, blocks_of
 from aspen_mp.planner.ops.checks.call import LIMIT, Call, Rule, activation, all_f32, in_range, need, ranked, scaled, shaped
 from aspen_mp.planner.ops.checks.products import bytes_and_scales, pairs
+from aspen_mp.planner.ops.packing.winograd import BLOCKS, blocks_of
 from aspen_mp.planner.ops.params import image_scratch, packed_bytes
 
 WIDEST_WINDOW = 64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from aspen_mp.planner.layout.packing.bf16 import packed_shape as packed_pairs
-from aspen_mp.planner.layout.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.checks.call import (
     BOOL,
     F32,
@@ -26,6 +24,8 @@ from aspen_mp.planner.ops.checks.call import (
     scaled,
     shaped,
 )
+from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_pairs
+from aspen_mp.planner.ops.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.params import GUARDS, TERMS, left_factors, packed_bytes
 from aspen_mp.shm.tables import UNARY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Node, Shape
-from aspen_mp.planner.layout.packing import winograd
+from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.params import depth
 from aspen_mp.planner.ops.regions.boxes import Boxes, Region, Rule, broadcast, clipped, whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aspen_mp.planner.cost.algorithms import by_pairs
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.layout.packing.bf16 import of_halves, packed
+from aspen_mp.planner.ops.packing.bf16 import of_halves, packed
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 _WINDOW = ("kernel", "strides", "dilations", "pads")

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Stored, Tensor
-from aspen_mp.planner.layout.packing import low_bit, winograd
 from aspen_mp.planner.lower.builder import Builder
+from aspen_mp.planner.ops.packing import low_bit, winograd
 from aspen_mp.planner.ops.params import NO_ACT, left_factors
 
 Array = np.ndarray[Any, np.dtype[Any]]

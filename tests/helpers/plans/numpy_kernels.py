@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aspen_mp.planner.layout.packing import winograd
+from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, ROI_MODES
 from aspen_mp.shm.tables import BINARY, PAD_MODES, REDUCE, UNARY
 from aspen_mp.workers import _kernels

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
 from aspen_mp.planner.ir.graph import Node, Tensor
-from aspen_mp.planner.layout.packing import winograd
+from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.regions import input_region
 from aspen_mp.workers import _kernels
 

@@ -8,7 +8,7 @@ from kernel_tools import ISAS, run
 from test_winograd import KINDS, Kind, channels_last, convolve, params, transformed
 
 from aspen_mp.planner.cost import accuracy
-from aspen_mp.planner.layout.packing import winograd
+from aspen_mp.planner.ops.packing import winograd
 
 INPUTS = ("noise", "behind a Relu", "activations", "smooth")
 LIKENESS = {"noise": 0.0, "behind a Relu": 0.0, "activations": 0.5, "smooth": 0.9}

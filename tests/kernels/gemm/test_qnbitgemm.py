@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, layout, pack_panels, run, same_bits
 
 from aspen_mp.planner.ir.graph import Stored, Tensor
-from aspen_mp.planner.layout.packing import low_bit
+from aspen_mp.planner.ops.packing import low_bit
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _kernels
 

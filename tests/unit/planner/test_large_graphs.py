@@ -17,9 +17,10 @@ from aspen_mp.planner import api, build
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.frontends.binding import inference
 from aspen_mp.planner.job.options import AUTOMATIC
+from aspen_mp.planner.layout import alike
 from aspen_mp.planner.layout.storage import ARENA, Buffer, Storage
 from aspen_mp.planner.layout.strides import Run
-from aspen_mp.planner.ops import alike, verify
+from aspen_mp.planner.ops import verify
 from aspen_mp.planner.plan import memory, plan_file, validate
 from aspen_mp.planner.plan.memory import MARGIN, Tenant, assign_offsets
 from aspen_mp.planner.tiling import edges, policy, search

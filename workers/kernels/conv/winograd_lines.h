@@ -6,7 +6,7 @@
  *   k = 3, s = 2    n = 2 m + 1        two convolutions of stride 1, summed: even inputs with taps 0 and 2, by F(m, 2) of m + 1 products,
  *                                      and odd inputs with tap 1, of m plain products
  * F(m, k) follows from its points of interpolation (Toom-Cook, the last one at infinity), which depend on n alone. Every coefficient of the
- * input's side is exact in f32. planner/layout/packing/winograd.py has the same points and makes the weights.
+ * input's side is exact in f32. planner/ops/packing/winograd.py has the same points and makes the weights.
  */
 #ifndef ASPEN_WINOGRAD_LINES_H
 #define ASPEN_WINOGRAD_LINES_H

@@ -16,9 +16,9 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner.ir.graph import Node, Tensor
-from aspen_mp.planner.layout.packing import bf16, winograd
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.ops import checks, regions
+from aspen_mp.planner.ops.packing import bf16, winograd
 from aspen_mp.planner.ops.params import GRU_FORMS, NO_ACT, params
 from aspen_mp.planner.ops.regions import input_region
 from aspen_mp.planner.ops.regions.products import GROUP

@@ -12,7 +12,7 @@ from small_graphs import random_grids
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.job.options import Experiment
-from aspen_mp.planner.layout.packing.winograd import BLOCKS
+from aspen_mp.planner.ops.packing.winograd import BLOCKS
 from aspen_mp.planner.plan.validate import validate
 
 

@@ -14,8 +14,8 @@ from onnx import TensorProto
 from aspen_mp.planner import api, stages
 from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.ir.graph import Graph, Stored, Tensor
-from aspen_mp.planner.layout.packing import bf16, low_bit
 from aspen_mp.planner.lower.builder import Builder
+from aspen_mp.planner.ops.packing import bf16, low_bit
 
 F32 = np.dtype(np.float32)
 NEAR = 3e-2

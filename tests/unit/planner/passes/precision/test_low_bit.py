@@ -19,7 +19,7 @@ from aspen_mp.planner import api, stages
 from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import op_cost, tile_cost
 from aspen_mp.planner.ir.graph import Node, Stored, Tensor
-from aspen_mp.planner.layout.packing import low_bit
+from aspen_mp.planner.ops.packing import low_bit
 from aspen_mp.planner.plan.validate import validate
 
 I4, U4, I8, U8 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4), np.dtype(np.int8), np.dtype(np.uint8)
