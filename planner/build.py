@@ -22,8 +22,8 @@ from aspen_mp.planner.job.options import UNSEARCHED, Experiment
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
-from aspen_mp.planner.ops.operands import seen
-from aspen_mp.planner.ops.params import params as kernel_params
+from aspen_mp.planner.ops.table import params as kernel_params
+from aspen_mp.planner.ops.table import seen
 from aspen_mp.planner.plan.elastic import Elastic
 from aspen_mp.planner.plan.explain import op_infos
 from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants

@@ -16,7 +16,7 @@ op                 attrs                                          meaning
 
 Inputs of kernel-level element-wise nodes (UNARY, BINARY, TERNARY, CAST, COPY; bias and residual of GEMM, residual of convolutions; scale
 and bias of NORM; leading axes of GEMM's A and B) have the rank of the output, and on each axis either its dimension or 1 (broadcast). Which
-attributes each kernel has is written down in `aspen_mp.planner.ops.params`.
+attributes each kernel has its `OpSpec` says (`aspen_mp.planner.ops.table`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.ops.table import SPECS
 
 if TYPE_CHECKING:
     from aspen_mp.planner.layout.storage import Storage
-
-BY_VALUE = frozenset({"GATHER", "ROIALIGN"})
-"""Kernels whose regions depend on what constants hold (`planner/regions`)."""
 
 
 def kinds(storage: Storage) -> list[int]:
@@ -38,4 +36,4 @@ def _kind(node: Node, storage: Storage) -> Hashable:
 
 
 def _held(node: Node, x: Tensor) -> int:
-    return id(x) if x.data is not None and node.op in BY_VALUE else 0
+    return id(x) if x.data is not None and SPECS[node.op].by_value else 0

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from aspen_mp.planner.cost import accuracy
 from aspen_mp.planner.ir.graph import Node, Shape, Tensor
 from aspen_mp.planner.ops.packing import low_bit, winograd
-from aspen_mp.planner.ops.params import BYTES_GROUP, BYTES_HEADER, NO_ACT, Act, packed_bytes
+from aspen_mp.planner.ops.params import NO_ACT, Act
+from aspen_mp.planner.ops.products import BYTES_GROUP, BYTES_HEADER, packed_bytes
 
 F32 = np.dtype(np.float32)
 F64 = np.dtype(np.float64)

@@ -11,7 +11,7 @@ from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import BOOL, F32, I64, MAX_RANK, Builder, NoKernel, axis_of, ints, require_f32
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.ops.params import RESIZE_COORDINATES
+from aspen_mp.planner.ops.sampling import RESIZE_COORDINATES
 from aspen_mp.workers.fallback.numpy_operators import FRACTIONAL_CORNERS, slices
 
 

@@ -9,8 +9,8 @@ from aspen_mp.planner.lower.builder import F32, I64, Builder, NoKernel, require_
 from aspen_mp.planner.lower.elementwise import data, optional
 from aspen_mp.planner.lower.products import packed, window
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.ops.checks.sampling import LONGEST_IMAGE, MOST_LISTS
-from aspen_mp.planner.ops.params import GRID_MODES, GRID_PADDINGS, NO_ACT, ROI_MODES, roi_scratch
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.sampling import GRID_MODES, GRID_PADDINGS, LONGEST_IMAGE, MOST_LISTS, ROI_MODES, roi_scratch
 
 _OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 """Modes of GridSample before opset 20."""

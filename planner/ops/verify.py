@@ -8,20 +8,16 @@ from math import prod
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.layout.alike import BY_VALUE
-from aspen_mp.planner.layout.storage import ELEMENTWISE
-from aspen_mp.planner.ops.checks import Arg, Call, Misfit, check_call
-from aspen_mp.planner.ops.operands import seen
-from aspen_mp.planner.ops.params import params
-from aspen_mp.planner.ops.regions import input_region
+from aspen_mp.planner.ops.call import Arg, Call, Misfit
+from aspen_mp.planner.ops.spec import Kind
+from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, check_call, input_region, params, seen
 from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
 
 ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
 
 _BROADCAST = ELEMENTWISE | {"view.expand"}
-_WINDOWS = {"CONV", "DWCONV", "WINO", "PWDW", "QCONV", "BCONV", "POOL"}
-_COMPARED = _BROADCAST | _WINDOWS | {"concat"}
+_COMPARED = _BROADCAST | {"concat"} | {spec.name for spec in SPECS.values() if spec.kind is Kind.WINDOWED}
 """Whose operands' shapes `_kernel` has compared, so that no region can leave them; windows end where images do."""
 
 
@@ -57,7 +53,7 @@ class Fitting:
             fits(node)
             return
         fits(node)
-        if node.op not in BY_VALUE or all(t is None or t.data is None for t in node.inputs):
+        if not SPECS[node.op].by_value or all(t is None or t.data is None for t in node.inputs):
             self._known.add(key)
 
 
@@ -95,7 +91,7 @@ def _kernel(node: Node, where: str) -> None:
             raise GraphError(f"{where}: incomplete")
         return
     shape = node.output.shape
-    if len(node.outputs) != (KERNELS[node.op].n_outputs if node.op in KERNELS else 1):
+    if len(node.outputs) != SPECS[node.op].outputs:
         raise GraphError(f"{where}: {len(node.outputs)} outputs")
     for tensor in (*node.inputs, *node.outputs):
         if tensor is not None and (tensor.dtype not in CODE_BY_NUMPY or len(tensor.shape) > 8):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from aspen_mp.planner.ir.graph import Graph, Node
-from aspen_mp.planner.ops.params import depth
+from aspen_mp.planner.ops.convolutions import depth
 from aspen_mp.planner.passes.epilogues import by_channel
 from aspen_mp.planner.passes.rewrite import Rewriter
 

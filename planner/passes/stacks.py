@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.ops.checks.images import WIDEST_WINDOW
+from aspen_mp.planner.ops.convolutions import WIDEST_WINDOW
 from aspen_mp.planner.ops.params import NO_ACT
 from aspen_mp.planner.passes.rewrite import Rewriter
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from aspen_mp.planner.cost.algorithms import seven_products
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.job.options import Vectors
-from aspen_mp.planner.ops.params import left_factors
+from aspen_mp.planner.ops.products import left_factors
 from aspen_mp.planner.passes.rewrite import Rewriter
 
 

@@ -24,8 +24,7 @@ from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Buffer, Ref, Storage, item_bytes
-from aspen_mp.planner.ops.operands import seen
-from aspen_mp.planner.ops.params import params
+from aspen_mp.planner.ops.table import params, seen
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
 from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.layout.strides import Run, dense, overlap, same
-from aspen_mp.planner.ops.checks import Arg, Call, Misfit, check_call
+from aspen_mp.planner.ops.call import Arg, Call, Misfit
+from aspen_mp.planner.ops.table import check_call
 from aspen_mp.planner.plan import extents
 from aspen_mp.planner.plan.memory import EXACT_TILES
 from aspen_mp.planner.plan.plan import MAGIC, SEGMENT_FIRST, VERSION

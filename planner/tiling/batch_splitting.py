@@ -22,7 +22,7 @@ from aspen_mp.planner.cost.tile_cost import cached_weights, whole_ns
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.layout.grids import split
 from aspen_mp.planner.layout.storage import CONVOLUTIONS, ELEMENTWISE, nbytes
-from aspen_mp.planner.ops.regions import input_region
+from aspen_mp.planner.ops.table import input_region
 
 GOAL = 0.5
 """What an operator may read and write of a part, of what a cache holds: several layers' activations live at a time."""

@@ -18,7 +18,7 @@ from aspen_mp.planner.ir.graph import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage, item_bytes
-from aspen_mp.planner.ops.regions import input_region
+from aspen_mp.planner.ops.table import input_region
 from aspen_mp.planner.tiling._wiring import Piece, connect, wire
 
 Ints = npt.NDArray[np.int64]

@@ -24,8 +24,8 @@ from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.layout.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
+from aspen_mp.planner.ops.convolutions import depth
 from aspen_mp.planner.ops.packing.winograd import Blocks
-from aspen_mp.planner.ops.params import depth
 
 MAX_TILES = 4096
 """Tiles a node."""

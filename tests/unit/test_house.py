@@ -23,7 +23,7 @@ PARTS = {
 }
 """What each part may import of the package."""
 ORDERS = {
-    "aspen_mp.planner": ["job", "ir", "layout", "ops", "cost", "frontends", "lower", "passes", "simulation", "tiling", "plan"],
+    "aspen_mp.planner": ["job", "ir", "ops", "layout", "cost", "frontends", "lower", "passes", "simulation", "tiling", "plan"],
     "aspen_mp.control": ["wire", "memory", "planning", "pool", "models"],
     "aspen_mp.workers": ["fallback"],
 }

@@ -18,7 +18,7 @@ from aspen_mp.planner.lower.builder import F32, F64, I32, I64, Builder, NoKernel
 from aspen_mp.planner.lower.classical import tree_tables
 from aspen_mp.planner.lower.elementwise import data
 from aspen_mp.planner.lower.registry import rule
-from aspen_mp.planner.ops.params import TRANSFORMS
+from aspen_mp.planner.ops.classical import TRANSFORMS
 from aspen_mp.shm.errors import ModelInvalidError
 
 NUMBERS = (F32, F64, I32, I64)

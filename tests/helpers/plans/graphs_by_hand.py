@@ -12,7 +12,8 @@ import numpy as np
 from aspen_mp.planner.ir.graph import Graph, Node, Stored, Tensor
 from aspen_mp.planner.lower.builder import Builder
 from aspen_mp.planner.ops.packing import low_bit, winograd
-from aspen_mp.planner.ops.params import NO_ACT, left_factors
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.products import left_factors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.dtype(np.float32)

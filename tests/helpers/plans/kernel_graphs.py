@@ -11,9 +11,8 @@ from aspen_mp.planner import api, stages
 from aspen_mp.planner.frontends.binding.bind import Binding
 from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.layout.storage import ELEMENTWISE
 from aspen_mp.planner.ops import verify
-from aspen_mp.planner.ops.params import params
+from aspen_mp.planner.ops.table import ELEMENTWISE, params
 from aspen_mp.shm import values
 from aspen_mp.workers import _kernels
 from aspen_mp.workers.fallback import opaque_tile

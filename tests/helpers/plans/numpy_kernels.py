@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from aspen_mp.planner.ops.packing import winograd
-from aspen_mp.planner.ops.params import BYTES_HEADER, GRID_MODES, GRID_PADDINGS, ROI_MODES
+from aspen_mp.planner.ops.products import BYTES_HEADER
+from aspen_mp.planner.ops.sampling import GRID_MODES, GRID_PADDINGS, ROI_MODES
 from aspen_mp.shm.tables import BINARY, PAD_MODES, REDUCE, UNARY
 from aspen_mp.workers import _kernels
 from aspen_mp.workers.fallback import boxes, sampling

@@ -14,7 +14,7 @@ import numpy as np
 from numpy_kernels import NUMPY_KERNELS, Array
 
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
-from aspen_mp.planner.ops.params import params
+from aspen_mp.planner.ops.table import params
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.shm.tables import DTYPES, KERNEL_BY_CODE, NUMPY_BY_CODE, OP, OPERAND, PLAN_HEADER, SPACES, TILE
 

@@ -27,7 +27,8 @@ from test_conv import Geometry, convolve
 
 from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.params import image_scratch, packed_bytes
+from aspen_mp.planner.ops.convolutions import image_scratch
+from aspen_mp.planner.ops.products import packed_bytes
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 

@@ -12,7 +12,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 
 from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.ops.packing import winograd
-from aspen_mp.planner.ops.regions import input_region
+from aspen_mp.planner.ops.table import input_region
 from aspen_mp.workers import _kernels
 
 Triple = tuple[int, int, int]

@@ -26,7 +26,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 
 from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.params import bytes_scratch, packed_bytes
+from aspen_mp.planner.ops.products import bytes_scratch, packed_bytes
 from aspen_mp.shm.tables import UNARY
 from aspen_mp.workers import _isa, _kernels
 

@@ -11,7 +11,7 @@ from kernel_tools import ACTIVATIONS, ISAS, boxes, broadcast, epilogue, filled, 
 
 from aspen_mp.planner.ir.graph import Stored, Tensor
 from aspen_mp.planner.ops.packing import low_bit
-from aspen_mp.planner.ops.params import SEVEN_PART, left_factors, seven_scratch
+from aspen_mp.planner.ops.products import SEVEN_PART, left_factors, seven_scratch
 from aspen_mp.workers import _kernels
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 100, 129]))

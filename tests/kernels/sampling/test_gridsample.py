@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ISAS, check_tiles, filled, layout, run
 
-from aspen_mp.planner.ops.params import GRID_MODES, GRID_PADDINGS
+from aspen_mp.planner.ops.sampling import GRID_MODES, GRID_PADDINGS
 
 F = np.float32
 Array = np.ndarray

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_tools import ISAS, check_tiles, filled, layout, run
 
-from aspen_mp.planner.ops.params import ROI_MODES, roi_scratch
+from aspen_mp.planner.ops.sampling import ROI_MODES, roi_scratch
 from aspen_mp.workers import _kernels
 
 F = np.float32

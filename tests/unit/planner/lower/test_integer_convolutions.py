@@ -17,7 +17,8 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.params import image_scratch, params
+from aspen_mp.planner.ops.convolutions import image_scratch
+from aspen_mp.planner.ops.table import params
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.workers import _kernels

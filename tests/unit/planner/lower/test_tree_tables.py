@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from aspen_mp.planner.lower.builder import NoKernel
 from aspen_mp.planner.lower.classical import tree_tables
-from aspen_mp.planner.ops.checks import Arg, Call, Misfit, check_call
+from aspen_mp.planner.ops.call import Arg, Call, Misfit
+from aspen_mp.planner.ops.table import check_call
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.shm.tables import DTYPES
 

@@ -17,11 +17,11 @@ from onnx.reference import ReferenceEvaluator
 
 from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops import checks, regions
+from aspen_mp.planner.ops.attention import GROUP
 from aspen_mp.planner.ops.packing import bf16, winograd
-from aspen_mp.planner.ops.params import GRU_FORMS, NO_ACT, params
-from aspen_mp.planner.ops.regions import input_region
-from aspen_mp.planner.ops.regions.products import GROUP
+from aspen_mp.planner.ops.params import NO_ACT
+from aspen_mp.planner.ops.recurrent import GRU_FORMS
+from aspen_mp.planner.ops.table import input_region, params
 from aspen_mp.shm.tables import KERNELS, UNARY
 from aspen_mp.workers import _kernels
 
@@ -655,15 +655,3 @@ def test_opaque_reads_everything() -> None:
     lo, hi = input_region(node, 0, np.array([[1]]), np.array([[2]]))
     assert lo.tolist() == [[0, 0]]
     assert hi.tolist() == [[2, 3]]
-
-
-def test_a_kernel_is_of_one_family() -> None:
-    """Its region and its check are in files of the same name, and in no other."""
-
-    def families(package: Any) -> dict[str, str]:
-        rows = [(kernel, family.__name__.rpartition(".")[2]) for family in package._FAMILIES for kernel in family.RULES]
-        assert len(rows) == len(dict(rows))
-        return dict(rows)
-
-    of_regions, of_checks = families(regions), families(checks)
-    assert {kernel: of_regions[kernel] for kernel in of_checks} == of_checks

@@ -13,7 +13,7 @@ from aspen_mp.planner import api
 from aspen_mp.planner.cost import algorithms
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.job.options import Vectors
-from aspen_mp.planner.ops.params import left_factors
+from aspen_mp.planner.ops.products import left_factors
 
 VECTORS: tuple[Vectors, ...] = ("", "short", "halved", "whole")
 

@@ -18,7 +18,8 @@ from aspen_mp.planner.build import PlanOptions, build_plan
 from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.lower.builder import Builder
-from aspen_mp.planner.ops.params import bytes_scratch, packed_bytes, params
+from aspen_mp.planner.ops.products import bytes_scratch, packed_bytes
+from aspen_mp.planner.ops.table import params
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.errors import ModelInvalidError
 from aspen_mp.workers import _kernels

@@ -1,4 +1,4 @@
-"""Views of a tensor, and tensors put together."""
+"""Views of a tensor, and tensors put together: no kernels, but regions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from math import prod
 import numpy as np
 
 from aspen_mp.planner.ir.graph import Node, Shape
-from aspen_mp.planner.ops.regions.boxes import Boxes, Region, Rule, digits_of, strides, whole
-from aspen_mp.planner.ops.regions.elementwise import elementwise
+from aspen_mp.planner.ops.boxes import Boxes, Region, digits_of, strides, whole
+from aspen_mp.planner.ops.elementwise import elementwise
+from aspen_mp.planner.ops.spec import Input, Layout, OpSpec
 
 
 @lru_cache(maxsize=4096)
@@ -111,10 +112,12 @@ def _concat(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
     return lo, hi
 
 
-RULES: dict[str, Rule] = {
-    "view.reshape": _reshape,
-    "view.transpose": _transpose,
-    "view.slice": _slice,
-    "view.expand": elementwise,
-    "concat": _concat,
-}
+_X = (Input("x"),)
+SPECS = (
+    OpSpec(name="view.reshape", inputs=_X, region=_reshape, batch_rank=1),
+    OpSpec(name="view.transpose", inputs=_X, region=_transpose, batch_rank=1),
+    OpSpec(name="view.slice", inputs=_X, region=_slice, layout=Layout.SPREADS, batch_rank=1),
+    OpSpec(name="view.expand", inputs=_X, region=elementwise, batch_rank=1),
+    OpSpec(name="concat", region=_concat, layout=Layout.SPREADS, batch_rank=1),
+)
+"""Their attributes: `aspen_mp.planner.ir.graph`."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from aspen_mp.planner.ir.graph import Node, Shape
+from aspen_mp.planner.ir.graph import Shape
 
 Boxes = npt.NDArray[np.int64]
 Region = tuple[Boxes, Boxes]
-Rule = Callable[[Node, int, Shape, Boxes, Boxes], Region]
 
 
 def whole(shape: Shape, n: int) -> Region:
@@ -62,3 +60,14 @@ def digits_of(first: Boxes, last: Boxes, strides: list[int]) -> list[tuple[Boxes
             first = np.where(same, first - top[0] * stride, 0)
             last = np.where(same, last - top[1] * stride, stride - 1)
     return digits
+
+
+def extremes(values: Boxes, lo: Boxes, hi: Boxes) -> tuple[Boxes, Boxes]:
+    """Least and greatest of values[lo:hi] for each box; with no axis, of all values."""
+    if lo.shape[1] == 0:
+        return np.full(len(lo), values.min()), np.full(len(lo), values.max())
+    spans, inverse = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
+    least = np.array([values[a:b].min() for a, b in spans], np.int64)
+    most = np.array([values[a:b].max() for a, b in spans], np.int64)
+    inverse = inverse.reshape(-1)
+    return least[inverse], most[inverse]

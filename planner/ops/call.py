@@ -1,4 +1,8 @@
-"""An op as its kernel sees it, and what rules say of it."""
+"""Calls of kernels: an op as its kernel sees it, and what checks of all families ask of it.
+
+A check sees the shapes and dtypes of output and inputs and the i64 parameters, as written down in ``workers/kernels/kernel.h``, and raises
+`Misfit` naming what does not fit. Kernels trust a plan in this: what passes cannot make one leave its operands.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class Call(NamedTuple):
         return self.inputs[i] if i < len(self.inputs) else None
 
 
-Rule = Callable[[Call], None]
+Check = Callable[[Call], None]
 
 
 def need(ok: bool, what: str, value: object, bound: object) -> None:
@@ -87,7 +91,7 @@ def is_f32(arg: Arg | None, what: str) -> None:
         raise Misfit(f"dtype of {what}", arg.dtype, F32)
 
 
-def activation(call: Call, i: int) -> None:
+def has_function(call: Call, i: int) -> None:
     """Parameter `i` must be the code of a function."""
     in_range(call, i, "activation", 0, len(UNARY))
 
