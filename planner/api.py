@@ -19,6 +19,7 @@ from aspen_mp.planner.layout.storage import assign_storage
 from aspen_mp.planner.lower import lower
 from aspen_mp.planner.lower.registry import RULES
 from aspen_mp.planner.ops import verify
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.passes import cleanup, pipeline, strassen, weight_prefetch
 from aspen_mp.planner.passes.precision import bf16, half_precision
 from aspen_mp.planner.plan.elastic import Elastic, Rigid, Stretch
@@ -106,7 +107,7 @@ def plan_stage(
     graph = stage.graph
     if stage.kind == "static":
         graph = lowered(graph, opened, [v.name for v in stage.outputs], options, lambda n, why: opaque.append((n.name, n.onnx_op, why)))
-    opaque += [(n.name, n.onnx_op, "results depend on data") for n in stage.graph.nodes if n.op == "OPAQUE"]
+    opaque += [(n.name, n.onnx_op, "results depend on data") for n in stage.graph.nodes if n.op == OPAQUE]
     plan = _built(graph, workers, machine, options)
     return StageResult(stage.kind, _inputs(graph), stage.outputs, [], stage.more, plan, opaque)
 

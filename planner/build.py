@@ -22,6 +22,7 @@ from aspen_mp.planner.job.options import UNSEARCHED, Experiment
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Storage, aligned, assign_storage, item_bytes, nbytes
+from aspen_mp.planner.ops.spec import OPAQUE, SILENT
 from aspen_mp.planner.ops.table import params as kernel_params
 from aspen_mp.planner.ops.table import seen
 from aspen_mp.planner.plan.elastic import Elastic
@@ -274,14 +275,14 @@ class _Writer:
                 forms[kind] = self._forms(node)
             self._place(node, forms[kind])
             names[k] = self._blob(f"{node.name} ({node.onnx_op or node.op})".encode())
-            if node.op == "OPAQUE":
+            if node.op == OPAQUE:
                 blobs[k] = self._blob(node.attrs["model"])
-        for k, name in enumerate(("JOIN", "END"), len(steps)):
+        for k, name in enumerate(SILENT, len(steps)):
             names[k] = self._blob(name.encode())
         ops["name"], ops["name_bytes"] = names.T
         ops["blob"], ops["blob_bytes"] = blobs.T
         ops["layer"] = np.arange(len(ops))
-        ops["kernel"] = [KERNELS[name].code for name in (*(node.op for node in steps), "JOIN", "END")]
+        ops["kernel"] = [KERNELS[name].code for name in (*(node.op for node in steps), *SILENT)]
         own = ops[: len(steps)]
         own["n_outputs"], own["n_inputs"] = [len(node.outputs) for node in steps], [len(node.inputs) for node in steps]
         used = own["n_outputs"].astype(np.int64) + own["n_inputs"]

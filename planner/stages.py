@@ -36,6 +36,7 @@ from aspen_mp.planner.frontends.onnx import OnnxModel, ValueInfo, value_info
 from aspen_mp.planner.ir.graph import Graph, Node, Shape, Tensor
 from aspen_mp.planner.lower import has_rule
 from aspen_mp.planner.lower.opaque import build, embedded
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.shm.errors import ModelInvalidError, RequestError, UnsupportedModelError
 from aspen_mp.shm.tables import LIMITS
 from aspen_mp.workers.fallback.numpy_operators import NAMES
@@ -421,7 +422,7 @@ class _Stages:
         room = [(max(self.capacities.get(v.name, 0), capacity),) for v in outputs]
         results = [v if isinstance(v, Tensor) else Tensor(v.name, r, tensors.OBJECT) for v, r in zip(outputs, room, strict=True)]
         name = (cluster[0].proto.name or cluster[0].outputs[0]) if cluster else outputs[0].name
-        node = Node("OPAQUE", name, list(operands), results, {"model": blob})
+        node = Node(OPAQUE, name, list(operands), results, {"model": blob})
         node.onnx_op = _few(list(dict.fromkeys(e.proto.op_type for e in cluster))) or "Identity"
         for tensor in results:
             tensor.producer = node

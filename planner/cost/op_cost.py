@@ -16,12 +16,12 @@ import numpy as np
 
 from aspen_mp.planner.cost.rates import BUILT_IN, Rates
 from aspen_mp.planner.ir.graph import Node, Shape
-from aspen_mp.planner.layout.storage import FEW_SAMPLED, nbytes
+from aspen_mp.planner.layout.storage import nbytes
 from aspen_mp.planner.ops.convolutions import depth
 from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.products import seven_scratch
-from aspen_mp.planner.ops.sampling import roi_scratch
+from aspen_mp.planner.ops.sampling import FEW_SAMPLED, roi_scratch
 
 FLOPS_PER_NS = 100.0
 """Matrix kernels on one core, where algorithms are chosen: the same on every machine, because the choice shows in the results' bits. The

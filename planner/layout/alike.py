@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import SPECS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _kind(node: Node, storage: Storage) -> Hashable:
     refs = storage.refs
     inputs = tuple([None if x is None else (x.shape, x.dtype.num, x.is_const, refs[x].strides, _held(node, x)) for x in node.inputs])
     outputs = tuple([(t.shape, t.dtype.num, refs[t].strides) for t in node.outputs])
-    attrs = () if node.op == "OPAQUE" else tuple(node.attrs.items())
+    attrs = () if node.op == OPAQUE else tuple(node.attrs.items())
     kind = (node.op, node.part, inputs, outputs, attrs)
     try:
         hash(kind)

@@ -22,6 +22,9 @@ from math import prod
 
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.layout import strides as st
+from aspen_mp.planner.ops.sampling import FEW_SAMPLED
+from aspen_mp.planner.ops.spec import COPY, Kind, Layout
+from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
 
 PAGE = 4096
 PAGED_BYTES = 64 << 10
@@ -29,27 +32,10 @@ PAGED_BYTES = 64 << 10
 ARENA, REQUEST, PLAN, WEIGHTS = "ARENA", "REQUEST", "PLAN", "WEIGHTS"
 ALIGN = 64
 
-FEW_CHANNELS = 16
-"""Below so many input channels a group, CONV gathers its input in scratch memory."""
-CONVOLUTIONS = frozenset({"CONV", "QCONV", "BCONV", "WINO", "DWCONV", "PWDW", "POOL"})
-PACKED = frozenset({"CONV", "QCONV", "BCONV", "WINO", "DWCONV", "PWDW", "QNBITGEMM", "QGEMM", "BGEMM", "LSTM", "GRU", "RNN"})
-"""Ops whose input 1 is a packed weight. That of GEMM may be one."""
-SAMPLING = frozenset({"GRIDSAMPLE", "ROIALIGN", "DEFORM"})
-"""Ops that read an image (input 0) between its pixels: whole lines of channels, where they are side by side and not few. Their results
-may lie in any order."""
-FEW_SAMPLED = 8
-"""Fewer channels than this are no lines: vectors of pixels read them, in any layout."""
-READ_AGAIN = {"GRIDSAMPLE": 2, "ROIALIGN": 8, "DEFORM": 8}
-"""An image is copied for its channels to lie side by side where it has fewer elements than the result so many times: a copy costs about as
-much as so many results are cheaper then."""
-ELEMENTWISE = frozenset({"UNARY", "BINARY", "TERNARY", "CAST", "COPY", "QUANTIZE", "DEQUANTIZE"})
-FOLLOW = ELEMENTWISE | {"PAD", "REDUCE", "ARGREDUCE", "SOFTMAX", "NORM", "STANDARDIZE", "LRN", "RESIZE", "CUMSUM"}
-FOLLOW |= {"GATHER_ELEMENTS", "SCATTER"}
-"""Ops whose result is laid out as their main input."""
 VIEW_DEPTH = 64
 """So many views in a row are looked through when a layout is judged."""
-CHANNELS_LAST_THROUGH = ELEMENTWISE | {"STANDARDIZE", "PAD", "REDUCE", "LRN", "RESIZE", "concat", "view.slice"}
-"""Ops through which the wish for channels-last spreads."""
+_CHANNELS_LAST = (Layout.CHANNELS_LAST, Layout.LINES, Layout.SPREADS)
+_ANY = (Layout.ANY, Layout.LINES)
 
 
 @dataclass(eq=False, slots=True)
@@ -162,28 +148,17 @@ def _topological(nodes: list[Node]) -> list[Node]:
     return out
 
 
-def _gathers(node: Node, x: Tensor) -> bool:
-    """Does the kernel copy its input anyway, whatever the strides?"""
-    return node.op == "CONV" and x.shape[1] // int(node.attrs["groups"]) < FEW_CHANNELS
-
-
 def _by_lines(node: Node, x: Tensor) -> bool:
     """Is the main input, an image, worth a copy whose channels lie side by side, if they do not?"""
-    if node.op in SAMPLING:
-        return x.shape[1] >= FEW_SAMPLED and READ_AGAIN[node.op] * node.output.size > x.size
-    return node.op in CONVOLUTIONS and x.shape[1] > 1 and not _gathers(node, x)
+    spec = SPECS[node.op]
+    if spec.layout is Layout.LINES:
+        return x.shape[1] >= FEW_SAMPLED and spec.read_again * node.output.size > x.size
+    return spec.layout is Layout.CHANNELS_LAST and x.shape[1] > 1 and x.shape[1] // int(node.attrs.get("groups", 1)) >= spec.gathers
 
 
 def _inner(t: Tensor, order: Sequence[int]) -> int | None:
     """The axis whose elements lie side by side."""
     return next((a for a in reversed(order) if t.shape[a] > 1), None)
-
-
-def _packed(node: Node, i: int) -> bool:
-    """Is input i a packed weight? Its panels are read as one run of memory, also where the weight is no constant."""
-    if i != 1:
-        return i == 3 and node.op == "PWDW"
-    return node.op in PACKED or (node.op == "GEMM" and bool(node.attrs["packed_b"]))
 
 
 class _Assignment:
@@ -216,22 +191,23 @@ class _Assignment:
                 wanted.add(t)
 
         for node in self.nodes:
-            if node.op in CONVOLUTIONS:
+            layout = SPECS[node.op].layout
+            if layout is Layout.CHANNELS_LAST:
                 add(node.inputs[0])
                 add(node.output)
                 if len(node.inputs) > 3:
                     add(node.inputs[3])
-            elif node.op in SAMPLING and (x := node.inputs[0]) is not None and x.shape[1] >= FEW_SAMPLED:
+            elif layout is Layout.LINES and (x := node.inputs[0]) is not None and x.shape[1] >= FEW_SAMPLED:
                 add(x)
                 add(node.output)
         if not wanted:
             return wanted
         for node in reversed(self.nodes):
-            if node.op in CHANNELS_LAST_THROUGH and node.output in wanted:
+            if SPECS[node.op].layout is Layout.SPREADS and node.output in wanted:
                 for t in node.inputs:
                     add(t)
         for node in self.nodes:
-            if node.op in CHANNELS_LAST_THROUGH and any(t in wanted for t in node.inputs if t is not None):
+            if SPECS[node.op].layout is Layout.SPREADS and any(t in wanted for t in node.inputs if t is not None):
                 add(node.output)
         return wanted
 
@@ -240,7 +216,7 @@ class _Assignment:
         side; where products read different rows, there is none."""
         wanted: dict[Tensor, list[tuple[int, ...]]] = {}
         for node in self.nodes:
-            t = node.inputs[0] if node.op in ("GEMM", "QNBITGEMM", "QGEMM", "BGEMM") else None
+            t = node.inputs[0] if SPECS[node.op].kind is Kind.PRODUCT else None
             strides: st.Strides | None = None if t is None or 0 in t.shape else st.dense(t.shape)
             while t is not None and strides is not None:
                 source = self.producer.get(t)
@@ -280,9 +256,10 @@ class _Assignment:
 
     def _order(self, node: Node, t: Tensor, last: set[Tensor]) -> tuple[int, ...]:
         rank = len(t.shape)
-        if t in last and (node.op in CONVOLUTIONS or node.op in SAMPLING or node.op in CHANNELS_LAST_THROUGH):
+        layout = SPECS[node.op].layout
+        if t in last and layout in _CHANNELS_LAST:
             return channels_last(rank)
-        if node.op in FOLLOW or node.op == "concat":
+        if layout is Layout.FOLLOWS or layout is Layout.SPREADS:
             inputs = [x for x in node.inputs if x is not None and len(x.shape) == rank]
             main = next((x for x in inputs if x.shape == t.shape and not x.is_const), inputs[0] if inputs else None)
             if main is not None:
@@ -323,7 +300,7 @@ class _Assignment:
         """Is writing `t` with these strides as good as in its natural order?"""
         if any(d > 1 and s == 0 for d, s in zip(t.shape, strides, strict=True)):
             return False
-        if node.op == "OPAQUE" or node.op in SAMPLING or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
+        if SPECS[node.op].layout in _ANY or (node.op in ELEMENTWISE and len(self.readers.get(t, ())) <= 1):
             return True
         inner = _inner(t, self.order[t])
         return inner is None or strides[inner] == 1
@@ -406,7 +383,7 @@ class _Assignment:
     def _copy(self, t: Tensor, ref: Ref, why: str) -> Tensor:
         """A COPY node that writes `t` to `ref`."""
         new = Tensor(f"{t.name}:{why}", t.shape, t.dtype)
-        node = Node("COPY", f"{t.name}:{why}", [t], [new], {}, "Copy")
+        node = Node(COPY, f"{t.name}:{why}", [t], [new], {}, "Copy")
         new.producer = node
         self.out.append(node)
         self.producer[new] = node
@@ -452,7 +429,7 @@ class _Assignment:
             ref = self._source(x)
             if i == 0 and _by_lines(node, x) and ref.strides[1] != 1:
                 node.inputs[i] = self._ordered(x, channels_last(len(x.shape)), "channels-last")
-            if _packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
+            if is_packed(node, i) and not st.same(x.shape, ref.strides, st.dense(x.shape)):
                 node.inputs[i] = self._ordered(x, tuple(range(len(x.shape))), "packed")
         for t in node.outputs:
             self.refs[t] = self.placed[t] if t in self.placed else self._fresh(t, self.natural[t])

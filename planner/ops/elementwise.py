@@ -8,7 +8,7 @@ from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast, whole
 from aspen_mp.planner.ops.call import F32, I32, Call, Check, has_function, in_range, need, shaped
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, real
-from aspen_mp.planner.ops.spec import OPAQUE, PLAIN_NS, Cost, Input, Kind, Layout, OpSpec, Seen, each
+from aspen_mp.planner.ops.spec import COPY, OPAQUE, PLAIN_NS, Cost, Input, Kind, Layout, OpSpec, Seen, each
 from aspen_mp.shm.tables import BINARY, DTYPES, TERNARY, UNARY
 
 EPILOGUE = 0.7
@@ -125,7 +125,7 @@ SPECS = (
     _spec("BINARY", "x y", _binary_checks, _binary_ns, choice("opcode", BINARY, "a name of ASPEN_BINARY"), _ACT),
     _spec("TERNARY", "x y z", _ternary_checks, each(0.1), choice("opcode", TERNARY, "a name of ASPEN_TERNARY"), _ACT),
     _spec("CAST", "x", _elementwise_checks(1, None), each(0.1), integer("saturate", "whether what is too large becomes the largest")),
-    _spec("COPY", "x", _same_dtype_checks, each(0.1)),
+    _spec(COPY, "x", _same_dtype_checks, each(0.1)),
     _spec("QUANTIZE", "x scale zero?", _quantize_checks, each(0.07), integer("times", "multiply with the scale, do not divide by it")),
     _spec("DEQUANTIZE", "x scale zero?", _dequantize_checks, each(0.03)),
     OpSpec(name=OPAQUE, outputs=0, region=all_of_it, layout=Layout.ANY),

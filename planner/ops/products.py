@@ -31,7 +31,7 @@ from aspen_mp.planner.ops.call import (
 from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_pairs
 from aspen_mp.planner.ops.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, noted, real, reserved
-from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, OpSpec, Seen, TileModel, each
+from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, Kind, OpSpec, Seen, TileModel, each
 from aspen_mp.shm.tables import UNARY
 
 TERMS = {"product": 0, "square": 1, "absolute": 2}
@@ -302,6 +302,7 @@ SPECS = (
         ),
         region=_gemm_region,
         checks=_gemm_checks,
+        kind=Kind.PRODUCT,
         batch_rank=3,
         cost=replace(_COST, scratch=_gemm_scratch),
     ),
@@ -319,6 +320,7 @@ SPECS = (
         ),
         region=_gemm_region,
         checks=_qnbitgemm_checks,
+        kind=Kind.PRODUCT,
         batch_rank=3,
         cost=replace(_COST, scratch=_gemm_scratch),
     ),
@@ -335,6 +337,7 @@ SPECS = (
         params=(ZEROS, replace(ACT, about=BYTES), LAST, OUT_SCALE, OUT_ZERO),
         region=_qgemm_region,
         checks=_qgemm_checks,
+        kind=Kind.PRODUCT,
         batch_rank=3,
         cost=replace(_COST, item=1),
     ),
@@ -344,6 +347,7 @@ SPECS = (
         params=(ALPHA, ACT, LAST),
         region=_qgemm_region,
         checks=_bgemm_checks,
+        kind=Kind.PRODUCT,
         batch_rank=3,
         cost=replace(_COST, item=2),
     ),

@@ -18,6 +18,8 @@ from aspen_mp.planner.ops.params import Param
 
 OPAQUE: Final = "OPAQUE"
 """The op of a node whose sub-graph runs through the fallback: one tile, no parameters."""
+COPY: Final = "COPY"
+"""The op that moves a tensor to another place, or into another order."""
 SILENT: Final = ("JOIN", "END")
 """Ops of plans that no node stands for and no kernel runs: what keeps edges few, and the end of a request."""
 
@@ -28,6 +30,8 @@ class Kind(Enum):
     OTHER = auto()
     ELEMENTWISE = auto()
     """An element of the output comes of one element of each input, which are broadcast as numpy does."""
+    PRODUCT = auto()
+    """Rows of input 0 are multiplied with the columns of a matrix."""
     WINDOWED = auto()
     """A window slides over an image, and ends where the image does."""
 

@@ -24,6 +24,7 @@ from aspen_mp.planner.ir.graph import Tensor
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Buffer, Ref, Storage, item_bytes
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import params, seen
 from aspen_mp.planner.tiling.edges import Cells, EdgeBuilder, TileGraph
 from aspen_mp.shm.tables import LIMITS, SLOPE, SLOPE_TABLES
@@ -257,7 +258,7 @@ def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
     buffers: dict[int, Buffer] = {}
     taken: dict[int, int] = {}
     for a, b in zip(most.steps, other.steps, strict=True):
-        if a.op == "OPAQUE":
+        if a.op == OPAQUE:
             raise Rigid(f"{a.onnx_op} {a.name!r} runs in Python", elsewhere=False)
         if a.op != b.op or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs) or a.part != b.part:
             raise Rigid(f"{a.op} {a.name!r} at one length, {b.op} {b.name!r} at another")

@@ -10,6 +10,7 @@ from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Machine
 from aspen_mp.planner.cost.op_cost import Work
 from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.plan.plan import OpInfo
 from aspen_mp.planner.simulation.simulate import of_plan, parallel_fraction, simulate
 
@@ -29,7 +30,7 @@ def op_infos(nodes: Sequence[Node], grids: Sequence[Grid], works: Sequence[Work]
             known[grid] = tuple([max([b - a for a, b in pairwise(cuts.tolist())], default=0) for cuts in grid.cuts])
         sides = known[grid] + node.output.shape[len(grid.cuts) :]
         names = node.name, node.onnx_op or node.op, op_cost.kernel(node)
-        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == "OPAQUE", node.part))
+        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == OPAQUE, node.part))
     return out
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.layout.strides import Run, dense, overlap, same
 from aspen_mp.planner.ops.call import Arg, Call, Misfit
+from aspen_mp.planner.ops.spec import OPAQUE, SILENT
 from aspen_mp.planner.ops.table import check_call
 from aspen_mp.planner.plan import extents
 from aspen_mp.planner.plan.memory import EXACT_TILES
@@ -58,7 +59,7 @@ LONGEST_EXTENT = (1 << 31) - 1
 MAX_SCRATCH = 1 << 30
 """Every worker has this much for itself."""
 NONE, OBJECT = DTYPES["NONE"], DTYPES["OBJECT"]
-JOIN, END, OPAQUE = (KERNELS[k].code for k in ("JOIN", "END", "OPAQUE"))
+JOIN_CODE, END_CODE, OPAQUE_CODE = (KERNELS[k].code for k in (*SILENT, OPAQUE))
 
 
 def validate(segment: Buffer) -> None:
@@ -233,7 +234,7 @@ def _check_ops(s: _Segment) -> None:
     if (k := _first(~np.isin(o["kernel"], list(KERNEL_BY_CODE)))) is not None:
         refuse(f"ops[{k}].kernel", o["kernel"][k], f"the last one is {max(KERNEL_BY_CODE)}")
     kernels = [KERNEL_BY_CODE[code] for code in o["kernel"].tolist()]
-    unlike = {JOIN: (0, 0), END: (0, 0), OPAQUE: (1, LIMITS["operands"])}
+    unlike = {JOIN_CODE: (0, 0), END_CODE: (0, 0), OPAQUE_CODE: (1, LIMITS["operands"])}
     of_kernel = {
         kernel.code: (*unlike.get(kernel.code, (kernel.n_outputs,) * 2), kernel.min_inputs, kernel.max_inputs, kernel.n_params)
         for kernel in set(kernels)
@@ -253,7 +254,7 @@ def _check_ops(s: _Segment) -> None:
         ends = o[what].astype(np.int64) + o[f"{what}_bytes"]
         if (k := _first(ends > h["blobs_bytes"])) is not None:
             refuse(f"ops[{k}].{what}", f"{o[what][k]} + {o[f'{what}_bytes'][k]}", f"there are {h['blobs_bytes']} bytes")
-    if (k := _first((o["kernel"] == OPAQUE) != (o["blob_bytes"] > 0))) is not None:
+    if (k := _first((o["kernel"] == OPAQUE_CODE) != (o["blob_bytes"] > 0))) is not None:
         refuse(f"ops[{k}].blob_bytes", o["blob_bytes"][k], "OPAQUE ops, and only they, have a sub-graph")
     for what in ("cost_ns", "flops"):
         if (k := _first(~((o[what] >= 0) & (o[what] < np.inf)))) is not None:
@@ -295,7 +296,7 @@ def _check_call(s: _Segment, k: int, params: list[int], rows: list[tuple[int, tu
             if not _injective(shape, strides):
                 refuse(f"operands[{i}].strides", strides, "an output's elements must lie apart")
         args.append(None if dtype == NONE else Arg(dtype, shape, same(shape, strides, dense(shape))))
-    if kernel == "OPAQUE":
+    if kernel == OPAQUE:
         return
     if any(a is not None and a.dtype == OBJECT for a in args):
         refuse(f"ops[{k}].operand", "OBJECT", f"{kernel} has tensors")
@@ -332,8 +333,8 @@ def _check_slopes(s: _Segment) -> None:
         return
     if not 1 <= least <= most <= LONGEST_EXTENT:
         refuse("header.least", f"{least} … {most}", f"extents lie within 1 … {LONGEST_EXTENT}")
-    if "OPAQUE" in s.op_kernel:
-        refuse(f"ops[{s.op_kernel.index('OPAQUE')}].kernel", "OPAQUE", "an elastic plan has none")
+    if OPAQUE in s.op_kernel:
+        refuse(f"ops[{s.op_kernel.index(OPAQUE)}].kernel", OPAQUE, "an elastic plan has none")
     seen = set()
     for k, (table, every, rest, index, per) in enumerate(s.slopes.tolist()):
         if table not in SLOPE_TABLES.values():
@@ -411,17 +412,17 @@ def _check_tiles(s: _Segment) -> None:
     if (k := _first(np.diff(t["op"].astype(np.int64)) < 0)) is not None:
         refuse(f"tiles[{k + 1}].op", t["op"][k + 1], f"tiles are ordered by op, the one before has {t['op'][k]}")
     kernel = s.ops["kernel"][t["op"]]
-    if h["end_tile"] != n - 1 or kernel[-1] != END or (kernel[:-1] == END).any():
+    if h["end_tile"] != n - 1 or kernel[-1] != END_CODE or (kernel[:-1] == END_CODE).any():
         refuse("header.end_tile", h["end_tile"], f"tile {n - 1} and no other is the END tile")
     _check_grids(s, np.ones(n, bool))
-    join = (kernel == JOIN) | (kernel == END)
+    join = (kernel == JOIN_CODE) | (kernel == END_CODE)
     if (k := _first(join & ((t["lo"] != 0) | (t["hi"] != 1)).any(axis=1))) is not None:
         refuse(f"tiles[{k}].hi", t["hi"][k].tolist(), "a tile without work has the box 0 … 1")
 
 
 def _check_grids(s: _Segment, there: npt.NDArray[np.bool_]) -> None:
     """The tiles of an op are all cells of a grid over its output. `there`: tiles of which the extent has left something."""
-    works, opaque = ~np.isin(s.ops["kernel"], (JOIN, END)), s.ops["kernel"] == OPAQUE
+    works, opaque = ~np.isin(s.ops["kernel"], (JOIN_CODE, END_CODE)), s.ops["kernel"] == OPAQUE_CODE
     ops = np.flatnonzero(works)
     outputs, axes = s.operands[s.ops["operand"][ops]], LIMITS["tile_axes"]
     real = np.arange(LIMITS["rank"]) < outputs["rank"][:, None]
@@ -476,7 +477,7 @@ def _check_edges(s: _Segment) -> list[int]:
     if int(counts.sum()) != len(s.children) or (s.tiles["children"] != begin).any():
         refuse("tiles[].children", int(counts.sum()), f"the {len(s.children)} children in the order of tiles")
     if counts[-1] != 0:
-        refuse("END", f"{counts[-1]} children", "it is the last tile")
+        refuse(SILENT[-1], f"{counts[-1]} children", "it is the last tile")
     if (k := _first(counts[:-1] == 0)) is not None:
         refuse(f"tiles[{k}].n_children", 0, "every tile but END has children")
     parent_of = np.repeat(np.arange(n), counts)
@@ -614,7 +615,7 @@ def _common_ancestors(s: _Segment, order: list[int]) -> list[int] | None:
     op = s.tiles["op"].tolist()
     begin = np.searchsorted(s.tiles["op"], np.arange(len(s.ops) + 1)).tolist()
     first, parents = s.parent_begin.tolist(), s.parents.tolist()
-    silent = [k in ("JOIN", "END") for k in s.op_kernel]
+    silent = [k in SILENT for k in s.op_kernel]
     everything = (1 << n) - 1
     common = [everything] * len(s.ops)
     above = [0] * n

@@ -21,8 +21,8 @@ from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.tile_cost import cached_weights, whole_ns
 from aspen_mp.planner.ir.graph import VIEW_OPS, Graph, Node, Tensor
 from aspen_mp.planner.layout.grids import split
-from aspen_mp.planner.layout.storage import CONVOLUTIONS, ELEMENTWISE, nbytes
-from aspen_mp.planner.ops.table import input_region
+from aspen_mp.planner.layout.storage import nbytes
+from aspen_mp.planner.ops.table import SPECS, input_region
 
 GOAL = 0.5
 """What an operator may read and write of a part, of what a cache holds: several layers' activations live at a time."""
@@ -36,11 +36,6 @@ MOST_NODES = 1000
 MOST_RUNS = 16
 WORTH = 0.01
 """Of a graph's work: a run must save at least this."""
-BY_ROWS = frozenset({"GEMM", "QNBITGEMM", "QGEMM", "BGEMM", "STRASSEN", "ATTENTION"})
-"""Their first axis must not be that of the rows, which may go in pairs."""
-OPS = CONVOLUTIONS | ELEMENTWISE | VIEW_OPS | BY_ROWS | {"LRN", "RESIZE", "REDUCE", "SOFTMAX", "NORM", "MOMENTS", "STANDARDIZE", "concat"}
-"""Whose attributes say nothing of the first axis' length."""
-
 MOST_LOOKED_AT = 8192
 """Nodes of a graph that runs are looked for in: from each of them, all that follow are summed up."""
 Ints = npt.NDArray[np.int64]
@@ -135,7 +130,8 @@ def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[flo
 def _batch(node: Node) -> int:
     """The length of the first axis, if it has several rows, each computed from the same one of every input that is not constant; else 0."""
     shape = node.output.shape
-    if len(node.outputs) != 1 or not shape or shape[0] < 2 or 0 in shape or node.op not in OPS or (node.op in BY_ROWS and len(shape) < 3):
+    rank = SPECS[node.op].batch_rank
+    if len(node.outputs) != 1 or not 0 < rank <= len(shape) or shape[0] < 2 or 0 in shape:
         return 0
     if node.op == "concat" and node.attrs["axis"] == 0:
         return 0

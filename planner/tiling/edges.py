@@ -18,6 +18,7 @@ from aspen_mp.planner.ir.graph import VIEW_OPS, Node, Tensor
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage, item_bytes
+from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.ops.table import input_region
 from aspen_mp.planner.tiling._wiring import Piece, connect, wire
 
@@ -242,7 +243,7 @@ class EdgeBuilder:
                 out.append((x.shape, source.op, tuple(sorted((name, str(value)) for name, value in source.attrs.items()))))
                 todo.append(source.inputs[0])
             else:
-                out.append((x.shape, source.op == "OPAQUE", item_bytes(source.output)))
+                out.append((x.shape, source.op == OPAQUE, item_bytes(source.output)))
                 made.append(self.step[id(source)])
         return tuple(out), made
 
@@ -283,7 +284,7 @@ class EdgeBuilder:
         for i, x in enumerate(node.inputs):
             if x is None or x not in self.storage.producer:
                 continue
-            if node.op == "OPAQUE":
+            if node.op == OPAQUE:
                 todo.append((x, tiles, np.zeros((1, len(x.shape)), np.int64), np.array([x.shape], np.int64).reshape(1, -1)))
             else:
                 todo.append((x, tiles, *input_region(node, i, lo, hi)))
@@ -333,7 +334,7 @@ class EdgeBuilder:
         grid = grids[step]
         first = np.zeros((len(tiles), len(grid.cuts)), np.int64)
         last = np.zeros_like(first)
-        if self.storage.steps[step].op != "OPAQUE":  # its only tile gives every output
+        if self.storage.steps[step].op != OPAQUE:  # its only tile gives every output
             for axis, cuts in enumerate(grid.cuts):
                 if len(cuts) > 2:
                     first[:, axis] = cuts.searchsorted(lo[:, axis], "right") - 1

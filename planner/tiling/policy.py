@@ -8,10 +8,11 @@ axes of their physical layout, so that a tile is a few long runs of memory. Axes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +24,19 @@ from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
-from aspen_mp.planner.layout.storage import ELEMENTWISE, SAMPLING, Storage, item_bytes
+from aspen_mp.planner.layout.storage import Storage, item_bytes
 from aspen_mp.planner.ops.convolutions import depth
 from aspen_mp.planner.ops.packing.winograd import Blocks
+from aspen_mp.planner.ops.spec import OPAQUE, TileModel
+from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
 
 MAX_TILES = 4096
 """Tiles a node."""
 ABOUT = 0.1
 """Numbers of tiles that are about equal differ by no more than this, as a logarithm."""
 
-PRODUCTS = frozenset({"GEMM", "QNBITGEMM", "QGEMM", "BGEMM", "CONV", "QCONV", "BCONV", "WINO"})
-"""Ops of which small tiles read weights, or transform input, again (see `op_cost.tail`)."""
+_PRODUCTS = (TileModel.PRODUCT, TileModel.CONVOLUTION, TileModel.WINOGRAD)
+"""Small tiles of these read weights, or transform input, again (see `op_cost.tail`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def choose_grids(storage: Storage, workers: int, tiles: int | None = None) -> li
     known: dict[int, Grid] = {}
     for kind, node in zip(kinds(storage), storage.steps, strict=True):
         if kind not in known:
-            known[kind] = grid_for(node, storage, aims[node.op in PRODUCTS])
+            known[kind] = grid_for(node, storage, aims[SPECS[node.op].cost.tiles in _PRODUCTS])
     return [known[kind] for kind in kinds(storage)]
 
 
@@ -90,55 +93,15 @@ def _whole(shape: Sequence[int]) -> Grid:
 def grid_for(node: Node, storage: Storage, aim: Aim) -> Grid:
     """The grid of a node; empty outputs have no tiles, OPAQUE nodes exactly one."""
     shape = node.output.shape
-    if node.op == "OPAQUE":
+    if node.op == OPAQUE:
         return _whole(shape)
     if 0 in shape:
         cuts = tuple(np.zeros(1, np.int64) for _ in shape[:TILE_AXES])
         return Grid(shape, cuts, tuple(range(len(cuts))))
-    if node.op in ("GEMM", "QNBITGEMM", "QGEMM", "BGEMM"):
-        return _gemm(node, aim)
-    if node.op in ("CONV", "QCONV", "BCONV"):
-        return _conv(node, aim)
-    if node.op == "WINO":
-        return _winograd(node, aim)
-    if node.op == "PWDW":
-        return _stack(node, aim)
-    if node.op == "ATTENTION":
-        return _attention(node, aim)
-    if node.op in op_cost.RECURRENT:
-        return _recurrent(node, aim)
+    cut = _BY_MODEL.get(SPECS[node.op].cost.tiles)
+    if cut is not None:
+        return cut(node, aim)
     return _by_layout(node, storage.refs[node.output].strides, _runs_of_inputs(node, storage), aim)
-
-
-WHOLE_ROWS = frozenset({"TREES", "SCORES", "COUPLE"})
-"""Kernels that make all of a row at once."""
-RUN_LINES = 8
-"""Cache lines that sums of columns go through side by side: of fewer, memory is read at half the rate."""
-
-
-def _fixed_axes(node: Node) -> frozenset[int]:
-    """Axes of the output that must stay whole: a kernel that reduces along them would repeat its work in each tile."""
-    rank = len(node.output.shape)
-    if node.op in ("SOFTMAX", "CUMSUM", "TOPK"):
-        return frozenset({node.attrs["axis"]})
-    if node.op == "SCATTER":
-        indices, axis = node.inputs[1], node.attrs["axis"]
-        assert indices is not None
-        # Each tile looks at all indices along the axis: a waste where they are many.
-        return frozenset({axis}) if indices.shape[axis] * 4 > node.output.shape[axis] else frozenset()
-    if node.op == "STRASSEN":
-        return frozenset({rank - 1})
-    if node.op == "NORM":
-        return frozenset(range(node.attrs["axis"], rank))
-    if node.op in SAMPLING:
-        return frozenset({1})  # where a point lies is found once for all channels
-    if node.op == "MOMENTS":
-        return frozenset({2, 3})  # pixels are cut: channels lie side by side
-    if node.op == "MINMAX":
-        return frozenset({1})
-    if node.op in WHOLE_ROWS:
-        return frozenset({1})
-    return frozenset({1}) if node.op == "LRN" else frozenset()
 
 
 def _runs_of_inputs(node: Node, storage: Storage) -> frozenset[int]:
@@ -155,7 +118,8 @@ def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Ai
     parts = min(aim.tiles or round(op_cost.wanted_tiles(tile_cost.whole_ns(node), aim.workers, aim.tail)), MAX_TILES)
     line = max(1, 64 // item_bytes(node.output))
     order = [a for a in st.order_of(shape, strides) if a < TILE_AXES]
-    fixed = _fixed_axes(node)
+    spec = SPECS[node.op]
+    fixed = spec.whole_axes(node)
     cuts = {a: np.array([0, shape[a]], np.int64) for a in order}
     for axis in order:
         if parts <= 1:
@@ -163,8 +127,8 @@ def _by_layout(node: Node, strides: Sequence[int], runs: frozenset[int], aim: Ai
         if axis in fixed or shape[axis] == 1:
             continue
         granule = line if strides[axis] == 1 or axis in runs else 1
-        if node.op == "CUMSUM" and granule > 1:
-            granule *= RUN_LINES
+        if granule > 1:
+            granule *= spec.run_lines
         if aim.halves and granule == 1 and shape[axis] >= 2 * FEWEST_ROWS and shape[axis] >= ROWS * parts > ROWS:
             granule, parts = ROWS, -(-parts // 2) * 2  # no tile across the middle: see `_halved`
         if granule > 1 and shape[axis] < 2 * granule:
@@ -240,7 +204,7 @@ def _gemm(node: Node, aim: Aim) -> Grid:
     rank = len(shape)
     lead = shape[: rank - 2]
     weights, activations = a.shape[-1] * shape[-1], a.size
-    packed = node.op != "GEMM" or node.attrs["packed_b"]
+    packed = is_packed(node, 1)
     rows = [prod(lead), shape[-2]]
     halved = _halved(rows, int(weights * evaluate.weight_bytes) // 4) if packed and aim.halves else None
     if halved is not None:
@@ -394,3 +358,14 @@ def _recurrent(node: Node, aim: Aim) -> Grid:
 @op_cost.remembered(8192)
 def _recurrent_parts(batch: int, units: tuple[int, int], evaluate: tile_cost.Recurrence, aim: Aim) -> tuple[int, ...]:
     return _best([(batch, 1)], units, evaluate, aim)
+
+
+_BY_MODEL: Final[Mapping[TileModel, Callable[[Node, Aim], Grid]]] = {
+    TileModel.PRODUCT: _gemm,
+    TileModel.CONVOLUTION: _conv,
+    TileModel.WINOGRAD: _winograd,
+    TileModel.STACK: _stack,
+    TileModel.ATTENTION: _attention,
+    TileModel.RECURRENCE: _recurrent,
+}
+"""All others are cut by the layout of their output."""

@@ -33,6 +33,8 @@ from aspen_mp.planner.job.options import Effort
 from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import Grid
 from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.spec import TileModel
+from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.simulation.simulate import Samples, Tiles
 from aspen_mp.planner.tiling import policy
 from aspen_mp.planner.tiling.edges import EdgeBuilder, Wiring
@@ -288,7 +290,7 @@ class _Search:
 
     def _steps(self, k: int) -> bool:
         """Whether a step is one of a sequence's: cut otherwise than those before and behind it, it gains nothing, and there are many."""
-        return self.storage.steps[k].op in op_cost.RECURRENT
+        return SPECS[self.storage.steps[k].op].cost.tiles is TileModel.RECURRENCE
 
     # --------------------------------------------------------------------------------------------------------------- steps
 

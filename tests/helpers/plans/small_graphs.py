@@ -8,8 +8,8 @@ from graphs_by_hand import GraphBuilder
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid
 from aspen_mp.planner.layout.storage import Storage
+from aspen_mp.planner.ops.table import SPECS
 from aspen_mp.planner.passes.precision.bf16 import use_pairs
-from aspen_mp.planner.tiling import policy
 
 
 def random_grids(seed: int, pieces: int = 3):
@@ -20,7 +20,7 @@ def random_grids(seed: int, pieces: int = 3):
         grids = []
         for node in storage.steps:
             shape = node.output.shape
-            fixed = policy._fixed_axes(node)
+            fixed = SPECS[node.op].whole_axes(node)
             cuts = []
             for axis, d in enumerate(shape[:TILE_AXES]):
                 points = {0, d}
