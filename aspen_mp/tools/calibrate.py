@@ -139,14 +139,14 @@ def fit(times: Iterable[OpTime], plain: Rates) -> Rates:
     """`plain` with the factors of the kernels whose ops were timed: by how much they took longer, all together, than it predicts."""
     import msgspec
 
-    from aspen_mp.planner.cost import op_cost
+    from aspen_mp.planner.ops.table import SPECS
 
     taken: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for op in times:
         kernel, ns = op.info.kernel, op.info.predicted_ms * 1e6
-        found = op_cost.FAMILIES.get(kernel.split()[0])
-        waits = found is not None and found.hides and ns < WAITS * op.info.bytes / plain.cold
+        found = SPECS.get(kernel.split()[0])
+        waits = found is not None and found.cost.hides and ns < WAITS * op.info.bytes / plain.cold
         if ns >= LEAST_NS and not waits and not op.info.opaque:
             taken[kernel] = taken.get(kernel, 0.0) + op.median_ns
             predicted[kernel] = predicted.get(kernel, 0.0) + ns

@@ -13,7 +13,9 @@ from typing import NamedTuple
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.ir.graph import Shape
 from aspen_mp.planner.job.options import Vectors
-from aspen_mp.planner.ops.packing.winograd import BLOCKS, PANEL, blocks_of
+from aspen_mp.planner.ops.convolutions import winograd_blocks
+from aspen_mp.planner.ops.packing import PANEL
+from aspen_mp.planner.ops.packing.winograd import BLOCKS, blocks_of
 
 WORTH = 0.12
 """A larger block takes more memory and rounds more: it must gain at least this."""
@@ -151,7 +153,7 @@ def _image_ns(channels: int, out: Shape, taps: int) -> float:
 
 def _block_ns(channels: int, out: Shape, kernel: tuple[int, int], strides: tuple[int, int], block: int) -> float:
     blocks = blocks_of(kernel, strides, block)
-    arithmetic = float(op_cost.winograd_ns(blocks, op_cost.winograd_blocks(out, blocks), channels, out[1]))
+    arithmetic = float(op_cost.winograd_ns(blocks, winograd_blocks(out, blocks), channels, out[1]))
     return max(arithmetic, _weights_ns(blocks.weights, channels, -(-out[1] // PANEL) * PANEL))
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from aspen_mp.planner.job.options import Vectors
+from aspen_mp.planner.ops import factors
 
 FORMAT: Final = 7
 FARTHEST: Final = 100.0
@@ -53,10 +54,7 @@ SHORT_VECTORS: Final = Rates(
     warm=33.0,
     together=31.5,
     tile_ns=1800.0,
-    factors={"ATTENTION": 1.4, "CONV": 0.95, "GEMM": 0.95, "PWDW": 1.1, "DWCONV": 1.0, "QNBITGEMM": 0.97, "QGEMM": 1.33}
-    | {"BINARY": 0.65, "UNARY": 0.65, "COPY": 1.6, "GATHER": 0.95, "NORM": 0.82, "POOL": 0.75, "RESIZE": 0.8, "DEQUANTIZE": 0.75}
-    | {"WINO 1x4": 0.97, "WINO 4x1": 0.98, "WINO 1x6": 0.99, "WINO 6x1": 1.02}
-    | {"WINO 2x2": 0.92, "WINO 3x3": 0.86, "WINO 4x4": 0.93, "WINO 5x5": 1.15, "WINO 6x6": 0.98},
+    factors=dict(factors.SHORT_VECTORS),
     far=0.015,
     transforms=2.5,
 )
@@ -67,10 +65,7 @@ WHOLE_VECTORS: Final = Rates(
     warm=60.0,
     together=48.0,
     tile_ns=1800.0,
-    factors={"ATTENTION": 0.8, "CONV": 0.87, "GEMM": 0.88, "PWDW": 0.86, "NORM": 0.65, "RESIZE": 0.6, "POOL": 0.8, "COPY": 1.4}
-    | {"QNBITGEMM": 0.93, "QGEMM": 0.85, "QCONV": 0.95, "QUANTIZE": 0.5, "DEQUANTIZE": 0.5, "MINMAX": 0.4}
-    | {"WINO 1x4": 0.95, "WINO 4x1": 0.92, "WINO 1x6": 0.92, "WINO 6x1": 0.92}
-    | {"WINO 2x2": 0.85, "WINO 3x3": 0.85, "WINO 4x4": 0.85, "WINO 5x5": 0.9, "WINO 6x6": 0.94},
+    factors=dict(factors.WHOLE_VECTORS),
 )
 """Of AMD's cores that take vectors of 512 bits whole (Zen 5)."""
 INTEL: Final = "GenuineIntel"
@@ -80,16 +75,12 @@ WHOLE_VECTORS_INTEL: Final = Rates(
     warm=32.0,
     together=28.0,
     tile_ns=1800.0,
-    factors={"ATTENTION": 1.35, "CONV": 0.93, "GEMM": 0.86, "PWDW": 0.92, "DWCONV": 0.57, "STRASSEN": 0.8}
-    | {"BINARY": 0.78, "COPY": 2.0, "GATHER": 0.6, "NORM": 0.92, "POOL": 1.03, "RESIZE": 1.42}
-    | {"WINO 1x4": 1.23, "WINO 4x1": 1.18, "WINO 1x6": 0.89, "WINO 6x1": 0.88}
-    | {"WINO 2x2": 1.02, "WINO 3x3": 0.98, "WINO 4x4": 1.02, "WINO 5x5": 1.15, "WINO 6x6": 1.25},
+    factors=dict(factors.WHOLE_VECTORS_INTEL),
     far=0.05,
 )
 """Of Intel's (a server's, Emerald Rapids): a lower clock, and a core reads memory and the last-level cache at less than half the rate."""
 
 
-BYTES: Final = ("QGEMM", "QCONV")
 SLOW_BYTES: Final = 3.0
 """How much longer products of bytes take where no instruction sums four of them."""
 
@@ -104,7 +95,7 @@ def built_in(vectors: Vectors, vendor: str = "", sums_bytes: bool = True) -> tup
         found, name = (WHOLE_VECTORS_INTEL, "whole vectors, Intel") if vendor == INTEL else (WHOLE_VECTORS, "whole vectors")
     if sums_bytes:
         return found, name
-    slow = {kernel: SLOW_BYTES * found.factors.get(kernel, 1.0) for kernel in BYTES}
+    slow = {kernel: SLOW_BYTES * found.factors.get(kernel, 1.0) for kernel in factors.BYTES}
     return msgspec.structs.replace(found, factors=found.factors | slow), f"{name}, bytes in pairs".lstrip(", ")
 
 

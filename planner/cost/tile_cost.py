@@ -6,7 +6,8 @@ comes from a cache that others share: a model's own figure; what goes to memory 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
@@ -14,10 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.cost import op_cost
-from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.cost.scratch_reuse import Made
-from aspen_mp.planner.ir.graph import Node
+from aspen_mp.planner.ir.graph import Node, Tensor
+from aspen_mp.planner.ops.attention import FEW_QUERIES, KEYS, PACK_FEW_NS, PACK_NS, SCORE_NS, scores
+from aspen_mp.planner.ops.convolutions import blocks_of, is_narrow, planes, window_span
+from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import Blocks
+from aspen_mp.planner.ops.products import by_sevens
+from aspen_mp.planner.ops.recurrent import UNITS, recurrent_gates, recurrent_steps
+from aspen_mp.planner.ops.spec import OPAQUE, TileModel
+from aspen_mp.planner.ops.table import SPECS, is_packed
 
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
@@ -26,8 +33,6 @@ ROWS_LOST = 0.6
 ROW_BLOCK = 12
 SEEN = 0.5
 """What of the traffic between caches is not hidden behind the arithmetic of matrix kernels."""
-UNPACKED, UNPACKED_HALVES = 0.6, 0.4
-"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 HALF_COLUMNS = 20
 """What half a panel at the end of whole ones takes, in columns."""
 BLOCKS, BLOCKS_LOST = 8, 3.0
@@ -45,8 +50,6 @@ LINE = 16
 CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
 """How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
 
-UNITS = 16
-"""Of a panel of recurrent weights."""
 OWN_CACHE = 3 << 19
 """Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those
 of other matrix kernels; what a term of the state before takes a row."""
@@ -247,9 +250,9 @@ class Attention(TileCost):
     def modelled(self, sides: list[Ints]) -> Floats:
         heads, m, n = sides
         full = _rows(m)
-        packed = self.depth * op_cost.PACK_FEW_NS if self.few else (self.depth + n) * op_cost.PACK_NS
-        ns = full * self.seen * (2.0 * (self.depth + n) / op_cost.rates().matrix + op_cost.SCORE_NS) + self.keys * packed
-        spills = 4.0 * m * n / op_cost.rates().warm * (-(-self.keys // op_cost.KEYS) - 1)
+        packed = self.depth * PACK_FEW_NS if self.few else (self.depth + n) * PACK_NS
+        ns = full * self.seen * (2.0 * (self.depth + n) / op_cost.rates().matrix + SCORE_NS) + self.keys * packed
+        spills = 4.0 * m * n / op_cost.rates().warm * (-(-self.keys // KEYS) - 1)
         return np.asarray(heads * (ns + spills))
 
     def sides(self, box: Ints) -> list[Ints]:
@@ -296,53 +299,63 @@ class Even(TileCost):
 
 def of(node: Node, workers: int = 1) -> TileCost:
     """The model of a node's tiles, which so many workers share."""
-    a, shape, attrs = node.inputs[0] if node.inputs else None, node.output.shape, node.attrs
-    factor = op_cost.factor(node)
-    if a is None or node.op not in _MODELS:
+    a, factor = node.inputs[0] if node.inputs else None, op_cost.factor(node)
+    model = _MODELS.get(SPECS[node.op].cost.tiles)
+    if a is None or model is None:
         return Even(op_cost.even_ns(node) / max(node.output.size, 1), factor=factor)
-    if node.op == "GEMM":
-        b = node.inputs[1]
-        assert b is not None
-        batched = not attrs["packed_b"] and any(d > 1 for d in b.shape[:-2])
-        return Product(a.shape[-1], batched, op_cost.output_ns(node), op_cost.by_sevens(node), factor=factor)
-    if node.op == "QNBITGEMM":
-        b = node.inputs[1]
-        assert b is not None
-        stored, unpacked = b.size / max(shape[-1] * a.shape[-1], 1), UNPACKED_HALVES if attrs["bits"] == 16 else UNPACKED
-        seven = op_cost.by_sevens(node)
-        return Product(a.shape[-1], False, op_cost.output_ns(node), seven, stored=stored, unpacked=unpacked, factor=factor)
-    if node.op in ("QGEMM", "BGEMM"):
-        return Product(a.shape[-1], False, op_cost.output_ns(node), item=_ITEMS[node.op], factor=factor)
-    if node.op == "CONV":
-        groups, kernel = attrs["groups"], (attrs["kernel"][0], attrs["kernel"][1])
-        last = op_cost.output_ns(node), op_cost.input_ns(node), op_cost.is_narrow(node), op_cost.planes(node)
-        return Convolution(a.shape[1] // groups, kernel, tuple(attrs["strides"]), groups, shape[1] // groups, *last, factor=factor)
-    if node.op in ("QCONV", "BCONV"):
-        kernel, item = (attrs["kernel"][0], attrs["kernel"][1]), _ITEMS[node.op]
-        ns = op_cost.output_ns(node), op_cost.COPIED_NS if node.op == "QCONV" else op_cost.ROUNDED_NS + op_cost.input_ns(node)
-        channels = -(-a.shape[1] * item // 4) * 4 // item  # whole words
-        return Convolution(channels, kernel, tuple(attrs["strides"]), 1, shape[1], *ns, item=item, factor=factor)
-    if node.op == "WINO":
-        images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
-        channels = round(a.shape[1] * op_cost.planes(node))
-        return Winograd(channels, op_cost.blocks_of(node), op_cost.after_ns(node), images, a.size, workers, factor=factor)
-    if node.op == "PWDW":
-        span = (op_cost.window_span(node, 0), op_cost.window_span(node, 1))
-        image, taps = (a.shape[2], a.shape[3]), prod(attrs["kernel"])
-        return Stack(a.shape[1], image, span, tuple(attrs["strides"]), taps, op_cost.after_ns(node), factor=factor)
-    if node.op in op_cost.RECURRENT:
-        return Recurrence(
-            op_cost.recurrent_steps(node), shape[3], op_cost.recurrent_gates(node), op_cost.RECURRENT[node.op], workers, factor=factor
-        )
-    k = node.inputs[1]
+    return replace(model(node, a, workers), factor=factor)
+
+
+def _product(node: Node, a: Tensor, workers: int) -> TileCost:
+    cost, b, ns = SPECS[node.op].cost, node.inputs[1], op_cost.output_ns(node)
+    assert b is not None
+    if cost.unpacked is not None:
+        stored = b.size / max(node.output.shape[-1] * a.shape[-1], 1)
+        return Product(a.shape[-1], False, ns, by_sevens(node), stored=stored, unpacked=cost.unpacked(node))
+    return Product(a.shape[-1], not is_packed(node, 1) and any(d > 1 for d in b.shape[:-2]), ns, by_sevens(node), cost.item)
+
+
+def _convolution(node: Node, a: Tensor, workers: int) -> TileCost:
+    attrs, cost = node.attrs, SPECS[node.op].cost
+    groups = attrs.get("groups", 1)
+    channels = -(-a.shape[1] // groups * cost.item // 4) * 4 // cost.item  # whole words
+    input_ns = cost.input_ns + (op_cost.PROLOGUE_NS if len(node.inputs) > 6 else 0.0)
+    last = op_cost.output_ns(node), input_ns, is_narrow(node), planes(node), cost.item
+    kernel, stride = (attrs["kernel"][0], attrs["kernel"][1]), tuple(attrs["strides"])
+    return Convolution(channels, kernel, stride, groups, node.output.shape[1] // groups, *last)
+
+
+def _winograd(node: Node, a: Tensor, workers: int) -> TileCost:
+    shape = node.output.shape
+    images = (shape[0] * prod(shape[2:-2]), shape[1], *shape[-2:])
+    return Winograd(round(a.shape[1] * planes(node)), blocks_of(node), op_cost.after_ns(node), images, a.size, workers)
+
+
+def _stack(node: Node, a: Tensor, workers: int) -> TileCost:
+    span, image = (window_span(node, 0), window_span(node, 1)), (a.shape[2], a.shape[3])
+    return Stack(a.shape[1], image, span, tuple(node.attrs["strides"]), prod(node.attrs["kernel"]), op_cost.after_ns(node))
+
+
+def _attention(node: Node, a: Tensor, workers: int) -> TileCost:
+    k, shape = node.inputs[1], node.output.shape
     assert k is not None
-    few = shape[-2] < op_cost.FEW_QUERIES
-    return Attention(k.shape[-2], op_cost.scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], few, factor=factor)
+    return Attention(k.shape[-2], scores(node) / max(prod(shape[:-1]), 1), a.shape[-1], shape[-2] < FEW_QUERIES)
 
 
-_ITEMS = {"QGEMM": 1, "QCONV": 1, "BGEMM": 2, "BCONV": 2}
-_MODELS = frozenset({"GEMM", "QNBITGEMM", "CONV", "WINO", "PWDW", "ATTENTION", *_ITEMS, *op_cost.RECURRENT})
-"""Those with a model of their own. All other nodes count by elements."""
+def _recurrence(node: Node, a: Tensor, workers: int) -> TileCost:
+    unit_ns = SPECS[node.op].cost.element_ns(node)
+    return Recurrence(recurrent_steps(node), node.output.shape[3], recurrent_gates(node), unit_ns, workers)
+
+
+_MODELS: Final[Mapping[TileModel, Callable[[Node, Tensor, int], TileCost]]] = {
+    TileModel.PRODUCT: _product,
+    TileModel.CONVOLUTION: _convolution,
+    TileModel.WINOGRAD: _winograd,
+    TileModel.STACK: _stack,
+    TileModel.ATTENTION: _attention,
+    TileModel.RECURRENCE: _recurrence,
+}
+"""(node, its main input, workers) → the model. All other nodes count by elements."""
 
 
 NOTHING_FOUND: Final = 1 << 30
@@ -355,7 +368,7 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     """Of all tiles of a node, boxes [n, rank] from `lo` to `hi`, which so many workers share: nanoseconds alone on one core, and bytes that
     go to memory behind the caches, of which a tile has its share of the output. Matrix kernels fetch the next weights while they multiply
     with the last."""
-    if node.op == "OPAQUE":
+    if node.op == OPAQUE:
         return np.full(len(lo), op_cost.OPAQUE_NS), np.zeros(len(lo))
     if not len(lo):
         return np.zeros(0), np.zeros(0)
@@ -365,13 +378,13 @@ def tile_costs(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> tuple[Floats
     size = box.prod(axis=1, dtype=np.float64)
     weights, passing = (share * size / max(float(size.sum()), 1.0) for share in op_cost.memory_bytes(node))
     cold = op_cost.rates().cold
-    ns = np.maximum(ns, weights / cold) if op_cost.family(node).hides else ns + weights / cold
+    ns = np.maximum(ns, weights / cold) if SPECS[node.op].cost.hides else ns + weights / cold
     return ns + passing / cold, weights + passing
 
 
 def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
     """What the tiles of `tile_costs` find in scratch: those of the same pixels, as the average has it."""
-    if node.op != "WINO" or not len(lo):
+    if SPECS[node.op].cost.tiles is not TileModel.WINOGRAD or not len(lo):
         return Made.none(len(lo))
     mean, first, again = (tile_costs(node, lo, hi, many)[0] for many in (workers, NOTHING_FOUND, ALL_FOUND))
     pixels = np.ravel_multi_index(tuple(np.delete(lo, 1, axis=1).T), (*node.output.shape[:1], *node.output.shape[2:]))
@@ -381,7 +394,7 @@ def made(node: Node, lo: Ints, hi: Ints, workers: int = 1) -> Made:
 
 def whole_ns(node: Node) -> float:
     """Nanoseconds of a node in one tile."""
-    if node.op == "OPAQUE":
+    if node.op == OPAQUE:
         return op_cost.OPAQUE_NS
     if not node.output.size:
         return 0.0
@@ -389,6 +402,6 @@ def whole_ns(node: Node) -> float:
     if isinstance(model, Even):  # as most are: no arrays are needed for one tile
         ns = model.factor * (node.output.size * model.element_ns)
         weights, passing = (moved / op_cost.rates().cold for moved in op_cost.memory_bytes(node))
-        return (max(ns, weights) if op_cost.family(node).hides else ns + weights) + passing
+        return (max(ns, weights) if SPECS[node.op].cost.hides else ns + weights) + passing
     box = np.array([node.output.shape], np.int64)
     return float(tile_costs(node, np.zeros_like(box), box)[0][0])

@@ -9,6 +9,7 @@ import numpy as np
 from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast
 from aspen_mp.planner.ops.call import BOOL, F32, LIMIT, Call, in_range, need, shaped
+from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import choice, integer, real, reserved
 from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, Seen, TileModel
 
@@ -22,8 +23,6 @@ FEW_QUERIES, PACK_FEW_NS = 24, 0.1
 """Of fewer rows V is read in place, and there is hardly more to packing than moving elements of K."""
 KEYS = 512
 """Keys that ATTENTION takes at a time."""
-PANEL = 32
-"""Width of a weight panel."""
 
 
 def scores(node: Node) -> float:

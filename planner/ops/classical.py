@@ -10,6 +10,7 @@ from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, whole
 from aspen_mp.planner.ops.call import F32, F64, I32, I64, Call, all_f32, in_range, need, ranked, shaped
 from aspen_mp.planner.ops.elementwise import FUNCTION_NS
+from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import choice, integer, noted, real
 from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, OpSpec, each, inputs, last_of
 
@@ -61,7 +62,6 @@ MOST_STEPS = 1 << 21
 """Of a walk from the root of a tree."""
 WORDS = {4: F32, 6: F64}
 """Words of a node of TREES, and the type of its threshold and weight."""
-PANEL = 32
 MOST_CLASSES = 1 << 12
 
 

@@ -72,6 +72,8 @@ def seven_scratch(terms: int, halves: bool = False) -> int:
 
 RESIDUAL_NS = 0.18
 """An element of the output of a matrix kernel, where a residual is added to it."""
+UNPACKED, UNPACKED_HALVES = 0.6, 0.4
+"""What it takes to make a float of a weight of a few bits, and (an estimate) of one of 16, in rows."""
 DOUBLE_TERM_NS = 0.06
 """A multiply-add of DGEMM."""
 
@@ -322,7 +324,7 @@ SPECS = (
         checks=_qnbitgemm_checks,
         kind=Kind.PRODUCT,
         batch_rank=3,
-        cost=replace(_COST, scratch=_gemm_scratch),
+        cost=replace(_COST, unpacked=lambda node: UNPACKED_HALVES if node.attrs["bits"] == 16 else UNPACKED, scratch=_gemm_scratch),
     ),
     OpSpec(
         name="QGEMM",

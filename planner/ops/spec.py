@@ -128,17 +128,18 @@ class Cost:
     `flops`: operations of a node; multiply-adds count two, transforms of Winograd's algorithm none. `element_ns`: nanoseconds of one of
     them on one core with all data at hand, without the activation. `ns(node, flops)`: the same of a node, where that is not the product of
     both. `tiles`: the model of tiles; `item`: bytes of what is multiplied, so many times fewer than four as multiply-adds take less time;
-    `residual_ns`: what a residual costs for each element of the output of a matrix kernel; `input_ns`: what an element of the input costs
-    each time it is read. `hides`: weights come from memory behind the arithmetic; else what comes from memory comes on top. `picks`: it
-    reads of its inputs no more than it writes. `reads`: bytes of activations that it reads, where those are not its inputs. `scratch`:
-    upper bound of the scratch bytes of any tile; 0 where there is none, or where the tile decides. `variant`: of a kernel of which
-    calibrations know several."""
+    `unpacked`: of stored weights that become floats first, rows of the product that this takes as long as; `residual_ns`: what a residual
+    costs for each element of the output of a matrix kernel; `input_ns`: what an element of the input costs each time it is read. `hides`:
+    weights come from memory behind the arithmetic; else what comes from memory comes on top. `picks`: it reads of its inputs no more than
+    it writes. `reads`: bytes of activations that it reads, where those are not its inputs. `scratch`: upper bound of the scratch bytes of
+    any tile; 0 where there is none, or where the tile decides. `variant`: of a kernel of which calibrations know several."""
 
     flops: Callable[[Node], float] = elements
     element_ns: Callable[[Node], float] = _plain
     ns: Callable[[Node, float], float] | None = None
     tiles: TileModel = TileModel.ELEMENTS
     item: int = 4
+    unpacked: Callable[[Node], float] | None = None
     residual_ns: float = 0.0
     input_ns: float = 0.0
     hides: bool = False

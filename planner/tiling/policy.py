@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.cost import op_cost, tile_cost
-from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.cost.tile_cost import ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.layout import strides as st
@@ -26,7 +25,9 @@ from aspen_mp.planner.layout.alike import kinds
 from aspen_mp.planner.layout.grids import TILE_AXES, Grid, split
 from aspen_mp.planner.layout.storage import Storage, item_bytes
 from aspen_mp.planner.ops.convolutions import depth
+from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import Blocks
+from aspen_mp.planner.ops.recurrent import UNITS, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, is_packed
 
@@ -348,10 +349,10 @@ def _recurrent(node: Node, aim: Aim) -> Grid:
     _, _, batch, hidden = shape = node.output.shape
     evaluate = tile_cost.of(node, aim.workers)
     assert isinstance(evaluate, tile_cost.Recurrence)
-    apart = op_cost.recurrent_steps(node) == 1 and node.attrs.get("form") != "reset first"
-    parts = _recurrent_parts(batch, (hidden, tile_cost.UNITS if apart else hidden), evaluate, aim)
+    apart = recurrent_steps(node) == 1 and node.attrs.get("form") != "reset first"
+    parts = _recurrent_parts(batch, (hidden, UNITS if apart else hidden), evaluate, aim)
     whole = [np.array([0, d], np.int64) for d in shape[:2]]
-    cuts = (*whole, split(batch, parts[0]), split(hidden, parts[1], tile_cost.UNITS))
+    cuts = (*whole, split(batch, parts[0]), split(hidden, parts[1], UNITS))
     return Grid(shape, cuts, (0, 1, 2, 3))
 
 

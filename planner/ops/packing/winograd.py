@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.ir.graph import Shape
+from aspen_mp.planner.ops.packing import PANEL
 
-PANEL = 32
 POINTS = {
     3: (0.0, 1.0),
     4: (0.0, 1.0, -1.0),

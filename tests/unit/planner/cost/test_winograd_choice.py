@@ -7,8 +7,8 @@ import pytest
 
 from aspen_mp.planner.cost import op_cost, rates, tile_cost
 from aspen_mp.planner.cost.algorithms import block_for
-from aspen_mp.planner.cost.op_cost import PANEL
 from aspen_mp.planner.layout.grids import split
+from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, blocks_of
 from aspen_mp.planner.tiling import policy
 from aspen_mp.workers import _kernels
