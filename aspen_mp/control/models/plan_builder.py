@@ -25,13 +25,13 @@ from aspen_mp.shm.segments import Segment, spacious
 
 @dataclass(frozen=True, slots=True)
 class PlanningSetup:
-    """What plans are made with. `rates`: of the cost model, and `calibration`, their name. `limits`: of a planning child. `speeds()` are
+    """What plans are made with. `rates`: of the cost model, and `rates_name`, theirs. `limits`: of a planning child. `speeds()` are
     those of the cores to plan for. `prepare()` comes before a planning child is forked; `prepared()` says whether that takes no time any
     more, and sees to it."""
 
     cache: Cache | None
     rates: Rates
-    calibration: str
+    rates_name: str
     limits: Limits
     speeds: Callable[[], list[float]]
     prepare: Callable[[], None]

@@ -70,8 +70,8 @@ class PlanRequests(PlanBuilder):
         """There is no plan for a request, and none for its shapes alone is being made."""
         # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `replanning`.
         search = len(message.stages) == 1 and not _hurried(model, message)
-        speeds, calibration = self._setup.speeds(), self._setup.calibration
-        job = PlanStage(message.stages, message.capacities, speeds, calibration, search, len(message.stages) == 1)
+        speeds, rates = self._setup.speeds(), self._setup.rates_name
+        job = PlanStage(message.stages, message.capacities, speeds, rates, search, len(message.stages) == 1)
         entry = self.kept(model, job)
         if entry is None and not search and _by_shape(message) and (stretch := model.ranges.wanted(message.stages[0])) is not None:
             key = _range_key(message.stages[0], stretch, stretch.widest.most)
@@ -121,7 +121,7 @@ class PlanRequests(PlanBuilder):
     def _want_own(self, model: Model, key: bytes, message: protocol.Plan) -> None:
         """A request's shapes come often: they get a plan of their own, behind the requests."""
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
-            self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.calibration), background=True))
+            self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.rates_name), background=True))
 
     def _plan_beside(self, plan: Plan, range_: Stretched, asked: protocol.Plan) -> None:
         """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
@@ -140,7 +140,7 @@ class PlanRequests(PlanBuilder):
             tries = model.ahead.get(key, 0)
             if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
-                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.calibration, False)
+                job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.rates_name, False)
                 entry: Entry | None = self.kept_range(model, job, wanted)
                 self.begin(self._request(Plan(model, key, job, background=True)), entry)
                 return
