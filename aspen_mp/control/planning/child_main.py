@@ -197,40 +197,22 @@ class Planner:
 
     def _plan(self, model: api.OnnxModel, message: PlanStage, side: ChildSide) -> StagePlanned:
         from aspen_mp.planner import api, stages
-        from aspen_mp.planner.build import PlanOptions
         from aspen_mp.planner.cost import op_cost
         from aspen_mp.planner.cost.machine import Machine
 
-        def sized(arena_bytes: int) -> None:
-            if not stays and _spare(arena_bytes, message.spares) < 0:
-                self._ahead.begin(_roomy(arena_bytes))
-
         side.progress("planning", 0, 1)
-        stays = message.search or message.stretch is not None
         bindings = [_bindings(stage) for stage in message.stages]
-        capacities = {capacity.name: capacity.nbytes for capacity in message.capacities}
-        mine = self._options
-        how = mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none")
-        options = api.Options(
-            winograd=mine.winograd,
-            accuracy=mine.accuracy,
-            strassen=mine.strassen,
-            sums_bytes=mine.sums_bytes,
-            pairs=mine.pairs,
-            capacities=capacities,
-            planning=how,
-            build=PlanOptions(sized=sized),
-        )
         machine = Machine.of_speeds(message.speeds, op_cost.rates())
         self._derived = self._derived or stages.Derived()
         result, rigid = None, False
         if message.stretch is not None:
-            result, rigid = _of_range(model, bindings[0], message.stretch, machine, options, self._derived)
+            result, rigid = _of_range(model, bindings[0], message.stretch, machine, self._options_of(message), self._derived)
         if result is not None:
             # What the plan cache keeps is looked up by the class that it is for.
             message = msgspec.structs.replace(message, stretch=_class_of(result, message.stretch))
         else:
-            message, stays = msgspec.structs.replace(message, stretch=None), message.search
+            message = msgspec.structs.replace(message, stretch=None)
+            options = self._options_of(message)
             result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
@@ -240,19 +222,7 @@ class Planner:
             self._source.check()
         number = {segment: i for i, segment in enumerate(used)}
         plan.place_weights({item.key: (number[self._directory[item.key][0]], self._directory[item.key][1]) for item in plan.weights})
-        with Segment.create("plan", plan.nbytes) as segment:
-            plan.write(segment.buf)
-            side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
-        arena_bytes = plan.arena_layout()["arena_bytes"]
-        spare = -1 if stays else _spare(arena_bytes, message.spares)
-        # Else there is one: the next request may well be for another plan.
-        for k in range(self._instances if stays else 1 if spare < 0 else 0):
-            if k and not spacious(arena_bytes):
-                break  # requests that could have run side by side take turns
-            made = None if stays else self._ahead.take(arena_bytes)
-            with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
-                side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
-        self._ahead.close()  # before the plan cache's writer is forked
+        spare = self._send(plan, message, side)
         answer = StagePlanned(
             plan.request_bytes,
             [_slot(info) for info in plan.inputs],
@@ -273,6 +243,44 @@ class Planner:
         if message.keep:
             self.keeper.write()
         return answer
+
+    def _options_of(self, message: PlanStage) -> api.Options:
+        """How the planner makes this plan. Its arena is reserved ahead where nothing is searched."""
+        from aspen_mp.planner import api
+        from aspen_mp.planner.build import PlanOptions
+
+        def sized(arena_bytes: int) -> None:
+            if not _stays(message) and _spare(arena_bytes, message.spares) < 0:
+                self._ahead.begin(_roomy(arena_bytes))
+
+        mine = self._options
+        return api.Options(
+            winograd=mine.winograd,
+            accuracy=mine.accuracy,
+            strassen=mine.strassen,
+            sums_bytes=mine.sums_bytes,
+            pairs=mine.pairs,
+            capacities={capacity.name: capacity.nbytes for capacity in message.capacities},
+            planning=mine.planning if message.search else msgspec.structs.replace(mine.planning, search="none"),
+            build=PlanOptions(sized=sized),
+        )
+
+    def _send(self, plan: Plan, message: PlanStage, side: ChildSide) -> int:
+        """Sends the plan and its arenas. Returns which of the job's spare arenas it has instead; -1 for none."""
+        with Segment.create("plan", plan.nbytes) as segment:
+            plan.write(segment.buf)
+            side.send(JobSegment("plan", plan.nbytes), (segment.fd,))
+        stays, arena_bytes = _stays(message), plan.arena_layout()["arena_bytes"]
+        spare = -1 if stays else _spare(arena_bytes, message.spares)
+        # Else there is one: the next request may well be for another plan.
+        for k in range(self._instances if stays else 1 if spare < 0 else 0):
+            if k and not spacious(arena_bytes):
+                break  # requests that could have run side by side take turns
+            made = None if stays else self._ahead.take(arena_bytes)
+            with made or Segment.create("arena", arena_bytes if stays else _roomy(arena_bytes)) as arena:
+                side.send(JobSegment("arena", arena.nbytes), (arena.fd,))
+        self._ahead.close()  # before the plan cache's writer is forked
+        return spare
 
     def _pack(self, plan: Plan, side: ChildSide) -> tuple[list[int], list[tuple[str, int, int]]]:
         """Packs what no earlier plan has packed into one new segment. Returns the model's segment numbers that the plan uses, in the order
@@ -361,6 +369,11 @@ def _stretched(elastic: Elastic) -> shape_buckets.Stretched:
         ]
 
     return shape_buckets.Stretched(elastic.stretch.least, elastic.stretch.most, rows(elastic.shapes[0]), rows(elastic.shapes[1]))
+
+
+def _stays(message: PlanStage) -> bool:
+    """Whether a plan is one that is used for long: it was searched, or serves many lengths."""
+    return message.search or message.stretch is not None
 
 
 def _spare(needed: int, spares: Sequence[int]) -> int:
