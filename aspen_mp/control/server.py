@@ -97,20 +97,43 @@ class Server:
     def __init__(self, config: Config, claim: run_directory.Claim | None, starter: socket.socket, spawner: WorkerSpawner) -> None:
         """`claim`: of its name, where it has one. `spawner`: it may have begun to start workers already."""
         self._config = config
+        self._claim = claim
+        self._spawner = spawner
         self._loop = Loop()
         self._event_log = EventLog(config.name, config.log)
+        self._started = time.time()
         self._loop.on_scarce = self._scarce
         self._scarce_at: dict[str, float] = {}
-        self._started = time.time()
-        self._claim = claim
+        self._clients: dict[Connection, Client] = {}
+        self._greeted: list[Connection] = []  # that wait for the first workers
+        spawner.watch(self._loop, self._event_log)
+        cpus = self._look_at_cores()
+        self._make_pool()
+        self._make_memory()
+        self._make_models(cpus)
+        self._make_recovery()
+        self._drain = Drain(self._loop, lambda: self._clients, self._event_log)
+        self._loop.on_signal(signal.SIGTERM, lambda: self._drain.begin(config.grace_s))
+        self._loop.on_signal(signal.SIGINT, self._loop.stop)
+        if config.restarts:
+            self._event_log.warning("runtime-restarted", restarts=config.restarts)
+        self._worked = False
+        self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
+        spawner.dismiss_early()
+        self._loop.later(LOOK_S, self._look)
+        self._listener = Listener(self._loop, starter, self._message, self._closed)
+        unnamed, self._address = run_directory.listen_unnamed()
+        self._listener.open([unnamed] + ([self._claim.listen()] if self._claim else []))
+
+    def _look_at_cores(self) -> list[int]:
+        """The CPUs to start workers on. ResourceLimitError where there may not be so many."""
+        config = self._config
         self._leases = Leases(config.leases)
         self._limits = topology.LimitsReader()
         self._seen = self._limits.read()
         self._machine = topology.read()
         self._changes = 0
         self._refused = ""
-        self._spawner = spawner
-        spawner.watch(self._loop, self._event_log)
         cpus = self._choose(config, self._leases.others())
         # The user has not said how many workers: as many as the machine is good for, now and whenever that changes.
         self._follows = config.workers is None and config.cores is None
@@ -118,48 +141,46 @@ class Server:
         self._max_workers = min(max_workers, _tables.LIMITS["workers"])
         if len(cpus) > self._max_workers:
             raise ResourceLimitError(f"{count(len(cpus), 'worker')} asked for, max_workers is {self._max_workers}")
+        return cpus
+
+    def _make_pool(self) -> None:
+        config = self._config
         self._control = Segment.create("control", _control.CONTROL_BYTES)
         self._doorbell = _sealed("doorbell", _control.DOORBELL_BYTES)
         self._table = _control.ControlTable(
             self._control.mapping, self._doorbell.mapping, create=True, max_workers=self._max_workers, spin_us=config.spin_us
         )
         self._table.set_stealing(config.stealing)
-        self._parked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._table.set_policy(config.order)
-        self._pool = WorkerPool(
-            self._loop,
-            self._table,
-            self._control.fd,
-            self._doorbell.fd,
-            self._parked,
-            self._max_workers,
-            lambda: iter(self._segments),
-            self._event_log,
-            self._leases,
-            spawner,
-            on_ready=self._worker_ready,
-            on_death=self._worker_died,
-            on_left=self._worker_left,
-            on_drained=self._drained,
-            on_unmapped=self._unmapped,
-            on_stopped=self._worker_stopped,
+        self._parked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
+        fds = (self._control.fd, self._doorbell.fd, self._parked)
+        self._pool: WorkerPool = WorkerPool(
+            *(self._loop, self._table, fds, self._max_workers, lambda: iter(self._segments), self._event_log),
+            *(self._leases, self._spawner, self),
         )
         for own in (self._control, self._doorbell):
             own.mapping.keep_from_children()
+
+    def _make_memory(self) -> None:
         self._reserver = AsyncAllocator(self._loop)
         self._releaser = AsyncReleaser(self._loop)
-        self._segments = SegmentStore(
+        self._segments: SegmentStore = SegmentStore(
             *(self._table, self._pool.attach, self._pool.detach, self._releaser.release, self._releaser.released),
             releasing=lambda: self._releaser.busy,
         )
         self._traces = Traces(
-            *(config.name, self._table, self._segments, self._max_workers, self._event_log),
+            *(self._config.name, self._table, self._segments, self._max_workers, self._event_log),
             reserve=self._reserver.reserve,
             publish=self._pool.publish,
             workers=self._pool.present,
             class_of=self._pool.class_of,
             model_of=self._model_of,
         )
+
+    def _make_models(self, cpus: list[int]) -> None:
+        """`cpus`: those that workers are started on."""
+        config = self._config
         self._core_speeds = CoreSpeeds()
         self._planned_for = self._machine.speeds(cpus)
         self._steady = 0
@@ -176,29 +197,20 @@ class Server:
         )
         resources = Resources(self._loop, self._table, self._segments, self._reserver, self._event_log)
         self._models = ModelStore(resources, setup, self._collect, self._traces.plan_added, config.plans_bytes)
-        self._clients: dict[Connection, Client] = {}
         self._requests = RequestTotals(self._models.names)
-        self._greeted: list[Connection] = []  # that wait for the first workers
         self._memory = ClientMemory(
             *(self._table, self._segments, self._reserver, self._releaser, self._pool.publish, self._collect, self._guarded),
             present=lambda client: self._clients.get(client.connection) is client,
             relieve=self._models.relieve,
         )
+
+    def _make_recovery(self) -> None:
         self._recovery = Recovery(
-            self._loop,
-            self._table,
-            self._segments,
-            kill=self._pool.kill,
-            stopped=self._pool.stopped,
+            *(self._loop, self._table, self._segments, self._event_log, self._pool),
             replace=self._replace,
-            refill=self._pool.refill,
-            abandon=self._pool.abandon,
-            alive=lambda: self._pool.processes,
-            running=lambda: self._pool.running,
             op_of=lambda instance, tile: self._models.plans.op_of_tile(self._table.instance(instance)["plan"], tile),
             after=self._collect,
             give_up=self._no_workers,
-            event_log=self._event_log,
         )
         self._hangs = Watchdog(
             self._loop,
@@ -210,22 +222,9 @@ class Server:
             hung=self._pool.hung,
             withdrawn=self._pool.withdrawn,
             slow=self._slow_tile,
-            grace_s=config.cancel_grace_s,
+            grace_s=self._config.cancel_grace_s,
         )
         self._slow_tiles = 0
-        self._loop.watch(self._parked, PRIORITY_WORKER, self._worker_parked)
-        self._drain = Drain(self._loop, lambda: self._clients, self._event_log)
-        self._loop.on_signal(signal.SIGTERM, lambda: self._drain.begin(config.grace_s))
-        self._loop.on_signal(signal.SIGINT, self._loop.stop)
-        if config.restarts:
-            self._event_log.warning("runtime-restarted", restarts=config.restarts)
-        self._pool.start(len(cpus), cpus, chosen=config.cores is not None)
-        spawner.dismiss_early()
-        self._loop.later(LOOK_S, self._look)
-        self._listener = Listener(self._loop, starter, self._message, self._closed)
-        unnamed, self._address = run_directory.listen_unnamed()
-        self._listener.open([unnamed] + ([self._claim.listen()] if self._claim else []))
-        self._worked = False
 
     @staticmethod
     def _choose(config: Config, taken: list[int]) -> list[int]:
@@ -281,7 +280,7 @@ class Server:
 
     # ---- workers
 
-    def _worker_ready(self) -> None:
+    def worker_ready(self) -> None:
         self._worked = True
         self._recovery.started()
         if self._pool.running:
@@ -291,7 +290,7 @@ class Server:
             for connection in waiting:
                 self._guarded(connection, None, partial(self._welcome, connection))
 
-    def _worker_died(self, death: Death) -> None:
+    def worker_died(self, death: Death) -> None:
         self._recovery.died(death)
         self._worked |= death.booted
         if not self._worked and not death.killed:
@@ -307,13 +306,13 @@ class Server:
         os.eventfd_read(self._parked)
         self._recovery.look()
 
-    def _worker_stopped(self) -> None:
+    def worker_stopped(self) -> None:
         self._recovery.look()
 
-    def _unmapped(self, number: int) -> None:
+    def unmapped(self, number: int) -> None:
         self._segments.unmapped(number)
 
-    def _worker_left(self) -> None:
+    def worker_left(self) -> None:
         self._collect()
         self._recovery.look()
 
@@ -326,7 +325,7 @@ class Server:
     def _model_of(self, plan: int) -> str:
         return self._models.plans.name_of(plan)
 
-    def _drained(self) -> None:
+    def drained(self) -> None:
         self._models.look_at_weights()
         self._collect()
 
@@ -482,6 +481,28 @@ class Server:
                 send(protocol.Done(message.id, len(self._pool)))
             case protocol.Status():
                 send(protocol.StatusReply(message.id, json.dumps(self.status()).encode()))
+            case protocol.TraceBegin() | protocol.TraceEnd() | protocol.TracePlan() | protocol.TraceDrop():
+                self._dispatch_trace(client, message, fds)
+            case protocol.Stop():
+                send(protocol.Done(message.id))
+                if message.drain:
+                    self._drain.begin(message.grace_s)
+                else:
+                    self._loop.stop()
+            case protocol.Quiet():
+                send(protocol.Done(message.id))
+                self._drain.quiet(client.connection)
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__}")
+
+    def _dispatch_trace(
+        self,
+        client: Client,
+        message: protocol.TraceBegin | protocol.TraceEnd | protocol.TracePlan | protocol.TraceDrop,
+        fds: list[int],
+    ) -> None:
+        send = client.connection.send
+        match message:
             case protocol.TraceBegin():
                 self._trace(client, message)
             case protocol.TraceEnd():
@@ -495,17 +516,6 @@ class Server:
             case protocol.TraceDrop():
                 self._traces.drop(client.number)
                 send(protocol.Done(message.id))
-            case protocol.Stop():
-                send(protocol.Done(message.id))
-                if message.drain:
-                    self._drain.begin(message.grace_s)
-                else:
-                    self._loop.stop()
-            case protocol.Quiet():
-                send(protocol.Done(message.id))
-                self._drain.quiet(client.connection)
-            case _:
-                raise ProtocolError(f"unexpected {type(message).__name__}")
 
     def _asker(self, client: Client, request: int) -> Asker:
         connection = client.connection
@@ -611,30 +621,13 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """Everything `Runtime.status` returns: plain dicts, lists, numbers and strings."""
-        memory: dict[str, dict[str, int]] = {}
-        own = [Held(0, s.role, s.nbytes, s.fd, "") for s in (self._control, self._doorbell)]
-        for held in [*own, *self._segments]:
-            entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
-            entry["segments"] += 1
-            entry["bytes"] += held.own_bytes
         requests, waited = self._requests.describe([client.tally for client in self._clients.values()])
         scheduler = {**self._table.status(), "waiting": sum(self._waiting(client) for client in self._clients.values())}
         begun = sum(found["in_flight"] for found in requests.values())
         scheduler["queue_seconds"] = waited
         scheduler["queue_depth"] = max(scheduler["waiting"], begun - scheduler["instances"]["running"], 0)
         return {
-            "runtime": {
-                "name": self._config.name,
-                "pid": os.getpid(),
-                "zygote": self._spawner.zygote,
-                "version": aspen_mp.__version__,
-                "started": self._started,
-                "uptime_s": time.time() - self._started,
-                "ready": self._pool.running > 0,
-                "max_workers": self._max_workers,
-                "restarts": self._config.restarts,
-                "stopping": self._drain.going_on,
-            },
+            "runtime": self._describe_runtime(),
             "machine": {
                 "cpus": topology.format_cpus(self._seen.cpus),
                 "cpu_quota": self._seen.quota,
@@ -642,42 +635,68 @@ class Server:
                 "shared_cpus": topology.format_cpus(self._leases.shared),
                 "changes": self._changes,
             },
-            "recovery": {
-                "worker_deaths": self._recovery.deaths,
-                "hung": self._pool.hangs,
-                "withdrawn": self._pool.withdrawals,
-                "slow_tiles": self._slow_tiles,
-                "respawned": self._pool.respawned,
-                "lacking": self._pool.lacking,
-                "given_up": self._recovery.given_up,
-                "abandoned": self._pool.abandoned,
-                "arenas_replaced": self._recovery.replaced,
-                "recoveries": self._recovery.recoveries,
-                "last": self._recovery.last,
-                "last_stop_s": self._recovery.last_stop_s,
-                "requests": dict(self._recovery.totals),
-                "latest": self._recovery.outages.latest(),
-            },
+            "recovery": self._describe_recovery(),
             "workers": [self._worker(worker) for worker in self._pool.describe()],
             "models": self._models.describe(),
             "requests": requests,
-            "clients": [
-                {
-                    "client": client.number,
-                    "pid": client.connection.pid,
-                    "since": client.since,
-                    "waiting": self._waiting(client),
-                    "data_bytes": sum(self._segments[segment].own_bytes for segment in client.data.values()),
-                    "borrowed_bytes": sum(
-                        self._segments[segment].nbytes - self._segments[segment].own_bytes for segment in client.data.values()
-                    ),
-                }
-                for client in self._clients.values()
-            ],
-            "memory": memory,
+            "clients": [self._describe_client(client) for client in self._clients.values()],
+            "memory": self._describe_memory(),
             "events": self._event_log.latest(),
             "scheduler": scheduler,
         }
+
+    def _describe_runtime(self) -> dict[str, Any]:
+        return {
+            "name": self._config.name,
+            "pid": os.getpid(),
+            "zygote": self._spawner.zygote,
+            "version": aspen_mp.__version__,
+            "started": self._started,
+            "uptime_s": time.time() - self._started,
+            "ready": self._pool.running > 0,
+            "max_workers": self._max_workers,
+            "restarts": self._config.restarts,
+            "stopping": self._drain.going_on,
+        }
+
+    def _describe_recovery(self) -> dict[str, Any]:
+        return {
+            "worker_deaths": self._recovery.deaths,
+            "hung": self._pool.hangs,
+            "withdrawn": self._pool.withdrawals,
+            "slow_tiles": self._slow_tiles,
+            "respawned": self._pool.respawned,
+            "lacking": self._pool.lacking,
+            "given_up": self._recovery.given_up,
+            "abandoned": self._pool.abandoned,
+            "arenas_replaced": self._recovery.replaced,
+            "recoveries": self._recovery.recoveries,
+            "last": self._recovery.last,
+            "last_stop_s": self._recovery.last_stop_s,
+            "requests": dict(self._recovery.totals),
+            "latest": self._recovery.outages.latest(),
+        }
+
+    def _describe_client(self, client: Client) -> dict[str, Any]:
+        held = [self._segments[segment] for segment in client.data.values()]
+        return {
+            "client": client.number,
+            "pid": client.connection.pid,
+            "since": client.since,
+            "waiting": self._waiting(client),
+            "data_bytes": sum(data.own_bytes for data in held),
+            "borrowed_bytes": sum(data.nbytes - data.own_bytes for data in held),
+        }
+
+    def _describe_memory(self) -> dict[str, dict[str, int]]:
+        """Segments and their bytes, by role."""
+        memory: dict[str, dict[str, int]] = {}
+        own = [Held(0, s.role, s.nbytes, s.fd, "") for s in (self._control, self._doorbell)]
+        for held in [*own, *self._segments]:
+            entry = memory.setdefault(held.role, {"segments": 0, "bytes": 0})
+            entry["segments"] += 1
+            entry["bytes"] += held.own_bytes
+        return memory
 
     def _worker(self, worker: dict[str, Any]) -> dict[str, Any]:
         """A worker with what it executes: `model`, `op`, and `tile_s`, for how long it has been seen in that tile."""

@@ -12,8 +12,8 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from aspen_mp.control.memory.segments import SegmentStore
 from aspen_mp.control.pool.recovery_stats import RecoveryStats
@@ -66,48 +66,66 @@ class Death:
         return not self.hung and self.number in {signal.SIGKILL, signal.SIGTERM}
 
 
-@dataclass(slots=True)
-class Recovery:
-    """`kill(rows)` ends workers, whose deaths are told when they have ended; `stopped(rows)` are those of them that have been stopped
-    (SIGSTOP), which would hold everybody up; `replace(instance)` gives an instance another arena; `refill()` starts one for each that has
-    died, `abandon()` does without them; `alive()` counts those there are, `running()` those that take tiles; `op_of(instance, tile)` finds
-    a tile's op; `after()` is called when the world goes on; `give_up(why)` when no worker stays alive."""
+class Pool(Protocol):
+    """The workers, as far as a recovery is concerned."""
 
-    loop: Loop
-    table: _control.ControlTable
-    segments: SegmentStore
-    kill: Callable[[list[int]], None]
-    stopped: Callable[[list[int]], list[int]]
-    replace: Callable[[int], None]
-    refill: Callable[[], None]
-    abandon: Callable[[], int]
-    alive: Callable[[], int]
-    running: Callable[[], int]
-    op_of: Callable[[int, int], int]
-    after: Callable[[], None]
-    give_up: Callable[[str], None]
-    event_log: EventLog
-    deaths: int = 0
-    given_up: int = 0
-    recoveries: int = 0
-    last: str = ""
-    last_stop_s: float = 0.0
-    totals: Counter[str] = field(default_factory=Counter)
-    outages: RecoveryStats = field(default_factory=RecoveryStats)
-    _attempts: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    _kills: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    _hangs: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    _unborn: int = 0
-    _failed: int = 0
-    _poisoned: list[tuple[int, int, int]] = field(default_factory=list)
-    _lost: set[tuple[int, int]] = field(default_factory=set)
-    replaced: int = 0
-    _faults: deque[float] = field(default_factory=lambda: deque(maxlen=BURST))
-    _since: float | None = None
-    _timer: Timer | None = None
-    _lacking: tuple[str, str] = ("", "")
-    _restart: bool = False
-    closed: bool = False
+    def kill(self, rows: list[int]) -> None:
+        """Ends workers, whose deaths are told when they have ended."""
+
+    def stopped(self, rows: list[int]) -> list[int]:
+        """Those of these rows whose workers somebody has stopped (SIGSTOP), which would hold everybody up."""
+
+    def refill(self) -> None:
+        """Starts a worker for each that has died."""
+
+    def abandon(self) -> int:
+        """Does without those that have died; how many that are."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+
+    @property
+    def running(self) -> int:
+        """How many take tiles."""
+
+
+class Recovery:
+    """`deaths` … `replaced` are told in `status`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        table: _control.ControlTable,
+        segments: SegmentStore,
+        event_log: EventLog,
+        pool: Pool,
+        *,
+        replace: Callable[[int], None],
+        op_of: Callable[[int, int], int],
+        after: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """`replace(instance)` gives an instance another arena; `op_of(instance, tile)` finds a tile's op; `after()` is called when the
+        world goes on; `give_up(why)` when no worker stays alive."""
+        self.loop, self.table, self.segments, self.event_log, self.pool = loop, table, segments, event_log, pool
+        self.replace, self.op_of, self.after, self.give_up = replace, op_of, after, give_up
+        self.deaths = self.given_up = self.recoveries = self.replaced = 0
+        self.last, self.last_stop_s = "", 0.0
+        self.totals: Counter[str] = Counter()
+        self.outages = RecoveryStats()
+        self.closed = False
+        self._attempts: Counter[tuple[int, int, int]] = Counter()
+        self._kills: Counter[tuple[int, int, int]] = Counter()
+        self._hangs: Counter[tuple[int, int, int]] = Counter()
+        self._unborn = self._failed = 0
+        self._poisoned: list[tuple[int, int, int]] = []
+        self._lost: set[tuple[int, int]] = set()
+        self._faults: deque[float] = deque(maxlen=BURST)
+        self._since: float | None = None
+        self._timer: Timer | None = None
+        self._lacking = "", ""
+        self._restart = False
 
     @property
     def going_on(self) -> bool:
@@ -159,9 +177,9 @@ class Recovery:
             return
         late = self.table.epoch_stopped()  # I7: nothing is rebuilt before each has parked or been reaped
         left = self._since + PARK_S - time.monotonic()
-        doomed = late if left < 0 else self.stopped(late)
+        doomed = late if left < 0 else self.pool.stopped(late)
         if doomed:
-            self.kill(doomed)
+            self.pool.kill(doomed)
         if late:
             self._look_in(left if left > 0 else AGAIN_S)
         elif not self._replace_lost() or (buffers := self._mapped()) is None:
@@ -229,7 +247,7 @@ class Recovery:
         self.recoveries += 1
         self.last_stop_s = time.monotonic() - self._since
         self.event_log.warning("recovered", seconds=self.last_stop_s, **outcome)
-        self.outages.ended(self.running(), self._restart)
+        self.outages.ended(self.pool.running, self._restart)
         self._since = None
         self._restart = False
         self._forget_old()
@@ -246,11 +264,11 @@ class Recovery:
     def _refill(self) -> None:
         """Replaces the dead: at once, but later and later where they do not even come to run."""
         if self._failed >= MOST_BOOTS:
-            n = self.abandon()
+            n = self.pool.abandon()
             if n:
                 self.given_up += n
-                self.event_log.warning("workers-given-up", workers=n, left=self.alive(), why=self.last)
-            if not self.alive():
+                self.event_log.warning("workers-given-up", workers=n, left=self.pool.processes, why=self.last)
+            if not self.pool.processes:
                 self.give_up(self.last)
             return
         delay = min(MOST_DELAY_S, 0.01 * 2**self._unborn) if self._unborn else 0.0
@@ -265,9 +283,9 @@ class Recovery:
         if self.closed:
             return
         try:
-            self.refill()
+            self.pool.refill()
         except Exception as error:
             self.last = f"a worker could not be started: {error}"
             self.event_log.warning("worker-not-started", why=str(error))
-            if not self.alive():
+            if not self.pool.processes:
                 self.give_up(self.last)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from aspen_mp.control.memory.segments import Held
 from aspen_mp.control.pool.core_leases import Leases
@@ -48,15 +48,15 @@ class Worker:
     sock: socket.socket
     place: Place
     core_class: str
-    state: str = "starting"
-    error: str = ""
-    hung: str = ""
-    ended: str = ""
-    doomed: Timer | None = None
-    boot: Timer | None = None
-    stopped: Timer | None = None
     since: float = field(default_factory=time.monotonic)
-    out: deque[tuple[int, int, int, int, bytes, tuple[int, ...]]] = field(default_factory=deque)
+    state: str = field(default="starting", init=False)
+    error: str = field(default="", init=False)
+    hung: str = field(default="", init=False)
+    ended: str = field(default="", init=False)
+    doomed: Timer | None = field(default=None, init=False)
+    boot: Timer | None = field(default=None, init=False)
+    stopped: Timer | None = field(default=None, init=False)
+    out: deque[tuple[int, int, int, int, bytes, tuple[int, ...]]] = field(default_factory=deque, init=False)
 
     @property
     def cpu(self) -> int:
@@ -66,45 +66,52 @@ class Worker:
         return {"worker": self.row, "pid": self.pid, "cpu": self.cpu}
 
 
-class WorkerPool:
-    """`on_ready()` follows each worker that begins to run or has failed to; `on_death` each one that ended unasked;
-    `on_drained()`: something that was dropped is no longer used; `on_unmapped(number)`: see `detach`; `on_left()` follows each asked-for
-    end; `on_stopped()`: somebody has stopped a worker. `parked_fd`: eventfd that workers write to when they have parked for a recovery."""
+class PoolListener(Protocol):
+    """What is told of workers."""
 
+    def worker_ready(self) -> None:
+        """A worker begins to run, or has failed to."""
+
+    def worker_died(self, death: Death) -> None:
+        """A worker has ended unasked."""
+
+    def worker_left(self) -> None:
+        """A worker has ended as it was asked to."""
+
+    def worker_stopped(self) -> None:
+        """Somebody has stopped a worker."""
+
+    def drained(self) -> None:
+        """Something that was dropped is no longer used."""
+
+    def unmapped(self, number: int) -> None:
+        """No worker has a segment any more: see `WorkerPool.detach`."""
+
+
+class WorkerPool:
     def __init__(
         self,
         loop: Loop,
         table: _control.ControlTable,
-        control_fd: int,
-        doorbell_fd: int,
-        parked_fd: int,
+        fds: tuple[int, int, int],
         max_workers: int,
         segments: Callable[[], Iterable[Held]],
         event_log: EventLog,
         leases: Leases,
         spawner: WorkerSpawner,
-        *,
-        on_ready: Callable[[], None],
-        on_death: Callable[[Death], None],
-        on_left: Callable[[], None],
-        on_drained: Callable[[], None],
-        on_unmapped: Callable[[int], None],
-        on_stopped: Callable[[], None],
+        listener: PoolListener,
     ) -> None:
+        """`fds`: of the control table, of the doorbell page, and an eventfd that workers write to when they have parked for a recovery.
+        `segments()`: those that workers map."""
         self._loop = loop
         self._table = table
-        self._fds = (control_fd, doorbell_fd, parked_fd)
+        self._fds = fds
         self._max = max_workers
         self._segments = segments
         self._event_log = event_log
         self._leases = leases
         self._spawner = spawner
-        self._on_ready = on_ready
-        self._on_death = on_death
-        self._on_left = on_left
-        self._on_drained = on_drained
-        self._on_unmapped = on_unmapped
-        self._on_stopped = on_stopped
+        self._listener = listener
         self._rows: dict[int, Worker] = {}
         self._queued: deque[Place] = deque()  # of workers to start as soon as leaving ones have freed rows
         self._vacant: list[Place] = []  # of workers that have died and are to be replaced
@@ -335,7 +342,7 @@ class WorkerPool:
             self._send(worker, wire.BORROW, held.id, piece.at, piece.offset, wire.LENGTH.pack(piece.nbytes), fds=(piece.fd,))
 
     def detach(self, segment: int) -> int:
-        """Workers are told to unmap a segment. A number of which `on_unmapped` is told when none has it any more; 0: none has."""
+        """Workers are told to unmap a segment. A number of which the listener is told when none has it any more; 0: none has."""
         told = self._listening()
         if not told:
             return 0
@@ -352,7 +359,7 @@ class WorkerPool:
         left.remove(pid)
         if not left:
             del self._unmapping[number]
-            self._on_unmapped(number)
+            self._listener.unmapped(number)
 
     def publish(self) -> None:
         """Everything sent so far takes effect: workers are woken, and read their packets up to here."""
@@ -435,9 +442,9 @@ class WorkerPool:
             worker.state = "running"
             self._booted(worker)
             self._event_log.info("worker-joined", **worker.facts(), seconds=time.monotonic() - worker.since)
-            self._on_ready()
+            self._listener.worker_ready()
         elif kind == wire.DRAINED:
-            self._on_drained()
+            self._listener.drained()
         elif kind == wire.DETACHED:
             self._has_unmapped(worker.pid, a)
         elif kind == wire.ERROR:
@@ -467,7 +474,7 @@ class WorkerPool:
         self._table.worker_gone(worker.row, died=not asked)
         if asked:
             self._event_log.info("worker-left", **worker.facts())
-            self._on_left()
+            self._listener.worker_left()
             self._start_waiting()
         else:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -475,7 +482,9 @@ class WorkerPool:
                 self._vacant.append(worker.place)
             why = worker.ended or (f"hung {worker.hung}" if worker.hung else _why(status, error))
             self._died(worker, why)
-            self._on_death(Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung), bool(worker.ended)))
+            self._listener.worker_died(
+                Death(worker.row, worker.pid, worker.cpu, why, number, at, booted, bool(worker.hung), bool(worker.ended))
+            )
 
     def _died(self, worker: Worker, why: str) -> None:
         self._event_log.warning("worker-died", **worker.facts(), why=why)
@@ -486,7 +495,7 @@ class WorkerPool:
         for worker in stopped:
             worker.stopped = self._loop.later(STOPPED_S, partial(self._still_stopped, worker))
         if stopped:
-            self._on_stopped()  # workers may come and go by it
+            self._listener.worker_stopped()  # workers may come and go by it
 
     def _still_stopped(self, worker: Worker) -> None:
         worker.stopped = None
@@ -618,7 +627,7 @@ class WorkerPool:
         if staying:
             self._vacant.append(worker.place)
         why = f"{why}; it does not end and was abandoned"
-        self._on_death(
+        self._listener.worker_died(
             Death(
                 worker.row, worker.pid, worker.cpu, why, signal.SIGKILL, at, booted, bool(worker.hung), bool(worker.ended), abandoned=True
             )

@@ -142,7 +142,7 @@ def test_when_no_worker_has_it_any_more() -> None:
     workers = [SimpleNamespace(pid=pid, state=state) for pid, state in ((10, "running"), (11, "leaving"), (12, "abandoned"))]
     sent: list[tuple[int, ...]] = []
     told: list[int] = []
-    pool: Any = SimpleNamespace(_rows=dict(enumerate(workers)), _unmapping={}, _detached=0, _on_unmapped=told.append)
+    pool: Any = SimpleNamespace(_rows=dict(enumerate(workers)), _unmapping={}, _detached=0, _listener=SimpleNamespace(unmapped=told.append))
     pool._listening = lambda: WorkerPool._listening(pool)
     pool._send = lambda worker, kind, segment, number: sent.append((worker.pid, segment, number))
     first, second = WorkerPool.detach(pool, 5), WorkerPool.detach(pool, 5)

@@ -76,10 +76,20 @@ class Table:
 class Pool:
     """So many workers; one that has died is vacant until `refill` or `abandon`."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, kill: Any) -> None:
         self.alive = n
         self.vacant = 0
         self.told: list[str] = []
+        self.kill = kill
+
+    @property
+    def processes(self) -> int:
+        return self.alive
+
+    running = processes
+
+    def stopped(self, rows: list[int]) -> list[int]:
+        return []
 
     def refill(self) -> None:
         self.alive += self.vacant
@@ -91,21 +101,14 @@ class Pool:
 
 
 def make(n: int) -> tuple[Recovery, Loop, Table, Pool]:
-    loop, table, pool = Loop(), Table(), Pool(n)
-    parts: dict[str, Any] = {"loop": loop, "table": table, "segments": {}}
+    loop, table = Loop(), Table()
+    pool = Pool(n, table.killed.extend)
     recovery = Recovery(
-        **parts,
-        kill=table.killed.extend,
-        stopped=lambda rows: [],
+        *(loop, table, {}, EventLog("test", "off"), pool),  # type: ignore[arg-type]
         replace=table.replace,
-        refill=pool.refill,
-        abandon=pool.abandon,
-        alive=lambda: pool.alive,
-        running=lambda: pool.alive,
         op_of=lambda instance, tile: 3,
         after=lambda: None,
         give_up=pool.told.append,
-        event_log=EventLog("test", "off"),
     )
     return recovery, loop, table, pool
 
