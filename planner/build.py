@@ -31,7 +31,7 @@ from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenant
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
 from aspen_mp.planner.simulation.simulate import of_plan, simulate
-from aspen_mp.planner.tiling.batch_splitting import in_parts
+from aspen_mp.planner.tiling.batch_splitting import in_slices
 from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.tiling.joins import Edges, finish
 from aspen_mp.planner.tiling.policy import choose_grids
@@ -46,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 DEPTHS = LIMITS["depths"]
 LAST_RANK = 0xFFFFFFFF
 WORTH_PARTS = 0.02
-"""What layers in parts of the batch have to gain, of the latency: they are more to plan and to schedule."""
+"""What layers in slices of the batch have to gain, of the latency: they are more to plan and to schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,12 @@ def build_plan(
     return plan(found, between=True) if planning.barriers else built
 
 
-def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, parts: bool) -> tuple[Storage, Found]:
-    """The tiles of the graph, or with `parts` of the same with runs of layers in parts of the batch, if that finishes sooner before any
+def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found]:
+    """The tiles of the graph, or with `slices` of the same with runs of layers in slices of the batch, if that finishes sooner before any
     search."""
     if planning.search == "none" or planning.tiles is not None:
         return storage, Found(choose_grids(storage, len(machine), planning.tiles))
-    others = [assign_storage(other) for other in in_parts(graph)] if parts else []
+    others = [assign_storage(other) for other in in_slices(graph)] if slices else []
     if others:
         ends = [_finishes(one, machine, choose_grids(one, len(machine))) for one in (storage, *others)]
         k = int(np.argmin(ends))

@@ -210,8 +210,8 @@ def _show(report: dict[str, Any], explain: bool) -> None:
     if explain:
         rows = []
         for row in _by_layer(report["layers"]):
-            parts = f"{row['part'][1]} parts of the batch" if row["part"][1] > 1 else ""
-            note = f"opaque: {row['why']}" if row["opaque"] else parts
+            slices = f"{row['batch_slice'][1]} slices of the batch" if row["batch_slice"][1] > 1 else ""
+            note = f"opaque: {row['why']}" if row["opaque"] else slices
             tile = sources.describe(row["tile_shape"])
             work = f"{row['flops'] / 1e6:.2f}"
             moved = f"{row['bytes'] / 1e6:.2f}"
@@ -258,16 +258,16 @@ def _show(report: dict[str, Any], explain: bool) -> None:
 
 
 def _by_layer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for all parts of the batch that an op is executed for one after the other."""
+    """One row for all slices of the batch that an op is executed for one after the other."""
     out: list[dict[str, Any]] = []
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     alike: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
-        part, parts = row["part"]
-        kind = (row["name"], row["op"], row["kernel"], parts)
-        key = (*kind, alike[*kind, part])
-        alike[*kind, part] += 1
-        if part == 0:
+        k, n = row["batch_slice"]
+        kind = (row["name"], row["op"], row["kernel"], n)
+        key = (*kind, alike[*kind, k])
+        alike[*kind, k] += 1
+        if k == 0:
             first[key] = {**row}
             out.append(first[key])
             continue

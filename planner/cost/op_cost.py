@@ -146,13 +146,13 @@ def activation_bytes(node: Node) -> float:
 
 def memory_bytes(node: Node, moved: float | None = None) -> tuple[float, float]:
     """What a node reads and writes of memory behind the caches: weights, which other layers have pushed out since the last request, unless
-    another part of the batch or the steps before have just read them; and activations where they are too many to stay, those that are
+    another slice of the batch or the steps before have just read them; and activations where they are too many to stay, those that are
     written twice: a cache reads a line before it is written. `moved`: its traffic, where that is known."""
     weights = weight_bytes(node)
     passing = (traffic(node) if moved is None else moved) - weights
     if not SPECS[node.op].cost.picks:
         passing = passing + sum(nbytes(t) for t in node.outputs) if passing > rates().cached else 0.0
-    again = node.part[0] or not node.attrs.get("begins", True)
+    again = node.batch_slice[0] or not node.attrs.get("begins", True)
     return 0.0 if again else weights, passing
 
 

@@ -118,9 +118,9 @@ class Origin:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show. ``part``:
-    which part of the batch it computes, of how many (`planner/tiling/batch_splitting.py`). Tiles are boxes of the first output; of others,
-    which have its rank, one writes what lies in its box, the first along an axis where those have one element."""
+    """One operation. ``inputs`` may hold ``None`` for missing optional inputs; ``name`` and ``onnx_op`` are what messages show.
+    ``batch_slice``: which slice of the batch it computes, of how many (`planner/tiling/batch_splitting.py`). Tiles are boxes of the first
+    output; of others, which have its rank, one writes what lies in its box, the first along an axis where those have one element."""
 
     op: str
     name: str
@@ -129,7 +129,7 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     onnx_op: str = ""
     source: Origin | None = None
-    part: tuple[int, int] = (0, 1)
+    batch_slice: tuple[int, int] = (0, 1)
 
     @property
     def output(self) -> Tensor:

@@ -28,7 +28,7 @@ def _kind(node: Node, storage: Storage) -> Hashable:
     inputs = tuple([None if x is None else (x.shape, x.dtype.num, x.is_const, refs[x].strides, _held(node, x)) for x in node.inputs])
     outputs = tuple([(t.shape, t.dtype.num, refs[t].strides) for t in node.outputs])
     attrs = () if node.op == OPAQUE else tuple(node.attrs.items())
-    kind = (node.op, node.part, inputs, outputs, attrs)
+    kind = (node.op, node.batch_slice, inputs, outputs, attrs)
     try:
         hash(kind)
     except TypeError:  # an attribute that is a list or an array

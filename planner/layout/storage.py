@@ -164,7 +164,7 @@ def _inner(t: Tensor, order: Sequence[int]) -> int | None:
 class _Assignment:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        copies = [Node(n.op, n.name, list(n.inputs), list(n.outputs), n.attrs, n.onnx_op, part=n.part) for n in graph.nodes]
+        copies = [Node(n.op, n.name, list(n.inputs), list(n.outputs), n.attrs, n.onnx_op, batch_slice=n.batch_slice) for n in graph.nodes]
         self.nodes = _nest_concats(copies)
         self.producer = {t: node for node in self.nodes for t in node.outputs}
         self.readers: dict[Tensor, list[tuple[Node, int]]] = {}

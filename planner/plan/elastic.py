@@ -260,7 +260,7 @@ def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
     for a, b in zip(most.steps, other.steps, strict=True):
         if a.op == OPAQUE:
             raise Rigid(f"{a.onnx_op} {a.name!r} runs in Python", elsewhere=False)
-        if a.op != b.op or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs) or a.part != b.part:
+        if a.op != b.op or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs) or a.batch_slice != b.batch_slice:
             raise Rigid(f"{a.op} {a.name!r} at one length, {b.op} {b.name!r} at another")
         for x, y in zip([*a.outputs, *a.inputs], [*b.outputs, *b.inputs], strict=True):
             if (x is None) != (y is None):

@@ -30,7 +30,7 @@ def op_infos(nodes: Sequence[Node], grids: Sequence[Grid], works: Sequence[Work]
             known[grid] = tuple([max([b - a for a, b in pairwise(cuts.tolist())], default=0) for cuts in grid.cuts])
         sides = known[grid] + node.output.shape[len(grid.cuts) :]
         names = node.name, node.onnx_op or node.op, op_cost.kernel(node)
-        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == OPAQUE, node.part))
+        out.append(OpInfo(*names, grid.n, sides, work.flops, work.bytes, work.ns * 1e-6, node.op == OPAQUE, node.batch_slice))
     return out
 
 

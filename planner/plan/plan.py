@@ -58,7 +58,7 @@ class OpInfo:
     bytes: float
     predicted_ms: float
     opaque: bool
-    part: tuple[int, int] = (0, 1)
+    batch_slice: tuple[int, int] = (0, 1)
     """Of the batch, and how many there are."""
 
 

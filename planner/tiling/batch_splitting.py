@@ -1,12 +1,12 @@
-"""Layers that run for one part of the batch after the other: depth first, BrainSlug's idea, for whole operators.
+"""Layers that run for one slice of the batch after the other: depth first, BrainSlug's idea, for whole operators.
 
 A layer of a large batch writes more than caches hold, and the next one reads it from memory. A *run* of layers whose images do not see each
 other is instead executed for some images through all of its layers, then for the next ones: what passes from layer to layer stays in the
-caches, and the arena shrinks, because every part recycles the memory of the one before. The price is more and smaller tiles, more ends to
-wait at, and weights that are read once a part; so a run has no more weights than stay in the cache. Whether it pays for all that on the
+caches, and the arena shrinks, because every slice recycles the memory of the one before. The price is more and smaller tiles, more ends to
+wait at, and weights that are read once a slice; so a run has no more weights than stay in the cache. Whether it pays for all that on the
 machine at hand is for the simulation to say (`planner/build.py`).
 
-The graph is rewritten: every node of a run stands there once a part, on slices of what comes from outside, and what is read after the run
+The graph is rewritten: every node of a run stands there once a slice, on views of what comes from outside, and what is read after the run
 is put together again. Algorithms have been chosen by then and rows keep their sums, so results have the same bits.
 """
 
@@ -25,12 +25,12 @@ from aspen_mp.planner.layout.storage import nbytes
 from aspen_mp.planner.ops.table import SPECS, input_region
 
 GOAL = 0.5
-"""What an operator may read and write of a part, of what a cache holds: several layers' activations live at a time."""
+"""What an operator may read and write of a slice, of what a cache holds: several layers' activations live at a time."""
 RECYCLED = 3
 """After so many layers memory is written anew (`memory.MARGIN`): where they move more than a cache holds, it is not there any more."""
-PART_NS = (15_000.0, 45_000.0)
+SLICE_NS = (15_000.0, 45_000.0)
 """What a node more may cost: its tiles are more and smaller, and workers wait for the last of them. The less, the longer runs are and the
-more parts they have; which are the better ones the simulation says."""
+more slices they have; which are the better ones the simulation says."""
 MOST_NODES = 1000
 """That a graph may have more than before."""
 MOST_RUNS = 16
@@ -44,23 +44,23 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Nodes [begin, end) of a graph, in so many parts of the batch."""
+    """Nodes [begin, end) of a graph, in so many slices of the batch."""
 
     begin: int
     end: int
-    parts: int
+    slices: int
 
 
-def in_parts(graph: Graph) -> list[Graph]:
-    """The kernel-level graph with runs in parts, in different ways; empty where that would gain nothing. The graph stays as it is."""
-    ways = [find_runs(graph, part_ns) for part_ns in PART_NS]
+def in_slices(graph: Graph) -> list[Graph]:
+    """The kernel-level graph with runs in slices, in different ways; empty where that would gain nothing. The graph stays as it is."""
+    ways = [find_runs(graph, slice_ns) for slice_ns in SLICE_NS]
     return [_Cut(graph).by(runs) for k, runs in enumerate(ways) if runs and runs not in ways[:k]]
 
 
 # -------------------------------------------------------------------------------------------------------------------- finding runs
 
 
-def find_runs(graph: Graph, part_ns: float) -> list[Run]:
+def find_runs(graph: Graph, slice_ns: float) -> list[Run]:
     """The runs that save most memory traffic by the cost model, in the order of the graph, where a node more costs so much."""
     nodes = graph.nodes
     if len(nodes) > MOST_LOOKED_AT:
@@ -78,26 +78,26 @@ def find_runs(graph: Graph, part_ns: float) -> list[Run]:
     least = WORTH * sum(whole_ns(node) for node, step in zip(nodes, steps, strict=True) if step)
     stops = _stops(batch, np.array([op_cost.weight_bytes(node) for node in nodes]))
     values = {}
-    for parts in _numbers(int(batch.max(initial=0))):
-        fits = np.clip(2.0 - each / (GOAL * cached * parts), 0.0, 1.0)
-        values[parts] = np.where(batch >= parts, fits * moved / op_cost.rates().cold - (parts - 1) * part_ns * steps, -np.inf)
+    for slices in _numbers(int(batch.max(initial=0))):
+        fits = np.clip(2.0 - each / (GOAL * cached * slices), 0.0, 1.0)
+        values[slices] = np.where(batch >= slices, fits * moved / op_cost.rates().cold - (slices - 1) * slice_ns * steps, -np.inf)
     found: list[Run] = []
     room = MOST_NODES
     todo = [(0, len(nodes))]
     while todo and len(found) < MOST_RUNS:
         lo, hi = todo.pop()
-        runs = [_best(value, stops, parts, lo, hi) for parts, value in values.items()]
-        fitting = [(worth, run) for worth, run in runs if worth > least and (run.end - run.begin) * (run.parts - 1) <= room]
+        runs = [_best(value, stops, slices, lo, hi) for slices, value in values.items()]
+        fitting = [(worth, run) for worth, run in runs if worth > least and (run.end - run.begin) * (run.slices - 1) <= room]
         if fitting:
             _, best = max(fitting, key=lambda one: one[0])
             found.append(best)
-            room -= (best.end - best.begin) * (best.parts - 1)
+            room -= (best.end - best.begin) * (best.slices - 1)
             todo += [(lo, best.begin), (best.end, hi)]
     return sorted(found, key=lambda run: run.begin)
 
 
 def _numbers(batch: int) -> list[int]:
-    """Of parts that are tried."""
+    """Of slices that are tried."""
     return sorted({min(2**k, batch) for k in range(1, batch.bit_length() + 1)} - {1}) if batch > 1 else []
 
 
@@ -113,9 +113,9 @@ def _stops(batch: Ints, weights: Floats) -> Ints:
     return stops
 
 
-def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[float, Run]:
+def _best(value: Floats, stops: Ints, slices: int, lo: int, hi: int) -> tuple[float, Run]:
     """The run within nodes [lo, hi) of most value, and its value; 0 where there is none."""
-    most, best = 0.0, Run(lo, lo, parts)
+    most, best = 0.0, Run(lo, lo, slices)
     gains = np.concatenate([np.zeros(1, np.int64), np.cumsum(value > 0.0)])
     for begin in np.flatnonzero(value[lo:hi] > 0.0) + lo:  # a run begins where it gains something
         worth = np.cumsum(value[begin : min(stops[begin], hi)])
@@ -123,7 +123,7 @@ def _best(value: Floats, stops: Ints, parts: int, lo: int, hi: int) -> tuple[flo
             continue
         end = int(begin + np.argmax(worth) + 1)
         if worth[end - begin - 1] > most and gains[end] - gains[begin] > 1:  # else nothing passes from one node to another
-            most, best = float(worth[end - begin - 1]), Run(int(begin), end, parts)
+            most, best = float(worth[end - begin - 1]), Run(int(begin), end, slices)
     return most, best
 
 
@@ -176,7 +176,7 @@ class _Cut:
         self.new: dict[Tensor, Tensor] = {}
 
     def by(self, runs: list[Run]) -> Graph:
-        """The graph with these runs in parts."""
+        """The graph with these runs in slices of the batch."""
         at = 0
         for run in [*runs, Run(len(self.graph.nodes), len(self.graph.nodes), 1)]:
             for node in self.graph.nodes[at : run.begin]:
@@ -193,27 +193,27 @@ class _Cut:
         nodes = self.graph.nodes[run.begin : run.end]
         outside = {x for node in self.graph.nodes[run.end :] for x in node.inputs} | set(self.graph.outputs)
         made: dict[Tensor, list[Tensor | None]] = {node.output: [] for node in nodes}
-        for k in range(run.parts if nodes else 0):
-            cuts = split(nodes[0].output.shape[0], run.parts)
+        for k in range(run.slices if nodes else 0):
+            cuts = split(nodes[0].output.shape[0], run.slices)
             rows = int(cuts[k]), int(cuts[k + 1])
-            slices: dict[Tensor, Tensor] = {}
+            views: dict[Tensor, Tensor] = {}
             for node in nodes:
-                inputs = [made[x][k] if x in made else self._slice(node, x, rows, slices) for x in node.inputs]
-                made[node.output].append(self._part(replace(node, inputs=inputs, part=(k, run.parts)), node.output, rows))
+                inputs = [made[x][k] if x in made else self._view(node, x, rows, views) for x in node.inputs]
+                made[node.output].append(self._slice(replace(node, inputs=inputs, batch_slice=(k, run.slices)), node.output, rows))
         for node in nodes:
             if node.output in outside:
                 self._whole(Node("concat", node.name, made[node.output], [], {"axis": 0}, node.onnx_op), [node.output])
 
-    def _slice(self, node: Node, x: Tensor | None, rows: tuple[int, int], slices: dict[Tensor, Tensor]) -> Tensor | None:
+    def _view(self, node: Node, x: Tensor | None, rows: tuple[int, int], views: dict[Tensor, Tensor]) -> Tensor | None:
         """Those rows of what comes from outside the run; a constant is for all."""
         if x is None or x.is_const:
             return x
-        if x not in slices:
+        if x not in views:
             attrs = {"starts": (rows[0], *(0,) * (len(x.shape) - 1)), "steps": (1,) * len(x.shape)}
-            slices[x] = self._part(Node("view.slice", node.name, [self._of(x)], [], attrs, node.onnx_op), x, rows)
-        return slices[x]
+            views[x] = self._slice(Node("view.slice", node.name, [self._of(x)], [], attrs, node.onnx_op), x, rows)
+        return views[x]
 
-    def _part(self, node: Node, like: Tensor, rows: tuple[int, int]) -> Tensor:
+    def _slice(self, node: Node, like: Tensor, rows: tuple[int, int]) -> Tensor:
         """Puts a node in that computes rows of `like`."""
         out = Tensor(f"{like.name}[{rows[0]}:{rows[1]}]", (rows[1] - rows[0], *like.shape[1:]), like.dtype, producer=node)
         node.outputs = [out]

@@ -256,7 +256,15 @@ class _Search:
         """Equal for nodes whose ladders are: constants come from memory, and a tile's bytes are its elements' dtypes'."""
         inputs = tuple(None if x is None else (x.shape, x.dtype, x.is_const) for x in node.inputs)
         attrs = tuple(sorted((name, str(value)) for name, value in node.attrs.items() if name not in ("model", "first")))
-        return (node.op, node.part[0] > 0, self.storage.refs[node.output].strides, node.output.shape, node.output.dtype, inputs, attrs)
+        return (
+            node.op,
+            node.batch_slice[0] > 0,
+            self.storage.refs[node.output].strides,
+            node.output.shape,
+            node.output.dtype,
+            inputs,
+            attrs,
+        )
 
     def _ladder(self, kind: tuple[object, ...], node: Node) -> list[_Rung]:
         """Distinct grids of a node, coarse to fine."""

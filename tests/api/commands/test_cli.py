@@ -166,12 +166,12 @@ def test_plan_shows_parts_of_the_batch_as_one_row() -> None:
     asked = ("plan", "zoo:squeezenet1_1", "--batch", 64, "--cores", 2)
     report = as_json(*asked, "--measure", "--rounds", 1)
     text = ok(*asked, "--explain")
-    parts = max(row["part"][1] for row in report["layers"])
-    assert parts > 1
-    cut = [row["name"] for row in report["layers"] if row["part"] == [0, parts]]
+    slices = max(row["batch_slice"][1] for row in report["layers"])
+    assert slices > 1
+    cut = [row["name"] for row in report["layers"] if row["batch_slice"] == [0, slices]]
     assert cut
     assert all(text.count(f"{name} ") == 1 for name in set(cut))
-    assert f"{parts} parts of the batch" in text
+    assert f"{slices} slices of the batch" in text
 
 
 def test_bench_prediction(tmp_path: Path) -> None:

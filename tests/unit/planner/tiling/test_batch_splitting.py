@@ -1,4 +1,4 @@
-"""Runs of layers that are executed for one part of the batch after the other."""
+"""Runs of layers that are executed for one slice of the batch after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aspen_mp.planner.ops.verify import verify
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.planner.tiling import batch_splitting
-from aspen_mp.planner.tiling.batch_splitting import Run, _batch, _Cut, find_runs, in_parts
+from aspen_mp.planner.tiling.batch_splitting import Run, _batch, _Cut, find_runs, in_slices
 
 
 def separable(graph: Graph) -> list[Run]:
@@ -47,7 +47,7 @@ def cut_graphs(draw: hs.DrawFn) -> tuple[Graph, Graph]:
     runs = []
     for run in separable(graph):
         begin = draw(hs.integers(run.begin, run.end - 1))
-        runs.append(Run(begin, draw(hs.integers(begin + 1, run.end)), draw(hs.integers(2, run.parts))))
+        runs.append(Run(begin, draw(hs.integers(begin + 1, run.end)), draw(hs.integers(2, run.slices))))
     return graph, _Cut(graph).by(runs)
 
 
@@ -109,11 +109,11 @@ def test_all_of_a_run_and_nothing_else() -> None:
     last = b.softmax(b.binary(second, first), 0)
     graph = b.graph(last, second)
     cut = _Cut(graph).by([Run(1, 3, 4)])
-    verify(cut, "parts", kernel_level=True)
-    verify(graph, "parts", kernel_level=True)
+    verify(cut, "slices", kernel_level=True)
+    verify(graph, "slices", kernel_level=True)
     ops = [node.op for node in cut.nodes]
     assert ops == ["UNARY", *["view.slice", "CONV", "CONV"] * 4, "concat", "concat", "BINARY", "SOFTMAX"]
-    assert [node.part for node in cut.nodes if node.op == "CONV"] == [(k, 4) for k in range(4) for _ in range(2)]
+    assert [node.batch_slice for node in cut.nodes if node.op == "CONV"] == [(k, 4) for k in range(4) for _ in range(2)]
     assert [node.output.shape[0] for node in cut.nodes if node.op == "view.slice"] == [1, 2, 1, 2]
     assert [t.name for t in cut.outputs] == [t.name for t in graph.outputs]
 
@@ -127,13 +127,13 @@ def chain(batch: int, side: int = 64, layers: int = 4) -> Graph:
 
 
 def test_where_layers_move_more_than_a_cache_holds() -> None:
-    """Half a MiB an image and layer: 48 of them pass through memory, 8 stay; larger batches have more parts."""
+    """Half a MiB an image and layer: 48 of them pass through memory, 8 stay; larger batches have more slices."""
     assert find_runs(chain(1), 15_000.0) == find_runs(chain(8), 15_000.0) == []
     (run,) = find_runs(chain(48), 15_000.0)
     assert (run.begin, run.end) == (0, 4)
-    assert run.parts in (4, 8)
+    assert run.slices in (4, 8)
     (more,) = find_runs(chain(192), 15_000.0)
-    assert more.parts > run.parts
+    assert more.slices > run.slices
     assert find_runs(chain(48, layers=1), 15_000.0) == [], "nothing passes from one layer to another"
     assert find_runs(chain(48), 1e9) == []
 
@@ -148,7 +148,7 @@ def test_weights_of_a_run_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> 
 def test_graphs_grow_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(64, layers=6)
     monkeypatch.setattr(batch_splitting, "MOST_NODES", 40)
-    cuts = in_parts(graph)
+    cuts = in_slices(graph)
     assert cuts
     assert all(sum(node.op != "view.slice" for node in cut.nodes) <= len(graph.nodes) + 40 + 1 for cut in cuts)
 
@@ -172,8 +172,8 @@ def planned(model: Any, feeds: dict[str, Any], search: str, cores: str) -> Plan:
 def test_a_network_takes_less_memory_and_time(batch_of_squeezenet: tuple[Any, dict[str, Any]], cores: str) -> None:
     whole, cut = (planned(*batch_of_squeezenet, search, cores) for search in ("none", "quick"))
     validate(cut.segment())
-    assert {row.part for row in whole.info} == {(0, 1)}
-    assert max(row.part[1] for row in cut.info) > 1
+    assert {row.batch_slice for row in whole.info} == {(0, 1)}
+    assert max(row.batch_slice[1] for row in cut.info) > 1
     assert cut.activation_bytes < 0.8 * whole.activation_bytes
     assert sum(row.predicted_ms for row in cut.info) < sum(row.predicted_ms for row in whole.info)
 
@@ -183,6 +183,6 @@ def test_a_network_has_the_same_bits() -> None:
     feeds = models.inputs(model, batch=5)
     graph = lowered(model, feeds)
     cut = _Cut(graph).by([Run(run.begin, run.end, 3) for run in separable(graph)])
-    verify(cut, "parts", kernel_level=True)
+    verify(cut, "slices", kernel_level=True)
     for whole, split in zip(run_graph(graph, feeds), run_graph(cut, feeds), strict=True):
         assert whole.tobytes() == split.tobytes()
