@@ -127,26 +127,26 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
 #define ASPEN_UNDERWAY 0.5 /* of a tile, what a faster core has still to do of the one that it runs, on average */
 #define ASPEN_PATIENCE 4 /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
 
-/* Which part of a layer's tiles is this worker's: parts lie in the order of the rows, and are as large as their cores are fast. */
+/* Which queue share, of a layer's tiles, is this worker's: shares lie in the order of the rows, and are as large as their cores are fast. */
 static inline void aspen_dse_share(struct aspen_dse *d, double pace) {
   const struct aspen_control *c = d->s.control;
   double fastest = pace, before = 0, all = 0;
   uint32_t open = 0;
   for (int round = 0; round < 2; round++)
     for (uint32_t r = 0; r < c->signals.n_rows; r++) {
-      double other = r == d->s.row ? pace : aspen_stat_load(&c->worker[r].pace), part = 1;
+      double other = r == d->s.row ? pace : aspen_stat_load(&c->worker[r].pace), share = 1;
       if (r != d->s.row && !aspen_load_relaxed(&c->row[r].open)) continue;
       if (!(other > 0)) other = fastest; /* not known yet */
       if (!round && other < fastest) fastest = other;
       if (!round) continue;
-      if (fastest * ASPEN_SLOWER < other) part = fastest / other;
-      before += r < d->s.row ? part : 0;
-      all += part;
+      if (fastest * ASPEN_SLOWER < other) share = fastest / other;
+      before += r < d->s.row ? share : 0;
+      all += share;
       open++;
     }
-  double part = before / all * ASPEN_PARTS;
-  d->s.user.part = (uint32_t)part;
-  d->s.user.part += d->s.user.part < part; /* rounded up: of three tiles the second of three workers takes the second */
+  double share = before / all * ASPEN_SHARES;
+  d->s.user.share = (uint32_t)share;
+  d->s.user.share += d->s.user.share < share; /* rounded up: of three tiles the second of three workers takes the second */
   d->s.user.walk = ASPEN_WALK / open;
 }
 
@@ -406,14 +406,14 @@ static inline void aspen_dse_note(struct aspen_dse *d, uint64_t item, uint64_t b
   if (begin) aspen_note_in_hand(t, 0, 0);
 }
 
-/* Of the tiles of a layer that became ready together, `best` and those in `ready`, the first of this worker's part is followed; `best` comes into
+/* Of the tiles of a layer that became ready together, `best` and those in `ready`, the first of this worker's queue share is followed; `best` comes into
  * the batch before all others, so that they stay in order. A JOIN (rank 0) goes first in any case: it takes no time, and others wait for it. */
-static inline uint64_t aspen_dse_own_part(const struct aspen_dse *d, const struct aspen_tile *tiles, struct aspen_batch *ready, uint64_t best) {
+static inline uint64_t aspen_dse_own_share(const struct aspen_dse *d, const struct aspen_tile *tiles, struct aspen_batch *ready, uint64_t best) {
   const uint8_t depth = tiles[ASPEN_ITEM_TILE(best)].depth;
   uint32_t n = 1, k = 0, at;
   if (!tiles[ASPEN_ITEM_TILE(best)].rank) return best;
   for (uint32_t i = 0; i < ready->n; i++) n += tiles[ASPEN_ITEM_TILE(ready->item[i])].depth == depth;
-  at = aspen_first_of_part(&d->s.user, n);
+  at = aspen_first_of_share(&d->s.user, n);
   if (!at) return best;
   while (tiles[ASPEN_ITEM_TILE(ready->item[k])].depth != depth || --at) k++;
   uint64_t own = ready->item[k];
@@ -478,8 +478,8 @@ static inline int aspen_dse_finish(struct aspen_dse *d, uint64_t item) {
       aspen_batch_add(&ready, it, c->depth);
     }
   }
-  if (best && ready.n && d->s.user.part && policy == ASPEN_POLICY_FIFO)
-    best = aspen_dse_own_part(d, tiles, &ready, best);
+  if (best && ready.n && d->s.user.share && policy == ASPEN_POLICY_FIFO)
+    best = aspen_dse_own_share(d, tiles, &ready, best);
   aspen_stat_add(&me->tiles, 1);
   ASPEN_FOR_RECOVERY
   aspen_stat_store(&me->current, 0);

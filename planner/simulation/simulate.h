@@ -26,7 +26,7 @@ enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 #define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
 #define SIM_UNDERWAY 0.5 /* ASPEN_UNDERWAY */
 #define SIM_PATIENCE 4 /* ASPEN_PATIENCE */
-#define SIM_PARTS 65536 /* ASPEN_PARTS */
+#define SIM_SHARES 65536 /* ASPEN_SHARES */
 #define SIM_WALK 1024 /* ASPEN_WALK */
 #define SIM_ROUNDING 1e-12
 #define SIM_NEVER (-1.0)
@@ -89,7 +89,7 @@ struct sim_core {
   double patience;  /* how long it leaves tiles to them: as long as SIM_PATIENCE take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
   uint32_t made, made_request; /* what its last tile left in scratch, 0: nothing, and for which request */
-  uint32_t part;    /* where its part of a layer begins, of SIM_PARTS (aspen_dse_share). A DSE knows it after its first millisecond */
+  uint32_t share;   /* where its queue share begins, of SIM_SHARES (aspen_dse_share). A DSE knows it after its first millisecond */
 };
 
 struct sim {
@@ -189,7 +189,7 @@ static inline void sim_put(struct sim *s, uint32_t row, uint32_t item, uint32_t 
   s->mask[row] |= (uint64_t)1 << column;
 }
 
-static inline uint32_t sim_first_of_part(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->part / SIM_PARTS); }
+static inline uint32_t sim_first_of_share(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->share / SIM_SHARES); }
 
 /* Core `c` takes an item of a row (aspen_row_take). */
 static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
@@ -206,9 +206,9 @@ static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
   if (s->r->order == SIM_RANDOM)
     for (uint32_t skip = sim_random(&k->random) % (uint32_t)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
   uint32_t column = (uint32_t)__builtin_ctzll(mask), *head = &s->head[row * SIM_COLUMNS + column], item = *head, before = SIM_NONE;
-  if (k->part && s->r->order == SIM_FIFO)
+  if (k->share && s->r->order == SIM_FIFO)
     for (uint32_t n = 2, at = 0, seen = s->next[item]; seen != SIM_NONE && n <= SIM_WALK / s->m->cores; n++, seen = s->next[seen])
-      if (sim_first_of_part(k, n) > at) at++, before = item, item = s->next[item];
+      if (sim_first_of_share(k, n) > at) at++, before = item, item = s->next[item];
   if (before != SIM_NONE) {
     s->next[before] = s->next[item];
     if (s->next[item] == SIM_NONE) s->tail[row * SIM_COLUMNS + column] = before;
@@ -364,13 +364,13 @@ static inline double sim_making(struct sim *s, uint32_t c, uint32_t instance, ui
 
 /* ------------------------------------------------------------------------------------------------ a core's steps */
 
-/* aspen_dse_own_part. */
-static inline uint32_t sim_own_part(const struct sim *s, const struct sim_core *k, uint32_t best, uint32_t pushed) {
+/* aspen_dse_own_share. */
+static inline uint32_t sim_own_share(const struct sim *s, const struct sim_core *k, uint32_t best, uint32_t pushed) {
   const struct sim_graph *g = s->g;
   uint32_t n = 1, at, i = 0;
   if (!g->rank[best]) return best;
   for (uint32_t j = 0; j < pushed; j++) n += g->depth[s->ready[j]] == g->depth[best];
-  at = sim_first_of_part(k, n);
+  at = sim_first_of_share(k, n);
   if (!at) return best;
   while (g->depth[s->ready[i]] != g->depth[best] || --at) i++;
   uint32_t own = s->ready[i];
@@ -408,7 +408,7 @@ static inline double sim_finish(struct sim *s, uint32_t c) {
       ready[pushed++] = child;
     }
   }
-  if (best != SIM_NONE && k->part && s->r->order == SIM_FIFO) best = sim_own_part(s, k, best, pushed);
+  if (best != SIM_NONE && k->share && s->r->order == SIM_FIFO) best = sim_own_share(s, k, best, pushed);
   for (uint32_t i = 0; i < pushed; i++) sim_put(s, c, base + ready[i], &k->random);
   k->follow = best == SIM_NONE ? SIM_NONE : base + best;
   if (tile == n - 1) {
@@ -513,8 +513,8 @@ static inline void sim_release(struct sim *s) {
   free(s->has);
 }
 
-/* How large a core's part of a layer is, beside that of the fastest. */
-static inline double sim_part(const struct sim *s, uint32_t c, double fastest) {
+/* How large a core's queue share is, beside that of the fastest. */
+static inline double sim_queue_share(const struct sim *s, uint32_t c, double fastest) {
   return fastest > SIM_SLOWER * s->m->speed[c] ? s->m->speed[c] / fastest : 1;
 }
 
@@ -523,7 +523,7 @@ static inline void sim_begin(struct sim *s) {
   for (uint32_t t = 0; t < s->g->n; t++) total += s->g->ns[t];
   for (uint32_t c = 0; c < s->m->cores; c++)
     if (s->m->speed[c] > fastest) fastest = s->m->speed[c];
-  for (uint32_t c = 0; c < s->m->cores; c++) all += sim_part(s, c, fastest);
+  for (uint32_t c = 0; c < s->m->cores; c++) all += sim_queue_share(s, c, fastest);
   for (uint32_t c = 0; c < s->m->cores; c++) {
     s->core[c].item = s->core[c].follow = SIM_NONE;
     for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
@@ -532,8 +532,8 @@ static inline void sim_begin(struct sim *s) {
     s->core[c].patience = SIM_PATIENCE * total / s->g->n / s->m->speed[c];
     s->core[c].left_since = SIM_NEVER;
     if (s->core[c].leaves > 0) s->slow = 1;
-    s->core[c].part = (uint32_t)ceil(before / all * SIM_PARTS);
-    before += sim_part(s, c, fastest);
+    s->core[c].share = (uint32_t)ceil(before / all * SIM_SHARES);
+    before += sim_queue_share(s, c, fastest);
     s->at[c] = INFINITY;
   }
   s->idle = s->m->cores;

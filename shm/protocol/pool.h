@@ -10,7 +10,7 @@
 #include "atomics.h"
 #include "layout.h"
 
-#define ASPEN_PARTS 65536 /* `part` of aspen_user: of so many */
+#define ASPEN_SHARES 65536 /* `share` of aspen_user: of so many */
 #define ASPEN_WALK 1024   /* items of a queue that all workers together look through, who wait for each other meanwhile */
 
 enum aspen_outcome {
@@ -30,7 +30,7 @@ struct aspen_user {
   uint32_t epoch;         /* the even epoch this caller works in */
   uint32_t attached;      /* attach_seq up to which it has mapped everything */
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
-  uint32_t part;          /* where this worker's part of a layer begins, of ASPEN_PARTS (README, "Parts") */
+  uint32_t share;         /* where this worker's queue share begins, of ASPEN_SHARES (README, "Queue shares") */
   uint32_t walk;          /* items of a queue that it looks through */
 };
 
@@ -149,7 +149,7 @@ static inline unsigned aspen_mask_pick(uint32_t mask, struct aspen_user *u) {
 }
 
 /* Of `n` tiles in the order of a layer, the number of the one that a worker takes. */
-static inline uint32_t aspen_first_of_part(const struct aspen_user *u, uint32_t n) { return (uint32_t)((uint64_t)n * u->part / ASPEN_PARTS); }
+static inline uint32_t aspen_first_of_share(const struct aspen_user *u, uint32_t n) { return (uint32_t)((uint64_t)n * u->share / ASPEN_SHARES); }
 
 /* The last item of a queue was taken. `first` is stored relaxed: late, it makes someone look in vain, and the lock orders it for the next holder. */
 static inline void aspen_row_emptied(struct aspen_row *row, struct aspen_lane *lane, uint32_t bit) {
@@ -160,16 +160,16 @@ static inline void aspen_row_emptied(struct aspen_row *row, struct aspen_lane *l
   aspen_store_relaxed(&row->first, aspen_row_oldest(row));
 }
 
-/* Takes an item of a row in which something waits, of its oldest request's shallowest queue: the first, or the first of the caller's part, as far as it looks. */
+/* Takes an item of a row in which something waits, of its oldest request's shallowest queue: the first, or the first of the caller's share, as far as it looks. */
 static inline uint64_t aspen_row_take(struct aspen_row *row, struct aspen_user *u) {
   struct aspen_lane *lane = aspen_row_first(row, u);
   unsigned depth = aspen_mask_pick(aspen_load_guarded(&lane->mask), u);
   struct aspen_queue *q = &lane->queue[depth];
   uint64_t item = aspen_load_guarded(&q->head), after = aspen_load_guarded(aspen_link(u, item)), before = 0;
-  if (u->part && after && aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_FIFO) {
-    uint64_t seen = after; /* the item at aspen_first_of_part of all items up to here is `item` */
+  if (u->share && after && aspen_stat_load(&u->signals->policy) == ASPEN_POLICY_FIFO) {
+    uint64_t seen = after; /* the item at aspen_first_of_share of all items up to here is `item` */
     for (uint32_t n = 2, at = 0; seen && n <= u->walk; n++, seen = aspen_load_guarded(aspen_link(u, seen)))
-      if (aspen_first_of_part(u, n) > at) at++, before = item, item = aspen_load_guarded(aspen_link(u, item));
+      if (aspen_first_of_share(u, n) > at) at++, before = item, item = aspen_load_guarded(aspen_link(u, item));
     after = aspen_load_guarded(aspen_link(u, item));
   }
   if (before) {

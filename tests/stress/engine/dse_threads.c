@@ -185,7 +185,7 @@ static void *work(void *argument) {
   seq = map_all(w);
   aspen_dse_init(&w->dse, &control, &bell, row, w->mapping, w->plan, w->instance, w->next);
   aspen_dse_attached(&w->dse, seq);
-  w->dse.s.user.part = (row * ASPEN_PARTS + WORKERS - 1) / WORKERS; /* no kernel here takes long enough for a worker to find its part */
+  w->dse.s.user.share = (row * ASPEN_SHARES + WORKERS - 1) / WORKERS; /* no kernel here takes long enough for a worker to find its share */
   w->dse.s.user.walk = ASPEN_WALK / WORKERS;
   aspen_dse_join(&w->dse);
   for (;;) switch (aspen_dse_run(&w->dse)) {

@@ -1,5 +1,5 @@
 /* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (shm/README.md, "Unlike cores");
- * and which part of a layer each takes ("Push, Pop, Steal").
+ * and which queue share each takes ("Push, Pop, Steal").
  *
  * exit status: 0 everything is as it should be; else a line says what is not
  */
@@ -83,11 +83,11 @@ static void takes_parts(void) {
   push(1, 1); /* behind what is still there */
   check(takes(0) == 0 && takes(0) == 1 && takes(0) == ASPEN_NONE, "the end of a queue is known");
 
-  /* Half as fast: half as much. A closed row has no part, and nobody looks through more of a queue than its share. */
+  /* Half as fast: half as much. A closed row has no share, and nobody looks through more of a queue than it may. */
   control.row[2].open = 0;
   settle(1, 2.0);
   works(0, 10, 1.0);
-  check(dse[0].s.user.part == 0 && about(dse[1].s.user.part, 2.0 / 3 * ASPEN_PARTS), "a third for the slow one");
+  check(dse[0].s.user.share == 0 && about(dse[1].s.user.share, 2.0 / 3 * ASPEN_SHARES), "a third for the slow one");
   control.row[2].open = 1;
   for (int w = 0; w < 3; w++) settle(w, 1.0);
   push(0, 1);

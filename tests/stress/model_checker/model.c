@@ -14,8 +14,8 @@
  * if they were not marked as executed, or if what they had written to cannot be trusted (`scribbles`); no tile runs after its child; and nobody touches what is
  * shared from parking to the even epoch.
  *
- * usage: model SCENARIO [workers=N] [parts] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
- *          parts: each worker begins with its own part of a queue; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
+ * usage: model SCENARIO [workers=N] [shares] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]
+ *          shares: each worker begins with its own queue share; deaths: how often each worker may die; scribbles: of a fault; early: a new worker may come at any time, also while the world stands still
  *          lone: none comes as long as another lives; settled: it begins when the first workers are there and sleep
  *          bound=N: only schedules with at most N preemptions; whole: without reduction; mirrored: without symmetry; compare: with and without reduction
  *       exit status: 0 every state is fine, 1 a violation (its trace is printed) or something lost by the reduction, 2 too many states, 3 usage
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
       more.dies = 1;
       o.walks = 20000; /* there is more to learn */
     } else if (!strncmp(argv[k], "workers=", 8)) more.workers = atoi(argv[k] + 8);
-    else if (!strcmp(argv[k], "parts")) more.parts = 1;
+    else if (!strcmp(argv[k], "shares")) more.shares = 1;
     else if (!strcmp(argv[k], "scribbles")) more.scribbles = 1;
     else if (!strcmp(argv[k], "early")) more.early = 1;
     else if (!strcmp(argv[k], "lone")) more.lone = 1;
@@ -96,17 +96,17 @@ int main(int argc, char **argv) {
     if (!strcmp(argv[1], scenarios[k].name)) {
       known = 1;
       it = scenarios[k];
-      it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early, it.lone = more.lone, it.parts = more.parts;
+      it.workers = more.workers, it.dies = more.dies, it.scribbles = more.scribbles, it.early = more.early, it.lone = more.lone, it.shares = more.shares;
       memcpy(it.lives, more.lives, sizeof it.lives);
     }
   if (!known) {
-    fprintf(stderr, "usage: model SCENARIO [workers=N] [parts] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
+    fprintf(stderr, "usage: model SCENARIO [workers=N] [shares] [deaths=N,N,N] [scribbles] [early] [lone] [settled] [tso] [bound=N] [whole] [mirrored] [compare] [backwards] [walks=N] [max states]\n");
     return 3;
   }
   if (it.workers < 1 + it.leaves || it.workers > MOST_WORKERS || (it.early && it.workers > 2)) return 3;
   o.loops = (1u << it.workers) - 1;
   if (o.settled) o.settled = o.loops;
-  if (it.leaves || it.dies || it.parts || it.workers > 2 || o.bound != UNBOUNDED) o.symmetric = 0;
+  if (it.leaves || it.dies || it.shares || it.workers > 2 || o.bound != UNBOUNDED) o.symmetric = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   static char alternative[65536];
   sigaltstack(&(stack_t){.ss_sp = alternative, .ss_size = sizeof alternative}, NULL);

@@ -22,7 +22,7 @@ struct scenario {
   int maps;                         /* the plan itself is announced */
   /* Of the command line: */
   int workers;
-  int parts;                        /* each takes tiles from its own part of a queue on; else all from the first */
+  int shares;                       /* each takes tiles from its own queue share on; else all from the first */
   int lives[MOST_WORKERS];          /* how often each worker may die */
   int scribbles;                    /* it dies of a fault: what it may write to is garbage then */
   int early;                        /* a new worker may come at any time, even while the world stands still */

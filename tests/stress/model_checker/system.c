@@ -368,7 +368,7 @@ void set_up(void) {
     }
     aspen_dse_init(&dse[w], &control, &bell, (uint32_t)w, mapping, plans[w], instances[w], links);
     dse[w].s.user.attached = control.worker[w].attached = 1;
-    if (it.parts) dse[w].s.user.part = (uint32_t)((w * ASPEN_PARTS + it.workers - 1) / it.workers), dse[w].s.user.walk = (uint32_t)(ASPEN_WALK / it.workers);
+    if (it.shares) dse[w].s.user.share = (uint32_t)((w * ASPEN_SHARES + it.workers - 1) / it.workers), dse[w].s.user.walk = (uint32_t)(ASPEN_WALK / it.workers);
     if (it.maps) continue;
     plans[w][1] = &exec->view;
     for (int k = 0; k < it.instances; k++) instances[w][k + 1] = &made[w][k]->view;

@@ -30,7 +30,7 @@ UNSEEN = {"goes on seeding when it has parked"}
 SCENARIOS = [
     *("cancel", "bequeath", "again"),
     *("attach", "pair", "fault", "diamond", "lazy", "single", "scribble"),
-    *("diamond parts", "pair parts"),
+    *("diamond shares", "pair shares"),
 ]
 CROWDED = "crowded"
 """Word of a scenario: rows keep the tiles of one request only apart, so those of two share a lane."""
@@ -126,7 +126,7 @@ def test_longer_ones_begin_well(model: Path, scenario: str) -> None:
 
 
 def test_requests_that_share_a_lane_begin_well(tmp_path: Path, checker: list[Path]) -> None:
-    for scenario in ("beside crowded tso", "rush crowded parts tso"):
+    for scenario in ("beside crowded tso", "rush crowded shares tso"):
         done = run(compiled(tmp_path / scenario.replace(" ", "-"), checker, scenario), f"{scenario} 100000")
         assert done.returncode == 2, done.stdout + done.stderr
         assert "stopped: " in done.stdout

@@ -97,9 +97,9 @@ class Slow:
         self.made: dict[int, tuple[int, int]] = {}
         self.caches: list[set[tuple[int, int]]] = [set() for _ in machine.cores]
         fastest = max(core.speed for core in machine.cores)
-        parts = [core.speed / fastest if fastest > 1.25 * core.speed else 1.0 for core in machine.cores]
-        ends = list(itertools.accumulate(parts, initial=0.0))
-        self.part = [math.ceil(end / ends[-1] * 65536) if rules.order == "fifo" else 0 for end in ends[:-1]]
+        shares = [core.speed / fastest if fastest > 1.25 * core.speed else 1.0 for core in machine.cores]
+        ends = list(itertools.accumulate(shares, initial=0.0))
+        self.share = [math.ceil(end / ends[-1] * 65536) if rules.order == "fifo" else 0 for end in ends[:-1]]
         self.line: list[tuple[int, int, int]] = []
         self.now = self.end = 0.0
         for _ in range(in_flight):
@@ -130,9 +130,9 @@ class Slow:
         else:
             queue.append(item)
 
-    def first_of_part(self, c: int, n: int) -> int:
+    def first_of_share(self, c: int, n: int) -> int:
         """Of n tiles of a layer in order, which one core `c` begins with."""
-        return n * self.part[c] // 65536
+        return n * self.share[c] // 65536
 
     def pop(self, c: int, by: int) -> tuple[int, int] | None:
         """Core `by` takes an item of row `c`."""
@@ -146,7 +146,7 @@ class Slow:
                     q.remove(best)
             return best
         queue = self.rows[c][min(full)]
-        item = queue[self.first_of_part(by, max(min(len(queue), 1024 // self.n_cores), 1))]
+        item = queue[self.first_of_share(by, max(min(len(queue), 1024 // self.n_cores), 1))]
         queue.remove(item)
         return item
 
@@ -217,7 +217,7 @@ class Slow:
                     pushed.append(child)
             assert best is not None
             alike = [child for child in pushed if self.t.depth[child] == self.t.depth[best]]
-            if self.t.rank[best] and (at := self.first_of_part(c, len(alike) + 1)):
+            if self.t.rank[best] and (at := self.first_of_share(c, len(alike) + 1)):
                 pushed.remove(alike[at - 1])
                 pushed.insert(0, best)
                 best = alike[at - 1]
