@@ -459,7 +459,7 @@ class Server:
                 self._models.load(message, taken, self._asker(client, message.id))
             case protocol.Adopt():
                 self._models.adopt(message.model, self._asker(client, message.id))
-            case protocol.Plan():
+            case protocol.MakePlan():
                 self._models.plan(message, self._asker(client, message.id))
             case protocol.Unload():
                 self._requests.note_names()

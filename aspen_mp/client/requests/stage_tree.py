@@ -369,7 +369,7 @@ class StageTree:
 
         def call() -> protocol.Planned:
             return self._session.control.call(
-                lambda number: protocol.Plan(number, self._model_id, node.binds, capacities, ahead, often, beside),
+                lambda number: protocol.MakePlan(number, self._model_id, node.binds, capacities, ahead, often, beside),
                 protocol.Planned,
                 progress=progress,
             )[0]

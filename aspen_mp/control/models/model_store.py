@@ -86,7 +86,7 @@ class ModelStore(Machine):
             )
         )
 
-    def _new(self, message: protocol.Load, source: child_main.Source, key: tuple[Any, ...]) -> Model:
+    def _new(self, message: protocol.Load, source: child_main.ModelFile, key: tuple[Any, ...]) -> Model:
         number, self._next = self._next, self._next + 1
         pairs = message.precision == "bf16" and sums_pairs()
         strassen = vectors() if message.winograd else ""
@@ -149,7 +149,7 @@ class ModelStore(Machine):
 
     # ---- plans
 
-    def plan(self, message: protocol.Plan, asker: Asker) -> None:
+    def plan(self, message: protocol.MakePlan, asker: Asker) -> None:
         model = self._models.get(message.model)
         if model is None:
             raise not_loaded(message.model)
@@ -314,14 +314,14 @@ def _doing(model: Model) -> dict[str, Any] | None:
     return None if now is None else {"step": now.step, "done": now.done, "total": now.total}
 
 
-def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.Source, tuple[Any, ...]]:
+def _source(message: protocol.Load, fds: list[int]) -> tuple[child_main.ModelFile, tuple[Any, ...]]:
     options = (message.instances, message.precision, message.winograd, message.accuracy, message.planning)
     if message.path:
         if fds or not os.path.isabs(message.path):
             raise RequestError("a model is an absolute path or one descriptor")
-        source = child_main.Source.from_path(message.path)
+        source = child_main.ModelFile.from_path(message.path)
         return source, ("path", message.path, source.stamp, *options)
     if len(fds) != 1:
         raise RequestError("a model is an absolute path or one descriptor")
-    source = child_main.Source.from_fd(fds[0], message.name)
+    source = child_main.ModelFile.from_fd(fds[0], message.name)
     return source, ("bytes", source.fd, *options)

@@ -36,7 +36,7 @@ class PlanRequests(PlanBuilder):
 
     # ---- what clients ask for
 
-    def ask(self, model: Model, message: protocol.Plan, asker: Asker) -> None:
+    def ask(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
         """Answers with `Planned`, at once if there is such a plan. RequestError where the client has not loaded the model."""
         if asker.client not in model.users:
             raise not_loaded(model.id)
@@ -66,7 +66,7 @@ class PlanRequests(PlanBuilder):
     def join(self, plan: Plan, asker: Asker) -> None:
         plan.waiters.append(asker)
 
-    def _begin(self, model: Model, key: bytes, message: protocol.Plan, asker: Asker) -> None:
+    def _begin(self, model: Model, key: bytes, message: protocol.MakePlan, asker: Asker) -> None:
         """There is no plan for a request, and none for its shapes alone is being made."""
         # A request that waits is not kept waiting for a search: the next one may well have other shapes. See `replanning`.
         search = len(message.stages) == 1 and not _hurried(model, message)
@@ -118,12 +118,12 @@ class PlanRequests(PlanBuilder):
             if plan.background and plan.key != but:
                 self.step(plan, Event.STOPPED)
 
-    def _want_own(self, model: Model, key: bytes, message: protocol.Plan) -> None:
+    def _want_own(self, model: Model, key: bytes, message: protocol.MakePlan) -> None:
         """A request's shapes come often: they get a plan of their own, behind the requests."""
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
             self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.rates_name), background=True))
 
-    def _plan_beside(self, plan: Plan, range_: Stretched, asked: protocol.Plan) -> None:
+    def _plan_beside(self, plan: Plan, range_: Stretched, asked: protocol.MakePlan) -> None:
         """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
         them, the nearer one first."""
         model, stretch = plan.model, plan.job.stretch
@@ -205,7 +205,7 @@ class PlanRequests(PlanBuilder):
             self._again(plan, asker)
 
 
-def _key(asked: protocol.Plan | PlanStage) -> bytes:
+def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     """Of a plan for these shapes and values alone."""
     return msgspec.msgpack.encode((asked.stages, asked.capacities))
 
@@ -215,13 +215,13 @@ def _range_key(binds: Sequence[protocol.Bind], stretch: Stretch, most: int) -> b
     return b"range:" + msgspec.msgpack.encode((stretch.at(binds, most), stretch.mask))
 
 
-def _by_shape(message: protocol.Plan) -> bool:
+def _by_shape(message: protocol.MakePlan) -> bool:
     """Whether all that is known of the model's inputs are shapes of tensors."""
     plain = len(message.stages) == 1 and not message.capacities
     return plain and all(bind.value is None and bind.dtype != "object" for bind in message.stages[0])
 
 
-def _hurried(model: Model, message: protocol.Plan) -> bool:
+def _hurried(model: Model, message: protocol.MakePlan) -> bool:
     """Whether a request waits for a plan of shapes of which there may be many: others than the model's first ones (lengths of texts), or
     pictures of any size."""
     how = model.options.planning

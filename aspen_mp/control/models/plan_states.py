@@ -128,7 +128,7 @@ class Asker:
     request: int
     send: Callable[[protocol.Message], None]
     fail: Callable[[BaseException], None]
-    asked: protocol.Plan | None = None
+    asked: protocol.MakePlan | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -172,13 +172,13 @@ class Plan:
         """Whether it is being made."""
         return self.state is not S.REQUESTED
 
-    def extent(self, asked: protocol.Plan) -> int:
+    def extent(self, asked: protocol.MakePlan) -> int:
         """Of a plan for a range: the extent that the shapes of a request have which it serves."""
         stretch = self.job.stretch
         assert stretch is not None
         return extent_of(asked.stages[0], stretch.axes)
 
-    def serves(self, asked: protocol.Plan) -> bool:
+    def serves(self, asked: protocol.MakePlan) -> bool:
         """Whether the shapes of one who waited for a plan of a range are among those that it is for now."""
         if self.stretched is None:
             return self.job.stages == asked.stages
@@ -207,7 +207,7 @@ class Model:
 
     id: int
     key: tuple[Any, ...]
-    source: child_main.Source
+    source: child_main.ModelFile
     instances: int
     options: Options
     spares: ArenaPool

@@ -1,7 +1,7 @@
 """What a planning child does: read the model, check it, plan stages, pack weights straight into shared segments.
 
-`Source` says where the model's bytes are and notices when a file has changed since it was loaded: a later plan of the same model must not
-mix two versions of its weights.
+`ModelFile` says where the model's bytes are and notices when a file has changed since it was loaded: a later plan of the same model must
+not mix two versions of its weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROOMY: Final = 4 << 20
 
 
 @dataclass(slots=True)
-class Source:
+class ModelFile:
     """A model's bytes: a file (`path`, with `stamp` of when it was loaded, and `touched`, which also changes when its name or mode does) or
     a descriptor that this object owns. `external`: the files of its external data, once it has been read."""
 
@@ -56,7 +56,7 @@ class Source:
     external: list[plan_cache.File] = field(default_factory=list)
 
     @classmethod
-    def from_path(cls, path: str) -> Source:
+    def from_path(cls, path: str) -> ModelFile:
         """Raises ModelParseError where there is no such regular file."""
         try:
             info = os.stat(path)
@@ -69,7 +69,7 @@ class Source:
         return cls(os.path.splitext(os.path.basename(path))[0], path, file_stamp.of_contents(info), file_stamp.of_change(info))
 
     @classmethod
-    def from_fd(cls, fd: int, name: str) -> Source:
+    def from_fd(cls, fd: int, name: str) -> ModelFile:
         """Takes over `fd`. Raises ModelParseError where it is no regular file (a memfd is one): nothing else can be mapped."""
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
@@ -139,7 +139,7 @@ class Subject(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def source(self) -> Source: ...
+    def source(self) -> ModelFile: ...
     @property
     def options(self) -> Options: ...
     @property
@@ -401,7 +401,7 @@ def serve(model: Subject, plans: Cache | None, rates: Rates, sock: socket.socket
     side.run(planner.do)
 
 
-def _inspect(model: api.OnnxModel, source: Source) -> Inspected:
+def _inspect(model: api.OnnxModel, source: ModelFile) -> Inspected:
     found = model.signature
     inputs = [*map(_value, found.inputs), *(_value(v, optional=True) for v in found.overridable)]
     return Inspected(model.graph.name, source.digest(), inputs, [_value(v) for v in found.outputs], source.external)

@@ -87,7 +87,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     nbytes: Bytes64
 
 
-class Plan(Message):
+class MakePlan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
     else one waits for it. `often`: the plan for a range of a length that serves these shapes has served them again and again. `beside`:
     many lengths are met, of which these shapes have one, so those of the ranges beside may be, too."""
@@ -305,7 +305,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 class Planned(Message):
     """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `range`: what else such a
     plan serves, with `inputs` and `outputs` where they are longest, `extent` what requests of these shapes say to it (0: to one that leaves
-    no dimension open), and `often` after how many of them it is worth being replaced by one of their own (`Plan.often`)."""
+    no dimension open), and `often` after how many of them it is worth being replaced by one of their own (`MakePlan.often`)."""
 
     id: int
     plan: int
@@ -359,7 +359,7 @@ ToServer = (
     Hello
     | Load
     | Adopt
-    | Plan
+    | MakePlan
     | Unload
     | Data
     | Borrow

@@ -277,7 +277,7 @@ NASTY += [b"", b"\xff" * 100, [], [[]], [None], [-1], [1 << 62] * 64, [0] * 65, 
 MESSAGES: dict[str, list[Any]] = {
     "Load": [1, "/nowhere", "m", 1, "f32", True],
     "Adopt": [2, 99],
-    "Plan": [3, 1, [[["x", "float32", [4, 16], None]]], []],
+    "MakePlan": [3, 1, [[["x", "float32", [4, 16], None]]], []],
     "Unload": [4, 99],
     "Data": [5, 4096],
     "DropData": [6, 77],
@@ -340,10 +340,10 @@ def test_strange_plans() -> None:
             loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
             os.close(memory)
             assert isinstance(loaded, protocol.Loaded)
-            answer = guest.ask("Plan", 2, loaded.model, stages, capacities)
+            answer = guest.ask("MakePlan", 2, loaded.model, stages, capacities)
             assert isinstance(answer, protocol.Failed), (case, answer)
             assert answer.error == error, (case, answer)
-            assert isinstance(guest.ask("Plan", 3, loaded.model, [[["x", "float32", [4, 16], None]]], []), protocol.Planned), case
+            assert isinstance(guest.ask("MakePlan", 3, loaded.model, [[["x", "float32", [4, 16], None]]], []), protocol.Planned), case
 
 
 def test_capacities_beyond_memory(town: aspen_mp.Runtime) -> None:
@@ -352,13 +352,13 @@ def test_capacities_beyond_memory(town: aspen_mp.Runtime) -> None:
         os.write(memory, small_models.nonzero().SerializeToString())
         loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
         os.close(memory)
-        answer = guest.ask("Plan", 2, loaded.model, [[["x", "float32", [1 << 40], None]]], [])
+        answer = guest.ask("MakePlan", 2, loaded.model, [[["x", "float32", [1 << 40], None]]], [])
         assert isinstance(answer, protocol.Failed)
         assert answer.error == "ResourceLimitError", answer
-        answer = guest.ask("Plan", 3, loaded.model, [[["x", "float32", [9], None]]], [["c", (1 << 62) - 1]])
+        answer = guest.ask("MakePlan", 3, loaded.model, [[["x", "float32", [9], None]]], [["c", (1 << 62) - 1]])
         assert isinstance(answer, protocol.Failed)
         assert answer.error == "ResourceLimitError", answer
-        assert isinstance(guest.ask("Plan", 4, loaded.model, [[["x", "float32", [9], None]]], []), protocol.Planned)
+        assert isinstance(guest.ask("MakePlan", 4, loaded.model, [[["x", "float32", [9], None]]], []), protocol.Planned)
 
 
 def test_more_questions_than_may_wait(town: aspen_mp.Runtime) -> None:
@@ -369,7 +369,7 @@ def test_more_questions_than_may_wait(town: aspen_mp.Runtime) -> None:
         loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
         os.close(memory)
         n = connection.MAX_UNANSWERED + 50
-        shapes = [packed(["Plan", k + 2, loaded.model, [[["x", "float32", [k + 1, 17], None]]], []]) for k in range(n)]
+        shapes = [packed(["MakePlan", k + 2, loaded.model, [[["x", "float32", [k + 1, 17], None]]], []]) for k in range(n)]
         guest.send(b"".join(shapes))
         answers: dict[int, protocol.Failed] = {}
         while len(answers) < n:
@@ -378,7 +378,7 @@ def test_more_questions_than_may_wait(town: aspen_mp.Runtime) -> None:
             if isinstance(answer, protocol.Failed):
                 answers[answer.id] = answer
         assert {a.error for a in answers.values()} == {"RequestError", "ResourceLimitError"}
-        assert isinstance(guest.ask("Plan", 1000, loaded.model, [[["x", "float32", [4, 16], None]]], []), protocol.Planned)
+        assert isinstance(guest.ask("MakePlan", 1000, loaded.model, [[["x", "float32", [4, 16], None]]], []), protocol.Planned)
 
 
 def test_others_things(town: aspen_mp.Runtime) -> None:
@@ -386,14 +386,14 @@ def test_others_things(town: aspen_mp.Runtime) -> None:
     model = town.status()["models"][0]["id"]
     plan = town.status()["models"][0]["plans"][0]["plan"]
     with Guest(NAME) as guest:
-        for question in (["Plan", 1, model, MESSAGES["Plan"][2], []], ["Unload", 1, model], ["DropData", 1, 1], ["DropData", 1, 0]):
+        for question in (["MakePlan", 1, model, MESSAGES["MakePlan"][2], []], ["Unload", 1, model], ["DropData", 1, 1], ["DropData", 1, 0]):
             answer = guest.ask(*question)
             assert isinstance(answer, protocol.Failed)
             assert answer.error == "RequestError"
             assert "not loaded" in answer.text or "does not exist" in answer.text
         assert {guest.ask("Explain", 2, plan, generation, 0).text for generation in range(1, 10)} == {"op 0"}
         assert isinstance(guest.ask("Adopt", 3, model), protocol.Loaded)  # to use a model together is what a runtime is for
-        planned = guest.ask("Plan", 4, model, MESSAGES["Plan"][2], [])
+        planned = guest.ask("MakePlan", 4, model, MESSAGES["MakePlan"][2], [])
         assert planned.plan == plan
         assert planned.generation < 10
         assert guest.ask("Explain", 5, plan, planned.generation, 0).text != "op 0"

@@ -563,7 +563,7 @@ def test_outputs_on_borrowed_pages(runtime):
     with guests.Guest(runtime._link.address) as guest:
         loaded = guest.ask("Adopt", 1, model._tree._model_id)
         assert isinstance(loaded, protocol.Loaded)
-        planned = guest.ask("Plan", 2, loaded.model, [[["x", "float32", [ROWS, 16], None]]], [])
+        planned = guest.ask("MakePlan", 2, loaded.model, [[["x", "float32", [ROWS, 16], None]]], [])
         assert isinstance(planned, protocol.Planned)
         nbytes = -(-planned.region // PAGE) * PAGE
         memory = os.memfd_create("guest")

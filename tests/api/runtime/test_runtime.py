@@ -338,7 +338,7 @@ def test_others_models_and_memory_are_out_of_reach(own_directory):
         model = runtime.load(small_models.mlp())
         control = other._session.control
         with pytest.raises(RequestError, match="not loaded"):
-            control.call(lambda n: protocol.Plan(n, model._id, [[protocol.Bind("x", "float32", [4, 16], None)]], []), protocol.Planned)
+            control.call(lambda n: protocol.MakePlan(n, model._id, [[protocol.Bind("x", "float32", [4, 16], None)]], []), protocol.Planned)
         with pytest.raises(RequestError, match="not loaded"):
             control.call(lambda n: protocol.Unload(n, model._id), protocol.Done)
         with pytest.raises(RequestError, match="does not exist"):

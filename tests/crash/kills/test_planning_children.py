@@ -201,7 +201,7 @@ def test_stuck_before_it_has_read_its_job(tmp_path: Path) -> None:
         stages = [[["a", "float32", [70_000, 3], large_value], ["b", "float32", [3], None]]]
         begun = time.monotonic()
         thread = threading.Thread(target=check)  # the planner process answers meanwhile
-        guest.send(b"".join(_frames("Plan", 2, loaded.model, stages, [])))
+        guest.send(b"".join(_frames("MakePlan", 2, loaded.model, stages, [])))
         thread.start()
         thread.join(WATCHDOG_S)
         assert not thread.is_alive()

@@ -122,12 +122,12 @@ class World:
 
     def ask(self, rows: int = 8, *, ahead: bool = False, often: bool = False, beside: bool = False) -> None:
         shape = protocol.Bind("x", "float32", [1, 8, rows, 8], None)
-        self.store.plan(protocol.Plan(2, self.model, [[shape]], [], ahead, often, beside), self.asker(2))
+        self.store.plan(protocol.MakePlan(2, self.model, [[shape]], [], ahead, often, beside), self.asker(2))
 
     def ask_behind(self, found: int) -> None:
         """For the stage behind one with so many results."""
         shapes = [[protocol.Bind("x", "float32", [1, 8, 8, 8], None)], [protocol.Bind("found", "int64", [found], None)]]
-        self.store.plan(protocol.Plan(2, self.model, shapes, []), self.asker(2))
+        self.store.plan(protocol.MakePlan(2, self.model, shapes, []), self.asker(2))
 
     def answer(self, spare: int = -1, stretched: tuple[int, int] | None = None) -> None:
         """As a planning child would, for as many workers as there are speeds; with a spare arena in place of one of its own, or for a range

@@ -199,7 +199,7 @@ class Town:
             stages.append([protocol.Bind("found", "int64", [behind], None)])
         asker = self.asker(client)
         try:
-            self.store.plan(protocol.Plan(2, model.id, stages, [], **how), asker)
+            self.store.plan(protocol.MakePlan(2, model.id, stages, [], **how), asker)
         except AspenError as error:
             asker.fail(error)
 

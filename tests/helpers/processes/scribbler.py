@@ -113,7 +113,7 @@ class Scribbler:
             else:
                 wanted = np.array([5]).tobytes() if label == "sorted" and value.name == "k" else None
                 binds.append([value.name, value.dtype, shapes[value.name], wanted])
-        planned = self._ask("Plan", loaded.model, [binds], [])
+        planned = self._ask("MakePlan", loaded.model, [binds], [])
         assert isinstance(planned, protocol.Planned), planned
         if planned.plan:
             self.plans.append(planned)

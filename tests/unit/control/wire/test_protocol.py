@@ -40,7 +40,7 @@ def read_all(sock: socket.socket, receiver: protocol.Receiver) -> list:
 MESSAGES = [
     protocol.Hello(1, "00ff", "0.1.0"),
     protocol.Load(7, "/a/b.onnx", "b", 2, "f32", True, AUTOMATIC),
-    protocol.Plan(
+    protocol.MakePlan(
         8, 1, [[protocol.Bind("x", "float32", [1, 3], None), protocol.Bind("s", "int64", [2], b"\1" * 16)]], [protocol.Capacity("y", 64)]
     ),
     protocol.Unload(9, 1),
