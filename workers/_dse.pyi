@@ -87,7 +87,7 @@ class PlanRunner:
     @property
     def n_tiles(self) -> int: ...
     def move(self, extent: int) -> None:
-        """What runs from now on is a request of this extent. PlanError: it is none of the plan's; that of a rigid plan is 0."""
+        """What runs from now on is a request of this extent. PlanError: it is none of the plan's; 0 is that of a plan for one shape."""
     def run_tile(self, tile: int, again: bool = False) -> int:
         """Executes one tile whatever the state of its parents; returns enum aspen_error (0: fine). JOIN and END do nothing. `again`: the
         last tile with a kernel was of the same op, and its inputs have not changed since: what that left in scratch memory holds."""

@@ -48,7 +48,7 @@ struct aspen_exec_instance {
   struct aspen_instance_view view; /* first */
   aspen_arg *args;                 /* one for each operand of the plan */
   const int64_t *params;           /* the plan's, or those in `own` */
-  int64_t *own;                    /* of an elastic plan, as they are at `extent`: dims, strides and offsets of all operands, params. Else NULL */
+  int64_t *own;                    /* of a shape bucket's plan, as they are at `extent`: dims, strides and offsets of all operands, params. Else NULL */
   uint32_t extent;                 /* of the request that `view.generation` names, or of one before it */
   struct aspen_bases bases;
 };
@@ -198,7 +198,7 @@ static inline const int64_t *aspen_slope_of(const struct aspen_slope *s, const s
 static inline int64_t aspen_slope_less(const struct aspen_slope *s, uint32_t less) { return s->per * (((int64_t)less + s->rest) / s->every); }
 
 /* Checks slopes, and writes what they make of the operands at the shortest extent into `shortest`, a copy of the operands. An axis that is empty there
- * alone counts as one long: see aspen_elastic_check. */
+ * alone counts as one long: see aspen_bucket_check. */
 static inline const char *aspen_slopes_check(const struct aspen_exec_plan *p, struct aspen_operand *shortest) {
   const struct aspen_plan_header *h = p->view.header;
   int64_t less, value;
@@ -221,7 +221,7 @@ static inline const char *aspen_slopes_check(const struct aspen_exec_plan *p, st
 /* What holds of the operands at the longest extent (aspen_operands_check) and at the shortest holds between the two. Nothing with a slope falls as the
  * extent rises, and strides that have one are not negative: so the last byte that is touched never falls, and the first one, where axes with
  * other strides grow downwards, lies behind one of those at the two ends. */
-static inline const char *aspen_elastic_check(const struct aspen_exec_plan *p) {
+static inline const char *aspen_bucket_check(const struct aspen_exec_plan *p) {
   struct aspen_operand *shortest = (struct aspen_operand *)malloc(p->n_operands * sizeof *shortest + 1);
   if (!shortest) return "out of memory";
   memcpy(shortest, p->operands, p->n_operands * sizeof *shortest);
@@ -268,7 +268,7 @@ static inline struct aspen_exec_plan *aspen_exec_plan_new(const char *base, uint
   p->n_operands = h->n_operands;
   p->n_weights = h->n_weights;
   if ((*why = aspen_operands_check(h, p->operands)) || (*why = aspen_ops_check(h, p->ops)) || (*why = aspen_tiles_check(h, p))) goto bad;
-  if (h->most && (*why = aspen_elastic_check(p))) goto bad;
+  if (h->most && (*why = aspen_bucket_check(p))) goto bad;
   *why = "out of memory";
   p->op = (struct aspen_exec_op *)calloc(h->n_ops ? h->n_ops : 1, sizeof *p->op);
   p->request_operand = (uint32_t *)calloc(h->n_operands ? h->n_operands : 1, sizeof(uint32_t));
@@ -323,7 +323,7 @@ static inline int64_t *aspen_own_params(const struct aspen_exec_instance *e) { r
 
 /* Everything that has a slope, as it is at another extent. It is made of the plan's own numbers, whatever the extent before was. Operands in the
  * request's region get their pointers in aspen_exec_move. */
-static inline void aspen_exec_stretch(struct aspen_exec_instance *e, uint32_t extent) {
+static inline void aspen_exec_set_extent(struct aspen_exec_instance *e, uint32_t extent) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
   uint32_t less = p->view.most - extent;
   int64_t *dims = aspen_own_dims(e), *strides = aspen_own_strides(e);
@@ -390,7 +390,7 @@ bad:
 /* A new request: its operands lie in another region, and it may be of another extent. */
 static inline void aspen_exec_move(struct aspen_exec_instance *e, char *request, uint32_t generation, uint32_t extent) {
   const struct aspen_exec_plan *p = aspen_exec_plan_of(e);
-  if (e->extent != extent) aspen_exec_stretch(e, extent);
+  if (e->extent != extent) aspen_exec_set_extent(e, extent);
   for (uint32_t k = 0; k < p->n_request; k++) {
     uint32_t i = p->request_operand[k];
     e->args[i].ptr = request + (e->own ? aspen_own_offsets(e)[i] : p->operands[i].offset);
@@ -460,11 +460,11 @@ static inline size_t aspen_plan_scratch(struct aspen_exec_instance *e) {
   size_t most = aspen_ops_scratch(e, box);
   uint32_t range = p->view.most - p->view.least;
   for (uint32_t k = 0, n = range < ASPEN_SCRATCH_EXTENTS ? range : ASPEN_SCRATCH_EXTENTS; k < n; k++) {
-    aspen_exec_stretch(e, p->view.least + (uint32_t)((uint64_t)range * k / n));
+    aspen_exec_set_extent(e, p->view.least + (uint32_t)((uint64_t)range * k / n));
     size_t bytes = aspen_ops_scratch(e, box);
     if (bytes > most) most = bytes;
   }
-  if (range) aspen_exec_stretch(e, p->view.most);
+  if (range) aspen_exec_set_extent(e, p->view.most);
   free(box);
   return most > h->scratch_bytes ? most : h->scratch_bytes;
 }

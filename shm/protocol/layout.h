@@ -72,7 +72,7 @@ enum aspen_role {
   F(uint64_t, scratch_bytes, 1)   /* most scratch that a kernel of this plan needs */                                              \
   F(uint64_t, weights_bytes, 8)   /* least size of each weight segment that the operands may touch */                              \
   F(uint64_t, slopes, 1) F(uint64_t, n_slopes, 1) /* offset and length of the slopes */                                            \
-  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: the plan is rigid */
+  F(uint64_t, least, 1) F(uint64_t, most, 1) /* extents that a request may have; 0 and 0, and no slopes: it serves no shape bucket */
 
 #define ASPEN_OP_FIELDS(F)                                                                                                         \
   F(uint32_t, kernel, 1)         /* enum aspen_kernel_id */                                                                        \
