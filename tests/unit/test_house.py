@@ -1,128 +1,61 @@
-"""The house rules that a machine can check: imports run one way, rooms stay small, and `import aspen_mp` stays light."""
+"""The rules of the house (`house_rules.py`) hold, and each would be noticed if it did not: a violation is planted beside every look."""
 
 from __future__ import annotations
 
-import ast
 import importlib
-import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Mapping
 from pathlib import Path
 
+import folders
+import house_rules as rules
 import pytest
+from house import (
+    APART,
+    below,
+    circle,
+    crowded,
+    files_of,
+    graph,
+    imports_of,
+    imports_upwards,
+    large_constructors,
+    listed,
+    long_functions,
+    modules_with,
+    out_of_order,
+    packages,
+    sources,
+    unlisted,
+    within,
+)
 
-Imports = Mapping[str, set[str]]
+from aspen_mp.shm.tables import KERNELS
 
-PARTS = {
-    "aspen_mp.shm": {"aspen_mp.shm"},
-    "aspen_mp.workers": {"aspen_mp.workers", "aspen_mp.shm"},
-    "aspen_mp.planner": {"aspen_mp.planner", "aspen_mp.shm", "aspen_mp.workers.fallback"},
-    "aspen_mp.config": {"aspen_mp.config", "aspen_mp.shm"},
-}
-"""What each part may import of the package."""
-ORDERS = {
-    "aspen_mp.planner": ["job", "ir", "ops", "layout", "cost", "frontends", "lower", "passes", "simulation", "tiling", "plan"],
-    "aspen_mp.control": ["wire", "memory", "planning", "pool", "models"],
-    "aspen_mp.workers": ["fallback"],
-}
-"""Rooms of a part: each may import itself and those before it, and nothing that lies beside the rooms."""
-HEAVY = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"}
-MOST_FILES = 20
-MOST_ENTRIES = {"aspen_mp.planner": 14, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
-APART = {"__init__.py", "README.md", "CMakeLists.txt"}
-"""Files that every folder may have besides."""
-
-
-def packages() -> dict[str, list[Path]]:
-    """The folders of each package, by its name."""
-    found, todo = {}, ["aspen_mp"]
-    while todo:
-        name = todo.pop()
-        folders = [Path(each) for each in importlib.import_module(name).__path__]
-        found[name] = folders
-        todo += [module.name for module in pkgutil.iter_modules(map(str, folders), f"{name}.") if module.ispkg]
-    return found
+OURS = ["aspen_mp", "aspen_mp.shm", "aspen_mp.workers", "aspen_mp.planner", "aspen_mp.bench", "aspen_mp.config"]
+GENERATED = [folders.TESTS / "stress" / "fuzz" / "corpus"]
+"""Folders of data that programs write."""
+SHIM = folders.TESTS / "suites" / "shim"
+"""Stands for onnxruntime in other projects' tests, under its names."""
 
 
-def sources() -> dict[str, str]:
-    """The text of every Python file of the package, by its module's name; those of packages are called `….__init__`."""
-    return {
-        f"{name}.{file.stem}": file.read_text(encoding="utf-8")
-        for name, folders in packages().items()
-        for folder in folders
-        for file in folder.glob("*.py")
-    }
+def roots() -> list[Path]:
+    """The folders of the package's parts, as they lie in the repository or where the package is installed, and that of the tests."""
+    found = [Path(importlib.import_module(name).__file__ or "").parent for name in OURS]
+    return [*found, folders.TESTS]
 
 
-def imports_of(module: str, text: str, known: set[str], *, types: bool = True) -> set[str]:
-    """The modules of `known` that a file imports, late and relative imports included; without those for types alone if not `types`."""
-    tree = ast.parse(text)
-    for_types: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for_types |= {id(each) for each in ast.walk(node)}
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if not types and id(node) in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            parents = module.split(".")[: -node.level] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return (found & known | {f"{name}.__init__" for name in found} & known) - {module}
+def all_folders() -> list[Path]:
+    """Every folder of ours, each once."""
+    return sorted({folder for root in roots() for folder in below(root, GENERATED)})
 
 
-def graph(*, types: bool = True) -> dict[str, set[str]]:
-    """Which modules of the package each of them imports."""
-    texts = sources()
-    return {module: imports_of(module, text, set(texts), types=types) for module, text in texts.items()}
-
-
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
-
-
-def imports_upwards(imports: Imports, parts: Mapping[str, set[str]]) -> list[str]:
-    """Imports that leave what a part may import."""
-    return [
-        f"{module} imports {other}"
-        for part, allowed in parts.items()
-        for module, others in imports.items()
-        if within(module, part)
-        for other in sorted(others)
-        if not any(within(other, each) for each in allowed)
-    ]
-
-
-def out_of_order(imports: Imports, orders: Mapping[str, Sequence[str]]) -> list[str]:
-    """Imports from a room of a part to one that does not come before it."""
-    found: list[str] = []
-    for part, order in orders.items():
-        for module, others in imports.items():
-            room = module.removeprefix(f"{part}.").split(".")[0]
-            if not within(module, part) or room not in order:
-                continue
-            allowed = [f"{part}.{each}" for each in order[: order.index(room) + 1]]
-            found += [
-                f"{module} imports {other}"
-                for other in sorted(others)
-                if within(other, part) and other != f"{part}.__init__" and not any(within(other, each) for each in allowed)
-            ]
-    return found
-
-
-def circle(imports: Imports) -> list[str]:
-    """Modules that import each other in a circle, if any do. Files of packages are left out: they hand names on."""
-    files = {module: {each for each in others if not each.endswith(".__init__")} for module, others in imports.items()}
-    try:
-        TopologicalSorter({module: others for module, others in files.items() if not module.endswith(".__init__")}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
+def hold(found: set[str], exceptions: Mapping[str, str], rule: str) -> None:
+    """What breaks a rule is among its exceptions, and each of these still breaks it."""
+    new, gone = found - exceptions.keys(), exceptions.keys() - found
+    assert not new, f"{rule}: {sorted(new)}; or say in house_rules.py why not"
+    assert not gone, f"no exceptions any more, take them out of house_rules.py: {sorted(gone)}"
 
 
 def test_files_do_not_import_each_other_in_a_circle() -> None:
@@ -134,16 +67,16 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
 
 def test_imports_run_one_way() -> None:
     imports = graph()
-    assert not imports_upwards(imports, PARTS)
+    assert not imports_upwards(imports, rules.PARTS)
     for upward in ("aspen_mp.client.session", "aspen_mp.planner.api", "aspen_mp.workers.main"):
-        assert imports_upwards({**imports, "aspen_mp.shm.segments": {upward}}, PARTS)
+        assert imports_upwards({**imports, "aspen_mp.shm.segments": {upward}}, rules.PARTS)
 
 
 def test_rooms_import_those_before_them() -> None:
     imports = graph(types=False)
-    assert not out_of_order(imports, ORDERS)
-    assert out_of_order({**imports, "aspen_mp.planner.ops.params": {"aspen_mp.planner.lower.builder"}}, ORDERS)
-    assert out_of_order({**imports, "aspen_mp.control.wire.protocol": {"aspen_mp.control.server"}}, ORDERS)
+    assert not out_of_order(imports, rules.ORDERS)
+    assert out_of_order({**imports, "aspen_mp.planner.ops.params": {"aspen_mp.planner.lower.builder"}}, rules.ORDERS)
+    assert out_of_order({**imports, "aspen_mp.control.wire.protocol": {"aspen_mp.control.server"}}, rules.ORDERS)
 
 
 def test_every_import_is_read() -> None:
@@ -157,38 +90,97 @@ def test_every_import_is_read() -> None:
     assert not imports_of("aspen_mp.c", for_types, known, types=False)
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The sources and documents of one folder."""
-    return [each for each in folder.iterdir() if each.is_file() and each.suffix not in {".so", ".pyc"}]
-
-
-def crowded(folders: Iterable[Path]) -> list[str]:
-    """Folders with too many files."""
-    return [str(folder) for folder in folders if folder.is_dir() and len(files_of(folder)) > MOST_FILES]
+def test_imports_of_cython_files_are_read() -> None:
+    known = {"aspen_mp.a.b", "aspen_mp.a.__init__", "aspen_mp.c"}
+    body = '"""A file\nimport of which nothing is said."""\ncdef int f() noexcept nogil:\n    return <int>0\n'
+    for text in (
+        "cimport aspen_mp.a.b",
+        "from aspen_mp.a.b cimport x, y",
+        "from aspen_mp.a cimport (\n  b,\n)",
+        "import aspen_mp.a.b as z",
+    ):
+        assert "aspen_mp.a.b" in imports_of("aspen_mp.c", f"{text}\n{body}", known)
+        assert "aspen_mp.a.b" in imports_of("aspen_mp.c", f"{body}def g():\n    {text}\n", known)
+    assert not imports_of("aspen_mp.c", body, known)
 
 
 def test_folders_are_not_crowded(tmp_path: Path) -> None:
-    folders = [folder for each in packages().values() for folder in each if not (folder / "pyproject.toml").exists()]
-    kernels = [folder / "kernels" for folder in packages()["aspen_mp.workers"]]
-    assert not crowded([*folders, *kernels, *(each for folder in kernels for each in folder.glob("*"))])
-    for i in range(MOST_FILES + 1):
+    assert not crowded(all_folders(), rules.MOST_FILES)
+    assert any(folder.name == "gemm" for folder in all_folders())
+    for i in range(rules.MOST_FILES + 1):
         (tmp_path / f"{i}.py").touch()
-    assert crowded([tmp_path])
+    assert crowded(below(tmp_path), rules.MOST_FILES)
 
 
-@pytest.mark.parametrize("name", MOST_ENTRIES)
+@pytest.mark.parametrize("name", rules.MOST_ENTRIES)
 def test_parts_have_few_entries(name: str) -> None:
     parent, _, last = name.rpartition(".")
-    folders = packages().get(name) or [folder / last for folder in packages()[parent]]
-    files = {each.name for folder in folders if folder.is_dir() for each in files_of(folder)} - APART
-    rooms = {each.name for folder in folders if folder.is_dir() for each in folder.iterdir() if each.is_dir() and files_of(each)}
-    assert len(files | rooms) <= MOST_ENTRIES[name], sorted(files | rooms)
+    places = packages().get(name) or [folder / last for folder in packages()[parent]]
+    files = {each.name for folder in places if folder.is_dir() for each in files_of(folder)} - APART
+    rooms = {each.name for folder in places if folder.is_dir() for each in folder.iterdir() if each.is_dir() and files_of(each)}
+    assert len(files | rooms) <= rules.MOST_ENTRIES[name], sorted(files | rooms)
+
+
+def test_readmes_list_their_files(tmp_path: Path) -> None:
+    missing = [each for root in roots() for each in unlisted(below(root, [*GENERATED, SHIM]), root)]
+    assert not missing, missing
+    room = tmp_path / "part" / "room"
+    room.mkdir(parents=True)
+    for name in ("one.py", "two.pyx", "__init__.py"):
+        (room / name).touch()
+    readme = room.parent / "README.md"
+    for said in (
+        "",
+        "`one.py`, `two.pyx`",
+        "`room/one.py`",
+        "`room/one.py`, `other/three.py`, `two.pyx`",
+        "## `other/`\n`one.py` `two.pyx`",
+    ):
+        readme.write_text(said)
+        assert str(room / "two.pyx") in unlisted(below(tmp_path), tmp_path), said
+    for said in ("`room/one.py`, `two`", "## `room/`\n| `one` |\n| `two.pyx` |", "`room/` has `one.py` and `two.pyx`"):
+        readme.write_text(said)
+        assert not unlisted(below(tmp_path), tmp_path), said
+    (room / "README.md").write_text("`one.py`")
+    assert unlisted(below(tmp_path), tmp_path) == [str(room / "two.pyx")]
+    assert listed("`two` of `../room/three.py`", "") == {"two"}
+
+
+def test_ops_are_named_in_their_rooms() -> None:
+    ops = KERNELS.keys() - rules.NO_OPERATORS
+
+    def violations(texts: dict[str, str]) -> set[str]:
+        elsewhere = {module: text for module, text in texts.items() if not any(within(module, each) for each in rules.KNOW_OPS)}
+        speaks_onnx = {module: text for module, text in elsewhere.items() if any(within(module, each) for each in rules.SPEAK_ONNX)}
+        others = {module: text for module, text in elsewhere.items() if module not in speaks_onnx}
+        return modules_with(others, ops) | modules_with(speaks_onnx, ops - rules.ONNX_TOO)
+
+    hold(violations(sources()), rules.NAME_OPS, "ops are asked of planner/ops, not named")
+    for module in ("aspen_mp.planner.plan.memory", "aspen_mp.workers.main", "aspen_mp.client.model", "aspen_mp.planner.frontends.bind"):
+        assert module in violations({module: "OPS = {'GEMM'}"})
+    assert not violations({"aspen_mp.planner.ops.params": "OPS = {'GEMM'}", "aspen_mp.planner.frontends.bind": "OP = 'LSTM'  # GEMM"})
+
+
+def test_functions_are_short() -> None:
+    hold(long_functions(sources(), rules.MOST_LINES), rules.LONG_FUNCTIONS, f"a function has {rules.MOST_LINES} lines at most")
+    docstring = "        '''Says\n" + "\n" * 99 + "        '''\n"
+    body = "        x = 0\n" * (rules.MOST_LINES - 1)
+    head = f"class A:\n    async def f(self):\n{docstring}"
+    assert not long_functions({"m": head + body}, rules.MOST_LINES)
+    assert long_functions({"m": f"{head}{body}        y = 0\n"}, rules.MOST_LINES) == {"m.A.f"}
+
+
+def test_constructors_are_small() -> None:
+    hold(large_constructors(sources(), rules.MOST_PARAMETERS), rules.LARGE_CONSTRUCTORS, f"{rules.MOST_PARAMETERS} parameters at most")
+    names = ", ".join(f"a{i}" for i in range(rules.MOST_PARAMETERS))
+    assert not large_constructors({"m": f"class A:\n    def __init__(self, {names}): ..."}, rules.MOST_PARAMETERS)
+    assert large_constructors({"m": f"class A:\n    def __init__(self, {names}, *, b): ..."}, rules.MOST_PARAMETERS) == {"m.A.__init__"}
 
 
 def test_import_is_light() -> None:
     code = "import sys, aspen_mp; print(' '.join(m for m in sys.modules if '.' not in m))"
     loaded = set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
-    assert not loaded & HEAVY
+    assert not loaded & rules.HEAVY
 
 
 @pytest.mark.parametrize("part", ["shm", "workers", "planner", "bench", "config"])
@@ -199,3 +191,16 @@ def test_bare_import_from_the_repository_is_refused(part: str) -> None:
     run = subprocess.run([sys.executable, "-c", f"import {part}"], cwd=folder.parent, capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert f"aspen_mp.{part}" in run.stderr
+
+
+def test_every_rule_has_its_test() -> None:
+    assert all(callable(globals()[rule.test]) for rule in rules.RULES)
+
+
+def test_every_exception_has_its_reason() -> None:
+    for found, exceptions in (({"m.f"}, {}), (set(), {"m.f": "a table"})):
+        with pytest.raises(AssertionError, match=r"m\.f"):
+            hold(found, exceptions, "a rule")
+    hold({"m.f"}, {"m.f": "a table"}, "a rule")
+    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS):
+        assert all(reason and "\n" not in reason for reason in table.values())

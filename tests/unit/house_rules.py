@@ -1,0 +1,136 @@
+"""The rules of the house as data: limits, orders, and exceptions, each with its reason.
+
+`test_house.py` holds the package to them. ARCHITECTURE.md prints `markdown()` between two comments (`MARKS`); where the rules have changed,
+`python tests/unit/house_rules.py` writes it there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PARTS: Final = {
+    "aspen_mp.shm": {"aspen_mp.shm"},
+    "aspen_mp.workers": {"aspen_mp.workers", "aspen_mp.shm"},
+    "aspen_mp.planner": {"aspen_mp.planner", "aspen_mp.shm", "aspen_mp.workers.fallback"},
+    "aspen_mp.config": {"aspen_mp.config", "aspen_mp.shm"},
+}
+"""What each part may import of the package."""
+ORDERS: Final = {
+    "aspen_mp.planner": ["job", "ir", "ops", "layout", "cost", "frontends", "lower", "passes", "simulation", "tiling", "plan"],
+    "aspen_mp.control": ["wire", "memory", "planning", "pool", "models"],
+    "aspen_mp.workers": ["_isa", "_kernels", "fallback"],
+}
+"""Rooms of a part, or single modules: each may import itself and those before it, and nothing that lies beside them."""
+HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"}
+MOST_FILES: Final = 20
+MOST_ENTRIES: Final = {"aspen_mp.planner": 14, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
+MOST_LINES: Final = 60
+MOST_PARAMETERS: Final = 10
+
+TO_BE_SHORTENED: Final = "to be shortened"
+LONG_FUNCTIONS: Final = {
+    "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
+    "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
+    "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
+    "aspen_mp.control.planning.child_main.Planner._plan": TO_BE_SHORTENED,
+    "aspen_mp.control.server.Server.__init__": TO_BE_SHORTENED,
+    "aspen_mp.control.server.Server._dispatch": "one case for each message of the protocol",
+    "aspen_mp.control.server.Server.status": "one entry for each thing that a status names",
+    "aspen_mp.planner.passes.patterns.activations._rows": "a table: one row for each spelling",
+    "aspen_mp.planner.passes.precision.quantization._of_bytes": TO_BE_SHORTENED,
+}
+"""Functions with more than `MOST_LINES` lines, and why."""
+LARGE_CONSTRUCTORS: Final = {
+    "aspen_mp.client.runtime.Runtime.__init__": "what a user may say of a runtime, each by its name",
+    "aspen_mp.control.pool.workers.WorkerPool.__init__": TO_BE_SHORTENED,
+}
+"""Constructors with more than `MOST_PARAMETERS` parameters, and why."""
+
+KNOW_OPS: Final = ("aspen_mp.planner.ops", "aspen_mp.planner.lower", "aspen_mp.planner.passes")
+"""Rooms in which kernels' ops are known by their names."""
+NO_OPERATORS: Final = {"JOIN", "END", "OPAQUE"}
+"""Names of opcodes that are no operator's: tiles without work, and whatever is computed in Python."""
+ONNX_TOO: Final = {"LSTM", "GRU", "RNN", "LRN", "SOFTMAX", "RBF"}
+"""Names of ops that ONNX has, too, for an operator or as an attribute's value: `SPEAK_ONNX` means those."""
+SPEAK_ONNX: Final = ("aspen_mp.planner.frontends", "aspen_mp.workers.fallback", "aspen_mp.bench.drawn")
+NAME_OPS: Final = {
+    "aspen_mp.cli.doctor": "measures what a kernel gives, beside other processors' figures",
+    "aspen_mp.planner.cost.op_cost": "to be moved into `planner/ops`",
+    "aspen_mp.planner.cost.rates": "to be moved into `planner/ops`",
+    "aspen_mp.planner.cost.tile_cost": "to be moved into `planner/ops`",
+    "aspen_mp.planner.layout.storage": "to be moved into `planner/ops`",
+    "aspen_mp.planner.tiling.batch_splitting": "to be moved into `planner/ops`",
+    "aspen_mp.planner.tiling.policy": "to be moved into `planner/ops`",
+    "aspen_mp.workers.fallback.bound": "calls kernels itself, for the bodies of loops",
+}
+"""Modules outside `KNOW_OPS` in which the name of an op stands as a string, and why."""
+
+
+class Rule(NamedTuple):
+    """What must hold, and the test of `test_house.py` that looks."""
+
+    says: str
+    test: str
+
+
+def _short(module: str) -> str:
+    return f"`{module.removeprefix('aspen_mp.').replace('.', '/')}`"
+
+
+def _imports(part: str, allowed: set[str]) -> str:
+    others = sorted(_short(each) for each in allowed - {part})
+    return f"{_short(part)} imports {' and '.join(others) if others else 'nothing of ours'}"
+
+
+def _exceptions(table: dict[str, str]) -> str:
+    return f"exceptions with their reasons: {len(table)}"
+
+
+RULES: Final = [
+    Rule("; ".join(_imports(part, allowed) for part, allowed in PARTS.items()), "test_imports_run_one_way"),
+    *(
+        Rule(f"a room of {_short(part)} imports itself and those before it: {', '.join(order)}", "test_rooms_import_those_before_them")
+        for part, order in ORDERS.items()
+        if len(order) > 1
+    ),
+    Rule("files do not import each other in a circle", "test_files_do_not_import_each_other_in_a_circle"),
+    Rule(f"a folder holds {MOST_FILES} files at most, those of the tests, too", "test_folders_are_not_crowded"),
+    Rule(
+        f"entries at most: {', '.join(f'{_short(name)} {most}' for name, most in MOST_ENTRIES.items())}",
+        "test_parts_have_few_entries",
+    ),
+    Rule("a folder's README, or the nearest above it, lists its files", "test_readmes_list_their_files"),
+    Rule(
+        f"names of ops are strings in {', '.join(map(_short, KNOW_OPS))} only; {_exceptions(NAME_OPS)}",
+        "test_ops_are_named_in_their_rooms",
+    ),
+    Rule(f"a function has {MOST_LINES} lines at most; {_exceptions(LONG_FUNCTIONS)}", "test_functions_are_short"),
+    Rule(f"a constructor has {MOST_PARAMETERS} parameters at most; {_exceptions(LARGE_CONSTRUCTORS)}", "test_constructors_are_small"),
+    Rule("`import aspen_mp` loads neither numpy nor onnx, nor anything else of size", "test_import_is_light"),
+    Rule(
+        "the folders of the repository are imported as `aspen_mp.…` only",
+        "test_bare_import_from_the_repository_is_refused",
+    ),
+]
+
+MARKS: Final = ("<!-- house rules -->", "<!-- end of house rules -->")
+
+
+def markdown() -> str:
+    """The rules as a table."""
+    return "\n".join(["| rule | `tests/unit/test_house.py` |", "|---|---|", *(f"| {rule.says} | `{rule.test}` |" for rule in RULES)])
+
+
+def printed(document: str) -> str:
+    """The document with the rules between the two marks. ValueError where it lacks one of these."""
+    before, begin, rest = document.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise ValueError(f"the document lacks {MARKS[0]} or, behind it, {MARKS[1]}")
+    return f"{before}{begin}\n{markdown()}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    architecture = Path(__file__).resolve().parents[2] / "ARCHITECTURE.md"
+    architecture.write_text(printed(architecture.read_text(encoding="utf-8")), encoding="utf-8")
