@@ -51,7 +51,7 @@ class ClientMemory:
         relieve: Callable[[Callable[[], None]], bool],
     ) -> None:
         """`publish`: tells the workers of what has been added; `collect`: lets go of what is no longer used; `guarded`: runs what may go
-        wrong for a client's request; `present`: whether a client is still there; `relieve`: as of `Pressure`."""
+        wrong for a client's request; `present`: whether a client is still there; `relieve`: as of `Eviction`."""
         self._relieve = relieve
         self._table, self._segments, self._reserver, self._releaser = table, segments, reserver, releaser
         self._publish, self._collect, self._guarded, self._present = publish, collect, guarded, present

@@ -1,16 +1,21 @@
-"""Which plans go when there are too many: of one model, of those behind data, and of all models together."""
+"""Which plans go: when there are too many of one model, behind data or of all models together, and when memory is wanted.
+
+What all plans hold may be as much as what is free besides (a control group's limit counts as well as the machine's memory), or what the
+profile says; beyond, the plan that was used longest ago goes. Where memory for a new plan is refused all the same, more of them go, and it
+is tried again when their memory has come back.
+"""
 
 from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models.memory_pressure import Pressure
 from aspen_mp.control.models.plan_states import Model, Plan
 from aspen_mp.shm.bindings import _control
+from aspen_mp.shm.segments import memory_available
 
 MAX_PLANS: Final = 256
 """Plans of one model: beyond, the one that was asked for longest ago is dropped. Clients that still use it ask for it again."""
@@ -23,23 +28,33 @@ have served least of late are dropped."""
 MOST_OF_ALL: Final = 0.6
 """The plans of all models may take so much of what there is for them: places in the runtime's tables, and descriptors. Beyond, the model
 with the most plans loses the one that was asked for longest ago. The rest is for plans that are in use after that, and for clients."""
+PATIENCE_S: Final = 5.0
+"""So long one waits at most for memory of plans that were dropped: requests that run on them go on to their ends."""
+WORTH: Final = 4
+"""Plans go for a request that was refused only where they hold this part of what is free, or more: else it is not they that stand in the
+way, and nobody who asks for more than there is can take others' plans from them."""
 
 
 class Eviction:
-    """`models`: those that are loaded, by number. `retire(plan)` ends a live plan."""
+    """`models`: those that are loaded, by number. `retire(plan)` ends a live plan. `most`: bytes that the plans of all may hold, 0: as much
+    as is free besides."""
 
-    def __init__(self, models: Mapping[int, Model], resources: Resources, retire: Callable[[Plan], None], pressure: Pressure) -> None:
-        self._pressure = pressure
+    def __init__(self, models: Mapping[int, Model], resources: Resources, retire: Callable[[Plan], None], most: int) -> None:
         self._models = models
-        self._table = resources.table
-        self._segments = resources.segments
+        self._loop, self._table, self._segments = resources.loop, resources.table, resources.segments
+        self._event_log = resources.event_log
         self._retire = retire
+        self._most = most
+        self._awaited: set[int] = set()
+        self._waiting: list[Callable[[], None]] = []
+
+    # ---- too many
 
     def make_room(self, newest: Plan) -> None:
         """After a model has got another plan, the last of its live ones."""
         model = newest.model
         self._drop_behind(newest)
-        while len(model.live) > 1 and (len(model.live) > MAX_PLANS or self._bytes(model.live.values()) > MAX_PLAN_BYTES):
+        while len(model.live) > 1 and (len(model.live) > MAX_PLANS or sum(map(self._bytes, model.live.values())) > MAX_PLAN_BYTES):
             oldest = next(iter(model.live.values()))
             if not newest.job.search:  # the next one most likely is for yet another shape
                 model.spares.expect(oldest.segments[1:])
@@ -49,13 +64,14 @@ class Eviction:
             if len(largest.live) < 2:
                 break  # so many models: whoever loads another one is told
             self._retire(next(iter(largest.live.values())))
-        self._pressure.make_room(newest)
+        held = self._held()
+        self._drop(held - (self._most or (held + memory_available()) // 2), newest)
 
     def _drop_behind(self, newest: Plan) -> None:
         """Plans behind data that are too many."""
         while True:
             behind = [plan for plan in newest.model.live.values() if len(plan.job.stages) > 1]
-            if len(behind) < 2 or (len(behind) <= MAX_BEHIND and self._bytes(behind) <= MAX_BEHIND_BYTES):
+            if len(behind) < 2 or (len(behind) <= MAX_BEHIND and sum(map(self._bytes, behind)) <= MAX_BEHIND_BYTES):
                 return
             served = {
                 plan: self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0 for plan in behind if plan is not newest
@@ -66,15 +82,74 @@ class Eviction:
             for other, count in served.items():
                 other.mark = (other.mark + count) / 2
 
-    def _bytes(self, plans: Iterable[Plan]) -> int:
-        return sum(self._segments[segment].nbytes for plan in plans for segment in plan.segments)
-
     def _crowded(self) -> bool:
         plans = sum(len(model.live) for model in self._models.values())
         instances = sum(len(model.live) * model.instances for model in self._models.values())
         descriptors = sum(len(plan.segments) for model in self._models.values() for plan in model.live.values())
         available = (_control.MAX_PLANS, _control.MAX_INSTANCES, descriptor_limit())
         return any(taken > MOST_OF_ALL * most for taken, most in zip((plans, instances, descriptors), available, strict=True))
+
+    # ---- memory is wanted
+
+    def relieve(self, then: Callable[[], None]) -> bool:
+        """Has half of what plans hold dropped. `then()` follows when its memory has come back, or not for `PATIENCE_S`. False: there is
+        nothing to drop, or it would not help, and what others have given up before, a client its data segments, has come back."""
+        held = self._held()
+        if (held * WORTH < memory_available() or not self._drop(max(held // 2, 1), None)) and not self._segments.settling:
+            return False
+        self._waiting.append(then)
+        self._loop.later(PATIENCE_S, lambda: self._go_on(then))
+        self._look()
+        return True
+
+    def collected(self, segments: set[int]) -> None:
+        """Nothing refers to these segments any more."""
+        self._awaited -= segments
+        self._look()
+
+    def _look(self) -> None:
+        if not self._awaited and self._waiting:
+            waiting = list(self._waiting)
+            # Workers have them mapped a little longer, and large ones are given back by a process of their own.
+            self._segments.settled(lambda: [self._loop.later(0.0, lambda then=then: self._go_on(then)) for then in waiting])  # type: ignore[misc]
+
+    def _go_on(self, then: Callable[[], None]) -> None:
+        if then in self._waiting:
+            self._waiting.remove(then)
+            then()
+
+    def _drop(self, nbytes: int, newest: Plan | None) -> bool:
+        """Plans until they hold so many bytes less, those that have served longest ago first. Whether there was any."""
+        dropped = 0
+        if nbytes > 0:
+            dropped += sum(model.spares.close() for model in self._models.values())
+        for plan in sorted(self._live(), key=self._last_used):
+            if dropped >= nbytes:
+                break
+            if plan is newest or not plan.segments:
+                continue
+            size = self._bytes(plan)
+            self._awaited.update(plan.segments)
+            self._event_log.info("plan-dropped", model=plan.model.name, plan=plan.answer.plan, bytes=size)
+            self._retire(plan)
+            dropped += size
+        return dropped > 0
+
+    def _last_used(self, plan: Plan) -> tuple[bool, float]:
+        """Those that have served since they were last looked at come last, then those that were asked for last."""
+        served = self._table.plan(plan.answer.plan)["served"] if plan.answer.plan else 0
+        busy, plan.seen = served != plan.seen, served
+        return busy, plan.asked_at
+
+    def _live(self) -> Iterator[Plan]:
+        for model in self._models.values():
+            yield from model.live.values()
+
+    def _held(self) -> int:
+        return sum(map(self._bytes, self._live())) + sum(model.spares.nbytes for model in self._models.values())
+
+    def _bytes(self, plan: Plan) -> int:
+        return sum(self._segments[segment].nbytes for segment in plan.segments)
 
 
 def descriptor_limit() -> float:

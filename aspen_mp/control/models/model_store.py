@@ -204,8 +204,8 @@ class ModelStore(Machine):
                 plan.segments = [new if segment == old else segment for segment in plan.segments]
 
     def relieve(self, then: Callable[[], None]) -> bool:
-        """Memory is wanted: see `Pressure`."""
-        return self._requests.pressure.relieve(then)
+        """Memory is wanted: see `Eviction`."""
+        return self._requests.eviction.relieve(then)
 
     # ---- unloading
 
@@ -258,7 +258,7 @@ class ModelStore(Machine):
             if not plans:
                 del self._leaving_weights[weight]
                 self._segments.drop(weight)
-        self._requests.pressure.collected(segments)
+        self._requests.eviction.collected(segments)
 
     def close(self) -> None:
         self._requests.close()

@@ -9,7 +9,7 @@ from functools import partial
 
 from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models.arena_pool import Spare
-from aspen_mp.control.models.memory_pressure import Pressure
+from aspen_mp.control.models.eviction import Eviction
 from aspen_mp.control.models.plan_states import PLAN_TABLE, Event, Machine, Model, Plan, report
 from aspen_mp.control.models.publishing import Made, Publisher
 from aspen_mp.control.planning import cache_reader
@@ -50,10 +50,11 @@ class PlanBuilder(Machine):
         super().__init__(resources.event_log)
         self._setup = setup
         self._cache = setup.cache
+        self._models = models
         self._publisher = publisher
-        self._reserver = resources.reserver
+        self._table, self._reserver = resources.table, resources.reserver
         self._verifier = Verifier(resources.loop)
-        self.pressure = Pressure(models, resources, self.retire, most_bytes)
+        self.eviction = Eviction(models, resources, self.retire, most_bytes)
 
     def kept(self, model: Model, job: PlanStage) -> Entry | None:
         """What the plan cache has for a job."""
@@ -194,7 +195,7 @@ class PlanBuilder(Machine):
     def _lack(self, plan: Plan, error: AspenError) -> None:
         """It failed. Where that was for want of memory and somebody waits, it is tried again as soon as plans that are not used have made
         room."""
-        if isinstance(error, ResourceLimitError) and plan.waiters and self.pressure.relieve(partial(self.step, plan, Event.RELIEVED)):
+        if isinstance(error, ResourceLimitError) and plan.waiters and self.eviction.relieve(partial(self.step, plan, Event.RELIEVED)):
             self.step(plan, Event.LACKED)
         else:
             self.step(plan, Event.FAILED, error)

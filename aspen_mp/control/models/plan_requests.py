@@ -6,16 +6,13 @@ A plan is found by its key: the shapes and values of a request, or those of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from aspen_mp.control.memory.resources import Resources
 from aspen_mp.control.models import replanning
-from aspen_mp.control.models.eviction import Eviction
-from aspen_mp.control.models.plan_builder import PlanBuilder, PlanningSetup
+from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.plan_states import Asker, Event, Model, Plan, not_loaded
-from aspen_mp.control.models.publishing import Publisher
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
 from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
@@ -25,15 +22,6 @@ from aspen_mp.shm.errors import AspenError
 
 
 class PlanRequests(PlanBuilder):
-    def __init__(
-        self, resources: Resources, setup: PlanningSetup, publisher: Publisher, models: Mapping[int, Model], most_bytes: int
-    ) -> None:
-        """As of `PlanBuilder`."""
-        super().__init__(resources, setup, publisher, models, most_bytes)
-        self._models = models
-        self._resources = resources
-        self._eviction = Eviction(models, resources, self.retire, self.pressure)
-
     # ---- what clients ask for
 
     def ask(self, model: Model, message: protocol.MakePlan, asker: Asker) -> None:
@@ -103,7 +91,7 @@ class PlanRequests(PlanBuilder):
 
     def refresh(self) -> None:
         """Has a plan made again, if there is one to be. What takes the place of another is searched, wherever it comes from."""
-        plan = replanning.choose(self._models.values(), self._resources.table, self._setup.speeds())
+        plan = replanning.choose(self._models.values(), self._table, self._setup.speeds())
         if plan is None:
             return
         entry = self.kept(plan.model, plan.job)
@@ -176,7 +164,7 @@ class PlanRequests(PlanBuilder):
                 plan.tell(asker)
             else:  # there is no plan for its range, or for less of it
                 self._again(plan, asker)
-        self._eviction.make_room(plan)
+        self.eviction.make_room(plan)
 
     def fail(self, plan: Plan, error: AspenError) -> None:
         model = plan.model

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from aspen_mp.control.memory.resources import Resources
-from aspen_mp.control.models import eviction, memory_pressure, model_store, plan_builder, plan_states, published_plans, replanning
+from aspen_mp.control.models import eviction, model_store, plan_builder, plan_states, published_plans, replanning
 from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_states import Asker, Model, Plan, State
@@ -110,7 +110,7 @@ class Town:
         patch.setattr(plan_builder, "spacious", lambda nbytes: False)
         patch.setattr(plan_builder.cache_reader, "find", self._find)
         patch.setattr(plan_builder.cache_reader, "stage", self._stage)
-        patch.setattr(memory_pressure, "memory_available", lambda: SOME)
+        patch.setattr(eviction, "memory_available", lambda: SOME)
         patch.setattr(eviction, "MAX_PLANS", 4)
         patch.setattr(eviction, "MAX_BEHIND", 2)
         patch.setattr(eviction, "descriptor_limit", lambda: 1 << 20)
