@@ -17,11 +17,20 @@ PARTS: Final = {
 }
 """What each part may import of the package."""
 ORDERS: Final = {
+    "aspen_mp": [
+        *("shm", "config", "workers", "planner", "errors", "control", "tracing", "client"),
+        *("compat", "backend", "inference", "tools", "cli", "bench"),
+    ],
     "aspen_mp.planner": ["job", "ir", "ops", "layout", "cost", "frontends", "lower", "passes", "simulation", "tiling", "plan"],
     "aspen_mp.control": ["wire", "memory", "planning", "pool", "models"],
     "aspen_mp.workers": ["_isa", "_kernels", "fallback"],
 }
 """Rooms of a part, or single modules: each may import itself and those before it, and nothing that lies beside them."""
+NAME_BENCHMARKS: Final = {
+    "aspen_mp.client.named_models": "networks of the zoo, when somebody asks for one",
+    "aspen_mp.cli.app": "the commands of `aspen-mp bench`, when somebody asks for them",
+}
+"""Modules that import a module of the benchmarks by its name, and why."""
 HEAVY: Final = {"numpy", "onnx", "typer", "rich", "msgspec", "psutil", "onnxruntime", "ml_dtypes"}
 MOST_FILES: Final = 20
 MOST_ENTRIES: Final = {"aspen_mp.planner": 14, "aspen_mp.control": 8, "aspen_mp.workers.kernels": 14}
@@ -93,6 +102,10 @@ RULES: Final = [
         Rule(f"a room of {_short(part)} imports itself and those before it: {', '.join(order)}", "test_rooms_import_those_before_them")
         for part, order in ORDERS.items()
         if len(order) > 1
+    ),
+    Rule(
+        f"{_short('aspen_mp.bench')} is imported by name, late, in {len(NAME_BENCHMARKS)} places",
+        "test_benchmarks_are_named_by_their_hooks_alone",
     ),
     Rule("files do not import each other in a circle", "test_files_do_not_import_each_other_in_a_circle"),
     Rule(f"a folder holds {MOST_FILES} files at most, those of the tests, too", "test_folders_are_not_crowded"),

@@ -77,6 +77,18 @@ def test_rooms_import_those_before_them() -> None:
     assert not out_of_order(imports, rules.ORDERS)
     assert out_of_order({**imports, "aspen_mp.planner.ops.params": {"aspen_mp.planner.lower.builder"}}, rules.ORDERS)
     assert out_of_order({**imports, "aspen_mp.control.wire.protocol": {"aspen_mp.control.server"}}, rules.ORDERS)
+    assert out_of_order({**imports, "aspen_mp.tools.calibrate": {"aspen_mp.bench.models.zoo"}}, rules.ORDERS)
+    assert out_of_order({**imports, "aspen_mp.tracing.trace": {"aspen_mp.client.session"}}, rules.ORDERS)
+
+
+def test_benchmarks_are_named_by_their_hooks_alone() -> None:
+    benchmarks = {module.removesuffix(".__init__") for module in sources() if within(module, "aspen_mp.bench")}
+
+    def violations(texts: dict[str, str]) -> set[str]:
+        return modules_with({module: text for module, text in texts.items() if not within(module, "aspen_mp.bench")}, benchmarks)
+
+    hold(violations(sources()), rules.NAME_BENCHMARKS, "networks of the zoo come from client/named_models.py")
+    assert violations({"aspen_mp.client.runtime": 'importlib.import_module("aspen_mp.bench.models")'})
 
 
 def test_every_import_is_read() -> None:
