@@ -78,7 +78,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Result:
+class ClientsResult:
     case: str
     cores: list[int]
     weight_bytes: int
@@ -134,12 +134,14 @@ class Result:
         }
 
 
-def measure(case: Case, cores: Sequence[int], clients: int, seconds: float, rounds: int, peers: bool, say: Callable[[str], None]) -> Result:
+def measure(
+    case: Case, cores: Sequence[int], clients: int, seconds: float, rounds: int, peers: bool, say: Callable[[str], None]
+) -> ClientsResult:
     """`clients` processes with one request in flight each against one with all of them, on one runtime with a worker on each of `cores`;
     with `peers` onnxruntime beside it, where it is installed. `seconds`: of each setting in each round."""
     graph = models.build(case.network, batch=case.batch, seq=case.seq, **case.options)
     feeds = models.inputs(graph, batch=case.batch, seq=case.seq)
-    result = Result(case.label, list(cores), 0)
+    result = ClientsResult(case.label, list(cores), 0)
     with ExitStack() as stack:
         profile = config.Profile(models=config.Models(replan=False))
         runtime = stack.enter_context(aspen_mp.Runtime(workers=len(cores), cores=list(cores), profile=profile))
@@ -277,7 +279,7 @@ class _Seat:
 # ---- picture
 
 
-def plot(result: Result, file: Path) -> None:
+def plot(result: ClientsResult, file: Path) -> None:
     """Throughput, latency and memory of each setting, as a PNG."""
     import matplotlib as mpl
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aspen_mp.client.requests.region import Region
 
 
-class Stop(Protocol):
+class TicketWatcher(Protocol):
     """Told which ticket a request waits for, -1 when it no longer does, so that it can cancel it."""
 
     def started(self, ticket: int) -> None: ...
@@ -245,7 +245,7 @@ class Session:
         priority: int,
         timeout: float | None,
         on_left: Callable[[], None],
-        stop: Stop | None = None,
+        stop: TicketWatcher | None = None,
         extent: int = 0,
     ) -> _channel.Result | None:
         """Publishes a request and sleeps until it is done, without a detour through another thread.

@@ -14,9 +14,9 @@ from aspen_mp.planner.job.options import MOST_TILES
 
 if TYPE_CHECKING:
     from aspen_mp.bench.figures.compare import Comparison
-    from aspen_mp.bench.figures.hetero import Result as HeteroResult
-    from aspen_mp.bench.figures.lengths import Result as LengthsResult
-    from aspen_mp.bench.figures.scaling import Result as ScalingResult
+    from aspen_mp.bench.figures.hetero import HeteroResult
+    from aspen_mp.bench.figures.lengths import LengthsResult
+    from aspen_mp.bench.figures.scaling import ScalingResult
     from aspen_mp.bench.peers.cases import Case
 
 

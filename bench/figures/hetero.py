@@ -84,7 +84,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Result:
+class HeteroResult:
     """`wanted`: speeds of the slow cores, 1: not slowed."""
 
     case: str
@@ -139,12 +139,12 @@ def measure(
     say: Say,
     *,
     apart: bool = False,
-) -> Result:
+) -> HeteroResult:
     """Measures a network. `apart`: ours also with requests of its own on each core. `settle`: how many seconds all cores are busy with
     requests before they are measured at another speed: ours makes its plan again for the cores as they are, which takes it some seconds to
     notice and, behind the requests, ten to fifteen to do. Engines follow one another; for each, the sets of cores take turns, at each speed
     in its turn."""
-    result = Result(case.label, list(fast), list(slow), method or "auto")
+    result = HeteroResult(case.label, list(fast), list(slow), method or "auto")
     for engine in engines:
         cores = {FAST: [*fast], SLOW: [*slow], BOTH: [*fast, *slow]}
         options = {"replan": True} if engine == OURS else {}
@@ -262,7 +262,7 @@ def _states(rounds: Rounds, labels: Sequence[str]) -> list[InState]:
     return found if len(found) > 1 else []
 
 
-def plot(results: Sequence[Result], file: Path) -> None:
+def plot(results: Sequence[HeteroResult], file: Path) -> None:
     """For each network and speed, a bar for each engine, on a line that says what the sum of the parts would be, as a PNG."""
     from aspen_mp.bench.figures.picture import colour, pyplot, save
 

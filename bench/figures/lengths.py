@@ -90,7 +90,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Result:
+class LengthsResult:
     """`lengths`: tokens of each request; of a decoder, how many there are after it."""
 
     case: str
@@ -162,10 +162,12 @@ def slow_ones(seconds: Sequence[float]) -> int:
     return count
 
 
-def stream(case: Case, engines: Sequence[str], cores: Sequence[int], requests: int, least: int, most: int, seed: int, say: Say) -> Result:
+def stream(
+    case: Case, engines: Sequence[str], cores: Sequence[int], requests: int, least: int, most: int, seed: int, say: Say
+) -> LengthsResult:
     """`requests` texts of `least` to `most` tokens, uniformly at random; `case.seq` says nothing."""
     lengths = [int(n) for n in np.random.default_rng(seed).integers(least, most, requests, endpoint=True)]
-    result = Result(f"{_label(case)}, {least} to {most} tokens", list(cores), lengths)
+    result = LengthsResult(f"{_label(case)}, {least} to {most} tokens", list(cores), lengths)
     with _Turns(case, engines, result, say) as turns:
         signature = structure(case.network, symbolic=True, **case.options)
         for k, length in enumerate(lengths):
@@ -176,14 +178,14 @@ def stream(case: Case, engines: Sequence[str], cores: Sequence[int], requests: i
     return result
 
 
-def decode(case: Case, engines: Sequence[str], cores: Sequence[int], steps: int, seed: int, say: Say) -> Result:
+def decode(case: Case, engines: Sequence[str], cores: Sequence[int], steps: int, seed: int, say: Say) -> LengthsResult:
     """A prompt and `steps` tokens after it, each engine with what it chose itself and its own cache."""
     label = f"{_label(case)}, {steps} steps"
     case = Case(case.network, 1, case.seq, {**case.options, "cache": True})
     signature = structure(case.network, symbolic=True, **case.options)
     feeds = models.inputs(signature, seed=seed, seq=PROMPT)
     feeds["attention_mask"][...] = 1
-    result = Result(label, list(cores), [PROMPT + k for k in range(steps + 1)])
+    result = LengthsResult(label, list(cores), [PROMPT + k for k in range(steps + 1)])
     with _Turns(case, engines, result, say) as turns:
         np.savez(turns.feeds, allow_pickle=False, **feeds)
         for k in range(steps + 1):
@@ -203,7 +205,7 @@ class _Turns:
     """Engines that have loaded a network of unknown lengths, in processes of their own, and their files, as a context manager. What they
     give goes to `result`; one that fails leaves."""
 
-    def __init__(self, case: Case, engines: Sequence[str], result: Result, say: Say) -> None:
+    def __init__(self, case: Case, engines: Sequence[str], result: LengthsResult, say: Say) -> None:
         self._case, self._engines, self._result, self._say = case, engines, result, say
         self._stack = ExitStack()
         self._seats: list[tuple[Seat, Found]] = []
@@ -252,7 +254,7 @@ class _Turns:
         self._stack.close()
 
 
-def plot(results: Sequence[Result], file: Path) -> None:
+def plot(results: Sequence[LengthsResult], file: Path) -> None:
     """Time of each request by its place in the stream, as a PNG."""
     from aspen_mp.bench.figures.picture import colour, pyplot, save
 

@@ -72,7 +72,7 @@ class InState:
 
 
 @dataclass(slots=True)
-class Result:
+class ScalingResult:
     """`serial`: the engine with the best serial run, by medians. `memory`: by numbers of cores, the smallest first. `far`: what a byte of
     another core's took longer meanwhile, as of `Comparison`; `states`: where the machine was in several."""
 
@@ -136,7 +136,7 @@ def measure(
     say: Say,
     *,
     apart: bool = False,
-) -> Result:
+) -> ScalingResult:
     """Measures a network on the first n of `cores`, for each n of `numbers`; `simulated`: core counts to simulate. `apart`: n requests on n
     runtimes, too."""
     counts = sorted({1, *numbers})
@@ -167,9 +167,9 @@ def _label(engine: str, n: int) -> str:
     return f"{engine} on {n}"
 
 
-def of_comparison(found: Comparison) -> Result:
+def of_comparison(found: Comparison) -> ScalingResult:
     """Speedups of entries; times are the reference's times the ratios to it, so that groups measured one after the other compare."""
-    result = Result(found.case, "", 0.0, [], found.failed, found.settings, found.absent, found.rejected, found.disturbed)
+    result = ScalingResult(found.case, "", 0.0, [], found.failed, found.settings, found.absent, found.rejected, found.disturbed)
     if not found.entries:
         return result
     first = found.entries[0]
@@ -229,7 +229,7 @@ def _point(engine: str, cores: int, ms: float, min_ms: float, serial_ms: float, 
     return Point(engine, cores, ms, min_ms, speedup, fractions[0], by_min, fractions[1], simulated)
 
 
-def plot(results: Sequence[Result], file: Path) -> None:
+def plot(results: Sequence[ScalingResult], file: Path) -> None:
     """Speedup against cores for each engine, simulated points hollow, as a PNG."""
     from aspen_mp.bench.figures.picture import colour, pyplot, save
 

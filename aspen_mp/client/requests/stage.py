@@ -25,7 +25,7 @@ from aspen_mp.client.requests.lengths import Lending, Range
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
 from aspen_mp.client.requests.zero_copy import BORROW_BYTES, PAGE, Piece, address, place
-from aspen_mp.client.session import Session, Stop, Waiting
+from aspen_mp.client.session import Session, TicketWatcher, Waiting
 from aspen_mp.control.wire import protocol
 from aspen_mp.shm import values
 from aspen_mp.shm.bindings import _channel, _control
@@ -439,7 +439,7 @@ class Stage:
         level: int,
         timeout: float | None,
         names: Sequence[str] | None,
-        stop: Stop | None = None,
+        stop: TicketWatcher | None = None,
         *,
         borrow: bool = True,
     ) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 
-class Stop:
+class RequestStop:
     """Cancels a request that a driver thread walks through its stages, wherever it is."""
 
     def __init__(self, session: Session) -> None:
@@ -214,7 +214,7 @@ class StageTree:
     # ---- walking
 
     def run(
-        self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: Stop | None, *, borrow: bool = True
+        self, arrays: Mapping[str, Any], timeout: float | None, level: int, stop: RequestStop | None, *, borrow: bool = True
     ) -> dict[str, Any]:
         """Walks the stages; every output of the model. `borrow`: as of `Stage.run`."""
         self._check()
@@ -269,7 +269,7 @@ class StageTree:
         borrow: bool = False,
     ) -> None:
         """`run` on a driver thread, with the result in `future`. `lost`: as of `Stage.submit`."""
-        stop = Stop(self._session)
+        stop = RequestStop(self._session)
         future.stop = stop.ask
 
         def drive() -> None:

@@ -255,7 +255,7 @@ def test_unlike_cores_by_state() -> None:
     near, far = turns(1 / 15, 0.006, 0.006), turns(1 / 12, 0.037, 0.037)
     point = hetero._point("a", 0.5, [], [], Rounds([near, far, near, turns(1 / 9, 0.006, 0.037)] * 3, 0, 0, {}))
     assert [(state.turns, state.fraction) for state in point.states] == [(6, pytest.approx(1.0)), (3, pytest.approx(0.8))]
-    verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    verdict = hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
     assert "a 0.90 at 0.5 (1.00 in 6 turns with 0.006 ns for another core's byte, 0.80 in 3 turns" in verdict
     near_alone = hetero._point("a", 0.5, [], [], Rounds([near] * 3, 0, 0, {}))
     assert (near_alone.states, near_alone.far) == ([], 0.006)
@@ -269,7 +269,7 @@ def test_unlike_cores_apart() -> None:
     turns[f"a, {hetero.APART}"] = Turn([0.5, 0.5], counters={REQUESTS: 13.5})
     point = hetero._point("a", 0.5, [], [], Rounds([turns] * 3, 0, 0, {}))
     assert (point.fraction, point.apart) == (pytest.approx(0.8), pytest.approx(0.9))
-    assert "a 0.80 at 0.5 (a request a core 0.90 at 0.5)" in hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    assert "a 0.80 at 0.5 (a request a core 0.90 at 0.5)" in hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
     near, far = ({k: Turn(t.seconds, counters=t.counters, probes=(p, p)) for k, t in turns.items()} for p in (0.006, 0.037))
     states = hetero._point("a", 0.5, [], [], Rounds([near, far] * 3, 0, 0, {})).states
     assert [state.apart for state in states] == [pytest.approx(0.9)] * 2
@@ -294,7 +294,7 @@ def test_what_memory_leaves_of_unlike_cores() -> None:
     assert gb_s == [pytest.approx(MEMORY_BYTES / 0.5e9), pytest.approx(2 * MEMORY_BYTES / 0.8e9)]
     point.memory = hetero._memory(Asked(), point, 20.0, 30.0, 1, 1)  # type: ignore[arg-type]
     assert asked == [(1, 1, pytest.approx(0.4), 1.5)]
-    verdict = hetero.Result("x", [0], [1], "fifo", [point]).verdict
+    verdict = hetero.HeteroResult("x", [0], [1], "fifo", [point]).verdict
     assert "(memory: 20 GB/s on one core and 30 on all leave 0.75 at 0.5 by simulation, 0.95 without that limit)" in verdict
 
 
@@ -344,7 +344,7 @@ def test_requests_that_waited_for_a_plan() -> None:
 
 def test_ratios_and_tokens_of_a_stream() -> None:
     ours, other = lengths.Found(OURS, "1", "", 0.0, [9.0, 1.0, 3.0, 2.0]), lengths.Found("onnxruntime", "1", "", 0.0, [4.0, 4.0, 4.0, 2.0])
-    result = lengths.Result("x", [0], [1, 2, 3, 4], [ours, other])
+    result = lengths.LengthsResult("x", [0], [1, 2, 3, 4], [ours, other])
     assert result.ratios() == {"onnxruntime": (pytest.approx(15 / 14), pytest.approx(2.5 / 3))}
     assert "by onnxruntime 1.071 in all, 0.833 by the second half's median" in result.verdict
     ours.tokens, other.tokens = [1, 2, 3, 4], [1, 2, 5, 4]
@@ -354,13 +354,13 @@ def test_ratios_and_tokens_of_a_stream() -> None:
 
 
 def test_verdicts_of_nothing() -> None:
-    assert "nothing was measured" in lengths.Result("x", [0], []).verdict
+    assert "nothing was measured" in lengths.LengthsResult("x", [0], []).verdict
     nothing = Comparison("x", None)
     assert "nothing was measured" in order.verdict(nothing)
     assert "nothing was measured" in tiles.verdict(nothing)
     assert "nothing was measured" in synthetic.verdict(nothing)
     assert "nothing was measured" in scaling.of_comparison(nothing).verdict
-    assert "nothing was measured" in hetero.Result("x", [0], [1], "fifo").verdict
+    assert "nothing was measured" in hetero.HeteroResult("x", [0], [1], "fifo").verdict
 
 
 def test_the_best_number_of_tiles() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aspen_mp.bench.clients import Found, Result, Setting, plot
+from aspen_mp.bench.clients import ClientsResult, Found, Setting, plot
 
 
-def result() -> Result:
+def result() -> ClientsResult:
     found = [
         Found(Setting("aspen-mp", 1, 4), [20.0, 30.0], [0.1, 0.2], 100, 5, [50]),
         Found(Setting("aspen-mp", 4, 1), [19.0, 33.0], [0.2, 0.2, 0.3], 120, 8, [20, 25, 24, 22]),
         Found(Setting("onnxruntime", 1, 1), [10.0, 11.0], [0.05], 90, 1, [21]),
         Found(Setting("onnxruntime", 4, 1), [5.0, 5.5], [0.4], 360, 4, [4, 4, 5, 4]),
     ]
-    return Result("net", [0, 1], 2 << 20, found, 2 << 20)
+    return ClientsResult("net", [0, 1], 2 << 20, found, 2 << 20)
 
 
 def test_ratios_are_of_rounds_side_by_side():
@@ -35,7 +35,7 @@ def test_ratios_are_of_rounds_side_by_side():
 
 
 def test_a_single_setting_has_no_ratio():
-    lone = Result("net", [0], 0, [Found(Setting("aspen-mp", 1, 1), [1.0], [0.1], 1, 1)])
+    lone = ClientsResult("net", [0], 0, [Found(Setting("aspen-mp", 1, 1), [1.0], [0.1], 1, 1)])
     assert lone.document()["ratios"] == {}
 
 
