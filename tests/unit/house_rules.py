@@ -42,17 +42,12 @@ LONG_FUNCTIONS: Final = {
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
-    "aspen_mp.control.planning.child_main.Planner._plan": TO_BE_SHORTENED,
-    "aspen_mp.control.server.Server.__init__": TO_BE_SHORTENED,
-    "aspen_mp.control.server.Server._dispatch": "one case for each message of the protocol",
-    "aspen_mp.control.server.Server.status": "one entry for each thing that a status names",
     "aspen_mp.planner.passes.patterns.activations._rows": "a table: one row for each spelling",
     "aspen_mp.planner.passes.precision.quantization._of_bytes": TO_BE_SHORTENED,
 }
 """Functions with more than `MOST_LINES` lines, and why."""
 LARGE_CONSTRUCTORS: Final = {
     "aspen_mp.client.runtime.Runtime.__init__": "what a user may say of a runtime, each by its name",
-    "aspen_mp.control.pool.workers.WorkerPool.__init__": TO_BE_SHORTENED,
 }
 """Constructors with more than `MOST_PARAMETERS` parameters, and why."""
 
@@ -65,12 +60,6 @@ ONNX_TOO: Final = {"LSTM", "GRU", "RNN", "LRN", "SOFTMAX", "RBF"}
 SPEAK_ONNX: Final = ("aspen_mp.planner.frontends", "aspen_mp.workers.fallback", "aspen_mp.bench.drawn")
 NAME_OPS: Final = {
     "aspen_mp.cli.doctor": "measures what a kernel gives, beside other processors' figures",
-    "aspen_mp.planner.cost.op_cost": "to be moved into `planner/ops`",
-    "aspen_mp.planner.cost.rates": "to be moved into `planner/ops`",
-    "aspen_mp.planner.cost.tile_cost": "to be moved into `planner/ops`",
-    "aspen_mp.planner.layout.storage": "to be moved into `planner/ops`",
-    "aspen_mp.planner.tiling.batch_splitting": "to be moved into `planner/ops`",
-    "aspen_mp.planner.tiling.policy": "to be moved into `planner/ops`",
     "aspen_mp.workers.fallback.bound": "calls kernels itself, for the bodies of loops",
 }
 """Modules outside `KNOW_OPS` in which the name of an op stands as a string, and why."""
