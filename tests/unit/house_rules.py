@@ -37,13 +37,11 @@ MOST_ENTRIES: Final = {"aspen_mp.planner": 14, "aspen_mp.control": 8, "aspen_mp.
 MOST_LINES: Final = 60
 MOST_PARAMETERS: Final = 10
 
-TO_BE_SHORTENED: Final = "to be shortened"
 LONG_FUNCTIONS: Final = {
     "aspen_mp.cli.launch.launch": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.plan.plan": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.cli.run.run": "the parameters of a command are its options, a line and its help each",
     "aspen_mp.planner.passes.patterns.activations._rows": "a table: one row for each spelling",
-    "aspen_mp.planner.passes.precision.quantization._of_bytes": TO_BE_SHORTENED,
 }
 """Functions with more than `MOST_LINES` lines, and why."""
 LARGE_CONSTRUCTORS: Final = {

@@ -4,6 +4,7 @@ the bytes themselves are multiplied."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -36,8 +37,27 @@ def multiply_stored(graph: Graph, convolutions: bool = True) -> None:
     graph.nodes = [n for n in kept if n.op != "DequantizeLinear" or uses.get(n.output, 0) or n.output in graph.outputs]
 
 
+@dataclass(frozen=True, slots=True)
+class _OfBytes:
+    """The parts of a product of stored bytes. `zero`, `weight_zero`: zero points; `factor`: what a sum of products is worth, one for all
+    columns or one for each; `columns`: the axis of the output that counts them."""
+
+    x: Tensor
+    zero: Tensor | None
+    values: Tensor
+    weight_zero: Tensor | None
+    bias: Tensor | None
+    factor: npt.NDArray[np.float32]
+    columns: int
+
+
 def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
     """The nodes that compute what a product does, of bytes; None where it is none of those."""
+    found = _product(node, producer)
+    return None if found is None else _sums(node, found)
+
+
+def _product(node: Node, producer: dict[Tensor, Node]) -> _OfBytes | None:
     if node.op not in {"Conv", "Gemm", "MatMul"} or node.inputs[0] is None or node.inputs[1] is None or node.output.dtype != _F32:
         return None
     left, weight = producer.get(node.inputs[0]), node.inputs[1].stored
@@ -57,9 +77,9 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
         return None
     if x.size == 0 or weight.values.size == 0:
         return None
-    rank, attrs = len(x.shape), dict(node.attrs)
-    values, axis, factor = weight.values, weight.axis, np.float32(parameters[0]) * weight.scale.value()
-    columns = rank - 1
+    rank, attrs = len(x.shape), node.attrs
+    values, factor = weight.values, np.float32(parameters[0]) * weight.scale.value()
+    columns, out = rank - 1, 1  # `out`: the weight's axis of columns
     if node.op == "Conv":
         if attrs.get("group", 1) != 1 or rank not in {3, 4}:
             return None
@@ -71,16 +91,17 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
         out = 0 if attrs.get("transB", 0) else 1
         if out == 0:
             values = _transposed(values)
-    else:
-        if rank < 2 or len(values.shape) != 2:
-            return None
-        out = 1
-    if weight.scale.size != 1 and axis != out:
+    elif rank < 2 or len(values.shape) != 2:
         return None
-    if weight.zero is not None and weight.zero.size != 1 and axis != out:
+    if any(of is not None and of.size != 1 and weight.axis != out for of in (weight.scale, weight.zero)):
         return None
     if values.size > _MOST_TERMS * node.output.shape[columns]:
         return None
+    return _OfBytes(x, left.inputs[2] if len(left.inputs) > 2 else None, values, weight.zero, bias, factor, columns)
+
+
+def _sums(node: Node, of: _OfBytes) -> list[Node]:
+    """A product of integers, its factor and its bias, which write what the node did."""
     made: list[Node] = []
 
     def emit(op: str, inputs: list[Tensor | None], dtype: type, attrs: dict[str, Any]) -> Tensor:
@@ -91,19 +112,17 @@ def _of_bytes(node: Node, producer: dict[Tensor, Node]) -> list[Node] | None:
 
     def across(value: npt.NDArray[Any], name: str) -> Tensor:
         """One for all, or one for each column, beside the output."""
-        shape = tuple(value.size if k == columns else 1 for k in range(len(node.output.shape)))
+        shape = tuple(value.size if k == of.columns else 1 for k in range(len(node.output.shape)))
         return Tensor(f"{node.output.name}|{name}", shape, _F32, data=value.astype(np.float32).reshape(shape))
 
-    op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
-    sums = emit(
-        op, [x, values, left.inputs[2] if len(left.inputs) > 2 else None, weight.zero], np.int32, attrs if op == "ConvInteger" else {}
-    )
-    result = emit("Mul", [emit("Cast", [sums], np.float32, {"to": 1}), across(factor, "scale")], np.float32, {})
-    if bias is not None and node.op == "Conv":
-        result = emit("Add", [result, across(bias.value(), "bias")], np.float32, {})
-    elif bias is not None and attrs.get("beta", 1.0) != 0.0:
-        scaled = Tensor(f"{node.output.name}|bias", bias.shape, _F32, data=bias.value() * np.float32(attrs.get("beta", 1.0)))
-        result = emit("Add", [result, scaled], np.float32, {})
+    op, attrs = ("ConvInteger", dict(node.attrs)) if node.op == "Conv" else ("MatMulInteger", {})
+    sums = emit(op, [of.x, of.values, of.zero, of.weight_zero], np.int32, attrs)
+    result = emit("Mul", [emit("Cast", [sums], np.float32, {"to": 1}), across(of.factor, "scale")], np.float32, {})
+    if of.bias is not None and node.op == "Conv":
+        result = emit("Add", [result, across(of.bias.value(), "bias")], np.float32, {})
+    elif of.bias is not None and node.attrs.get("beta", 1.0) != 0.0:
+        value = of.bias.value() * np.float32(node.attrs.get("beta", 1.0))
+        result = emit("Add", [result, Tensor(f"{node.output.name}|bias", of.bias.shape, _F32, data=value)], np.float32, {})
     made[-1].outputs = [node.output]
     node.output.producer = made[-1]
     return made
