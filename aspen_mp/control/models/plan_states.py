@@ -339,6 +339,7 @@ def check_model(model: Model) -> None:
     """The same for a model and all of its plans, between two steps."""
     state, begun = model.state, list(model.begun.values())
     behind = [plan for plan in begun if plan.background]
+    turns = {key for key, plan in model.making.items() if plan.background and not plan.begun}
     of_ranges = {key for rows in model.ranges.plans.values() for _, _, key in rows}
     rules = {
         "a model that is loading is waited for, and has no plans": state is not ModelState.LOADING
@@ -348,7 +349,7 @@ def check_model(model: Model) -> None:
         "no plan is being published": all(plan.state is not S.PUBLISHING for plan in begun),
         "what nobody waits for is made behind requests": all(plan.background or plan.waiters for plan in begun),
         "one plan is made behind requests, and only while no other is made": not behind or len(begun) == 1,
-        "a plan waits for its turn only where there is none": not (model.making.keys() - model.begun.keys()) & model.live.keys(),
+        "a plan waits for its turn only where there is none": not turns & model.live.keys(),
         "ranges are served by live plans": of_ranges == {key for key, plan in model.live.items() if plan.stretched is not None},
         "keys are those of their plans": all(plan.key == key for plans in (model.live, model.making) for key, plan in plans.items()),
     }

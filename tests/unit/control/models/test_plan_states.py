@@ -206,6 +206,18 @@ def the_plan_of_a_range_that_is_made_twice_is_found(town: Town) -> None:
     assert not town.jobs
 
 
+def the_rest_of_a_range_is_planned_beside_a_part_of_it(town: Town) -> None:
+    """A plan for less of a range has the key that the whole range would have had; who asks for the rest has a plan of its own."""
+    model = with_range(town)
+    town.ask(A, model, 40)
+    town.planned(2)  # for 40 to 47
+    town.ask(A, model, 33)
+    town.planned(3)  # for 32 and 33
+    for rows in (33, 41):
+        town.ask(A, model, rows)
+        assert not town.jobs
+
+
 def a_search_takes_the_place_of_a_plan(town: Town) -> None:
     model = with_range(town)
     town.served, town.speeds = 100, [1.0, 1.0]
@@ -220,7 +232,7 @@ def a_search_takes_the_place_of_a_plan(town: Town) -> None:
 SCRIPTS = [
     *(models_come_and_go, plans_of_children, plans_of_the_cache, memory_runs_out, a_plan_that_waits_for_memory_ends, plans_give_way),
     *(what_comes_too_late, who_waits_for_a_plan_that_gives_way_asks_again, the_plan_of_a_range_that_is_made_twice_is_found),
-    a_search_takes_the_place_of_a_plan,
+    *(the_rest_of_a_range_is_planned_beside_a_part_of_it, a_search_takes_the_place_of_a_plan),
 ]
 
 
