@@ -22,13 +22,13 @@ from aspen_mp.planner.ops import verify
 from aspen_mp.planner.ops.spec import OPAQUE
 from aspen_mp.planner.passes import cleanup, pipeline, strassen, weight_prefetch
 from aspen_mp.planner.passes.precision import bf16, half_precision
-from aspen_mp.planner.plan.elastic import Elastic, Rigid, Stretch
+from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.stages import Value
 from aspen_mp.shm.errors import ModelInvalidError
 
-__all__ = ["Binding", "OnnxModel", "Options", "Rigid", "Signature", "StageResult", "Stretch", "Value", "ValueInfo"]
-__all__ += ["inspect", "load", "lowered", "plan_range", "plan_stage"]
+__all__ = ["Binding", "NoBucket", "OnnxModel", "Options", "ShapeBucket", "Signature", "StageResult", "Value", "ValueInfo"]
+__all__ += ["inspect", "load", "lowered", "plan_bucket", "plan_stage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StageResult:
     `needs`: names of stage inputs whose values must be bound before the stage can be planned; then there is no plan yet.
     `inputs`: what the plan reads (values that were bound by value, or are not read, are missing). `outputs`: what it gives;
     `Value.final` marks outputs of the model, the others feed later stages. `more`: stages follow.
-    `opaque`: nodes that run through onnx.reference, and why. `elastic`: where the plan is for a range of a length, what it is made of.
+    `opaque`: nodes that run through onnx.reference, and why. `bucketed`: where the plan is for a shape bucket, what it is made of.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class StageResult:
     more: bool
     plan: Plan | None
     opaque: list[tuple[str, str, str]] = field(default_factory=list)
-    elastic: Elastic | None = None
+    bucketed: BucketedGraph | None = None
 
 
 def inspect(model: ModelLike | OnnxModel, *, folder: str | None = None) -> Signature:
@@ -113,10 +113,10 @@ def plan_stage(
 
 
 @np.errstate(all="ignore")  # as above
-def plan_range(
+def plan_bucket(
     model: ModelLike | OnnxModel,
     bindings: Mapping[str, Binding],
-    stretch: Stretch,
+    bucket: ShapeBucket,
     *,
     workers: int,
     machine: Machine | None = None,
@@ -125,46 +125,46 @@ def plan_range(
     derived: stages.Derived | None = None,
     even: bool = False,
 ) -> StageResult:
-    """Plans a model of one stage for a range of a length. `bindings`: of its inputs where it is longest. `derived`: as of `plan_stage`.
+    """Plans a model of one stage for a shape bucket. `bindings`: of its inputs where it is longest. `derived`: as of `plan_stage`.
     `even`: only if hardly anything has the length in it where it is shortest, and not much more memory is needed where it is longest.
 
-    Raises Rigid where there is no such plan, and what `plan_stage` raises.
+    Raises NoBucket where there is no such plan, and what `plan_stage` raises.
     """
     options = options or Options()
     opened = _open(model, folder)
     derived = stages.Derived() if derived is None else derived
     stages_at: dict[int, stages.StageGraph] = {}
     graphs: dict[int, Graph] = {}
-    elastic: Elastic | None = None
-    for extent in stretch.extents():
-        bound = {name: replace(b, shape=stretch.shape(name, b.shape or (), stretch.most, extent)) for name, b in bindings.items()}
+    bucketed: BucketedGraph | None = None
+    for extent in bucket.extents():
+        bound = {name: replace(b, shape=bucket.shape(name, b.shape or (), bucket.most, extent)) for name, b in bindings.items()}
         stage = stages.derive(opened, [bound], options.capacities, derived)
         if stage.kind != "static" or stage.more or stage.needs:
-            raise Rigid("shapes depend on values", elsewhere=False)
+            raise NoBucket("shapes depend on values", elsewhere=False)
         stages_at[extent] = stage
         graphs[extent] = lowered(stage.graph, opened, [v.name for v in stage.outputs], options)
         storage = assign_storage(graphs[extent])
-        elastic = elastic or Elastic(stretch, storage)
+        bucketed = bucketed or BucketedGraph(bucket, storage)
         try:
-            elastic.add(extent, storage)
-        except Rigid as reason:
-            raise Rigid(str(reason), elsewhere=reason.elsewhere and extent != stretch.most - 1) from None
-        if even and extent == stretch.least:
-            elastic.mostly_the_same()
-    assert elastic is not None
-    elastic.compare()
-    graph, stage = graphs[stretch.most], stages_at[stretch.most]
-    plan = _built(graph, workers, machine, options, elastic)
-    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, elastic=elastic)
+            bucketed.add(extent, storage)
+        except NoBucket as reason:
+            raise NoBucket(str(reason), elsewhere=reason.elsewhere and extent != bucket.most - 1) from None
+        if even and extent == bucket.least:
+            bucketed.mostly_the_same()
+    assert bucketed is not None
+    bucketed.compare()
+    graph, stage = graphs[bucket.most], stages_at[bucket.most]
+    plan = _built(graph, workers, machine, options, bucketed)
+    return StageResult(stage.kind, _inputs(graph), stage.outputs, [], False, plan, bucketed=bucketed)
 
 
 def _inputs(graph: Graph) -> list[Value]:
     return [Value(t.name, t.dtype, t.shape, "tensor" if t.dtype != object else "other") for t in graph.inputs]
 
 
-def _built(graph: Graph, workers: int, machine: Machine | None, options: Options, elastic: Elastic | None = None) -> Plan:
+def _built(graph: Graph, workers: int, machine: Machine | None, options: Options, bucketed: BucketedGraph | None = None) -> Plan:
     try:
-        return build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning, elastic=elastic)
+        return build_plan(graph, workers=workers, machine=machine, options=options.build, planning=options.planning, bucketed=bucketed)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(

@@ -25,7 +25,7 @@ from aspen_mp.planner.layout.storage import ARENA, PLAN, REQUEST, WEIGHTS, Stora
 from aspen_mp.planner.ops.spec import OPAQUE, SILENT
 from aspen_mp.planner.ops.table import params as kernel_params
 from aspen_mp.planner.ops.table import seen
-from aspen_mp.planner.plan.elastic import Elastic
+from aspen_mp.planner.plan.bucketed_graph import BucketedGraph
 from aspen_mp.planner.plan.explain import op_infos
 from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
@@ -69,17 +69,17 @@ def build_plan(
     machine: Machine | None = None,
     options: PlanOptions | None = None,
     planning: Experiment = UNSEARCHED,
-    elastic: Elastic | None = None,
+    bucketed: BucketedGraph | None = None,
 ) -> Plan:
     """Plans a kernel-level graph for so many workers (any number may run it; tiles are sized for this one), on the cores of `machine`: None
-    for ones that are alike. `elastic`: this graph at the extents of a range that the plan is for.
+    for ones that are alike. `bucketed`: this graph at the extents of a shape bucket that the plan is for.
 
     Results do not depend on `workers`, `machine` nor `planning`. UnsupportedModelError: a tensor has a dtype or rank that operands cannot
     express. ResourceLimitError: it needs more memory than there is.
     """
     options = options or PlanOptions()
     progress.at("storage")
-    storage = assign_storage(graph) if elastic is None else elastic.storages[elastic.stretch.most]
+    storage = assign_storage(graph) if bucketed is None else bucketed.storages[bucketed.bucket.most]
     budget = options.memory_bytes if options.memory_bytes is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     largest = max((r.buffer for r in storage.refs.values()), key=lambda b: b.nbytes, default=None)
     if largest is not None:
@@ -89,7 +89,7 @@ def build_plan(
     if options.grids is not None:
         found = Found(options.grids(storage, len(machine)))
     else:
-        storage, found = _tiled(graph, storage, machine, planning, elastic is None)
+        storage, found = _tiled(graph, storage, machine, planning, bucketed is None)
     progress.at("memory", 0, len(storage.steps))
     lives = tenants(storage)
     activation_bytes = assign_offsets(lives, reuse=options.reuse_memory)
@@ -102,8 +102,8 @@ def build_plan(
         grids = found.grids
         edge_builder = EdgeBuilder(storage, kinds(storage))
         tile_graph = barriers(grids) if between else edge_builder.graph(grids)
-        if elastic is not None and not between:
-            elastic.cover(tile_graph, grids)
+        if bucketed is not None and not between:
+            bucketed.cover(tile_graph, grids)
         parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
         origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
         edges = finish(parents, children, tile_graph.op_tiles, origin)
@@ -112,7 +112,7 @@ def build_plan(
         def flow() -> Flow:
             return edge_builder.wiring(grids).flow
 
-        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(elastic)
+        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
 
     built = plan(found)
     if found.steps and not unlike(machine):  # on unlike cores the search judges more than one speed
@@ -189,7 +189,7 @@ class _Writer:
         self.places: list[tuple[int, int]] = []
         """(space, offset) of each operand."""
 
-    def plan(self, elastic: Elastic | None) -> Plan:
+    def plan(self, bucketed: BucketedGraph | None) -> Plan:
         self._constants()
         costs = self._costs()
         works = self._works(costs.ns)
@@ -220,8 +220,8 @@ class _Writer:
             metadata=dict(self.options.metadata),
             costs=costs,
         )
-        if elastic is not None:
-            plan.slopes, plan.least, plan.most = elastic.slopes, elastic.stretch.least, elastic.stretch.most
+        if bucketed is not None:
+            plan.slopes, plan.least, plan.most = bucketed.slopes, bucketed.bucket.least, bucketed.bucket.most
         plan.operands["offset"][self.plan_operands] += int(plan.header()["consts"])
         plan.operands["offset"][self.arena_operands] += plan.arena_layout()["arena_data"]
         plan.place_weights(plan.default_directory()[0])

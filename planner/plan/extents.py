@@ -1,4 +1,4 @@
-"""An elastic plan at one extent: what workers make of its slopes (``workers/exec.h``), as arrays."""
+"""The plan of a shape bucket at one extent: what workers make of its slopes (``workers/exec.h``), as arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 _AXES = np.arange(LIMITS["tile_axes"])
 
 
-class Elastic(Protocol):
+class BucketPlan(Protocol):
     """What of a plan depends on the extent, as it is at `most`, and its slopes."""
 
     ops: Array
@@ -26,7 +26,7 @@ class Elastic(Protocol):
     def most(self) -> int: ...
 
 
-def at(plan: Elastic, extent: int) -> tuple[Array, Array, Array]:
+def at(plan: BucketPlan, extent: int) -> tuple[Array, Array, Array]:
     """Operands, params and tiles. What lies beyond an output's end is cut off its tiles; one of which nothing is left has an empty box."""
     operands, params = plan.operands.copy(), plan.params.copy()
     table, every, rest = (plan.slopes[name].astype(np.int64) for name in ("table", "every", "rest"))
@@ -46,7 +46,7 @@ def at(plan: Elastic, extent: int) -> tuple[Array, Array, Array]:
     return operands, params, _clipped(plan, operands)
 
 
-def _clipped(plan: Elastic, operands: Array) -> Array:
+def _clipped(plan: BucketPlan, operands: Array) -> Array:
     tiles = plan.tiles.copy()
     writes = np.flatnonzero(plan.ops["n_outputs"][tiles["op"]] > 0)
     output = operands[plan.ops["operand"][tiles["op"][writes]]]

@@ -1,4 +1,4 @@
-"""A plan: what workers need to run one model on one set of input shapes, or on those of a range of lengths, as the arrays of a plan segment
+"""A plan: what workers need to run one model on one set of input shapes, or on those of a shape bucket, as the arrays of a plan segment
 (``shm/protocol/layout.h``)."""
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Plan:
     """The arrays of a plan segment, and what surrounds them.
 
     Usage: `place_weights` once (a directory from weight key to (weight segment number, offset)), then `segment` or `write`.
-    `weight_uses`: rows (operand, item of `weights`, bytes into the item). An elastic plan serves each extent from `least` to `most`: its
-    arrays are those of `most`, and `slopes` say how their numbers change with the extent (`extents.at`); all three are empty or 0 in a
-    rigid one. `costs` stay in this process: see `tile_costs`.
+    `weight_uses`: rows (operand, item of `weights`, bytes into the item). The plan of a shape bucket serves each extent from `least` to
+    `most`: its arrays are those of `most`, and `slopes` say how their numbers change with the extent (`extents.at`); all three are empty or
+    0 in any other. `costs` stay in this process: see `tile_costs`.
     """
 
     name: str

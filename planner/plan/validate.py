@@ -2,8 +2,8 @@
 
 Checked in this order, each step trusting only what the ones before have shown: header and arrays; operands (within their space) and ops
 (operands fit the kernel); tiles (a grid over each output); edges (parents the inverse of children, acyclic, END after everything); memory
-(no op overwrites what it reads, recycled bytes have their anti-dependencies). Of an elastic plan all of that but the edges holds at its
-shortest extent and at some between the two as well. `PlanError` names field, value and bound.
+(no op overwrites what it reads, recycled bytes have their anti-dependencies). Of the plan of a shape bucket all of that but the edges holds
+at its shortest extent and at some between the two as well. `PlanError` names field, value and bound.
 """
 
 from __future__ import annotations
@@ -329,12 +329,12 @@ def _check_slopes(s: _Segment) -> None:
     if most == 0:
         for name in ("least", "n_slopes"):
             if h[name]:
-                refuse(f"header.{name}", h[name], "a rigid plan has none")
+                refuse(f"header.{name}", h[name], "only the plan of a shape bucket has one")
         return
     if not 1 <= least <= most <= LONGEST_EXTENT:
         refuse("header.least", f"{least} … {most}", f"extents lie within 1 … {LONGEST_EXTENT}")
     if OPAQUE in s.op_kernel:
-        refuse(f"ops[{s.op_kernel.index(OPAQUE)}].kernel", OPAQUE, "an elastic plan has none")
+        refuse(f"ops[{s.op_kernel.index(OPAQUE)}].kernel", OPAQUE, "the plan of a shape bucket has none")
     seen = set()
     for k, (table, every, rest, index, per) in enumerate(s.slopes.tolist()):
         if table not in SLOPE_TABLES.values():
@@ -379,8 +379,8 @@ def _sloped(s: _Segment, k: int, table: int, index: int) -> int:
 
 
 def _shorter(s: _Segment) -> list[int]:
-    """Extents besides the longest at which an elastic plan is checked: next to both ends, because numbers that jump there go unnoticed at
-    the ends alone, and in the middle."""
+    """Extents besides the longest at which the plan of a shape bucket is checked: next to both ends, because numbers that jump there go
+    unnoticed at the ends alone, and in the middle."""
     least, most = s.header["least"], s.most
     return [e for e in sorted({least, least + 1, (least + most) // 2, most - 1}) if least <= e < most]
 

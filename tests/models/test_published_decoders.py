@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from kernel_runner import WeightStore
 from published_decoders import HEADS, LAYERS, Decoder, Older, encoder, shapes
-from test_ranges_agree import Runs, check
+from test_buckets_agree import Runs, check
 
 from aspen_mp.planner import api
 from aspen_mp.shm.tables import KERNEL_BY_CODE

@@ -1,4 +1,4 @@
-"""Plans for ranges of a length, as a client knows them: what one of them is at another length needs no word with the planner process."""
+"""Plans for shape buckets, as a client knows them: what one of them is at another length needs no word with the planner process."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ class Lending:
     shared: int = 0
 
 
-class Range:
-    """A plan for a range of a length: what its stages, one a length, have in common.
+class KnownBucket:
+    """A plan for a shape bucket: what its stages, one a length, have in common.
 
     `idle`: of each where regions wait that any of them can use, the last one last, by its number; guarded by `stage._regions`.
     """
 
     def __init__(self, planned: protocol.Planned, key: Key) -> None:
         """`key`: of the request that `planned` answers."""
-        assert planned.range is not None
+        assert planned.bucket is not None
         self._planned = planned
-        self._range = planned.range
-        mask = planned.range.mask
+        self._bucket = planned.bucket
+        axes = planned.bucket.axes
         self._rest = [
             (name, tuple((dim - planned.extent if long else dim, long) for dim, long in zip(shape, row, strict=True)))
-            for (name, shape), row in zip(key, mask, strict=True)
+            for (name, shape), row in zip(key, axes, strict=True)
         ]
-        self._input, self._axis = next((i, axis) for i, row in enumerate(mask) for axis, long in enumerate(row) if long)
+        self._input, self._axis = next((i, axis) for i, row in enumerate(axes) for axis, long in enumerate(row) if long)
         self.idle: dict[int, list[Region]] = {}
         self.lending = Lending()
 
     def at(self, key: Key) -> protocol.Planned | None:
-        """What is planned for a request; None where it is none of this range."""
+        """What is planned for a request; None where it is none of this bucket."""
         if len(key) != len(self._rest) or len(key[self._input][1]) <= self._axis:
             return None
         extent = key[self._input][1][self._axis] - self._rest[self._input][1][self._axis][0]
-        if not self._range.least <= extent <= self._range.most:
+        if not self._bucket.least <= extent <= self._bucket.most:
             return None
         for (name, shape), (own, rest) in zip(key, self._rest, strict=True):
             if name != own or shape != tuple([dim + extent if long else dim for dim, long in rest]):
                 return None
-        planned, less = self._planned, self._range.most - extent
-        inputs, outputs = slots(planned.inputs, self._range.inputs, less), slots(planned.outputs, self._range.outputs, less)
-        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=extent, range=None)
+        planned, less = self._planned, self._bucket.most - extent
+        inputs, outputs = slots(planned.inputs, self._bucket.inputs, less), slots(planned.outputs, self._bucket.outputs, less)
+        return msgspec.structs.replace(planned, inputs=inputs, outputs=outputs, extent=extent, bucket=None)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, too_late
 from aspen_mp.client.requests._fast_path import FastPath
-from aspen_mp.client.requests.lengths import Lending, Range
+from aspen_mp.client.requests.lengths import KnownBucket, Lending
 from aspen_mp.client.requests.memory import Span
 from aspen_mp.client.requests.region import Layout, Region
 from aspen_mp.client.requests.zero_copy import BORROW_BYTES, PAGE, Piece, address, place
@@ -90,7 +90,7 @@ class _Lent(np.ndarray[Any, np.dtype[Any]]):
 
 
 class Stage:
-    """One plan as its client sees it, for a range of a length one of its lengths. Regions are kept for the next request."""
+    """One plan as its client sees it, for a shape bucket one of its lengths. Regions are kept for the next request."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Stage:
         model: str,
         planned: protocol.Planned,
         transfers: Transfers | None = None,
-        range_: Range | None = None,
+        bucket: KnownBucket | None = None,
         keys: Mapping[str, values.Keys] | None = None,
         codes: Mapping[str, dict[str, int]] | None = None,
     ) -> None:
@@ -113,8 +113,8 @@ class Stage:
         self._plan = planned.plan
         self._generation = planned.generation
         self._extent = planned.extent
-        self._range = range_
-        self._lending = Lending() if range_ is None else range_.lending
+        self._bucket = bucket
+        self._lending = Lending() if bucket is None else bucket.lending
         self._lends = sum(slot.nbytes for slot in planned.outputs if slot.dtype != "object" and slot.nbytes >= LEND_EACH) >= LEND_BYTES
         self._inputs = [(slot.name, slot.dtype == "object") for slot in planned.inputs]
         self._outputs = [(slot.name, slot.dtype == "object") for slot in planned.outputs]
@@ -192,10 +192,10 @@ class Stage:
 
     def _inherited(self) -> Span | None:
         """Memory of a region that waits at another length of this plan, which came before and may not come again."""
-        if self._range is None:
+        if self._bucket is None:
             return None
         with _regions:
-            for free in reversed(self._range.idle.values()):
+            for free in reversed(self._bucket.idle.values()):
                 with suppress(IndexError):
                     region = free.pop()
                     region.inputs.clear()
@@ -254,9 +254,9 @@ class Stage:
                     self._session.held.pop(address(view), None)
             if region.loan is None:
                 self._free.append(region)
-                if self._range is not None:
-                    self._range.idle.pop(self._number, None)
-                    self._range.idle[self._number] = self._free
+                if self._bucket is not None:
+                    self._bucket.idle.pop(self._number, None)
+                    self._bucket.idle[self._number] = self._free
         if region.loan is not None:
             for k in region.borrowed:
                 region.inputs[k] = _NOTHING
@@ -379,9 +379,9 @@ class Stage:
         self.count_transfers()
         if self._lendable:
             self._session.loans.owner_ended(self._number)
-        if self._range is not None:
+        if self._bucket is not None:
             with _regions:
-                self._range.idle.pop(self._number, None)
+                self._bucket.idle.pop(self._number, None)
         self.shed()
 
     def shed(self) -> None:

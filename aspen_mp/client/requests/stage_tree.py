@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.client.future import RequestFuture, too_late
-from aspen_mp.client.requests.lengths import Key, Range
+from aspen_mp.client.requests.lengths import Key, KnownBucket
 from aspen_mp.client.requests.region import Region
 from aspen_mp.client.requests.stage import Lost, Short, Stage, Stale, Transfers, set_exception, set_result
 from aspen_mp.client.session import Session
@@ -146,7 +146,7 @@ class StageTree:
         self._roots: dict[Key, _Node] = {}
         self._single: dict[Key, Stage] = {}
         self._behind: OrderedDict[int, _Node] = OrderedDict()
-        self._ranges: dict[tuple[int, int], Range] = {}
+        self._buckets: dict[tuple[int, int], KnownBucket] = {}
         self._met = 0
         self._capacities: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -240,7 +240,7 @@ class StageTree:
                     with self._lock:  # for other shapes, too: each would have to learn it by running twice
                         self._capacities.update({name: max(n, self._capacities.get(name, 0)) for name, n in needed.items()})
                 else:
-                    self._drop_range(stage)
+                    self._drop_bucket(stage)
                 self._forget(node, stage)
                 self._plan(node, None)
                 continue
@@ -405,32 +405,32 @@ class StageTree:
         else:
             node.stage = self._stage(node, planned)
 
-    def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, Range] | None:
-        """What a plan for a range is at the length of these shapes, if there is one that serves them."""
+    def _known(self, node: _Node) -> tuple[protocol.Planned, Transfers, KnownBucket] | None:
+        """What a plan for a shape bucket is at the length of these shapes, if there is one that serves them."""
         key = _key_of(node)
         with self._lock:
-            ranges = list(self._ranges.values())
-        for range_ in reversed(ranges):
-            planned = range_.at(key)
+            buckets = list(self._buckets.values())
+        for bucket in reversed(buckets):
+            planned = bucket.at(key)
             if planned is not None:
-                return planned, self._transfers, range_
+                return planned, self._transfers, bucket
         return None
 
     def _stage(self, node: _Node, planned: protocol.Planned) -> Stage:
         """What an answer describes."""
-        if planned.range is None:
+        if planned.bucket is None:
             return Stage(self._session, self._model, planned, self._transfers, keys=self._keys, codes=self._codes)
         key = _key_of(node)
         with self._lock:
-            range_ = self._ranges.setdefault((planned.plan, planned.generation), Range(planned, key))
-        found = range_.at(key)
+            bucket = self._buckets.setdefault((planned.plan, planned.generation), KnownBucket(planned, key))
+        found = bucket.at(key)
         assert found is not None
-        return Stage(self._session, self._model, found, self._transfers, range_, self._keys, self._codes)
+        return Stage(self._session, self._model, found, self._transfers, bucket, self._keys, self._codes)
 
-    def _drop_range(self, stage: Stage) -> None:
+    def _drop_bucket(self, stage: Stage) -> None:
         """The plan of a stage has gone."""
         with self._lock:
-            self._ranges.pop((stage.planned.plan, stage.planned.generation), None)
+            self._buckets.pop((stage.planned.plan, stage.planned.generation), None)
 
     def _note_single(self, key: Key, node: _Node | None) -> None:
         """From the second request on, the shapes of the inputs are all that is asked of a model of one static stage."""
@@ -446,7 +446,7 @@ class StageTree:
 
     def stale(self, stage: Stage) -> None:
         """The plan of a `single` stage has gone."""
-        self._drop_range(stage)
+        self._drop_bucket(stage)
         for node in self._roots.values():
             if node.stage is stage:
                 self._forget(node, stage)
@@ -464,7 +464,7 @@ class StageTree:
                 stage.close()
         self._roots.clear()
         self._single.clear()
-        self._ranges.clear()
+        self._buckets.clear()
         for node in list(self._behind.values()):  # also those that nothing leads to any more
             if node.stage is not None:
                 node.stage.close()

@@ -300,7 +300,7 @@ class ModelStore(Machine):
             "instances": len(plan.segments) - 1,
             "served": self._table.plan(plan.answer.plan)["served"],
             "inputs": {slot.name: list(slot.shape) for slot in plan.answer.inputs},
-            "range": None if plan.stretched is None else [plan.stretched.least, plan.stretched.most],
+            "range": None if plan.served_bucket is None else [plan.served_bucket.least, plan.served_bucket.most],
             "bytes": self._bytes(plan.segments),
         }
 

@@ -15,7 +15,7 @@ from aspen_mp.control.models.publishing import Made, Publisher
 from aspen_mp.control.planning import cache_reader
 from aspen_mp.control.planning.plan_cache import Cache, Entry
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, Received, StagePlanned
-from aspen_mp.control.planning.shape_buckets import Stretch
+from aspen_mp.control.planning.shape_buckets import WantedBucket
 from aspen_mp.control.planning.weight_checks import Verifier
 from aspen_mp.planner.cost.rates import Rates
 from aspen_mp.shm.errors import AspenError, ResourceLimitError
@@ -62,12 +62,12 @@ class PlanBuilder(Machine):
             return None
         return cache_reader.find(self._cache, model.digest, model.options.key, job)
 
-    def kept_range(self, model: Model, job: PlanStage, stretch: Stretch) -> Entry | None:
+    def kept_bucket(self, model: Model, job: PlanStage, bucket: WantedBucket) -> Entry | None:
         """The same for a job that is to be for a range from now on: the larger one, if there is any."""
         entry = None
-        for job.stretch in (stretch.widest, stretch.narrow):
+        for job.bucket in (bucket.widest, bucket.narrow):
             entry = entry or self.kept(model, job)
-        job.stretch = stretch
+        job.bucket = bucket
         return entry
 
     def begin(self, plan: Plan, entry: Entry | None) -> None:
@@ -204,7 +204,7 @@ class PlanBuilder(Machine):
         """What was to take its place is no longer needed. Requests that run on it go on to their ends."""
         model = plan.model
         del model.live[plan.key]
-        model.ranges.drop(plan.key)
+        model.buckets.drop(plan.key)
         successor = model.begun.get(plan.key)
         if successor is not None and successor.background:
             self.step(successor, Event.STOPPED)

@@ -15,7 +15,7 @@ from aspen_mp.control.models.plan_builder import PlanBuilder
 from aspen_mp.control.models.plan_states import Asker, Event, Model, Plan, not_loaded
 from aspen_mp.control.planning.plan_cache import Entry
 from aspen_mp.control.planning.planner_child import PlanStage
-from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
+from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.planner.job.bucket_policy import POLICY
 from aspen_mp.shm.errors import AspenError
@@ -31,16 +31,16 @@ class PlanRequests(PlanBuilder):
         asker.asked = message
         own, by_shape = _key(message), _by_shape(message)
         if by_shape:
-            model.ranges.learn(message.stages[0])
+            model.buckets.learn(message.stages[0])
         plan = model.live.get(own)
-        if plan is None and by_shape and not message.ahead and (found := model.ranges.find(message.stages[0])):
+        if plan is None and by_shape and not message.ahead and (found := model.buckets.find(message.stages[0])):
             plan = model.live.get(found)
         if plan is not None:
-            if message.often and plan.stretched is not None:
+            if message.often and plan.served_bucket is not None:
                 self._want_own(model, own, message)
             self.step(plan, Event.ASKED, asker)
-            if message.beside and plan.stretched is not None:
-                self._plan_beside(plan, plan.stretched, message)
+            if message.beside and plan.served_bucket is not None:
+                self._plan_beside(plan, plan.served_bucket, message)
         elif own in model.begun:
             self.step(model.making[own], Event.ASKED, asker)
         else:
@@ -61,9 +61,9 @@ class PlanRequests(PlanBuilder):
         speeds, rates = self._setup.speeds(), self._setup.rates_name
         job = PlanStage(message.stages, message.capacities, speeds, rates, search, len(message.stages) == 1)
         entry = self.kept(model, job)
-        if entry is None and not search and _by_shape(message) and (stretch := model.ranges.wanted(message.stages[0])) is not None:
-            key = _range_key(message.stages[0], stretch, stretch.widest.most)
-            entry = self.kept_range(model, job, stretch)
+        if entry is None and not search and _by_shape(message) and (bucket := model.buckets.wanted(message.stages[0])) is not None:
+            key = _bucket_key(message.stages[0], bucket, bucket.widest.most)
+            entry = self.kept_bucket(model, job, bucket)
         self.stop_background(model, but=key)
         if key in model.begun:
             self.step(model.making[key], Event.ASKED, asker)
@@ -111,25 +111,25 @@ class PlanRequests(PlanBuilder):
         if key not in model.making and len(model.making) - len(model.begun) < POLICY.most_often:
             self._request(Plan(model, key, PlanStage(message.stages, message.capacities, [], self._setup.rates_name), background=True))
 
-    def _plan_beside(self, plan: Plan, range_: Stretched, asked: protocol.MakePlan) -> None:
-        """Requests do not wait for the plans of the ranges beside the one that they are in when they come to them: those are made behind
+    def _plan_beside(self, plan: Plan, served: ServedBucket, asked: protocol.MakePlan) -> None:
+        """Requests do not wait for the plans of the buckets beside the one that they are in when they come to them: those are made behind
         them, the nearer one first."""
-        model, stretch = plan.model, plan.job.stretch
-        assert stretch is not None
+        model, bucket = plan.model, plan.job.bucket
+        assert bucket is not None
         extent = plan.extent(asked)
         if model.begun:
             return
-        for other in sorted((range_.least - 1, range_.most + 1), key=lambda other: abs(other - extent)):
-            shapes = stretch.at(plan.job.stages[0], other)
-            wanted = None if other < POLICY.least_extent or model.ranges.find(shapes) else model.ranges.wanted(shapes)
+        for other in sorted((served.least - 1, served.most + 1), key=lambda other: abs(other - extent)):
+            shapes = bucket.at(plan.job.stages[0], other)
+            wanted = None if other < POLICY.least_extent or model.buckets.find(shapes) else model.buckets.wanted(shapes)
             if wanted is None:
                 continue
-            key = _range_key(shapes, wanted, wanted.widest.most)
+            key = _bucket_key(shapes, wanted, wanted.widest.most)
             tries = model.ahead.get(key, 0)
             if tries < POLICY.tries_ahead and self._setup.prepared():
                 model.ahead[key] = tries + 1
                 job = PlanStage([shapes], asked.capacities, self._setup.speeds(), self._setup.rates_name, False)
-                entry: Entry | None = self.kept_range(model, job, wanted)
+                entry: Entry | None = self.kept_bucket(model, job, wanted)
                 self.begin(self._request(Plan(model, key, job, background=True)), entry)
                 return
 
@@ -145,19 +145,19 @@ class PlanRequests(PlanBuilder):
             speeds = ",".join(f"{speed:g}" for speed in job.speeds)
             self._event_log.info("replanned", model=model.name, cores=len(job.speeds), speeds=speeds)
             self.retire(model.live[plan.key])
-        stretched, stretch = plan.stretched, job.stretch
-        if stretch is not None and stretched is not None:
-            plan.key = _range_key(job.stages[0], stretch, stretched.most)
-        elif stretch is not None:
-            model.ranges.refuse(job.stages[0], stretch, plan.rigid)
+        served_bucket, bucket = plan.served_bucket, job.bucket
+        if bucket is not None and served_bucket is not None:
+            plan.key = _bucket_key(job.stages[0], bucket, served_bucket.most)
+        elif bucket is not None:
+            model.buckets.refuse(job.stages[0], bucket, plan.no_bucket)
             plan.key = _key(job)
-            plan.job = msgspec.structs.replace(job, stretch=None)
+            plan.job = msgspec.structs.replace(job, bucket=None)
         if plan.key in model.live:  # asked for by its own shapes meanwhile
             self.retire(model.live[plan.key])
         if plan.key in model.making and not model.making[plan.key].begun:
             self.step(model.making[plan.key], Event.STOPPED)
-        if stretch is not None and stretched is not None:
-            model.ranges.add(job.stages[0], stretch, stretched.least, stretched.most, plan.key)
+        if bucket is not None and served_bucket is not None:
+            model.buckets.add(job.stages[0], bucket, served_bucket.least, served_bucket.most, plan.key)
         model.live[plan.key] = plan
         for asker in waiters:
             if asker.asked is None or plan.serves(asker.asked):
@@ -198,9 +198,9 @@ def _key(asked: protocol.MakePlan | PlanStage) -> bytes:
     return msgspec.msgpack.encode((asked.stages, asked.capacities))
 
 
-def _range_key(binds: Sequence[protocol.Bind], stretch: Stretch, most: int) -> bytes:
+def _bucket_key(binds: Sequence[protocol.Bind], bucket: WantedBucket, most: int) -> bytes:
     """Of a plan for the extents up to `most`, given the shapes of a request."""
-    return b"range:" + msgspec.msgpack.encode((stretch.at(binds, most), stretch.mask))
+    return b"range:" + msgspec.msgpack.encode((bucket.at(binds, most), bucket.axes))
 
 
 def _by_shape(message: protocol.MakePlan) -> bool:

@@ -1,6 +1,6 @@
 """The life of a plan, and of the model that it belongs to: in which states they may be, what may happen to them there, and what follows.
 
-A plan is for one set of shapes, or for a range of a length (its key). The tables below say all that ever happens to one;
+A plan is for one set of shapes, or for a shape bucket (its key). The tables below say all that ever happens to one;
 `aspen_mp/README.md` shows them as a picture. A live plan that is made again has a successor: another plan of the same key, with a state of
 its own.
 
@@ -25,7 +25,7 @@ from aspen_mp.control.planning import child_main
 from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import Entry, WeightFile
 from aspen_mp.control.planning.planner_child import JobProgress, PlannerChild, PlanStage, WeightDirectory
-from aspen_mp.control.planning.shape_buckets import Ranges, Stretched, extent_of
+from aspen_mp.control.planning.shape_buckets import Buckets, ServedBucket, extent_of
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.shm.errors import AspenError, RequestError
@@ -137,9 +137,9 @@ class Plan:
     begun, so it gives way to whatever clients want. `waiters`: who has asked for it and has no answer yet.
 
     While it is made from the plan cache: `entry`, and the `arenas` that were reserved. As soon as it is published: `answer`, as told to
-    clients (its `id` is replaced each time), and `segments`, its own and its arenas'. `stretched`: of one for a range of a length, whose
-    answer is that where it is longest; `rigid`: it was to be one, and there is none for any range of that length. `cached`: it came from
-    the cache.
+    clients (its `id` is replaced each time), and `segments`, its own and its arenas'. `served_bucket`: of one for a shape bucket, whose
+    answer is that where it is longest; `no_bucket`: it was to be one, and there is none for any bucket of that length. `cached`: it came
+    from the cache.
 
     `tried_at`: when it was last made again, or that was tried; `failed`: how often in a row that has failed since, `why` the last time.
     `served`: requests, when it was last looked at. `mark`: of one behind data, what it had served when others were retired, requests that
@@ -156,8 +156,8 @@ class Plan:
     arenas: list[Segment] = field(default_factory=list, init=False)
     answer: protocol.Planned = field(init=False)
     segments: list[int] = field(default_factory=list, init=False)
-    stretched: Stretched | None = field(default=None, init=False)
-    rigid: bool = field(default=False, init=False)
+    served_bucket: ServedBucket | None = field(default=None, init=False)
+    no_bucket: bool = field(default=False, init=False)
     cached: bool = field(default=False, init=False)
     tried_at: float = field(default=-math.inf, init=False)
     failed: int = field(default=0, init=False)
@@ -174,24 +174,24 @@ class Plan:
 
     def extent(self, asked: protocol.MakePlan) -> int:
         """Of a plan for a range: the extent that the shapes of a request have which it serves."""
-        stretch = self.job.stretch
-        assert stretch is not None
-        return extent_of(asked.stages[0], stretch.axes)
+        bucket = self.job.bucket
+        assert bucket is not None
+        return extent_of(asked.stages[0], bucket.axes)
 
     def serves(self, asked: protocol.MakePlan) -> bool:
         """Whether the shapes of one who waited for a plan of a range are among those that it is for now."""
-        if self.stretched is None:
+        if self.served_bucket is None:
             return self.job.stages == asked.stages
-        return self.stretched.least <= self.extent(asked) <= self.stretched.most
+        return self.served_bucket.least <= self.extent(asked) <= self.served_bucket.most
 
     def tell(self, asker: Asker) -> None:
         answer = msgspec.structs.replace(self.answer, id=asker.request)
-        range_, stretch = self.stretched, self.job.stretch
-        if range_ is not None:
+        served, bucket = self.served_bucket, self.job.bucket
+        if served is not None:
             assert asker.asked is not None
-            assert stretch is not None
-            told = protocol.Range(range_.least, range_.most, stretch.mask, range_.inputs, range_.outputs)
-            answer = msgspec.structs.replace(answer, extent=self.extent(asker.asked), range=told)
+            assert bucket is not None
+            told = protocol.Bucket(served.least, served.most, bucket.axes, served.inputs, served.outputs)
+            answer = msgspec.structs.replace(answer, extent=self.extent(asker.asked), bucket=told)
         asker.send(answer)
 
 
@@ -202,7 +202,7 @@ class Model:
 
     `child` plans what clients ask for, `behind` what nobody waits for. `waiting`: who is told when it is loaded; `users`: how often each
     client has it loaded. `live`: the plan that was asked for longest ago first; `making`: the others, until they are live or have failed.
-    `ranges`: which live plans serve many shapes; `ahead`: how often one of them was begun for nobody yet. `spares`: arenas of plans that
+    `buckets`: which live plans serve many shapes; `ahead`: how often one of them was begun for nobody yet. `spares`: arenas of plans that
     were retired. `lost`: weight segments, by number in `weight_segments`, that are used no more because these files were cut short."""
 
     id: int
@@ -225,7 +225,7 @@ class Model:
     files: dict[int, WeightFile] = field(default_factory=dict, init=False)
     live: dict[bytes, Plan] = field(default_factory=dict, init=False)
     making: dict[bytes, Plan] = field(default_factory=dict, init=False)
-    ranges: Ranges = field(default_factory=Ranges, init=False)
+    buckets: Buckets = field(default_factory=Buckets, init=False)
     ahead: dict[bytes, int] = field(default_factory=dict, init=False)
 
     @property
@@ -340,7 +340,7 @@ def check_model(model: Model) -> None:
     state, begun = model.state, list(model.begun.values())
     behind = [plan for plan in begun if plan.background]
     turns = {key for key, plan in model.making.items() if plan.background and not plan.begun}
-    of_ranges = {key for rows in model.ranges.plans.values() for _, _, key in rows}
+    of_buckets = {key for rows in model.buckets.plans.values() for _, _, key in rows}
     rules = {
         "a model that is loading is waited for, and has no plans": state is not ModelState.LOADING
         or (model.waiting and not (model.users or model.live or model.making or model.loaded)),
@@ -350,7 +350,7 @@ def check_model(model: Model) -> None:
         "what nobody waits for is made behind requests": all(plan.background or plan.waiters for plan in begun),
         "one plan is made behind requests, and only while no other is made": not behind or len(begun) == 1,
         "a plan waits for its turn only where there is none": not turns & model.live.keys(),
-        "ranges are served by live plans": of_ranges == {key for key, plan in model.live.items() if plan.stretched is not None},
+        "buckets are served by live plans": of_buckets == {key for key, plan in model.live.items() if plan.served_bucket is not None},
         "keys are those of their plans": all(plan.key == key for plans in (model.live, model.making) for key, plan in plans.items()),
     }
     _hold(model, rules)

@@ -121,4 +121,4 @@ def _describe(plan: Plan, made: Made) -> None:
         instances=sum(role == "arena" for role, _, _ in made.received),
         often=often(result.work_ns / max(len(plan.job.speeds), 1)),
     )
-    plan.stretched, plan.rigid, plan.cached = result.stretched, result.rigid, made.plan is not None
+    plan.served_bucket, plan.no_bucket, plan.cached = result.served_bucket, result.no_bucket, made.plan is not None

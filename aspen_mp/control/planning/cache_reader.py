@@ -16,10 +16,10 @@ from aspen_mp.shm.segments import Segment
 
 def find(plans: Cache, digest: bytes, options: Sequence[Any], job: PlanStage) -> plan_cache.Entry | None:
     """The plan of a stage, if it is in the cache."""
-    entry = plans.plan(plan_cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.rates, job.stretch))
-    stretched = None if entry is None else entry.note.stretched
-    if job.stretch is not None and stretched is not None and not stretched.least <= job.stretch.extent <= stretched.most:
-        return None  # it is for another part of the range
+    entry = plans.plan(plan_cache.plan_key(plans.build, digest, options, job.stages, job.capacities, job.speeds, job.rates, job.bucket))
+    served_bucket = None if entry is None else entry.note.served_bucket
+    if job.bucket is not None and served_bucket is not None and not served_bucket.least <= job.bucket.extent <= served_bucket.most:
+        return None  # it is for another half of the bucket
     return entry
 
 
@@ -57,7 +57,7 @@ def stage(
         [(key, known[file.id], offset) for file in new for key, offset in file.places],
         digest,
         [(known[file.id], file) for file in new],
-        stretched=note.stretched,
+        served_bucket=note.served_bucket,
         work_ns=note.work_ns,
     )
     return answer, received, plan

@@ -166,11 +166,11 @@ class CacheWriter:
         arena_bytes, files = int(plan.arena_layout()["arena_bytes"]), [self._files[number] for number in answer.weights]
         shapes = (message.stages, message.capacities)
         key = plan_cache.plan_key(
-            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.rates, message.stretch
+            self._cache.build, self._digest, self._options.key, *shapes, message.speeds, message.rates, message.bucket
         )
         note = plan_cache.Note(
             *(key, answer.region, answer.inputs, answer.outputs, answer.last, answer.dynamic, arena_bytes, files),
-            *(self._digest, message.rates, len(message.speeds), message.search, answer.stretched, answer.work_ns),
+            *(self._digest, message.rates, len(message.speeds), message.search, answer.served_bucket, answer.work_ns),
         )
         plan.metadata["cache"] = msgspec.msgpack.encode(note)
         self._cache.put_plan(key, plan_file.dump(plan))

@@ -23,7 +23,7 @@ from aspen_mp.control.planning import cache_writer, plan_cache, plan_checks, sha
 from aspen_mp.control.planning.options import Options
 from aspen_mp.control.planning.plan_cache import Cache, WeightFile
 from aspen_mp.control.planning.planner_child import ChildSide, Inspect, Inspected, JobSegment, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import Stretch
+from aspen_mp.control.planning.shape_buckets import WantedBucket
 from aspen_mp.control.wire import file_stamp, protocol
 from aspen_mp.shm.bindings import _tables
 from aspen_mp.shm.errors import AspenError, ModelParseError, PlanError, RequestError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aspen_mp.planner import api, stages
     from aspen_mp.planner.cost.machine import Machine
     from aspen_mp.planner.cost.rates import Rates
-    from aspen_mp.planner.plan.elastic import Elastic, Steps
+    from aspen_mp.planner.plan.bucketed_graph import BucketedGraph, Steps
     from aspen_mp.planner.plan.plan import Plan, TensorInfo
 
 GARBAGE: Final = 200_000
@@ -204,19 +204,19 @@ class Planner:
         bindings = [_bindings(stage) for stage in message.stages]
         machine = Machine.of_speeds(message.speeds, op_cost.rates())
         self._derived = self._derived or stages.Derived()
-        result, rigid = None, False
-        if message.stretch is not None:
-            result, rigid = _of_range(model, bindings[0], message.stretch, machine, self._options_of(message), self._derived)
+        result, no_bucket = None, False
+        if message.bucket is not None:
+            result, no_bucket = _of_bucket(model, bindings[0], message.bucket, machine, self._options_of(message), self._derived)
         if result is not None:
-            # What the plan cache keeps is looked up by the class that it is for.
-            message = msgspec.structs.replace(message, stretch=_class_of(result, message.stretch))
+            # What the plan cache keeps is looked up by the bucket that it is for.
+            message = msgspec.structs.replace(message, bucket=_made_bucket(result, message.bucket))
         else:
-            message = msgspec.structs.replace(message, stretch=None)
+            message = msgspec.structs.replace(message, bucket=None)
             options = self._options_of(message)
             result = api.plan_stage(model, bindings, workers=len(machine), machine=machine, options=options, derived=self._derived)
         plan = result.plan
         if plan is None:
-            return StagePlanned(0, [], [], result.needs, False, False, [], [], rigid=rigid)
+            return StagePlanned(0, [], [], result.needs, False, False, [], [], no_bucket=no_bucket)
         used, packed = self._pack(plan, side)
         if packed:
             self._source.check()
@@ -233,8 +233,8 @@ class Planner:
             used,
             packed,
             spare=spare,
-            stretched=None if result.elastic is None else _stretched(result.elastic),
-            rigid=rigid,
+            served_bucket=None if result.bucketed is None else _served(result.bucketed),
+            no_bucket=no_bucket,
             work_ns=float(plan.tile_costs().ns.sum()),
         )
         if self.keeper is None:
@@ -317,10 +317,10 @@ class Planner:
         return used, packed
 
 
-def _of_range(
+def _of_bucket(
     model: api.OnnxModel,
     bindings: Mapping[str, api.Binding],
-    stretch: Stretch,
+    bucket: WantedBucket,
     machine: Machine,
     options: api.Options,
     derived: stages.Derived,
@@ -328,20 +328,20 @@ def _of_range(
     """A plan for the extents around that of the request whose shapes `bindings` are, if there is one; whether there is none anywhere."""
     from aspen_mp.planner import api
 
-    per = {name: tuple(map(int, row)) for name, row in zip(bindings, stretch.mask, strict=True)}
-    parts = [*([] if stretch.wide is None else [stretch.wide]), *shape_buckets.around(stretch.least, stretch.most, stretch.extent)]
+    per = {name: tuple(map(int, row)) for name, row in zip(bindings, bucket.axes, strict=True)}
+    parts = [*([] if bucket.wide is None else [bucket.wide]), *shape_buckets.halves(bucket.least, bucket.most, bucket.extent)]
     for least, most in parts:
-        wanted = api.Stretch(least, most, per)
+        wanted = api.ShapeBucket(least, most, per)
         longest = {
-            name: replace(bound, shape=wanted.shape(name, bound.shape or (), stretch.extent, most)) for name, bound in bindings.items()
+            name: replace(bound, shape=wanted.shape(name, bound.shape or (), bucket.extent, most)) for name, bound in bindings.items()
         }
-        even = (least, most) == stretch.wide
+        even = (least, most) == bucket.wide
         try:
-            found = api.plan_range(
+            found = api.plan_bucket(
                 model, longest, wanted, workers=len(machine), machine=machine, options=options, derived=derived, even=even
             )
             return found, False
-        except api.Rigid as reason:
+        except api.NoBucket as reason:
             if not reason.elsewhere:
                 return None, True
         except AspenError:  # the model may not take the longest: positions that there are no embeddings for
@@ -349,15 +349,15 @@ def _of_range(
     return None, False
 
 
-def _class_of(result: api.StageResult, stretch: Stretch | None) -> Stretch | None:
-    """The class of extents that a plan was made for, which may be for a part of it."""
-    if stretch is None or result.elastic is None:
+def _made_bucket(result: api.StageResult, bucket: WantedBucket | None) -> WantedBucket | None:
+    """The bucket that a plan was made for, which may be for a part of it."""
+    if bucket is None or result.bucketed is None:
         return None
-    found = result.elastic.stretch
-    return stretch.widest if (found.least, found.most) == stretch.wide else stretch.narrow
+    found = result.bucketed.bucket
+    return bucket.widest if (found.least, found.most) == bucket.wide else bucket.narrow
 
 
-def _stretched(elastic: Elastic) -> shape_buckets.Stretched:
+def _served(bucketed: BucketedGraph) -> shape_buckets.ServedBucket:
     def rows(found: Sequence[Steps]) -> list[list[protocol.Steps]]:
         return [
             [
@@ -368,12 +368,12 @@ def _stretched(elastic: Elastic) -> shape_buckets.Stretched:
             for s in found
         ]
 
-    return shape_buckets.Stretched(elastic.stretch.least, elastic.stretch.most, rows(elastic.shapes[0]), rows(elastic.shapes[1]))
+    return shape_buckets.ServedBucket(bucketed.bucket.least, bucketed.bucket.most, rows(bucketed.shapes[0]), rows(bucketed.shapes[1]))
 
 
 def _stays(message: PlanStage) -> bool:
     """Whether a plan is one that is used for long: it was searched, or serves many lengths."""
-    return message.search or message.stretch is not None
+    return message.search or message.bucket is not None
 
 
 def _spare(needed: int, spares: Sequence[int]) -> int:

@@ -31,7 +31,7 @@ from typing import Any, Final
 import msgspec
 
 from aspen_mp.control.memory.weight_files import DIGEST_AT, DIGEST_END, MARK
-from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
+from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
 from aspen_mp.control.wire import file_stamp
 from aspen_mp.control.wire.file_stamp import Stamp
 from aspen_mp.control.wire.protocol import Bind, Capacity, Slot, ValueInfo
@@ -92,7 +92,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     rates: str
     workers: int
     searched: bool = True
-    stretched: Stretched | None = None
+    served_bucket: ServedBucket | None = None
     work_ns: float = 0.0
 
 
@@ -132,12 +132,12 @@ def plan_key(
     capacities: Sequence[Capacity],
     speeds: Sequence[float],
     rates: str,
-    stretch: Stretch | None = None,
+    bucket: WantedBucket | None = None,
 ) -> str:
     """The name of a plan."""
-    if stretch is None:
+    if bucket is None:
         return _name("plan", build, digest, list(options), stages, capacities, speeds, rates)
-    shapes = (stretch.at(stages[0], stretch.most), stretch.mask, stretch.least)
+    shapes = (bucket.at(stages[0], bucket.most), bucket.axes, bucket.least)
     return _name("range", build, digest, list(options), shapes, capacities, speeds, rates)
 
 

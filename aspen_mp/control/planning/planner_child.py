@@ -22,7 +22,7 @@ import msgspec
 
 from aspen_mp.control.planning.plan_cache import File, WeightFile
 from aspen_mp.control.planning.plan_checks import AT_ONCE, Check, check, copied
-from aspen_mp.control.planning.shape_buckets import Stretch, Stretched
+from aspen_mp.control.planning.shape_buckets import ServedBucket, WantedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_loop import PRIORITY_JOB, Loop, Timer
 from aspen_mp.control.wire.forked import fork
@@ -59,8 +59,8 @@ class PlanStage(protocol.Message):
     """Whether the plan cache keeps it."""
     spares: list[int] = msgspec.field(default_factory=list)
     """Bytes of arenas of plans that are gone, of which it may have one."""
-    stretch: Stretch | None = None
-    """The range that the plan is to be for, if the model has one for it, or for less of it; else it is for the only stage alone."""
+    bucket: WantedBucket | None = None
+    """The bucket that the plan is to be for, if the model has one for it, or for a part of it; else it is for the only stage alone."""
 
 
 class JobProgress(protocol.Message):
@@ -95,9 +95,9 @@ class Inspected(protocol.Message):
 class StagePlanned(protocol.Message):
     """`weights` lists, for the segments that the plan's operands call WEIGHTS + 0, 1, …, the numbers of the model's weight segments;
     `packed` the keys that were packed for this plan. `spare`: which of the job's spare arenas is its own, instead of one among the
-    segments; -1 for none. `stretched`: of a plan for a range; its slots are those where it is longest; `rigid`: there is none for any range
-    of the length. `work_ns`: of all tiles, as expected. `digest`: of the model's contents, `files`: what new weight segments are called in
-    the plan cache, by number; both only where there is a cache."""
+    segments; -1 for none. `served_bucket`: of a plan for a shape bucket; its slots are those where it is longest; `no_bucket`: there is
+    none for any bucket of the length. `work_ns`: of all tiles, as expected. `digest`: of the model's contents, `files`: what new weight
+    segments are called in the plan cache, by number; both only where there is a cache."""
 
     region: int
     inputs: list[Slot]
@@ -110,8 +110,8 @@ class StagePlanned(protocol.Message):
     digest: bytes = b""
     files: list[tuple[int, WeightFile]] = msgspec.field(default_factory=list)
     spare: int = -1
-    stretched: Stretched | None = None
-    rigid: bool = False
+    served_bucket: ServedBucket | None = None
+    no_bucket: bool = False
     work_ns: float = 0.0
 
 

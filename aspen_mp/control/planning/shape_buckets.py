@@ -1,9 +1,9 @@
-"""Which requests may share a plan: those whose shapes differ by one length alone.
+"""Shape buckets: which requests may share a plan, those whose shapes differ by one length alone.
 
 A model does not say which of its dimensions go together (a text's tokens, or past keys and all keys at each step of a decoder), requests
 do: where the dimensions in which two of them differ all differ by the same number, those are one length. Its *extent* is the smallest of
-them. One plan serves the extents of a class; classes are so large that few are needed, and so small that what is planned for the longest
-fits the others. Light: see `recall`.
+them. A *shape bucket* is a range of extents that one plan serves; buckets are so large that few are needed, and so small that what is
+planned for the longest extent fits the others (`planner/job/bucket_policy.py`). Light: see `cache_reader`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,29 @@ from aspen_mp.shm.bindings import _tables
 
 _BYTES: Final = {name: nbytes for _, _, nbytes, _, _, name, _ in _tables.DTYPE_ROWS}
 
-Mask = tuple[tuple[bool, ...], ...]
+Axes = tuple[tuple[bool, ...], ...]
 """Of each axis of each input, whether the length is in it."""
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True):
-    """The extents of a class, the one of the request that asks, and which axes of which inputs the length is in.
+class WantedBucket(msgspec.Struct, frozen=True, array_like=True):
+    """A bucket to make a plan for: its extents, the extent of the request that asks, and which axes of which inputs the length is in.
 
-    `wide`: a larger class, for a model whose time goes into what does not have the length: a decoder's step, whose products do not."""
+    `wide`: a larger bucket, for a model whose time goes into what does not have the length: a decoder's step, whose products do not."""
 
     least: int
     most: int
     extent: int
-    mask: list[list[bool]]
+    axes: Axes
     wide: tuple[int, int] | None = None
 
     @property
-    def widest(self) -> Stretch:
-        """The same for the larger class alone, if there is one."""
-        return self if self.wide is None else Stretch(*self.wide, self.extent, self.mask)
+    def widest(self) -> WantedBucket:
+        """The same for the larger bucket alone, if there is one."""
+        return self if self.wide is None else WantedBucket(*self.wide, self.extent, self.axes)
 
     @property
-    def narrow(self) -> Stretch:
-        return Stretch(self.least, self.most, self.extent, self.mask)
-
-    @property
-    def axes(self) -> Mask:
-        return tuple(map(tuple, self.mask))
+    def narrow(self) -> WantedBucket:
+        return WantedBucket(self.least, self.most, self.extent, self.axes)
 
     def at(self, binds: Sequence[Bind], extent: int) -> list[Bind]:
         """The shapes of a request with this extent, given those of the one that asks."""
@@ -56,12 +52,12 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
             msgspec.structs.replace(
                 bind, shape=[dim + (extent - self.extent if long else 0) for dim, long in zip(bind.shape, row, strict=True)]
             )
-            for bind, row in zip(binds, self.mask, strict=True)
+            for bind, row in zip(binds, self.axes, strict=True)
         ]
 
 
-class Stretched(msgspec.Struct, frozen=True, array_like=True):
-    """What a plan for a range serves, and how its inputs' and outputs' shapes change."""
+class ServedBucket(msgspec.Struct, frozen=True, array_like=True):
+    """The bucket that a plan serves, and how the shapes of its inputs and outputs change with the extent."""
 
     least: int
     most: int
@@ -69,8 +65,8 @@ class Stretched(msgspec.Struct, frozen=True, array_like=True):
     outputs: list[list[Steps]]
 
 
-def classes(extent: int) -> tuple[int, int] | None:
-    """The extents that share a plan with this one: from a power of two on, or from half way to the next."""
+def narrow_bucket(extent: int) -> tuple[int, int] | None:
+    """Return the extents that share a plan with this one: from a power of two on, or from half way to the next."""
     if not POLICY.least_extent <= extent <= POLICY.most_extent:
         return None
     power, short = 1 << extent.bit_length() - 1, POLICY.short_extent
@@ -80,8 +76,9 @@ def classes(extent: int) -> tuple[int, int] | None:
     return (power, middle - 1) if extent < middle else (middle, 2 * power - 1)
 
 
-def wide_class(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int] | None:
-    """As `classes`, each so many times as large as the one before: the most for which `grows(least, most)` bytes are few."""
+def wide_bucket(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int] | None:
+    """Return as `narrow_bucket` the bucket of an extent where each is so many times as large as the one before: the most times for which
+    `grows(least, most)` bytes are few."""
     for factor in POLICY.wide_factors:
         least, most = POLICY.least_extent, factor * POLICY.short_extent - 1
         while extent > most:
@@ -91,8 +88,8 @@ def wide_class(extent: int, grows: Callable[[int, int], int]) -> tuple[int, int]
     return None
 
 
-def around(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
-    """The range, and smaller parts of it with the extent in them."""
+def halves(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
+    """Yield the bucket, then ever smaller halves of it with the extent in them."""
     for _ in range(POLICY.halvings):
         if most <= least:
             return
@@ -101,8 +98,8 @@ def around(least: int, most: int, extent: int) -> Iterator[tuple[int, int]]:
         least, most = (least, middle - 1) if extent < middle else (middle, most)
 
 
-def difference(one: Sequence[Bind], two: Sequence[Bind]) -> Mask | None:
-    """The axes of the one length in which the shapes of two requests differ; None where it is none, or more."""
+def difference(one: Sequence[Bind], two: Sequence[Bind]) -> Axes | None:
+    """Return the axes of the one length in which the shapes of two requests differ; None where it is none, or more."""
     if [(a.name, a.dtype, len(a.shape)) for a in one] != [(b.name, b.dtype, len(b.shape)) for b in two]:
         return None
     steps = {b - a for x, y in zip(one, two, strict=True) for a, b in zip(x.shape, y.shape, strict=True) if a != b}
@@ -111,21 +108,21 @@ def difference(one: Sequence[Bind], two: Sequence[Bind]) -> Mask | None:
     return tuple(tuple(a != b for a, b in zip(x.shape, y.shape, strict=True)) for x, y in zip(one, two, strict=True))
 
 
-def extent_of(binds: Sequence[Bind], mask: Mask) -> int:
-    return min(dim for bind, row in zip(binds, mask, strict=True) for dim, long in zip(bind.shape, row, strict=True) if long)
+def extent_of(binds: Sequence[Bind], axes: Axes) -> int:
+    return min(dim for bind, row in zip(binds, axes, strict=True) for dim, long in zip(bind.shape, row, strict=True) if long)
 
 
-def frame(binds: Sequence[Bind], mask: Mask, extent: int) -> bytes:
-    """What requests have in common that differ by the extent alone."""
+def family(binds: Sequence[Bind], axes: Axes, extent: int) -> bytes:
+    """Return what requests have in common that differ by the extent alone."""
     rows = [
         (bind.name, bind.dtype, [dim - extent if long else dim for dim, long in zip(bind.shape, row, strict=True)], row)
-        for bind, row in zip(binds, mask, strict=True)
+        for bind, row in zip(binds, axes, strict=True)
     ]
     return msgspec.msgpack.encode(rows)
 
 
 def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) -> list[Slot]:
-    """Inputs or outputs at an extent that is so much smaller."""
+    """Return inputs or outputs at an extent that is so much smaller."""
     out = []
     for slot, row in zip(at_most, steps, strict=True):
         shape = list(slot.shape)
@@ -137,16 +134,16 @@ def slots(at_most: Sequence[Slot], steps: Sequence[Sequence[Steps]], less: int) 
 
 
 @dataclass(slots=True)
-class Ranges:
-    """Of a model: `plans` for ranges by what their requests have in common (`frame`), each (least, most, key of the plan); the classes for
-    which there is none (`rigid`); lengths that no large class is for (`narrow`), and those that no class is for (`hopeless`); shapes that
-    were asked for, and the lengths that they differ by (`masks`)."""
+class Buckets:
+    """The buckets of a model: `plans` by what their requests have in common (`family`), each (least, most, key of the plan); the buckets
+    for which there is none (`refused`); lengths that have no wide bucket (`narrow`), and those that have none (`hopeless`); `shapes` that
+    were asked for, and the axes of the `lengths` that they differ by."""
 
     plans: dict[bytes, list[tuple[int, int, bytes]]] = field(default_factory=dict)
-    rigid: set[tuple[bytes, int]] = field(default_factory=set)
-    narrow: set[Mask] = field(default_factory=set)
-    hopeless: set[Mask] = field(default_factory=set)
-    masks: list[Mask] = field(default_factory=list)
+    refused: set[tuple[bytes, int]] = field(default_factory=set)
+    narrow: set[Axes] = field(default_factory=set)
+    hopeless: set[Axes] = field(default_factory=set)
+    lengths: list[Axes] = field(default_factory=list)
     shapes: list[list[Bind]] = field(default_factory=list)
 
     def learn(self, binds: list[Bind]) -> None:
@@ -154,62 +151,62 @@ class Ranges:
         if any(binds == known for known in self.shapes):
             return
         for known in reversed(self.shapes):
-            mask = difference(known, binds)
-            if mask is not None:
-                if mask not in self.masks:
-                    self.masks.append(mask)
+            axes = difference(known, binds)
+            if axes is not None:
+                if axes not in self.lengths:
+                    self.lengths.append(axes)
                 break
         self.shapes.append(binds)
         del self.shapes[: -POLICY.remembered_shapes]
 
     def find(self, binds: Sequence[Bind]) -> bytes | None:
         """The key of a plan that serves these shapes."""
-        for mask in self.masks:
-            if not _fits(binds, mask):
+        for axes in self.lengths:
+            if not _fits(binds, axes):
                 continue
-            extent = extent_of(binds, mask)
-            for least, most, key in self.plans.get(frame(binds, mask, extent), ()):
+            extent = extent_of(binds, axes)
+            for least, most, key in self.plans.get(family(binds, axes, extent), ()):
                 if least <= extent <= most:
                     return key
         return None
 
-    def wanted(self, binds: Sequence[Bind]) -> Stretch | None:
-        """The range of a plan to make for these shapes; None where none is known, or there is no such plan."""
-        if len(self.rigid) >= POLICY.refusals and not self.plans:
+    def wanted(self, binds: Sequence[Bind]) -> WantedBucket | None:
+        """Return the bucket to make a plan for, for these shapes; None where no length is known, or there is no such plan."""
+        if len(self.refused) >= POLICY.refusals and not self.plans:
             return None
-        for mask in self.masks:
-            if not _fits(binds, mask) or mask in self.hopeless:
+        for axes in self.lengths:
+            if not _fits(binds, axes) or axes in self.hopeless:
                 continue
-            extent = extent_of(binds, mask)
-            found = classes(extent)
-            if found is not None and self._few(found, mask):
+            extent = extent_of(binds, axes)
+            found = narrow_bucket(extent)
+            if found is not None and self._few(found, axes):
                 continue
-            if found is not None and (frame(binds, mask, extent), found[0]) not in self.rigid:
-                stretch = Stretch(*found, extent, [list(row) for row in mask])
-                wide = None if mask in self.narrow else wide_class(extent, partial(_grows, binds, stretch))
-                return stretch if wide == found else msgspec.structs.replace(stretch, wide=wide)
+            if found is not None and (family(binds, axes, extent), found[0]) not in self.refused:
+                bucket = WantedBucket(*found, extent, axes)
+                wide = None if axes in self.narrow else wide_bucket(extent, partial(_grows, binds, bucket))
+                return bucket if wide == found else msgspec.structs.replace(bucket, wide=wide)
         return None
 
-    def _few(self, found: tuple[int, int], mask: Mask) -> bool:
-        """Whether requests have shown that lengths of these axes come in steps of which a class holds few."""
-        known = [(bind.shape, row) for binds in self.shapes if _fits(binds, mask) for bind, row in zip(binds, mask, strict=True)]
+    def _few(self, found: tuple[int, int], axes: Axes) -> bool:
+        """Whether requests have shown that lengths of these axes come in steps of which a bucket holds few."""
+        known = [(bind.shape, row) for binds in self.shapes if _fits(binds, axes) for bind, row in zip(binds, axes, strict=True)]
         lengths = {dim for shape, row in known for dim, long in zip(shape, row, strict=True) if long}
         step, held = gcd(*lengths), found[1] - found[0] + 1
         stepped = len(lengths) >= POLICY.stepped_lengths and step >= POLICY.least_step
         return stepped and held < POLICY.worth_lengths * step
 
-    def add(self, binds: Sequence[Bind], stretch: Stretch, least: int, most: int, key: bytes) -> None:
-        if stretch.wide is not None and (least, most) != stretch.wide:
-            self.narrow.add(stretch.axes)
-        known = self.plans.setdefault(frame(binds, stretch.axes, stretch.extent), [])
+    def add(self, binds: Sequence[Bind], bucket: WantedBucket, least: int, most: int, key: bytes) -> None:
+        if bucket.wide is not None and (least, most) != bucket.wide:
+            self.narrow.add(bucket.axes)
+        known = self.plans.setdefault(family(binds, bucket.axes, bucket.extent), [])
         if (least, most, key) not in known:
             known.append((least, most, key))
 
-    def refuse(self, binds: Sequence[Bind], stretch: Stretch, rigid: bool) -> None:
-        """There is no plan for this range; `rigid`: for none of the length."""
-        if rigid:
-            self.hopeless.add(stretch.axes)
-        self.rigid.add((frame(binds, stretch.axes, stretch.extent), stretch.least))
+    def refuse(self, binds: Sequence[Bind], bucket: WantedBucket, no_bucket: bool) -> None:
+        """There is no plan for this bucket; `no_bucket`: for none of the length."""
+        if no_bucket:
+            self.hopeless.add(bucket.axes)
+        self.refused.add((family(binds, bucket.axes, bucket.extent), bucket.least))
 
     def drop(self, key: bytes) -> None:
         """The plan has gone."""
@@ -217,11 +214,11 @@ class Ranges:
             rows[:] = [row for row in rows if row[2] != key]
 
 
-def _fits(binds: Sequence[Bind], mask: Mask) -> bool:
-    return len(binds) == len(mask) and all(len(bind.shape) == len(row) for bind, row in zip(binds, mask, strict=True))
+def _fits(binds: Sequence[Bind], axes: Axes) -> bool:
+    return len(binds) == len(axes) and all(len(bind.shape) == len(row) for bind, row in zip(binds, axes, strict=True))
 
 
-def _grows(binds: Sequence[Bind], stretch: Stretch, least: int, most: int) -> int:
+def _grows(binds: Sequence[Bind], bucket: WantedBucket, least: int, most: int) -> int:
     """Bytes by which inputs are larger at `most`."""
-    long, short = (stretch.at(binds, extent) for extent in (most, least))
+    long, short = (bucket.at(binds, extent) for extent in (most, least))
     return sum(_BYTES.get(a.dtype, 0) * (prod(a.shape) - prod(b.shape)) for a, b in zip(long, short, strict=True))

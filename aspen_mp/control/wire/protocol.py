@@ -89,8 +89,8 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class MakePlan(Message):
     """Plan stage ``len(stages) - 1`` of a model, given what is known of the values that each stage up to it can read. `ahead`: of requests;
-    else one waits for it. `often`: the plan for a range of a length that serves these shapes has served them again and again. `beside`:
-    many lengths are met, of which these shapes have one, so those of the ranges beside may be, too."""
+    else one waits for it. `often`: the plan for a shape bucket that serves these shapes has served them again and again. `beside`:
+    many lengths are met, of which these shapes have one, so those of the buckets beside may be, too."""
 
     id: Count
     model: Count
@@ -292,18 +292,18 @@ class Steps(msgspec.Struct, frozen=True, array_like=True):
     rest: int
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True):
+class Bucket(msgspec.Struct, frozen=True, array_like=True):
     """The extents that a plan serves, which axes of which inputs of a request they are in, and how inputs and outputs shrink with them."""
 
     least: int
     most: int
-    mask: list[list[bool]]
+    axes: tuple[tuple[bool, ...], ...]
     inputs: list[list[Steps]]
     outputs: list[list[Steps]]
 
 
 class Planned(Message):
-    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `range`: what else such a
+    """A stage ready to run, or, if `needs_values` is not empty, the inputs whose values have to be bound first. `bucket`: what else such a
     plan serves, with `inputs` and `outputs` where they are longest, `extent` what requests of these shapes say to it (0: to one that leaves
     no dimension open), and `often` after how many of them it is worth being replaced by one of their own (`MakePlan.often`)."""
 
@@ -319,7 +319,7 @@ class Planned(Message):
     instances: int
     extent: int = 0
     often: int = 0
-    range: Range | None = None
+    bucket: Bucket | None = None
 
 
 class DataReady(Message):

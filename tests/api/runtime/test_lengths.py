@@ -1,4 +1,5 @@
-"""Inputs of ever new lengths: a few plans for ranges serve them, with the bits of plans of their own, and those that come often get one."""
+"""Inputs of ever new lengths: a few plans for shape buckets serve them, with the bits of plans of their own, and lengths that come often
+get a plan of their own."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def used(runtime: aspen_mp.Runtime) -> list[dict[str, Any]]:
     return [plan for plan in plans(runtime) if plan["served"]]
 
 
-def ranges(runtime: aspen_mp.Runtime) -> list[list[int]]:
+def buckets(runtime: aspen_mp.Runtime) -> list[list[int]]:
     """Of plans in use. How large they are depends on what a machine takes for longer texts."""
     return [plan["range"] for plan in used(runtime) if plan["range"] is not None]
 
@@ -65,13 +66,13 @@ def test_many_lengths_few_plans(runtime: aspen_mp.Runtime, text: onnx.ModelProto
         found = model.run(feeds)
         assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
         assert found["last_hidden_state"].shape[1] == n
-    ((least, most),) = ranges(runtime)
+    ((least, most),) = buckets(runtime)
     assert least <= 32
     assert most >= 47
     assert len(used(runtime)) == 2  # and that of the first length
 
 
-def test_ranges_beside_those_that_are_used_are_there_before_they_are_asked_for(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
+def test_buckets_beside_those_that_are_used_are_there_before_they_are_asked_for(runtime: aspen_mp.Runtime, text: onnx.ModelProto) -> None:
     model, data = runtime.load(text), text.SerializeToString()
     model.run(tokens(9))
 
@@ -114,7 +115,7 @@ def test_the_bits_of_a_plan_of_its_own(runtime: aspen_mp.Runtime, text: onnx.Mod
     model = runtime.load(text)
     model.run(tokens(9))
     shared = {n: model.run(tokens(n)) for n in (40, 33, 47)}
-    assert len(ranges(runtime)) == 1
+    assert len(buckets(runtime)) == 1
     alone = runtime.load(text.SerializeToString(), name="alone", instances=1)
     for n, want in shared.items():
         alone.prepare({name: value.shape for name, value in tokens(n).items()})
@@ -146,7 +147,7 @@ def test_batches_have_ranges_of_their_own(runtime: aspen_mp.Runtime, text: onnx.
             feeds = tokens(n, batch)
             found = model.run(feeds)
             assert error_of([found[v.name] for v in text.graph.output], reference(data, feeds)) <= LIMIT
-    assert len(ranges(runtime)) == 2
+    assert len(buckets(runtime)) == 2
 
 
 def test_a_length_that_comes_often_gets_a_plan_of_its_own(
@@ -201,7 +202,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wait_for(lambda: not list((tmp_path / "cache").glob("*/*.tmp")))
 
 
-def test_ranges_are_in_the_plan_cache(folder: Path, text: onnx.ModelProto) -> None:
+def test_buckets_are_in_the_plan_cache(folder: Path, text: onnx.ModelProto) -> None:
     data = text.SerializeToString()
     results = []
     for _ in range(2):

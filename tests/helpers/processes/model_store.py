@@ -21,7 +21,7 @@ from aspen_mp.control.models.model_store import ModelStore
 from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_states import Asker
 from aspen_mp.control.planning.planner_child import Inspected, Job, JobProgress, Limits, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import Stretched
+from aspen_mp.control.planning.shape_buckets import ServedBucket
 from aspen_mp.control.server import Server
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
@@ -129,7 +129,7 @@ class World:
         shapes = [[protocol.Bind("x", "float32", [1, 8, 8, 8], None)], [protocol.Bind("found", "int64", [found], None)]]
         self.store.plan(protocol.MakePlan(2, self.model, shapes, []), self.asker(2))
 
-    def answer(self, spare: int = -1, stretched: tuple[int, int] | None = None) -> None:
+    def answer(self, spare: int = -1, served_bucket: tuple[int, int] | None = None) -> None:
         """As a planning child would, for as many workers as there are speeds; with a spare arena in place of one of its own, or for a range
         of a length."""
         (job,) = self.waiting
@@ -155,8 +155,8 @@ class World:
                 if role == "plan":
                     plan.write(made.buf)
                 segments.append((role, nbytes, os.dup(made.fd)))
-        of_range = None if stretched is None else Stretched(*stretched, [], [])
-        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare, stretched=of_range), segments)
+        of_range = None if served_bucket is None else ServedBucket(*served_bucket, [], [])
+        self.finish(StagePlanned(plan.request_bytes, [], [], [], True, False, [0], packed, spare=spare, served_bucket=of_range), segments)
 
     def replan(self) -> None:
         self.table.served += 1

@@ -19,7 +19,7 @@ from aspen_mp.control.models.plan_builder import PlanningSetup
 from aspen_mp.control.models.plan_states import Asker, Model, Plan, State
 from aspen_mp.control.models.publishing import Made, _describe
 from aspen_mp.control.planning.planner_child import Inspected, Job, Limits, PlanStage, StagePlanned
-from aspen_mp.control.planning.shape_buckets import Stretched
+from aspen_mp.control.planning.shape_buckets import ServedBucket
 from aspen_mp.control.wire import protocol
 from aspen_mp.control.wire.event_log import EventLog
 from aspen_mp.planner.cost import rates
@@ -159,7 +159,7 @@ class Town:
         self.verifying.append(then)
 
     def _find(self, cache: object, digest: bytes, options: object, job: PlanStage) -> Any:
-        if not self.hits or job.stretch is not None:
+        if not self.hits or job.bucket is not None:
             return None
         return SimpleNamespace(note=SimpleNamespace(arena_bytes=LEAST, weights=[], searched=False))
 
@@ -203,16 +203,16 @@ class Town:
         except AspenError as error:
             asker.fail(error)
 
-    def planned(self, part: int = 0, *, rigid: bool = False, values: bool = False, last: bool = False) -> None:
+    def planned(self, part: int = 0, *, no_bucket: bool = False, values: bool = False, last: bool = False) -> None:
         """A planning child has made a plan; `part` of the range that was wanted: 1 for all, 2 from the request's length on, 3 up to it."""
         child, job = [each for each in self.jobs if isinstance(each[1].message, PlanStage)][-1 if last else 0]
         child.jobs.remove(job)
         assert isinstance(job.message, PlanStage)
-        stretch, stretched = job.message.stretch, None
-        if part and stretch is not None:
-            bounds = {1: (stretch.least, stretch.most), 2: (stretch.extent, stretch.most), 3: (stretch.least, stretch.extent)}[part]
-            stretched = Stretched(*bounds, [], [])
-        job.on_done(planned(stretched, rigid=rigid, values=values), [])
+        bucket, served_bucket = job.message.bucket, None
+        if part and bucket is not None:
+            bounds = {1: (bucket.least, bucket.most), 2: (bucket.extent, bucket.most), 3: (bucket.least, bucket.extent)}[part]
+            served_bucket = ServedBucket(*bounds, [], [])
+        job.on_done(planned(served_bucket, no_bucket=no_bucket, values=values), [])
 
     def not_planned(self, error: AspenError) -> None:
         child, job = self.jobs[0]
@@ -278,6 +278,6 @@ class Town:
             assert not [known for known in self.known if not known.answers and known.asker.client in self.here]
 
 
-def planned(stretched: Stretched | None = None, *, rigid: bool = False, values: bool = False) -> StagePlanned:
+def planned(served_bucket: ServedBucket | None = None, *, no_bucket: bool = False, values: bool = False) -> StagePlanned:
     needs = ["n"] if values else []
-    return StagePlanned(0, [], [], needs, True, False, [], [], stretched=stretched, rigid=rigid and stretched is None)
+    return StagePlanned(0, [], [], needs, True, False, [], [], served_bucket=served_bucket, no_bucket=no_bucket and served_bucket is None)

@@ -1,4 +1,4 @@
-"""What a plan for a range of a length is at other lengths, as a client works it out."""
+"""What a plan for a shape bucket is at other lengths, as a client works it out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.client.requests.lengths import Key
-from aspen_mp.client.requests.lengths import Range as Known
+from aspen_mp.client.requests.lengths import KnownBucket as Known
 from aspen_mp.control.planning import shape_buckets
-from aspen_mp.control.wire.protocol import Planned, Range, Slot, Steps
+from aspen_mp.control.wire.protocol import Bucket, Planned, Slot, Steps
 
 LEAST, MOST = 16, 127
 
@@ -27,8 +27,8 @@ def answer(extent: int) -> Planned:
         Slot("present", "float32", [1, 3, MOST + 1, 64], 2 << 20, 768 * (MOST + 1)),
     ]
     one = Steps(1, 1, 1, 0), Steps(2, 1, 1, 0)
-    mask = [[False, False], [False, True], [False, False, True, False]]
-    found = Range(LEAST, MOST, mask, [[], [one[0]], [one[1]]], [[], [one[1]]])
+    axes = ((False, False), (False, True), (False, False, True, False))
+    found = Bucket(LEAST, MOST, axes, [[], [one[0]], [one[1]]], [[], [one[1]]])
     return Planned(7, 1, 2, 4 << 20, inputs, outputs, [], True, False, 1, extent, 64, found)
 
 

@@ -372,7 +372,7 @@ class Lives(RuleBasedStateMachine):
             elif loading:
                 town.inspected(b"same" if odd else b"")
             elif town.jobs:
-                town.planned(part, rigid=odd, values=odd and not part, last=last)
+                town.planned(part, no_bucket=odd, values=odd and not part, last=last)
             town.publisher.fails = False
 
     @rule(served=st.sampled_from([1, 100]), cores=st.integers(1, 2), prepared=st.sampled_from([True, True, False]), hits=st.booleans())
@@ -456,19 +456,19 @@ def forgets_the_old_one(real: Method) -> Method:
     return faulty
 
 
-def keeps_ranges(real: Method) -> Method:
+def keeps_buckets(real: Method) -> Method:
     def faulty(machine: Any, plan: Plan) -> None:
-        kept = {frame: list(rows) for frame, rows in plan.model.ranges.plans.items()}
+        kept = {family: list(rows) for family, rows in plan.model.buckets.plans.items()}
         real(machine, plan)
-        plan.model.ranges.plans = kept
+        plan.model.buckets.plans = kept
 
     return faulty
 
 
-def forgets_ranges(real: Method) -> Method:
+def forgets_buckets(real: Method) -> Method:
     def faulty(machine: Any, plan: Plan) -> None:
         real(machine, plan)
-        plan.model.ranges.plans.clear()
+        plan.model.buckets.plans.clear()
 
     return faulty
 
@@ -484,8 +484,8 @@ FAULTS: dict[str, tuple[type, str, Callable[[Method], Method]]] = {
     "arenas that come too late are kept": (PlanBuilder, "discard", does_nothing),
     "plans that have ended stay in the making": (PlanBuilder, "let_go", does_nothing),
     "what is replaced is not retired": (PlanRequests, "answer", forgets_the_old_one),
-    "ranges outlive their plans": (PlanBuilder, "withdraw", keeps_ranges),
-    "ranges are forgotten": (PlanRequests, "answer", forgets_ranges),
+    "buckets outlive their plans": (PlanBuilder, "withdraw", keeps_buckets),
+    "buckets are forgotten": (PlanRequests, "answer", forgets_buckets),
     "memory is waited for that nobody gives back": (PlanBuilder, "_lack", waits_for_nothing),
     "twins forget who waits": (ModelStore, "hand_over", lambda real: lambda store, model, twin: (model.waiting.clear(), store.drop(model))),
     "models that cannot be read tell nobody": (ModelStore, "refuse", lambda real: lambda store, model, error: store.drop(model)),

@@ -73,10 +73,10 @@ def test_new_sizes_have_the_arenas_of_old_ones(world: World, monkeypatch: pytest
 def test_the_second_shape_asks_for_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(20)
-    stretch = job(world).stretch
-    assert stretch is not None
-    assert (stretch.least, stretch.most, stretch.extent) == (16, 23, 20)
-    assert stretch.at(job(world).stages[0], 23)[0].shape == [1, 8, 23, 8]
+    bucket = job(world).bucket
+    assert bucket is not None
+    assert (bucket.least, bucket.most, bucket.extent) == (16, 23, 20)
+    assert bucket.at(job(world).stages[0], 23)[0].shape == [1, 8, 23, 8]
 
 
 def test_who_waits_for_a_range_that_there_is_not_asks_again(world: World) -> None:
@@ -89,7 +89,7 @@ def test_who_waits_for_a_range_that_there_is_not_asks_again(world: World) -> Non
     assert len(world.answers) == 4  # model, 8, 20, 20
     again = job(world)
     assert again.stages[0][0].shape == [1, 8, 21, 8]
-    assert again.stretch is None  # not a second time
+    assert again.bucket is None  # not a second time
     world.answer()
     assert len(world.answers) == 5
 
@@ -108,10 +108,10 @@ def test_an_error_of_one_length_is_its_own(world: World) -> None:
     assert len(world.errors) == 1
 
 
-def test_ranges_serve_other_lengths_at_once(world: World) -> None:
+def test_buckets_serve_other_lengths_at_once(world: World) -> None:
     planned(world, 8)
     world.ask(20)
-    world.answer(stretched=(16, 23))
+    world.answer(served_bucket=(16, 23))
     answered = len(world.answers)
     world.ask(17)
     world.ask(23)
@@ -122,17 +122,17 @@ def test_ranges_serve_other_lengths_at_once(world: World) -> None:
     assert (small.extent, large.extent) == (17, 23)
     assert small.plan == large.plan
     world.ask(24)
-    assert job(world).stretch is not None
+    assert job(world).bucket is not None
     assert [plan["range"] for plan in world.store.describe()[0]["plans"]] == [None, [16, 23]]
 
 
 def test_what_is_planned_ahead_has_a_plan_of_its_own_beside_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(20)
-    world.answer(stretched=(16, 23))
+    world.answer(served_bucket=(16, 23))
     message = planned(world, 20, ahead=True)
     assert message.search
-    assert message.stretch is None
+    assert message.bucket is None
     world.ask(20)
     found = world.answers[-1]
     assert isinstance(found, protocol.Planned)
@@ -143,11 +143,11 @@ def test_less_of_a_range_serves_what_is_in_it(world: World) -> None:
     planned(world, 8)
     world.ask(20)
     world.ask(17)
-    world.answer(stretched=(20, 23))
+    world.answer(served_bucket=(20, 23))
     other = job(world)  # for 17 rows: another part of the range
-    assert other.stretch is not None
-    assert other.stretch.extent == 17
-    world.answer(stretched=(16, 19))
+    assert other.bucket is not None
+    assert other.bucket.extent == 17
+    world.answer(served_bucket=(16, 19))
     assert not world.waiting
     world.ask(16)
     world.ask(23)
@@ -159,22 +159,22 @@ def test_models_without_ranges_are_left_alone(world: World) -> None:
     planned(world, 8)
     for rows in (20, 40, 80):
         world.ask(rows)
-        assert job(world).stretch is not None
+        assert job(world).bucket is not None
         world.answer()
     world.ask(160)
-    assert job(world).stretch is None
+    assert job(world).bucket is None
 
 
 def test_a_length_that_comes_often_is_planned_by_itself_behind_the_requests(world: World) -> None:
     planned(world, 8)
     world.ask(20)
-    world.answer(stretched=(16, 23))
+    world.answer(served_bucket=(16, 23))
     world.ask(20, often=True)
     assert not world.waiting  # it was answered
     world.store.refresh()
     own = job(world)
     assert own.search
-    assert own.stretch is None
+    assert own.bucket is None
     assert own.stages[0][0].shape == [1, 8, 20, 8]
     world.answer()
     world.ask(20, often=True)
@@ -188,28 +188,28 @@ def test_a_length_that_comes_often_is_planned_by_itself_behind_the_requests(worl
 def of_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(32)
-    world.answer(stretched=(32, 47))
+    world.answer(served_bucket=(32, 47))
 
 
-def test_ranges_beside_one_are_planned_where_many_lengths_are_met(world: World) -> None:
+def test_buckets_beside_one_are_planned_where_many_lengths_are_met(world: World) -> None:
     of_a_range(world)
     world.ask(40)
     assert not world.waiting
     world.ask(41, beside=True)  # nearer to the end
     message = job(world)
     assert not message.search
-    assert message.stretch is not None
-    assert (message.stretch.least, message.stretch.most) == (48, 63)
+    assert message.bucket is not None
+    assert (message.bucket.least, message.bucket.most) == (48, 63)
     assert message.stages[0][0].shape == [1, 8, 48, 8]
     world.ask(42, beside=True)
     assert len(world.waiting) == 1
-    world.answer(stretched=(48, 63))
+    world.answer(served_bucket=(48, 63))
     answered = len(world.answers)
     world.ask(34, beside=True)
     message = job(world)
-    assert message.stretch is not None
-    assert (message.stretch.least, message.stretch.most) == (24, 31)
-    world.answer(stretched=(24, 31))
+    assert message.bucket is not None
+    assert (message.bucket.least, message.bucket.most) == (24, 31)
+    world.answer(served_bucket=(24, 31))
     world.ask(44, beside=True)
     assert not world.waiting
     world.ask(48, beside=True)
@@ -225,7 +225,7 @@ def test_who_comes_to_the_next_range_waits_for_the_plan_that_is_being_made(world
     world.ask(50)
     assert len(world.waiting) == 1
     assert len(world.answers) == answered
-    world.answer(stretched=(48, 63))
+    world.answer(served_bucket=(48, 63))
     found = world.answers[-1]
     assert isinstance(found, protocol.Planned)
     assert found.extent == 50
@@ -252,7 +252,7 @@ def test_a_planning_child_that_cannot_be_forked_yet_is_waited_for(world: World) 
     assert job(world).stages[0][0].shape == [1, 8, 48, 8]
 
 
-def test_ranges_that_cannot_be_planned_beside_are_not_tried_for_ever(world: World) -> None:
+def test_buckets_that_cannot_be_planned_beside_are_not_tried_for_ever(world: World) -> None:
     of_a_range(world)
     world.ask(40, beside=True)
     (found,) = world.waiting
@@ -260,7 +260,7 @@ def test_ranges_that_cannot_be_planned_beside_are_not_tried_for_ever(world: Worl
         child.jobs.clear()
     found.on_error(PlanError("48 rows"))
     world.ask(41, beside=True)
-    world.answer(stretched=(24, 31))
+    world.answer(served_bucket=(24, 31))
     world.ask(42, beside=True)
     assert not world.waiting
     assert not world.errors
@@ -280,23 +280,23 @@ def test_a_range_whose_plan_is_dropped_is_asked_for_again(world: World, monkeypa
     monkeypatch.setattr(eviction, "MAX_PLANS", 1)
     planned(world, 8)
     world.ask(20)
-    world.answer(stretched=(16, 23))
+    world.answer(served_bucket=(16, 23))
     world.ask(40)
     world.answer()
     world.ask(21)
-    assert job(world).stretch is not None
+    assert job(world).bucket is not None
 
 
 def test_a_range_is_searched_again_as_a_range(world: World) -> None:
     planned(world, 8)
     world.ask(20)
-    world.answer(stretched=(16, 23))
+    world.answer(served_bucket=(16, 23))
     world.table.served = replanning.SERVED_OFTEN
     world.store.refresh()
     message = job(world)
     assert message.search
-    assert message.stretch is not None
-    world.answer(stretched=(16, 23))
+    assert message.bucket is not None
+    world.answer(served_bucket=(16, 23))
     world.ask(18)
     assert not world.waiting
     assert [plan["searched"] for plan in world.store.describe()[0]["plans"]] == [True, True]

@@ -1,4 +1,4 @@
-"""Which requests share a plan for a range of a length."""
+"""Which requests share a plan for a shape bucket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aspen_mp.control.planning import shape_buckets
-from aspen_mp.control.planning.shape_buckets import Ranges
+from aspen_mp.control.planning.shape_buckets import Buckets
 from aspen_mp.control.wire.protocol import Bind, Slot, Steps
 from aspen_mp.planner.job.bucket_policy import POLICY
 
@@ -27,26 +27,26 @@ def decoder(past: int, new: int = 1) -> list[Bind]:
 
 @given(st.integers(2, 1 << 20))
 def test_every_extent_is_in_one_class(extent: int) -> None:
-    found = shape_buckets.classes(extent)
+    found = shape_buckets.narrow_bucket(extent)
     assert found is not None
     least, most = found
     assert least <= extent <= most
-    assert shape_buckets.classes(least) == shape_buckets.classes(most) == found
-    assert shape_buckets.classes(most + 1) != found
+    assert shape_buckets.narrow_bucket(least) == shape_buckets.narrow_bucket(most) == found
+    assert shape_buckets.narrow_bucket(most + 1) != found
     assert extent < 16 or most + 1 <= 1.5 * least
 
 
 def test_one_and_huge_lengths_are_in_none() -> None:
-    assert shape_buckets.classes(1) is None
-    assert shape_buckets.classes(0) is None
-    assert shape_buckets.classes(POLICY.most_extent + 1) is None
+    assert shape_buckets.narrow_bucket(1) is None
+    assert shape_buckets.narrow_bucket(0) is None
+    assert shape_buckets.narrow_bucket(POLICY.most_extent + 1) is None
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
 def test_parts_of_a_range_shrink_towards_the_extent(least: int, width: int, at: int) -> None:
     most = least + width
     extent = least + at % (width + 1)
-    found = list(shape_buckets.around(least, most, extent))
+    found = list(shape_buckets.halves(least, most, extent))
     assert found[0] == (least, most)
     for (a, b), (c, d) in pairwise(found):
         assert a <= c <= extent <= d <= b
@@ -63,31 +63,31 @@ def test_what_differs_by_one_number_is_one_length() -> None:
 
 
 def test_the_extent_is_the_smallest_of_the_dimensions() -> None:
-    mask = shape_buckets.difference(decoder(5), decoder(6))
-    assert mask is not None
-    assert shape_buckets.extent_of(decoder(7), mask) == 7
-    assert shape_buckets.frame(decoder(7), mask, 7) == shape_buckets.frame(decoder(70), mask, 70)
-    assert shape_buckets.frame(decoder(7), mask, 7) != shape_buckets.frame(decoder(7, 2), mask, 7)
+    axes = shape_buckets.difference(decoder(5), decoder(6))
+    assert axes is not None
+    assert shape_buckets.extent_of(decoder(7), axes) == 7
+    assert shape_buckets.family(decoder(7), axes, 7) == shape_buckets.family(decoder(70), axes, 70)
+    assert shape_buckets.family(decoder(7), axes, 7) != shape_buckets.family(decoder(7, 2), axes, 7)
 
 
 def test_nothing_is_wanted_before_two_shapes_are_known() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(text(20))
     assert known.wanted(text(20)) is None
     known.learn(text(40))
-    stretch = known.wanted(text(40))
-    assert stretch is not None
-    assert (stretch.least, stretch.most, stretch.extent) == (32, 47, 40)
-    assert stretch.at(text(40), 47) == text(47)
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    assert (bucket.least, bucket.most, bucket.extent) == (32, 47, 40)
+    assert bucket.at(text(40), 47) == text(47)
 
 
 def test_plans_are_found_by_any_length_of_theirs() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(text(20))
     known.learn(text(40))
-    stretch = known.wanted(text(40))
-    assert stretch is not None
-    known.add(text(40), stretch, 32, 47, b"plan")
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    known.add(text(40), bucket, 32, 47, b"plan")
     assert known.find(text(33)) == b"plan"
     assert known.find(text(48)) is None
     assert known.find(text(33, batch=2)) is None
@@ -96,18 +96,18 @@ def test_plans_are_found_by_any_length_of_theirs() -> None:
 
 
 def test_a_class_without_a_plan_is_not_asked_for_again() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(text(20))
     known.learn(text(40))
-    stretch = known.wanted(text(40))
-    assert stretch is not None
-    known.refuse(text(40), stretch, rigid=False)
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    known.refuse(text(40), bucket, no_bucket=False)
     assert known.wanted(text(33)) is None
     assert known.wanted(text(48)) is not None
     for tokens in (48, 64):
         other = known.wanted(text(tokens))
         assert other is not None
-        known.refuse(text(tokens), other, rigid=False)
+        known.refuse(text(tokens), other, no_bucket=False)
     assert known.wanted(text(100)) is None  # such models have none
 
 
@@ -118,24 +118,24 @@ def test_a_class_that_holds_few_lengths_is_not_asked_for() -> None:
         return [Bind("x", "float32", [1, 3, height, width], None)]
 
     for step, wanted in ((64, False), (2, True)):
-        known = Ranges()
+        known = Buckets()
         small, large = (picture(side * step, (side + 7) * step) for side in (6, 7))  # both sides longer by the same
         known.learn(small)
         known.learn(large)
         assert (known.wanted(large) is not None) == wanted
-    known = Ranges()
+    known = Buckets()
     for tokens in (32, 64, 96):
         known.learn(text(tokens))
     assert known.wanted(text(64)) is not None  # which may be by chance
 
 
 def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(text(20))
     known.learn(text(40))
-    stretch = known.wanted(text(40))
-    assert stretch is not None
-    known.refuse(text(40), stretch, rigid=True)
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    known.refuse(text(40), bucket, no_bucket=True)
     assert known.wanted(text(100)) is None
     known.learn(text(40, batch=2))  # another length: the batch
     other = known.wanted(text(40, batch=3))
@@ -145,7 +145,7 @@ def test_a_length_without_plans_is_not_asked_for_in_other_classes() -> None:
 
 @given(st.integers(2, 1 << 20), st.integers(0, 1 << 20))
 def test_large_classes_hold_the_others(extent: int, nbytes: int) -> None:
-    found, wide = shape_buckets.classes(extent), shape_buckets.wide_class(extent, lambda least, most: (most - least) * nbytes)
+    found, wide = shape_buckets.narrow_bucket(extent), shape_buckets.wide_bucket(extent, lambda least, most: (most - least) * nbytes)
     assert found is not None
     if wide is None:
         assert (found[1] - found[0]) * nbytes > POLICY.wide_bytes / 4
@@ -155,32 +155,32 @@ def test_large_classes_hold_the_others(extent: int, nbytes: int) -> None:
 
 
 def test_a_large_class_is_asked_for_until_there_is_less_than_it() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(text(20))
     known.learn(text(40))
-    stretch = known.wanted(text(40))
-    assert stretch is not None
-    assert stretch.wide == (2, 1023)
-    known.add(text(40), stretch, 32, 47, b"plan")
+    bucket = known.wanted(text(40))
+    assert bucket is not None
+    assert bucket.wide == (2, 1023)
+    known.add(text(40), bucket, 32, 47, b"plan")
     other = known.wanted(text(100))
     assert other is not None
     assert other.wide is None
 
 
 def test_how_large_a_class_is_depends_on_the_cache() -> None:
-    known = Ranges()
+    known = Buckets()
     known.learn(decoder(20))
     known.learn(decoder(21))
     cache = 3 * 64 * 4 + 8
     for past in (2, 40, 1000, 5000, 40000):
-        stretch = known.wanted(decoder(past))
-        assert stretch is not None
-        assert stretch.wide is not None
-        least, most = stretch.wide
+        bucket = known.wanted(decoder(past))
+        assert bucket is not None
+        assert bucket.wide is not None
+        least, most = bucket.wide
         assert (most - least) * cache <= POLICY.wide_bytes
-    stretch = known.wanted(decoder(500000))
-    assert stretch is not None
-    assert stretch.wide is None
+    bucket = known.wanted(decoder(500000))
+    assert bucket is not None
+    assert bucket.wide is None
 
 
 @given(st.integers(0, 60))

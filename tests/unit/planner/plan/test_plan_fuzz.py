@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_plans import GRAPHS, Make, elastic
+from bucketed_plans import GRAPHS, Make, bucketed
 from graphs_by_hand import GraphBuilder
 from guard_pages import guarded
 from small_graphs import (
@@ -145,4 +145,4 @@ def test_changed_plans_do_no_harm(graph: Callable[[GraphBuilder], Any]) -> None:
 
 @pytest.mark.parametrize(("make", "least", "most", "barriers"), GRAPHS, ids=[g[0].__name__ for g in GRAPHS])
 def test_changed_slopes_do_no_harm(make: Make, least: int, most: int, barriers: bool) -> None:
-    harmless(elastic(make, least, most, barriers=barriers))
+    harmless(bucketed(make, least, most, barriers=barriers))

@@ -1,5 +1,5 @@
-"""Elastic plans by hand: a graph's plan at the longest extent, with slopes from the same graph one shorter. What they must give at other
-extents, rigid plans of the graph at those say."""
+"""Plans of shape buckets by hand: a graph's plan at the longest extent, with slopes from the same graph one shorter. What they must give at
+other extents, plans for one extent of the graph say."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def graph_at(make: Make, extent: int) -> Graph:
     return make(GraphBuilder(), extent)
 
 
-def rigid(make: Make, extent: int, seed: int = 1, barriers: bool = False) -> Plan:
+def single(make: Make, extent: int, seed: int = 1, barriers: bool = False) -> Plan:
     options = PlanOptions(grids=random_grids(seed))
     return build_plan(graph_at(make, extent), workers=2, options=options, planning=Experiment(barriers=barriers))
 
 
-def elastic(make: Make, least: int, most: int, seed: int = 1, barriers: bool = False) -> Plan:
+def bucketed(make: Make, least: int, most: int, seed: int = 1, barriers: bool = False) -> Plan:
     """`barriers`: for graphs whose tiles need other tiles at another extent."""
-    plan, shorter, shortest = (rigid(make, most - k, seed, barriers) for k in range(3))
+    plan, shorter, shortest = (single(make, most - k, seed, barriers) for k in range(3))
     assert (plan.ops["kernel"] == shorter.ops["kernel"]).all(), "another extent, other kernels"
     rows: list[tuple[int, int, int, int, int]] = []
     for table, name in (("DIM", "dims"), ("STRIDE", "strides")):
@@ -101,8 +101,8 @@ def feeds_of(graph: Graph, seed: int = 0) -> list[Array]:
 
 
 def expected(make: Make, extent: int, feeds: Sequence[Array]) -> list[bytes]:
-    """By a rigid plan of this extent, with tiles of its own."""
-    got = Runner(rigid(make, extent, seed=7)).run(0, graph_at(make, extent), feeds)
+    """By a plan for one extent of this extent, with tiles of its own."""
+    got = Runner(single(make, extent, seed=7)).run(0, graph_at(make, extent), feeds)
     assert all(np.isfinite(np.frombuffer(y, np.float32)).all() for y in got)
     return got
 

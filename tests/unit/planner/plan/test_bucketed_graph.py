@@ -1,4 +1,4 @@
-"""One plan for a range of lengths gives at each of them, bit for bit, what a plan for that length gives."""
+"""One plan for a shape bucket gives at each of them, bit for bit, what a plan for that length gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_plans import GRAPHS, Make, Runner, elastic, expected, feeds_of, graph_at, keys, places, rigid, tokens
+from bucketed_plans import GRAPHS, Make, Runner, bucketed, expected, feeds_of, graph_at, keys, places, single, tokens
 from graphs_by_hand import GraphBuilder
 
 from aspen_mp.planner.build import build_plan
@@ -26,7 +26,7 @@ def test_every_extent_gives_what_its_own_plan_gives(make: Make, least: int, most
     order = [most, least, *rng.permutation(np.arange(least, most + 1)).tolist(), least, least, most]
     wanted: dict[int, Any] = {}
     for seed in (1, 2):
-        plan = elastic(make, least, most, seed, barriers)
+        plan = bucketed(make, least, most, seed, barriers)
         validate(plan.segment())
         runner = Runner(plan)
         for k, extent in enumerate(order):
@@ -39,20 +39,20 @@ def test_every_extent_gives_what_its_own_plan_gives(make: Make, least: int, most
 
 
 def test_requests_of_other_extents_are_refused() -> None:
-    runner = Runner(elastic(keys, 3, 8)).runner
+    runner = Runner(bucketed(keys, 3, 8)).runner
     for extent in (0, 2, 9, 1 << 31):
         with pytest.raises(PlanError, match=f"extent {extent} is not in 3 … 8"):
             runner.move(extent)
     with pytest.raises(PlanError, match="extent 5 is not in 0 … 0"):
-        Runner(rigid(keys, 5)).runner.move(5)
+        Runner(single(keys, 5)).runner.move(5)
 
 
 def test_a_plan_at_an_extent() -> None:
-    plan = elastic(places, 3, 9, barriers=True)
+    plan = bucketed(places, 3, 9, barriers=True)
     kept = plan.operands.copy(), plan.params.copy(), plan.tiles.copy()
     for extent in range(3, 10):
         operands, params, tiles = extents.at(plan, extent)
-        other = rigid(places, extent)
+        other = single(places, extent)
         for name in ("dims", "strides"):
             assert (operands[name] == other.operands[name]).all()
         assert (params == other.params).all()
@@ -71,7 +71,7 @@ def test_a_plan_at_an_extent() -> None:
 
 def test_tiles_beyond_the_extent_run_no_kernel() -> None:
     """They ask for no scratch either, and write nothing."""
-    plan = elastic(tokens, 1, 9)
+    plan = bucketed(tokens, 1, 9)
     runner = Runner(plan)
     empty = 0
     for extent in (1, 5, 8):
@@ -87,7 +87,7 @@ def test_tiles_beyond_the_extent_run_no_kernel() -> None:
 
 
 def test_a_file_keeps_the_slopes() -> None:
-    plan = elastic(tokens, 2, 7)
+    plan = bucketed(tokens, 2, 7)
     again = plan_file.load(plan_file.dump(plan), {w.key: w.write for w in plan.weights})
     assert (again.least, again.most) == (2, 7)
     assert (again.slopes == plan.slopes).all()
@@ -175,7 +175,7 @@ DANGEROUS: list[tuple[str, Callable[[Plan], None]]] = [
 @pytest.mark.parametrize(("name", "damage"), DANGEROUS, ids=[f"{k}-{n}" for k, (n, _) in enumerate(DANGEROUS)])
 def test_workers_refuse_slopes_that_lead_out_of_memory(name: str, damage: Callable[[Plan], None]) -> None:
     """Whoever has validated the plan or has not."""
-    plan = elastic(tokens, 1, 9)
+    plan = bucketed(tokens, 1, 9)
     damage(plan)
     with pytest.raises(PlanError, match=r"^plan ") as error:
         validate(plan.segment())
@@ -233,7 +233,7 @@ WRONG: list[tuple[str, Callable[[Plan], None]]] = [
 
 @pytest.mark.parametrize(("name", "damage"), WRONG, ids=[f"{k}-{n}" for k, (n, _) in enumerate(WRONG)])
 def test_wrong_slopes_are_refused(name: str, damage: Callable[[Plan], None]) -> None:
-    plan = elastic(tokens, 1, 9)
+    plan = bucketed(tokens, 1, 9)
     damage(plan)
     with pytest.raises(PlanError, match=r"^plan ") as error:
         validate(plan.segment())
@@ -246,7 +246,7 @@ def test_opaque_operators_are_of_one_shape() -> None:
     plan = build_plan(b.graph(b.node("OPAQUE", [b.unary(x)], (2, 3), model=b"model")), workers=2)
     validate(plan.segment())
     plan.least = plan.most = 1
-    with pytest.raises(PlanError, match="OPAQUE, but an elastic plan has none"):
+    with pytest.raises(PlanError, match="OPAQUE, but the plan of a shape bucket has none"):
         validate(plan.segment())
 
 
@@ -264,7 +264,7 @@ def reach(operands: Any) -> tuple[Any, Any]:
 def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
     """They look at the two ends alone: whatever operands and slopes are, nothing between the two reaches further."""
     rng = np.random.default_rng(5)
-    base = elastic(places, 5, 9, barriers=True)
+    base = bucketed(places, 5, 9, barriers=True)
     sizes = {SPACES[space]: int(base.header()[name]) for space, name in (("ARENA", "arena_bytes"), ("REQUEST", "request_bytes"))}
     written = base.ops["operand"][base.ops["n_outputs"] > 0]
     inputs = np.setdiff1d(np.flatnonzero(base.operands["space"] <= SPACES["REQUEST"]), written)
@@ -297,7 +297,7 @@ def test_what_workers_accept_stays_in_memory_at_every_extent() -> None:
 
 def test_strides_that_change_go_upwards() -> None:
     """Times a dimension that changes too, others would lead further down between the ends than at them."""
-    plan = elastic(places, 5, 9, barriers=True)
+    plan = bucketed(places, 5, 9, barriers=True)
     at = int(np.flatnonzero(plan.operands["strides"][:, 0] < 0)[0])
     slope("STRIDE", AXES * at, 1)(plan)
     with pytest.raises(PlanError, match="the number would be -10 at extent 5"):

@@ -1,4 +1,4 @@
-"""Plans for a range of one length: what of a plan changes with it, and that nothing else does.
+"""A graph at the extents of a shape bucket: what of its plan changes with the extent, and that nothing else does.
 
 Texts have any number of tokens, and a cache of keys one more at every step; to plan takes longer than to run. So one plan serves all
 *extents* of such a length from `least` to `most`: it is planned for `most`, and says how its numbers change with the extent (*slopes*).
@@ -7,8 +7,8 @@ Tiles, their edges and the memory plan are those of `most`; at a smaller extent 
 Nothing in the planner computes with unknown lengths. The model is lowered for a few extents, the ends of the range and neighbours among
 them, and what comes out is compared: the same nodes over the same tensors, numbers that grow by the same step throughout (or at every
 other extent: pairs of rows), constants that are the beginnings of those for `most`, or integers that grow evenly, too (places of tokens: a
-row of them for each extent). Where that does not hold the graph is `Rigid`, and has a plan for each length. Edges that another extent needs
-and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
+row of them for each extent). Where that does not hold the bucket has no plan (`NoBucket`), and each length has one. Edges that another
+extent needs and `most` does not (rows counted from the end) become edges between all tiles of both nodes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Ints = npt.NDArray[np.int64]
 RANK = LIMITS["rank"]
 
 
-class Rigid(Exception):
-    """The graph has no plan for a range of lengths; the text says why, for people who look for the reason. `elsewhere`: it may have one for
-    a part of the range."""
+class NoBucket(Exception):
+    """The graph has no plan for a shape bucket; the text says why, for people who look for the reason. `elsewhere`: it may have one for a
+    part of the bucket."""
 
     def __init__(self, why: str, *, elsewhere: bool = True) -> None:
         super().__init__(why)
@@ -43,8 +43,9 @@ class Rigid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A range of a length. `per`: how much longer each axis of an input is where the extent is one more, by the input's name."""
+class ShapeBucket:
+    """A range of extents of one length. `per`: how much longer each axis of an input is where the extent is one more, by the input's
+    name."""
 
     least: int
     most: int
@@ -82,7 +83,7 @@ class Steps:
 
     @classmethod
     def of(cls, found: Mapping[int, Ints], what: str) -> Steps:
-        """Given the numbers at some extents, two neighbours at the end among them. Raises Rigid."""
+        """Given the numbers at some extents, two neighbours at the end among them. Raises NoBucket."""
         most, least = max(found), min(found)
         last = found[most] - found[max(most - 1, least)]
         zero = np.zeros_like(last)
@@ -94,7 +95,7 @@ class Steps:
             wrong = steps.at(found[most], most - extent) != values
             if wrong.any():
                 numbers = [int(v[wrong][0]) for v in found.values()]
-                raise Rigid(f"{what} does not grow evenly: {numbers} at {list(found)}", elsewhere=False)
+                raise NoBucket(f"{what} does not grow evenly: {numbers} at {list(found)}", elsewhere=False)
         return steps
 
     def at(self, at_most: Ints, less: int) -> Ints:
@@ -102,12 +103,12 @@ class Steps:
         return np.asarray(at_most - self.per * ((less + self.rest) // self.every))
 
 
-class Elastic:
+class BucketedGraph:
     """The same graph at several extents: `add` each, then `compare`. `slopes`: of the plan's numbers, as `shm/protocol/layout.h` has them.
     `shapes`: how those of its inputs and outputs change, in their order."""
 
-    def __init__(self, stretch: Stretch, most: Storage) -> None:
-        self.stretch = stretch
+    def __init__(self, bucket: ShapeBucket, most: Storage) -> None:
+        self.bucket = bucket
         self.storages: dict[int, Storage] = {}
         self.slopes = np.zeros(0, SLOPE)
         self.shapes: tuple[list[Steps], list[Steps]] = [], []
@@ -116,16 +117,16 @@ class Elastic:
         self._rows: dict[int, int] = {}
 
     def add(self, extent: int, storage: Storage) -> None:
-        """The graph at another extent, `most` first. Raises Rigid where it is another one."""
+        """The graph at another extent, `most` first. Raises NoBucket where it is another one."""
         self._twins[extent] = alike(self._most, storage)
         self.storages[extent] = storage
 
     def mostly_the_same(self) -> None:
-        """Raises Rigid where much of the graph has the length in it, or much more memory is needed where it is longest."""
-        _mostly_the_same(self._most, self.storages[self.stretch.least])
+        """Raises NoBucket where much of the graph has the length in it, or much more memory is needed where it is longest."""
+        _mostly_the_same(self._most, self.storages[self.bucket.least])
 
     def compare(self) -> None:
-        """Raises Rigid where numbers or constants do not follow from the extent."""
+        """Raises NoBucket where numbers or constants do not follow from the extent."""
         for buffer in self._most.constants:
             if buffer.space == PLAN:
                 self._table(buffer)
@@ -139,13 +140,13 @@ class Elastic:
         if len(consts) < len(self.storages) or any(c is None or c.dtype.kind not in "iu" for c in consts.values()):
             return
         values = {extent: np.ascontiguousarray(c.value()) for extent, c in consts.items() if c is not None}
-        large = values[self.stretch.most]
+        large = values[self.bucket.most]
         if any(v.shape != large.shape for v in values.values()) or all(np.array_equal(v, large) for v in values.values()):
             return
         steps = Steps.of({extent: v.astype(np.int64) for extent, v in values.items()}, f"{buffer.name!r}")
-        least, most = self.stretch.least, self.stretch.most
+        least, most = self.bucket.least, self.bucket.most
         if (most - least + 1) * large.nbytes > POLICY.most_table_bytes:
-            raise Rigid(f"{buffer.name!r} has other values at another length")
+            raise NoBucket(f"{buffer.name!r} has other values at another length")
         table = np.stack([steps.at(large.astype(np.int64), most - extent) for extent in range(least, most + 1)]).astype(large.dtype)
         buffer.const, buffer.nbytes = Tensor(buffer.name, table.shape, table.dtype, data=table), table.nbytes
         self._rows[id(buffer)] = large.size
@@ -168,7 +169,7 @@ class Elastic:
                 assert twin is not None
                 if ref.buffer.space == PLAN:
                     there = most.refs[twin]
-                    back = (self.stretch.most - extent) * self._rows.get(id(there.buffer), 0)
+                    back = (self.bucket.most - extent) * self._rows.get(id(there.buffer), 0)
                     ref = _begins(x, ref, twin, Ref(there.buffer, there.offset - back, there.strides))
                 shape, strides = seen(node, i, x, ref.strides)
                 rows.append(_row(shape, Ref(ref.buffer, ref.offset, strides), x))
@@ -181,13 +182,13 @@ class Elastic:
 
     def _slopes(self, numbers: Mapping[int, _Numbers]) -> npt.NDArray[np.void]:
         rows = []
-        fixed = numbers[self.stretch.most].fixed
+        fixed = numbers[self.bucket.most].fixed
         for table, name in (("dims", "DIM"), ("strides", "STRIDE"), ("offsets", "OFFSET"), ("params", "PARAM")):
             steps = Steps.of({extent: getattr(n, table) for extent, n in numbers.items()}, f"one of the {table}")
             if table != "params" and (steps.per < 0).any():
-                raise Rigid(f"{table} of an operand grow where the length shrinks")
+                raise NoBucket(f"{table} of an operand grow where the length shrinks")
             if table in {"strides", "offsets"} and steps.per[fixed].any():
-                raise Rigid(f"{table} of a weight change")
+                raise NoBucket(f"{table} of a weight change")
             per = steps.per.reshape(-1)
             some = np.flatnonzero(per)
             found = np.zeros(len(some), SLOPE)
@@ -215,9 +216,9 @@ class Elastic:
         What a tile reads of another node's tiles is a range of them along each axis, whose ends go one way as the extent grows: what holds
         at the ends of the range (and between them, to be sure) holds throughout.
         """
-        most = EdgeBuilder(self.storages[self.stretch.most]).cells(grids)
+        most = EdgeBuilder(self.storages[self.bucket.most]).cells(grids)
         missing: set[tuple[int, int]] = set()
-        for extent in {self.stretch.least, (self.stretch.least + self.stretch.most) // 2} - {self.stretch.most}:
+        for extent in {self.bucket.least, (self.bucket.least + self.bucket.most) // 2} - {self.bucket.most}:
             there = EdgeBuilder(self.storages[extent]).cells(self.grids(extent, grids))
             for k, (large, small) in enumerate(zip(most, there, strict=True)):
                 missing.update((source, k) for source in _uncovered(large, small, grids[k].n))
@@ -250,50 +251,50 @@ def _uncovered(large: Sequence[Cells], small: Sequence[Cells], tiles: int) -> se
 
 
 def alike(most: Storage, other: Storage) -> dict[int, Buffer]:
-    """The buffers of the second for those of the first, by their ids. Raises Rigid unless two graphs have the same nodes over the same
+    """The buffers of the second for those of the first, by their ids. Raises NoBucket unless two graphs have the same nodes over the same
     tensors in the same buffers."""
     if len(most.steps) != len(other.steps):
-        raise Rigid(f"{len(most.steps)} kernels at one length, {len(other.steps)} at another")
+        raise NoBucket(f"{len(most.steps)} kernels at one length, {len(other.steps)} at another")
     numbers: tuple[dict[int, int], dict[int, int]] = ({}, {})
     buffers: dict[int, Buffer] = {}
     taken: dict[int, int] = {}
     for a, b in zip(most.steps, other.steps, strict=True):
         if a.op == OPAQUE:
-            raise Rigid(f"{a.onnx_op} {a.name!r} runs in Python", elsewhere=False)
+            raise NoBucket(f"{a.onnx_op} {a.name!r} runs in Python", elsewhere=False)
         if a.op != b.op or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs) or a.batch_slice != b.batch_slice:
-            raise Rigid(f"{a.op} {a.name!r} at one length, {b.op} {b.name!r} at another")
+            raise NoBucket(f"{a.op} {a.name!r} at one length, {b.op} {b.name!r} at another")
         for x, y in zip([*a.outputs, *a.inputs], [*b.outputs, *b.inputs], strict=True):
             if (x is None) != (y is None):
-                raise Rigid(f"{a.op} {a.name!r} reads other values at another length")
+                raise NoBucket(f"{a.op} {a.name!r} reads other values at another length")
             if x is None or y is None:
                 continue
             if numbers[0].setdefault(id(x), len(numbers[0])) != numbers[1].setdefault(id(y), len(numbers[1])):
-                raise Rigid(f"{a.op} {a.name!r} reads other values at another length")
+                raise NoBucket(f"{a.op} {a.name!r} reads other values at another length")
             if x.dtype != y.dtype or len(x.shape) != len(y.shape) or x.weight_key != y.weight_key:
-                raise Rigid(f"{x.name!r} is another value at another length")
+                raise NoBucket(f"{x.name!r} is another value at another length")
             one, two = most.refs[x].buffer, other.refs[y].buffer
             if buffers.setdefault(id(one), two) is not two or taken.setdefault(id(two), id(one)) != id(one) or one.space != two.space:
-                raise Rigid(f"{x.name!r} lies elsewhere at another length")
+                raise NoBucket(f"{x.name!r} lies elsewhere at another length")
             if two.nbytes > one.nbytes:
-                raise Rigid(f"{x.name!r} takes more memory at a smaller length")
+                raise NoBucket(f"{x.name!r} takes more memory at a smaller length")
     for these, those in ((most.inputs, other.inputs), (most.outputs, other.outputs)):
         if [name for name, _ in these] != [name for name, _ in those]:
-            raise Rigid("inputs and outputs are others at another length")
+            raise NoBucket("inputs and outputs are others at another length")
         if any(numbers[0].get(id(x), -1) != numbers[1].get(id(y), -1) for (_, x), (_, y) in zip(these, those, strict=True)):
-            raise Rigid("outputs are others at another length")
+            raise NoBucket("outputs are others at another length")
     return buffers
 
 
 def _mostly_the_same(most: Storage, least: Storage) -> None:
-    """Raises Rigid where much of a graph's time at the shortest length is taken by what has the length in it, or where it takes much more
-    memory at the longest."""
+    """Raises NoBucket where much of a graph's time at the shortest length is taken by what has the length in it, or where it takes much
+    more memory at the longest."""
     costs = [(tile_cost.whole_ns(a), tile_cost.whole_ns(b)) for a, b in zip(least.steps, most.steps, strict=True)]
     whole, moved = sum(short for short, _ in costs), sum(short for short, long in costs if long > short)
     if moved > POLICY.moved_share * whole:
-        raise Rigid(f"of {whole * 1e-6:.2f} ms at one length {moved * 1e-6:.2f} are more at another")
+        raise NoBucket(f"of {whole * 1e-6:.2f} ms at one length {moved * 1e-6:.2f} are more at another")
     large, small = (sum(buffer.nbytes for buffer in _buffers(storage)) for storage in (most, least))
     if large - small > POLICY.more_bytes:
-        raise Rigid(f"takes {large} bytes at one length, {small} at another")
+        raise NoBucket(f"takes {large} bytes at one length, {small} at another")
 
 
 def _buffers(storage: Storage) -> set[Buffer]:
@@ -307,9 +308,9 @@ def _row(shape: Sequence[int], ref: Ref, t: Tensor) -> tuple[tuple[int, ...], tu
 def _begins(x: Tensor, ref: Ref, twin: Tensor, at_most: Ref) -> Ref:
     """Where a constant is read: in that for `most`, if it is its beginning along every axis."""
     if any(a > b for a, b in zip(x.shape, twin.shape, strict=True)):
-        raise Rigid(f"constant {x.name!r} is larger at a smaller length")
+        raise NoBucket(f"constant {x.name!r} is larger at a smaller length")
     if ref != at_most and not _same(_elements(ref, x), _elements(at_most, x)):
-        raise Rigid(f"constant {x.name!r} has other values at another length")
+        raise NoBucket(f"constant {x.name!r} has other values at another length")
     return Ref(ref.buffer, at_most.offset, at_most.strides)
 
 

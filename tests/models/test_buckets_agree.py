@@ -1,4 +1,4 @@
-"""Plans for a range of a length give at every length the bits of a plan for that length alone: tile by tile, in any legal order, on memory
+"""Plans for a shape bucket give at every length the bits of a plan for that length alone: tile by tile, in any legal order, on memory
 full of NaN."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from aspen_mp.bench import models
 from aspen_mp.planner import api
-from aspen_mp.planner.plan.elastic import Rigid, Stretch
+from aspen_mp.planner.plan.bucketed_graph import NoBucket, ShapeBucket
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.workers._dse import PlanRunner
 
@@ -88,17 +88,17 @@ def check(
     def bound(extent: int) -> dict[str, api.Binding]:
         return {name: api.Binding(dtypes[name], shape, None) for name, shape in shapes(extent).items()}
 
-    found = api.plan_range(opened, bound(most), Stretch(least, most, per), workers=workers, options=options)
+    found = api.plan_bucket(opened, bound(most), ShapeBucket(least, most, per), workers=workers, options=options)
     assert found.plan is not None
     store = WeightStore()
-    elastic = Runs(found.plan, store)
+    bucketed = Runs(found.plan, store)
     for k, extent in enumerate(extents):
         alone = api.plan_stage(opened, [bound(extent)], workers=workers, options=options).plan
         assert alone is not None
         feeds = feeds_of(shapes(extent), dtypes, extent)
         sizes = [info.shape for info in alone.outputs]
         want = Runs(alone, store).run(feeds, sizes, "fifo")
-        got = elastic.run(feeds, sizes, ORDERS[k % 3], extent)
+        got = bucketed.run(feeds, sizes, ORDERS[k % 3], extent)
         for info, y, w in zip(alone.outputs, got, want, strict=True):
             assert np.array_equal(y, w, equal_nan=False), f"{model.graph.name}: {info.name!r} at {extent} of {least} … {most}"
 
@@ -231,11 +231,11 @@ def test_images_are_not_computed_by_pixels_that_are_not_there() -> None:
     (x,) = model.graph.input
     for dim in x.type.tensor_type.shape.dim[2:]:
         dim.dim_param = "side"
-    with pytest.raises(Rigid):
-        api.plan_range(
+    with pytest.raises(NoBucket):
+        api.plan_bucket(
             model,
             {x.name: api.Binding(np.dtype(np.float32), (1, 3, 95, 95), None)},
-            Stretch(64, 95, {x.name: (0, 0, 1, 1)}),
+            ShapeBucket(64, 95, {x.name: (0, 0, 1, 1)}),
             workers=2,
         )
 
@@ -265,10 +265,10 @@ def test_large_classes_are_for_what_hardly_has_the_length(width: int, cached: in
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     bound = {"x": api.Binding(np.dtype(np.float32), (1, width), None), "cache": api.Binding(np.dtype(np.float32), (cached, 1023), None)}
-    stretch = Stretch(128, 1023, {"x": (0, 0), "cache": (0, 1)})
-    assert api.plan_range(model, bound, stretch, workers=2).plan is not None
+    bucket = ShapeBucket(128, 1023, {"x": (0, 0), "cache": (0, 1)})
+    assert api.plan_bucket(model, bound, bucket, workers=2).plan is not None
     if one_for_all:
-        assert api.plan_range(model, bound, stretch, workers=2, even=True).plan is not None
+        assert api.plan_bucket(model, bound, bucket, workers=2, even=True).plan is not None
     else:
-        with pytest.raises(Rigid):
-            api.plan_range(model, bound, stretch, workers=2, even=True)
+        with pytest.raises(NoBucket):
+            api.plan_bucket(model, bound, bucket, workers=2, even=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_plans import elastic, expected, feeds_of, graph_at, keys, outputs_of, places
+from bucketed_plans import bucketed, expected, feeds_of, graph_at, keys, outputs_of, places
 from harness import Client, Machine
 from synthetic import Synthetic, random_plan
 
@@ -60,7 +60,7 @@ def test_every_request_has_its_own_extent(make: Any, workers: int) -> None:
     with Machine(4) as machine:
         for row in range(workers):
             machine.start(row)
-        asking = Asking(machine, make, elastic(make, LEAST, MOST, barriers=True), 2, 6)
+        asking = Asking(machine, make, bucketed(make, LEAST, MOST, barriers=True), 2, 6)
         for k in range(300):
             if k >= 6:
                 asking.check(k % 6)
@@ -70,7 +70,7 @@ def test_every_request_has_its_own_extent(make: Any, workers: int) -> None:
 
 
 def test_other_extents_are_refused_and_cost_nobody_anything() -> None:
-    plan = elastic(keys, LEAST, MOST)
+    plan = bucketed(keys, LEAST, MOST)
     with Machine(3) as machine:
         for row in range(2):
             machine.start(row)
@@ -86,7 +86,7 @@ def test_other_extents_are_refused_and_cost_nobody_anything() -> None:
                 assert asking.client.wait(ticket).error == ERRORS["BAD_EXTENT"], f"extent {extent}"
             for extent, error in ((0, 0), (1, ERRORS["BAD_EXTENT"]), (1 << 31, ERRORS["BAD_EXTENT"])):
                 ticket = client.channel.submit(*ids, client.index, client.put(other, 0, x), 1, extent)
-                assert client.wait(ticket).error == error, "a rigid plan's requests have none"
+                assert client.wait(ticket).error == error, "a plan for one extent's requests have none"
             assert (client.get(other, 0) == other.reference(x)).all()
             for k in range(4):
                 asking.check(k)
@@ -102,7 +102,7 @@ def test_an_extent_that_changes_after_the_claim_changes_nothing() -> None:
     with Machine(3) as machine:
         for row in range(2):
             machine.start(row)
-        asking = Asking(machine, keys, elastic(keys, LEAST, MOST), 2, 2)
+        asking = Asking(machine, keys, bucketed(keys, LEAST, MOST), 2, 2)
         words = np.frombuffer(asking.client.segment.buf, np.uint32)
         for turn in range(200):
             for k in range(2):
@@ -140,7 +140,7 @@ def test_a_request_keeps_its_extent_whoever_dies() -> None:
     with Machine(2) as machine:
         for row in range(2):
             machine.start(row)
-        asking = Asking(machine, places, elastic(places, LEAST, most, barriers=True), 3, 6)
+        asking = Asking(machine, places, bucketed(places, LEAST, most, barriers=True), 3, 6)
         rng = np.random.default_rng(8)
         met = turn = 0
         while turn < 30 or met < 3:  # whether it meets a request is chance
@@ -161,7 +161,7 @@ def test_a_request_keeps_its_extent_whoever_dies() -> None:
 
 def test_short_requests_say_nothing_of_how_fast_a_core_is() -> None:
     """What the plan expects is of whole tiles."""
-    plan = elastic(keys, LEAST, MOST)
+    plan = bucketed(keys, LEAST, MOST)
     plan.ops["cost_ns"] = 2e6  # each tile is a look
     with Machine(1) as machine:
         machine.start(0)
