@@ -30,13 +30,12 @@ from aspen_mp.planner.plan.explain import op_infos
 from aspen_mp.planner.plan.memory import assign_offsets, order_recycling, tenants
 from aspen_mp.planner.plan.plan import Costs, Plan, TensorInfo, WeightItem, arena_layout
 from aspen_mp.planner.plan.validate import LONGEST_AXIS, MAX_SEGMENT
-from aspen_mp.planner.simulation.simulate import of_plan, simulate
 from aspen_mp.planner.tiling.batch_splitting import in_slices
 from aspen_mp.planner.tiling.edges import EdgeBuilder, TileGraph, barriers
 from aspen_mp.planner.tiling.joins import Edges, finish
 from aspen_mp.planner.tiling.policy import choose_grids
 from aspen_mp.planner.tiling.priority import critical_first, depths_and_ranks
-from aspen_mp.planner.tiling.search import Found, latency, search, unlike
+from aspen_mp.planner.tiling.search import Found, latency, search
 from aspen_mp.shm.errors import ResourceLimitError, UnsupportedModelError
 from aspen_mp.shm.tables import CODE_BY_NUMPY, DTYPES, KERNELS, LIMITS, OP, OPERAND, SPACES, TILE
 
@@ -98,31 +97,21 @@ def build_plan(
         tiles = sum(grid.n for grid in found.grids)
         options.sized(arena_layout(tiles + tiles // 4, activation_bytes)["arena_bytes"])  # some are JOINs
 
-    def plan(found: Found, *, between: bool = False) -> Plan:
-        grids = found.grids
-        edge_builder = EdgeBuilder(storage, kinds(storage))
-        tile_graph = barriers(grids) if between else edge_builder.graph(grids)
-        if bucketed is not None and not between:
-            bucketed.cover(tile_graph, grids)
-        parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
-        origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
-        edges = finish(parents, children, tile_graph.op_tiles, origin)
-        noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
-
-        def flow() -> Flow:
-            return edge_builder.wiring(grids).flow
-
-        return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
-
-    built = plan(found)
-    if found.steps and not unlike(machine):  # on unlike cores the search judges more than one speed
-        # It knows nothing of memory that is used again, for which tiles of small networks may wait longer than they gain.
-        start = replace(found, grids=choose_grids(storage, len(machine)), critical=False, best_ns=found.start_ns, steps=0)
-        other = plan(start)
-        if simulate(of_plan(other), machine).latency_ns < simulate(of_plan(built), machine).latency_ns:
-            found, built = start, other
+    grids, between = found.grids, planning.barriers
+    edge_builder = EdgeBuilder(storage, kinds(storage))
+    tile_graph = barriers(grids) if between else edge_builder.graph(grids)
+    if bucketed is not None and not between:
+        bucketed.cover(tile_graph, grids)
+    parents, children = tile_graph.edges() if between else order_recycling(tile_graph, lives, len(storage.steps))
+    origin = np.array([tile_graph.base[k + 1] - 1 for k in tile_graph.join_step], np.int64)
+    edges = finish(parents, children, tile_graph.op_tiles, origin)
     # With barriers the tiles are the same as without, and what was predicted is not of this plan: see `Experiment`.
-    return plan(found, between=True) if planning.barriers else built
+    noted = replace(options, metadata={**options.metadata, **({} if between else _noted(found))})
+
+    def flow() -> Flow:
+        return edge_builder.wiring(grids).flow
+
+    return _Writer(graph, storage, grids, tile_graph, edges, flow, activation_bytes, len(machine), found.critical, noted).plan(bucketed)
 
 
 def _tiled(graph: Graph, storage: Storage, machine: Machine, planning: Experiment, slices: bool) -> tuple[Storage, Found]:
