@@ -104,6 +104,12 @@ def _conv_flops(node: Node) -> float:
     return float(2.0 * node.output.size * (a.shape[1] // node.attrs["groups"]) * planes(node) * int(prod(node.attrs["kernel"])))
 
 
+def _one_group_flops(node: Node) -> float:
+    """Of kernels that know no groups."""
+    a = node.inputs[0]
+    return 2.0 * node.output.size * a.shape[1] * int(prod(node.attrs["kernel"])) if a is not None else 0.0
+
+
 def _winograd_flops(node: Node) -> float:
     a, blocks = node.inputs[0], blocks_of(node)
     products = winograd_blocks(node.output.shape, blocks) * blocks.products * node.output.shape[1]
@@ -443,7 +449,7 @@ SPECS = (
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
-        cost=Cost(_conv_flops, tiles=TileModel.CONVOLUTION, item=1, residual_ns=RESIDUAL_NS, input_ns=COPIED_NS, hides=True),
+        cost=Cost(_one_group_flops, tiles=TileModel.CONVOLUTION, item=1, residual_ns=RESIDUAL_NS, input_ns=COPIED_NS, hides=True),
     ),
     OpSpec(
         name="BCONV",
@@ -462,7 +468,7 @@ SPECS = (
         kind=Kind.WINDOWED,
         layout=Layout.CHANNELS_LAST,
         batch_rank=1,
-        cost=Cost(_conv_flops, tiles=TileModel.CONVOLUTION, item=2, residual_ns=RESIDUAL_NS, input_ns=ROUNDED_NS, hides=True),
+        cost=Cost(_one_group_flops, tiles=TileModel.CONVOLUTION, item=2, residual_ns=RESIDUAL_NS, input_ns=ROUNDED_NS, hides=True),
     ),
     OpSpec(
         name="WINO",
