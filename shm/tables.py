@@ -11,6 +11,8 @@ from aspen_mp.shm.bindings import _tables
 LAYOUT_HASH: int = _tables.LAYOUT_HASH
 LIMITS: dict[str, int] = _tables.LIMITS
 ROLES: dict[str, int] = _tables.ROLES
+NUMBERS: dict[str, int] = _tables.NUMBERS
+"""Of numbers.h."""
 SPACES: dict[str, int] = _tables.SPACES
 UNARY: dict[str, int] = _tables.UNARY
 BINARY: dict[str, int] = _tables.BINARY

@@ -123,9 +123,6 @@ static inline void aspen_dse_complete(struct aspen_dse *d, uint32_t instance, ui
 
 #define ASPEN_PACE_NS 1e6 /* of expected kernel time: so often a DSE looks how fast its core is */
 #define ASPEN_PACE_NEW 0.1 /* share of the latest look in a pace; with more of it, what a slow core leaves changes with every disturbance */
-#define ASPEN_SLOWER 1.25 /* cores that differ by less are alike: estimates of tiles are no better */
-#define ASPEN_UNDERWAY 0.5 /* of a tile, what a faster core has still to do of the one that it runs, on average */
-#define ASPEN_PATIENCE 4 /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
 
 /* Which queue share, of a layer's tiles, is this worker's: shares lie in the order of the rows, and are as large as their cores are fast. */
 static inline void aspen_dse_share(struct aspen_dse *d, double pace) {

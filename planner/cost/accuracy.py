@@ -24,6 +24,7 @@ import numpy.typing as npt
 from aspen_mp.planner.ir.graph import Graph, Tensor
 from aspen_mp.planner.job.options import Accuracy
 from aspen_mp.planner.ops.packing.winograd import Axis, axes
+from aspen_mp.shm.tables import NUMBERS
 
 LEVELS: Final[dict[Accuracy, float]] = {"strict": 1.5, "default": 4.0, "fast": float("inf")}
 """The largest factor of a layer."""
@@ -33,8 +34,8 @@ LIKENESS: Final[dict[Accuracy, tuple[float, ...]]] = {"strict": (0.0, 0.5, 0.9),
 """For which inputs a level bounds the factor: noise, activations, smooth pictures. The worst of them counts."""
 SEVENS = 1.75
 """The factor of Strassen's seven products: in two of four quadrants the terms of an element have three times the variance."""
-PART = 256
-"""Terms of a product that WINO sums at a time (winograd_products.h)."""
+PART = NUMBERS["WINO_PART"]
+"""Terms of a product that WINO sums at a time."""
 ROUNDING = 0.42 * 2.0**-24
 """Root mean square of the relative error of one rounding to f32: uniform within half a unit, mantissas logarithmic."""
 MARGIN: Final = 1.2

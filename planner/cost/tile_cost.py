@@ -25,6 +25,7 @@ from aspen_mp.planner.ops.products import by_sevens
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_gates, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
 from aspen_mp.planner.ops.table import SPECS, is_packed
+from aspen_mp.shm.tables import NUMBERS
 
 ROWS = 8
 """Rows that the matrix kernels take at a time, roughly; fewer use the vectors less well."""
@@ -45,10 +46,12 @@ TRANSFORM_IN_NS, TRANSFORM_OUT_NS = 0.04, 0.056
 """Transforms of WINO, for each product and axis: of a channel of input, of a channel of output."""
 WEIGHTS_CACHED = 1.5
 """So much larger than activations may weights be that stay in the last-level cache."""
-FEW_WEIGHTS = 4 << 20
 LINE = 16
-CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = 600 << 10, 1008, 4 << 20, 64, 16
-"""How many blocks WINO transforms at a time: the constants of winograd.c, and floats of a cache line."""
+"""Floats of a cache line."""
+FEW_WEIGHTS, CHUNK_BYTES, CHUNK_PRODUCTS, LARGE_BYTES, LARGE_MOST, CHUNK_LEAST = (
+    NUMBERS[f"WINO_{name}"] for name in ("FEW_WEIGHTS", "CHUNK_BYTES", "CHUNK_PRODUCTS", "LARGE_BYTES", "LARGE_MOST", "LEAST")
+)
+"""How many blocks WINO transforms at a time."""
 
 OWN_CACHE = 3 << 19
 """Bytes of recurrent weights that a core keeps beside what else a step touches, and their rate; products of LSTM, GRU and RNN beside those

@@ -12,6 +12,7 @@ from aspen_mp.planner.ops.call import BOOL, F32, LIMIT, Call, in_range, need, sh
 from aspen_mp.planner.ops.packing import PANEL
 from aspen_mp.planner.ops.params import choice, integer, real, reserved
 from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, Seen, TileModel
+from aspen_mp.shm.tables import NUMBERS
 
 GUARDS = {"none": 0, "nan": 1, "unseen": 2}
 
@@ -19,9 +20,9 @@ SCORE_NS = 0.5
 """A score of ATTENTION besides its multiply-adds: mask, maximum, exponential, sum."""
 PACK_NS = 0.7
 """An element of K or V that ATTENTION moves to scratch memory."""
-FEW_QUERIES, PACK_FEW_NS = 24, 0.1
+FEW_QUERIES, PACK_FEW_NS = NUMBERS["PACK_ROWS"], 0.1
 """Of fewer rows V is read in place, and there is hardly more to packing than moving elements of K."""
-KEYS = 512
+KEYS = NUMBERS["KEYS"]
 """Keys that ATTENTION takes at a time."""
 
 

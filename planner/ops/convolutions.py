@@ -29,6 +29,7 @@ from aspen_mp.planner.ops.products import (
     pairs,
 )
 from aspen_mp.planner.ops.spec import Cost, Input, Kind, Layout, OpSpec, Seen, TileModel, each
+from aspen_mp.shm.tables import NUMBERS
 
 POOL_MODES = {"max": 0, "average": 1}
 
@@ -255,7 +256,7 @@ WIDEST_WINDOW = 64
 """Rows and columns that a window of PWDW may span or move by: it keeps so many in scratch memory."""
 MOST_COPIED = 1 << 34
 """Bytes of scratch memory that QCONV and BCONV take for an image, by far: numbers of bytes stay numbers."""
-MOST_ROWS = 14
+MOST_ROWS = NUMBERS["MAX_ROWS"]
 """Pixels of a line that BCONV takes together, and copies at least."""
 
 

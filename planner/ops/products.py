@@ -32,10 +32,10 @@ from aspen_mp.planner.ops.packing.bf16 import packed_shape as packed_pairs
 from aspen_mp.planner.ops.packing.low_bit import packed_shape, whole_groups
 from aspen_mp.planner.ops.params import Param, activation, choice, integer, noted, real, reserved
 from aspen_mp.planner.ops.spec import PLAIN_NS, Cost, Input, Kind, OpSpec, Seen, TileModel, each
-from aspen_mp.shm.tables import UNARY
+from aspen_mp.shm.tables import NUMBERS, UNARY
 
 TERMS = {"product": 0, "square": 1, "absolute": 2}
-BYTES_GROUP, BYTES_HEADER = 4, 3
+BYTES_GROUP, BYTES_HEADER = NUMBERS["BYTES_GROUP"], NUMBERS["BYTES_HEADER"]
 """Terms of a column that lie side by side in packed bytes; groups in front of each panel: the columns' sums, zero points and constants."""
 
 
@@ -56,18 +56,18 @@ def left_factors(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape[:-2], -(-shape[-2] // 2), 7 * 16 * (shape[-1] // 2 // 16 + 1 | 1))
 
 
-SEVEN_PART = 192
+SEVEN_PART = NUMBERS["SEVEN_PART"]
 """Terms of a half, at most, that Strassen's products take at a time."""
 
 
 def seven_scratch(terms: int, halves: bool = False) -> int:
-    """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what 128
+    """Bytes that GEMM takes for Strassen's products: right factors of a part of the terms, and where there are several parts, what some
     pairs of rows have so far. With weights of 16 bits (`halves`) QNBITGEMM takes those of a part as floats, too, and those of a panel."""
     half = terms // 2
     parts = max(-(-half // SEVEN_PART), 1)
     longest = half if parts == 1 else -(-half // (16 * parts)) * 16
     floats = 4 * longest + terms if halves else 0
-    return 4 * 32 * (5 * longest + (7 * 128 if parts > 1 else 0) + floats)
+    return 4 * 32 * (5 * longest + (7 * NUMBERS["SEVEN_PAIRS"] if parts > 1 else 0) + floats)
 
 
 RESIDUAL_NS = 0.18

@@ -9,6 +9,7 @@ from aspen_mp.planner.ops.boxes import Boxes, Region, whole
 from aspen_mp.planner.ops.call import LIMIT, Call, Check, all_f32, in_range, need, ranked, shaped
 from aspen_mp.planner.ops.params import Param, choice, integer, noted, reserved
 from aspen_mp.planner.ops.spec import Cost, Input, OpSpec, TileModel, each
+from aspen_mp.shm.tables import NUMBERS
 
 GRU_FORMS = {"reset first": 0, "reset last": 1, "gates": 2, "output": 3}
 """Without and with linear_before_reset; a step of the first in two halves."""
@@ -30,7 +31,7 @@ def _flops(node: Node) -> float:
     return 2.0 * recurrent_steps(node) * node.output.shape[2] * node.output.shape[3] ** 2 * recurrent_gates(node)
 
 
-UNITS = 16
+UNITS = NUMBERS["UNITS"]
 """Of a panel of packed recurrent weights."""
 
 

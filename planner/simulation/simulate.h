@@ -17,17 +17,13 @@
 #include <string.h>
 
 #include "layout.h"
+#include "numbers.h"
 
 enum sim_order { SIM_FIFO = 0, SIM_LIFO = 1, SIM_RANDOM = 2, SIM_LAYER = 3 };
 enum sim_result { SIM_OK = 0, SIM_STUCK, SIM_NO_MEMORY };
 
 #define SIM_NONE UINT32_MAX
 #define SIM_COLUMNS 64
-#define SIM_SLOWER 1.25 /* ASPEN_SLOWER */
-#define SIM_UNDERWAY 0.5 /* ASPEN_UNDERWAY */
-#define SIM_PATIENCE 4 /* ASPEN_PATIENCE */
-#define SIM_SHARES 65536 /* ASPEN_SHARES */
-#define SIM_WALK 1024 /* ASPEN_WALK */
 #define SIM_ROUNDING 1e-12
 #define SIM_NEVER (-1.0)
 
@@ -86,10 +82,10 @@ struct sim_core {
   double rate, demand;    /* bytes a nanosecond that it wants */
   double idle_since;
   double leaves;    /* aspen_dse_leaves: ready tiles that faster cores will be done with before this one has done one */
-  double patience;  /* how long it leaves tiles to them: as long as SIM_PATIENCE take it on average. A DSE counts those of its last millisecond */
+  double patience;  /* how long it leaves tiles to them: as long as ASPEN_PATIENCE take it on average. A DSE counts those of its last millisecond */
   double left_since; /* since then it leaves tiles; SIM_NEVER: it does not */
   uint32_t made, made_request; /* what its last tile left in scratch, 0: nothing, and for which request */
-  uint32_t share;   /* where its queue share begins, of SIM_SHARES (aspen_dse_share). A DSE knows it after its first millisecond */
+  uint32_t share;   /* where its queue share begins, of ASPEN_SHARES (aspen_dse_share). A DSE knows it after its first millisecond */
 };
 
 struct sim {
@@ -189,7 +185,7 @@ static inline void sim_put(struct sim *s, uint32_t row, uint32_t item, uint32_t 
   s->mask[row] |= (uint64_t)1 << column;
 }
 
-static inline uint32_t sim_first_of_share(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->share / SIM_SHARES); }
+static inline uint32_t sim_first_of_share(const struct sim_core *k, uint32_t n) { return (uint32_t)((uint64_t)n * k->share / ASPEN_SHARES); }
 
 /* Core `c` takes an item of a row (aspen_row_take). */
 static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
@@ -207,7 +203,7 @@ static inline uint32_t sim_pop(struct sim *s, uint32_t row, uint32_t c) {
     for (uint32_t skip = sim_random(&k->random) % (uint32_t)__builtin_popcountll(mask); skip; skip--) mask &= mask - 1;
   uint32_t column = (uint32_t)__builtin_ctzll(mask), *head = &s->head[row * SIM_COLUMNS + column], item = *head, before = SIM_NONE;
   if (k->share && s->r->order == SIM_FIFO)
-    for (uint32_t n = 2, at = 0, seen = s->next[item]; seen != SIM_NONE && n <= SIM_WALK / s->m->cores; n++, seen = s->next[seen])
+    for (uint32_t n = 2, at = 0, seen = s->next[item]; seen != SIM_NONE && n <= ASPEN_WALK / s->m->cores; n++, seen = s->next[seen])
       if (sim_first_of_share(k, n) > at) at++, before = item, item = s->next[item];
   if (before != SIM_NONE) {
     s->next[before] = s->next[item];
@@ -236,7 +232,7 @@ static inline void sim_look(struct sim *s, uint32_t c, double from) {
 }
 
 /* Does a slow core leave what is ready to faster ones (aspen_dse_leaves)? */
-static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 - SIM_UNDERWAY + s->core[c].leaves; }
+static inline int sim_leaves(const struct sim *s, uint32_t c) { return s->waiting && s->waiting < 1 - ASPEN_UNDERWAY + s->core[c].leaves; }
 
 /* Idle slow cores begin to leave what is ready, as long as they are awake, or have nothing to leave any more. One that leaves tiles does not go
  * to sleep, and takes one when its patience is at an end. */
@@ -515,7 +511,7 @@ static inline void sim_release(struct sim *s) {
 
 /* How large a core's queue share is, beside that of the fastest. */
 static inline double sim_queue_share(const struct sim *s, uint32_t c, double fastest) {
-  return fastest > SIM_SLOWER * s->m->speed[c] ? s->m->speed[c] / fastest : 1;
+  return fastest > ASPEN_SLOWER * s->m->speed[c] ? s->m->speed[c] / fastest : 1;
 }
 
 static inline void sim_begin(struct sim *s) {
@@ -527,12 +523,12 @@ static inline void sim_begin(struct sim *s) {
   for (uint32_t c = 0; c < s->m->cores; c++) {
     s->core[c].item = s->core[c].follow = SIM_NONE;
     for (uint32_t v = 0; v < s->m->cores && s->r->steal; v++)
-      if (s->m->speed[v] > SIM_SLOWER * s->m->speed[c]) s->core[c].leaves += s->m->speed[v] / s->m->speed[c] - 1;
+      if (s->m->speed[v] > ASPEN_SLOWER * s->m->speed[c]) s->core[c].leaves += s->m->speed[v] / s->m->speed[c] - 1;
     s->core[c].random = s->r->seed * 2654435761u + c + 1;
-    s->core[c].patience = SIM_PATIENCE * total / s->g->n / s->m->speed[c];
+    s->core[c].patience = ASPEN_PATIENCE * total / s->g->n / s->m->speed[c];
     s->core[c].left_since = SIM_NEVER;
     if (s->core[c].leaves > 0) s->slow = 1;
-    s->core[c].share = (uint32_t)ceil(before / all * SIM_SHARES);
+    s->core[c].share = (uint32_t)ceil(before / all * ASPEN_SHARES);
     before += sim_queue_share(s, c, fastest);
     s->at[c] = INFINITY;
   }

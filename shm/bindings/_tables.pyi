@@ -1,6 +1,7 @@
 FIELDS: dict[str, tuple[tuple[str, str, int, int, int], ...]]
 DTYPE_ROWS: tuple[tuple[str, int, int, int, int, str, int], ...]
 KERNEL_ROWS: tuple[tuple[str, int, int, int, int, str, int], ...]
+NUMBERS: dict[str, int]
 SPACES: dict[str, int]
 UNARY: dict[str, int]
 BINARY: dict[str, int]

@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""The shared layout and opcode lists, as Python sees them: made from layout.h and opcodes.h at build time, never written twice."""
+"""The shared layout and opcode lists, as Python sees them: made from layout.h, numbers.h and opcodes.h at build time, never written twice."""
 
 cdef extern from *:
     """
     #include "layout.h"
+    #include "numbers.h"
     struct aspen_field { const char *name; const char *type; size_t offset; size_t bytes; long count; };
     #define ASPEN_ROW(T, t, n, c) { #n, #t, offsetof(struct T, n), sizeof(((struct T *)0)->n), c },
     #define F(t, n, c) ASPEN_ROW(aspen_plan_header, t, n, c)
@@ -42,6 +43,9 @@ cdef extern from *:
     static const struct aspen_name aspen_list_whats[] = { ASPEN_TRACE_WHATS(X) {0} };
     static const struct aspen_name aspen_list_cames[] = { ASPEN_TRACE_CAMES(X) {0} };
     #undef X
+    #define X(n) { #n, ASPEN_##n, 0, 0, 0, "", 0 },
+    static const struct aspen_name aspen_list_numbers[] = { ASPEN_NUMBERS(X) {0} };
+    #undef X
     #define X(n, c, lo, hi, p, o) { #n, c, lo, hi, p, "", o },
     static const struct aspen_name aspen_list_kernels[] = { ASPEN_KERNELS(X) {0} };
     #undef X
@@ -69,6 +73,7 @@ cdef extern from *:
     const aspen_name aspen_list_dtypes[]
     const aspen_name aspen_list_spaces[]
     const aspen_name aspen_list_kernels[]
+    const aspen_name aspen_list_numbers[]
     const aspen_name aspen_list_unary[]
     const aspen_name aspen_list_binary[]
     const aspen_name aspen_list_ternary[]
@@ -117,6 +122,7 @@ FIELDS = {"plan_header": _fields(aspen_fields_header), "op": _fields(aspen_field
           "trace_record": _fields(aspen_fields_record), "trace_ring": _fields(aspen_fields_ring)}
 DTYPE_ROWS = _rows(aspen_list_dtypes)
 KERNEL_ROWS = _rows(aspen_list_kernels)
+NUMBERS = _codes(aspen_list_numbers)
 SPACES = _codes(aspen_list_spaces)
 UNARY = _codes(aspen_list_unary)
 BINARY = _codes(aspen_list_binary)

@@ -9,9 +9,7 @@
 #define ASPEN_POOL_H
 #include "atomics.h"
 #include "layout.h"
-
-#define ASPEN_SHARES 65536 /* `share` of aspen_user: of so many */
-#define ASPEN_WALK 1024   /* items of a queue that all workers together look through, who wait for each other meanwhile */
+#include "numbers.h"
 
 enum aspen_outcome {
   ASPEN_OK = 0,

@@ -18,10 +18,10 @@
 #include <string.h>
 
 #include "dispatch/isa.h"
+#include "numbers.h"
 #include "opcodes.h"
 
 #define ASPEN_MAX_RANK 8
-#define ASPEN_NR 32 /* width of a packed weight panel, the same on every ISA so that a plan fits all of them */
 
 typedef struct aspen_arg {
   char *ptr;            /* first element (logical index 0, 0, …) */

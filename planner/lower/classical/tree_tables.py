@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from aspen_mp.planner.lower.builder import NoKernel
 from aspen_mp.shm.errors import ModelInvalidError
+from aspen_mp.shm.tables import NUMBERS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
@@ -39,7 +40,7 @@ MODES: Final = {
 MODES_BY_NUMBER: Final = (LEQ, LT, GTE, GT, EQ, NEQ, MEMBER)
 """Those of TreeEnsemble, whose leaves are elsewhere."""
 AGGREGATES: Final = ("SUM", "AVERAGE", "MIN", "MAX")
-EQUAL, MISSING = 1 << 29, 1 << 30
+EQUAL, MISSING = 1 << NUMBERS["EQUAL_BIT"], 1 << NUMBERS["MISSING_BIT"]
 """Flags beside a node's feature (`workers/kernels/classical/ensemble.h`)."""
 MOST_FEATURES, MOST_NODES, MOST_STEPS = 1 << 29, 1 << 30, 1 << 20
 _SPREAD = 8

@@ -1,4 +1,6 @@
 """Constant weights in the order in which kernels read them."""
 
-PANEL = 32
+from aspen_mp.shm.tables import NUMBERS
+
+PANEL = NUMBERS["NR"]
 """Columns of a panel of weights."""

@@ -19,9 +19,9 @@
 #include "gemm/mm.h"
 #include "vector/vmath.h"
 
-#define KEYS 512
+#define KEYS ASPEN_KEYS
 #define SCORES (KEYS + 16) /* row of scores: no multiple of 4 KiB between rows */
-#define PACK_ROWS 24       /* from so many rows on V is packed too */
+#define PACK_ROWS ASPEN_PACK_ROWS
 #define FEW_KEYS 32        /* … for at least LANES rows */
 #define LANES ASPEN_NR
 #define NO_WEIGHT 104.0f   /* vexp(-104) is 0 */

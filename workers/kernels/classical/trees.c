@@ -11,7 +11,7 @@
 enum { SUM, AVERAGE, LEAST, GREATEST };
 /* What of a node's flags counts: none is there; none but MISSING is, and no number of these rows is missing; all. */
 enum { PLAIN, MASKED, EXACT };
-enum { EQUAL_BIT = 29, MISSING_BIT = 30, FEATURE = (1 << EQUAL_BIT) - 1 };
+enum { EQUAL_BIT = ASPEN_EQUAL_BIT, MISSING_BIT = ASPEN_MISSING_BIT, FEATURE = (1 << EQUAL_BIT) - 1 };
 
 typedef struct {
   uint32_t root, steps, first, targets;

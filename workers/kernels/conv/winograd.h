@@ -8,12 +8,12 @@
 #include "conv/window.h"
 #include "conv/winograd_lines.h"
 
-#define FEW_WEIGHTS (4 << 20)   /* bytes of all: above, what counts is that each chunk reads them; below, that a chunk stays in L2 */
-#define CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, … */
-#define CHUNK_PRODUCTS 1008     /* … and its blocks times their products, at most, with few weights … */
-#define LARGE_BYTES (4 << 20)   /* … and bytes and blocks with many */
-#define LARGE_MOST 64
-#define LEAST 16                /* blocks, in any case */
+#define FEW_WEIGHTS ASPEN_WINO_FEW_WEIGHTS
+#define CHUNK_BYTES ASPEN_WINO_CHUNK_BYTES
+#define CHUNK_PRODUCTS ASPEN_WINO_CHUNK_PRODUCTS
+#define LARGE_BYTES ASPEN_WINO_LARGE_BYTES
+#define LARGE_MOST ASPEN_WINO_LARGE_MOST
+#define LEAST ASPEN_WINO_LEAST
 #define FAR_BYTES (1 << 20)     /* of an image and its output: beyond, they are not expected in L2 */
 #define VL_MOST 16              /* the longest vectors of any ISA: scratch is the same for all */
 

@@ -26,7 +26,7 @@
 
 /* Terms that are summed one after the other: a sum's rounding error grows with their number, so longer sums are sums of such parts. They
  * begin at multiples of PART, whatever the vectors: a multiple of 4, for what is fetched meanwhile. */
-#define PART 256
+#define PART ASPEN_WINO_PART
 
 /* Cache lines to fetch in a micro-kernel, for every four terms: a run of weights, and a list of others (input and output to come). */
 typedef struct ahead {

@@ -12,9 +12,9 @@
 #include "gemm/mm.h"
 
 enum {
-  DOTS_GROUP = 4,                         /* terms side by side */
+  DOTS_GROUP = ASPEN_BYTES_GROUP,         /* terms side by side */
   DOTS_PANEL_GROUP = DOTS_GROUP * ASPEN_NR, /* bytes of a group of a panel */
-  DOTS_HEADER = 3 * ASPEN_NR * 4          /* bytes in front of it */
+  DOTS_HEADER = ASPEN_BYTES_HEADER * ASPEN_NR * 4 /* bytes in front of it */
 };
 
 /* What is the same for all blocks of a tile. */

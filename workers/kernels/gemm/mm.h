@@ -19,7 +19,7 @@
 #define MM_EVEN_ROWS MM_ROWS
 #endif
 
-#define MM_MAX_ROWS 14 /* the largest MM_EVEN_ROWS of any ISA */
+#define MM_MAX_ROWS ASPEN_MAX_ROWS /* the largest MM_EVEN_ROWS of any ISA */
 #define MM_SET_BYTES 4096 /* rows a multiple of so many bytes apart compete for the same sets of L1 */
 
 /* What is the same for all blocks of a tile. Strides in elements. */

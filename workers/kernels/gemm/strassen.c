@@ -17,8 +17,8 @@
 #include "gemm/low_bit.h"
 #include "vector/stores.h"
 
-#define PAIRS 128     /* at a time, for which right factors are made */
-#define PART 192      /* terms of a half, at most, that are multiplied at a time: so many of all factors stay in L2 */
+#define PAIRS ASPEN_SEVEN_PAIRS
+#define PART ASPEN_SEVEN_PART
 #define LINE 16       /* floats of a cache line */
 #define LINES 128     /* that a block's results go to, at most: a power of two */
 #define AHEAD 16      /* terms that right factors are fetched ahead where they are made */

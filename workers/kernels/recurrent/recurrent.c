@@ -13,7 +13,7 @@
 #include "vector/vec.h"
 #include "vector/vmath.h"
 
-#define UNITS 16 /* of a panel of R */
+#define UNITS ASPEN_UNITS
 #define MOST_GATES 4
 #if VL == 16
 #define REGISTERS 32

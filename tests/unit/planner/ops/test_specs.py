@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aspen_mp.planner.ops import table
+from aspen_mp.planner.ops import classical, movement, table
+from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.spec import OPAQUE, SILENT, OpSpec
 from aspen_mp.shm.tables import KERNELS
 
@@ -37,3 +38,23 @@ def test_a_spec_agrees_with_the_protocol(spec: OpSpec) -> None:
 def test_every_spec_has_a_kernel() -> None:
     text = (REPOSITORY / "workers" / "kernels" / "kernels.def").read_text(encoding="utf-8")
     assert set(re.findall(r"^KERNEL\((\w+),", text, re.MULTILINE)) == {spec.name for spec in RUN}
+
+
+def test_winograd_runs_the_blocks_that_weights_are_made_for() -> None:
+    text = (REPOSITORY / "workers" / "kernels" / "conv" / "winograd.h").read_text(encoding="utf-8")
+    kinds = re.findall(r"X\(\w+, (\d+), (\d+), (\d+), (\d+), (\d+)\)", text)
+    run = {tuple(map(int, kind)) for kind in kinds}
+    assert run == {
+        (*kernel, stride, *winograd.blocks_of(kernel, (stride, stride), block).sides)
+        for (*kernel, stride), blocks in winograd.BLOCKS.items()
+        for block in blocks
+    }
+    assert len(run) == len(kinds) > 10
+
+
+@pytest.mark.parametrize(
+    ("source", "table"), [("classical/scores.c", classical.TRANSFORMS), ("movement/scatter.c", movement.SCATTER_REDUCTIONS)]
+)
+def test_names_count_as_in_the_kernel(source: str, table: dict[str, int]) -> None:
+    text = (REPOSITORY / "workers" / "kernels" / source).read_text(encoding="utf-8")
+    assert f"enum {{ {', '.join(name.upper() for name in sorted(table, key=table.__getitem__))} }};" in text

@@ -1,0 +1,41 @@
+/* Numbers that several parts compute with, each written once: the engine and the simulator that foretells it, kernels and the planner that
+ * packs weights, reserves memory and reckons costs for them. Python reads ASPEN_NUMBERS as `aspen_mp.shm.tables.NUMBERS`. What segments look
+ * like does not depend on them (layout.h).
+ */
+#ifndef ASPEN_NUMBERS_H
+#define ASPEN_NUMBERS_H
+
+/* Scheduling: pool.h, workers/dse.h, planner/simulation/simulate.h. */
+#define ASPEN_SHARES 65536 /* `share` of aspen_user: of so many */
+#define ASPEN_WALK 1024    /* items of a queue that all workers together look through, who wait for each other meanwhile */
+#define ASPEN_SLOWER 1.25  /* cores that differ by less are alike: estimates of tiles are no better */
+#define ASPEN_UNDERWAY 0.5 /* of a tile, what a faster core has still to do of the one that it runs, on average */
+#define ASPEN_PATIENCE 4   /* tiles: a faster core may have begun a long one; by simulation, more gains nothing */
+
+/* Kernels. Packed weights: */
+#define ASPEN_NR 32          /* width of a packed weight panel, the same on every ISA so that a plan fits all of them */
+#define ASPEN_UNITS 16       /* of a panel of recurrent weights */
+#define ASPEN_BYTES_GROUP 4  /* terms of packed bytes that lie side by side, … */
+#define ASPEN_BYTES_HEADER 3 /* … and groups in front of each of their panels */
+#define ASPEN_EQUAL_BIT 29   /* flags beside the feature of a tree's node: equal values alone go on to the second child, … */
+#define ASPEN_MISSING_BIT 30 /* … and so do values that are missing */
+/* What is computed at a time, which scratch memory, costs or errors depend on: */
+#define ASPEN_MAX_ROWS 14                  /* rows of a product, the most of any ISA */
+#define ASPEN_KEYS 512                     /* keys of ATTENTION */
+#define ASPEN_PACK_ROWS 24                 /* from so many rows on ATTENTION packs V, too */
+#define ASPEN_SEVEN_PAIRS 128              /* pairs of rows of Strassen's products, for which right factors are made */
+#define ASPEN_SEVEN_PART 192               /* terms of a half, at most, of Strassen's products: so many of all factors stay in L2 */
+#define ASPEN_WINO_PART 256                /* terms of a product of WINO */
+#define ASPEN_WINO_FEW_WEIGHTS (4 << 20)   /* bytes of all: above, what counts is that each chunk reads them; below, that a chunk stays in L2 */
+#define ASPEN_WINO_CHUNK_BYTES (600 << 10) /* transformed input of a chunk, about, … */
+#define ASPEN_WINO_CHUNK_PRODUCTS 1008     /* … and its blocks times their products, at most, with few weights … */
+#define ASPEN_WINO_LARGE_BYTES (4 << 20)   /* … and bytes and blocks with many */
+#define ASPEN_WINO_LARGE_MOST 64
+#define ASPEN_WINO_LEAST 16                /* blocks, in any case */
+
+#define ASPEN_NUMBERS(X)                                                                                                           \
+  X(NR) X(UNITS) X(BYTES_GROUP) X(BYTES_HEADER) X(EQUAL_BIT) X(MISSING_BIT) X(MAX_ROWS) X(KEYS) X(PACK_ROWS) X(SEVEN_PAIRS)         \
+  X(SEVEN_PART) X(WINO_PART) X(WINO_FEW_WEIGHTS) X(WINO_CHUNK_BYTES) X(WINO_CHUNK_PRODUCTS) X(WINO_LARGE_BYTES)                     \
+  X(WINO_LARGE_MOST) X(WINO_LEAST)
+
+#endif
