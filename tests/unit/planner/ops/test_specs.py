@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from aspen_mp.planner.ir.graph import Node, Tensor
 from aspen_mp.planner.ops import classical, movement, table
 from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.spec import OPAQUE, SILENT, OpSpec
@@ -40,12 +42,21 @@ def test_every_spec_has_a_kernel() -> None:
     assert set(re.findall(r"^KERNEL\((\w+),", text, re.MULTILINE)) == {spec.name for spec in RUN}
 
 
+@pytest.mark.parametrize("op", ["CONV", "QCONV", "BCONV"])
+def test_convolutions_count_alike(op: str) -> None:
+    """With the attributes that their parameters are made of, and no others."""
+    named = {param.name for param in table.SPECS[op].params}
+    attrs = {name: value for name, value in {"groups": 1, "kernel": (3, 3)}.items() if name in named}
+    tensors = [Tensor(name, shape, np.dtype(np.float32)) for name, shape in (("x", (1, 8, 5, 5)), ("y", (1, 4, 5, 5)))]
+    assert table.SPECS[op].cost.flops(Node(op, "node", tensors[:1], tensors[1:], attrs)) == 2 * 4 * 25 * 8 * 9
+
+
 def test_winograd_runs_the_blocks_that_weights_are_made_for() -> None:
     text = (REPOSITORY / "workers" / "kernels" / "conv" / "winograd.h").read_text(encoding="utf-8")
     kinds = re.findall(r"X\(\w+, (\d+), (\d+), (\d+), (\d+), (\d+)\)", text)
     run = {tuple(map(int, kind)) for kind in kinds}
     assert run == {
-        (*kernel, stride, *winograd.blocks_of(kernel, (stride, stride), block).sides)
+        (*kernel, stride, *winograd.blocks_of(tuple(kernel), (stride, stride), block).sides)
         for (*kernel, stride), blocks in winograd.BLOCKS.items()
         for block in blocks
     }
