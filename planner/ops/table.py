@@ -26,11 +26,6 @@ SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in 
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)
 
 
-def taking(*roles: str) -> frozenset[str]:
-    """The kernels that have inputs of all these roles."""
-    return frozenset(spec.name for spec in SPECS.values() if {*roles} <= {each.role for each in spec.inputs})
-
-
 def params(node: Node) -> list[int]:
     """The parameters of a kernel-level node, as many as its kernel has."""
     return [word for param in SPECS[node.op].params for word in param.of(node.attrs)]
