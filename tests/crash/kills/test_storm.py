@@ -33,7 +33,7 @@ def test_workers_are_killed() -> None:
 
 
 def test_workers_come_and_go() -> None:
-    plan = churn.Plan(changes=1200 if LONG else 250, rest_s=0.02 if LONG else 0.005, seed=5)
+    plan = churn.ChurnSchedule(changes=1200 if LONG else 250, rest_s=0.02 if LONG else 0.005, seed=5)
     found = churn.measure([cases.parse(text) for text in NETWORKS], plan)
     assert (found.lost, found.wrong, found.why) == (0, 0, [])
     assert found.requests
