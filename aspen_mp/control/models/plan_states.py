@@ -179,7 +179,7 @@ class Plan:
         return extent_of(asked.stages[0], bucket.axes)
 
     def serves(self, asked: protocol.MakePlan) -> bool:
-        """Whether the shapes of one who waited for a plan of a range are among those that it is for now."""
+        """Whether a request that waited for the plan of a shape bucket has shapes that the finished plan serves."""
         if self.served_bucket is None:
             return self.job.stages == asked.stages
         return self.served_bucket.least <= self.extent(asked) <= self.served_bucket.most
