@@ -10,13 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import aspen_mp
 from aspen_mp.bench.load import Answer, Load, Spread, Subject, resize, subjects
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.report import machine
 
 NONE = 0.05
 """Share of the changes that leave no worker."""
@@ -55,10 +53,6 @@ class Churn:
     why: list[str] = field(default_factory=list)
     joins: Spread = field(default_factory=lambda: Spread.of([]))
     leaves: Spread = field(default_factory=lambda: Spread.of([]))
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self)}
 
     @property
     def verdict(self) -> str:

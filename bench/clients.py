@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -114,24 +114,6 @@ class ClientsResult:
                 f"packed weights {self.weight_bytes / 2**20:.0f} MiB, mapped {self.weights_pss_bytes / self.weight_bytes:.2f} times"
             )
         return f"{self.case}: " + "; ".join(parts)
-
-    def document(self) -> dict[str, Any]:
-        rows = []
-        for found in self.found:
-            row = {**asdict(found.setting), "per_s": found.per_s, "median_per_s": median(found.per_s), "best_per_s": max(found.per_s)}
-            row |= {"latency": asdict(found.spread), "p99_over_p50": found.tail, "answered": found.answered, "evenness": found.evenness}
-            row |= {"pss_bytes": found.pss_bytes, "all_processes": found.processes}
-            rows.append(row)
-        ratios = {engine: self.ratio(engine) for engine in dict.fromkeys(f.setting.engine for f in self.found)}
-        return {
-            "case": self.case,
-            "cores": self.cores,
-            "weight_bytes": self.weight_bytes,
-            "weights_pss_bytes": self.weights_pss_bytes,
-            "settings": rows,
-            "ratios": {engine: {"throughput": r[0], "memory": r[1]} for engine, r in ratios.items() if r is not None},
-            "verdict": self.verdict,
-        }
 
 
 def measure(

@@ -12,16 +12,14 @@ import bisect
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import aspen_mp
 from aspen_mp.bench.load import Load, resize, subject
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.report import machine
 
 WINDOW_S = 0.25
 """Width of the running mean in the plot."""
@@ -56,10 +54,6 @@ class Run:
     def effects(self) -> list[float]:
         """Milliseconds until each change had its effect."""
         return [step.effect_ms for step in self.steps if step.effect_ms is not None]
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self)}
 
     @property
     def verdict(self) -> str:

@@ -7,15 +7,11 @@ summed over workers.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,8 +20,7 @@ import aspen_mp
 from aspen_mp import config
 from aspen_mp.bench import models
 from aspen_mp.bench.figures import states
-from aspen_mp.bench.peers.cases import Case, parse
-from aspen_mp.bench.peers.report import machine
+from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.seat import busy_seconds
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Core, Machine
@@ -174,11 +169,6 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything as plain values."""
-    return {"machine": machine(), "verdict": verdict(rows), "rows": [{**asdict(row), "error": row.error} for row in rows]}
-
-
 HEADINGS = [
     "network",
     "workers",
@@ -209,31 +199,3 @@ def cells(row: Row) -> list[str]:
         *(f"{x:.2f}" for x in (*parts, row.foreign)),
         f"{row.far:.3f}",
     ]
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.prediction", description=__doc__)
-    parser.add_argument("networks", nargs="*", help="of the zoo, with sizes and options (default: all of it)")
-    parser.add_argument("--workers", default="1,2", help="numbers of workers (default: 1,2)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns that count (default: 5)")
-    parser.add_argument("--seconds", type=float, default=0.1, help="least length of a turn")
-    parser.add_argument("-o", "--output", type=Path)
-    args = parser.parse_args(argv)
-    rows = []
-    for row in run(
-        [parse(name) for name in args.networks or models.names()],
-        [int(n) for n in args.workers.split(",")],
-        args.rounds,
-        args.seconds,
-        lambda text: None,
-    ):
-        rows.append(row)
-        print("  ".join(f"{cell:>{16 if k == 0 else 8}}" for k, cell in enumerate(cells(row))), flush=True)
-    print(verdict(rows))
-    if args.output is not None:
-        args.output.write_text(json.dumps(document(rows), indent=2) + "\n", "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

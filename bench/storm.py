@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import numpy as np
 import aspen_mp
 from aspen_mp.bench.load import WATCHDOG_S, Answer, Load, Spread, Subject, subjects
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.report import machine
 
 MIX = {"KILL": 0.7, "SEGV": 0.1, "ABRT": 0.1, "STOP": 0.1}
 """Signals and how often each is taken, against each other."""
@@ -90,10 +89,6 @@ class Storm:
     def per_minute(self) -> float:
         """Workers hit a minute."""
         return 60 * len(self.strokes) / (self.ended_s - self.began_s)
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self), "per_minute": self.per_minute}
 
     @property
     def verdict(self) -> str:

@@ -36,6 +36,7 @@ def hetero(
     runs: options.Runs = 2,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Slow one core by a real load: what are a fast and a slow core together worth, as a share of the sum, one request at a time?
@@ -46,6 +47,7 @@ def hetero(
     from aspen_mp.bench.figures import hetero as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("hetero", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     wanted = options.floats(speeds, "--speeds")
     if len(cpus) < 2:
@@ -65,8 +67,10 @@ def hetero(
     results = findings.each(options.cases(networks), measure, as_json)
     if plot is not None:
         bench.plot(results, plot)
-    findings.write_all([result.document() for result in results], file, as_json)
-    findings.show((_slowed(result, bench.APART if apart else None) for result in results), absent, as_json)
+    shown = [_slowed(result, bench.APART if apart else None) for result in results]
+    findings.show(shown, absent, as_json)
+    recording.write(results, sum(point.disturbed for result in results for point in result.points))
+    findings.fail(shown)
 
 
 def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
@@ -107,6 +111,7 @@ def scaling(
     runs: options.Runs = 3,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """One request on more and more cores, beside other runtimes: speedup and parallel fraction over the best serial run of any.
@@ -117,6 +122,7 @@ def scaling(
     from aspen_mp.bench.figures.seats import OURS
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("scaling", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     numbers = options.counts(threads, "--threads") if threads else sorted({2**k for k in range(9) if 2**k < len(cpus)} | {len(cpus)})
     if max(numbers) > len(cpus):
@@ -135,8 +141,10 @@ def scaling(
     results = findings.each(options.cases(networks), measure, as_json)
     if plot is not None:
         bench.plot(results, plot)
-    findings.write_all([result.document() for result in results], file, as_json)
-    findings.show((_scaled(result, [*chosen, bench.APART]) for result in results), absent, as_json)
+    shown = [_scaled(result, [*chosen, bench.APART]) for result in results]
+    findings.show(shown, absent, as_json)
+    recording.write(results, sum(result.disturbed for result in results))
+    findings.fail(shown)
 
 
 def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
@@ -165,6 +173,7 @@ def barriers(
     runs: options.Runs = 3,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Switch operator barriers on, everything else equal: what it is worth that there are none.
@@ -174,11 +183,12 @@ def barriers(
     from aspen_mp.bench.figures import barriers as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("barriers", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines, peers=False)
     schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json)
-    _compared(results, bench, plot, file, as_json, absent)
+    _compared(results, bench, plot, recording, as_json, absent)
 
 
 @output.command
@@ -190,6 +200,7 @@ def order(
     runs: options.Runs = 3,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Take ready tiles first come first served, latest first, or at random: what the order is worth.
@@ -199,10 +210,11 @@ def order(
     from aspen_mp.bench.figures import order as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("order", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, schedule, say), as_json)
-    _compared(results, bench, plot, file, as_json)
+    _compared(results, bench, plot, recording, as_json)
 
 
 @output.command
@@ -215,6 +227,7 @@ def tiles(
     runs: options.Runs = 3,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Cut every layer into so many tiles, for several numbers, beside the planner's own choice.
@@ -224,13 +237,14 @@ def tiles(
     from aspen_mp.bench.figures import tiles as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("tiles", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     counts = options.counts(numbers, "--tiles") if numbers else list(bench.DEFAULT)
     if max(counts) > MOST_TILES:
         raise typer.BadParameter(f"a layer has {MOST_TILES} tiles at most", param_hint="--tiles")
     schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, schedule, say), as_json)
-    _compared(results, bench, plot, file, as_json)
+    _compared(results, bench, plot, recording, as_json)
 
 
 @output.command
@@ -246,6 +260,7 @@ def synthetic(
     runs: options.Runs = 3,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """ASPEN's synthetic network: a chain of equal 3×3 convolutions, beside other runtimes.
@@ -255,13 +270,14 @@ def synthetic(
     from aspen_mp.bench.figures import synthetic as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("synthetic", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None, cores)
     chosen, absent = options.engines(engines)
     schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(
         [bench.case_of(layers, height, width, channels)], lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json
     )
-    _compared(results, bench, plot, file, as_json, absent)
+    _compared(results, bench, plot, recording, as_json, absent)
 
 
 @output.command
@@ -281,6 +297,7 @@ def lengths(
     ] = None,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Texts of ever new lengths, or the steps of a decoder, from the first request on, when there is no plan yet, beside other runtimes.
@@ -290,6 +307,7 @@ def lengths(
     from aspen_mp.bench.figures import lengths as bench
 
     findings.need_matplotlib(plot)
+    recording = findings.Recording("lengths", file, as_json, keep_disturbed)
     (cpus,) = options.core_sets(None if threads is None else str(threads), cores)
     if threads is None and cores is None:
         cpus = cpus[:2]
@@ -309,8 +327,10 @@ def lengths(
     result.absent = absent
     if plot is not None:
         bench.plot([result], plot)
-    findings.write_all([result.document()], file, as_json)
-    findings.show([_streamed(result)], absent, as_json)
+    shown = [_streamed(result)]
+    findings.show(shown, absent, as_json)
+    recording.write([result])
+    findings.fail(shown)
 
 
 def _streamed(result: LengthsResult) -> findings.Shown:
@@ -333,15 +353,22 @@ class _Figure(Protocol):
 
 
 def _compared(
-    results: Sequence[Comparison], figure: _Figure, plot: Path | None, file: Path | None, as_json: bool, absent: Sequence[str] = ()
+    results: Sequence[Comparison],
+    figure: _Figure,
+    plot: Path | None,
+    recording: findings.Recording,
+    as_json: bool,
+    absent: Sequence[str] = (),
 ) -> None:
-    """Draws, writes and prints."""
+    """Draw, print and record."""
     for result in results:
         result.absent = list(absent)
     if plot is not None:
         figure.plot(results, plot)
-    findings.write_all([result.document(figure.verdict(result)) for result in results], file, as_json)
-    findings.show((_ratios(result, figure.verdict(result)) for result in results), absent, as_json)
+    shown = [_ratios(result, figure.verdict(result)) for result in results]
+    findings.show(shown, absent, as_json)
+    recording.write(results, sum(result.disturbed for result in results))
+    findings.fail(shown)
 
 
 def _ratios(result: Comparison, verdict: str) -> findings.Shown:

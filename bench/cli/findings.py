@@ -1,9 +1,9 @@
-"""What a benchmark has found: as JSON, in a file and on the screen, and as an exit status."""
+"""What a benchmark has found: as a record, on the screen, and as an exit status."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from aspen_mp.bench.records.record import Recorder, save
+from aspen_mp.bench.records.record import text as as_text
 from aspen_mp.cli import output
 
 if TYPE_CHECKING:
@@ -45,34 +47,50 @@ def each(cases: Iterable[Case], measure: Callable[[Case, Say], Found], quiet: bo
         return [measure(case, lambda text: update(text, 0, 0)) for case in cases]
 
 
-def write(document: Any, file: Path | None, as_json: bool) -> None:
-    """Writes it to the file and to standard output, where they are asked for."""
-    if file is not None:
-        file.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-    if as_json:
-        output.emit_json(document)
+class Recording:
+    """Where a result goes: a file, standard output as JSON, or neither. Create it before the benchmark starts, which it watches.
+
+    `benchmark`: the command's name."""
+
+    def __init__(self, benchmark: str, file: Path | None, as_json: bool, keep_disturbed: bool) -> None:
+        self._file, self._as_json, self._keep = file, as_json, keep_disturbed
+        self._recorder = Recorder(benchmark, sys.argv[1:]) if file or as_json else None
+
+    def write(self, result: Any, disturbed_rounds: int = 0) -> None:
+        """Write the result as a record. A disturbed run is not recorded in a file unless `keep_disturbed`: exit status 1."""
+        if self._recorder is None:
+            return
+        record = self._recorder.finish(result, disturbed_rounds)
+        if self._as_json:
+            output.out.file.write(as_text(record) + "\n")
+        for reason in record.disturbed:
+            output.notice(f"The run was disturbed. {reason}")
+        if self._file is None:
+            return
+        if record.disturbed and not self._keep:
+            output.notice(f"Nothing is recorded in {self._file}. Measure again on a quiet machine, or add --keep-disturbed.")
+            raise typer.Exit(1)
+        output.notice(f"The result is recorded in {save(record, self._file)}.")
 
 
-def write_all(documents: Sequence[dict[str, Any]], file: Path | None, as_json: bool) -> None:
-    """`write` of several networks' documents as one, under one machine."""
-    networks = [{key: value for key, value in document.items() if key != "machine"} for document in documents]
-    write({"machine": documents[0]["machine"], "networks": networks}, file, as_json)
+def show(results: Sequence[Shown], absent: Iterable[str], quiet: bool) -> None:
+    """Print results, unless `quiet`, and the engines that are not installed."""
+    if quiet:
+        return
+    for result in results:
+        output.table(result.title, result.columns, result.rows, right=range(1, len(result.columns)))
+        verdict(result.verdict)
+        if result.note:
+            output.notice(result.note)
+    for name in absent:
+        output.out.print(f"{name}: not measured, it is not installed", style="yellow")
 
 
-def show(results: Iterable[Shown], absent: Iterable[str], quiet: bool) -> None:
-    """Prints results, unless `quiet`, and the engines that are not installed. Exit status 1 if an engine failed."""
-    results = list(results)
-    if not quiet:
-        for result in results:
-            output.table(result.title, result.columns, result.rows, right=range(1, len(result.columns)))
-            verdict(result.verdict)
-            if result.note:
-                output.notice(result.note)
-        for name in absent:
-            output.out.print(f"{name}: not measured, it is not installed", style="yellow")
-    failed = {label: text for result in results for label, text in result.failed.items()}
-    for label, text in failed.items():
-        output.notice(f"{label}: {text}")
+def fail(results: Iterable[Shown]) -> None:
+    """Exit status 1 if an engine failed; say why."""
+    failed = {label: why for result in results for label, why in result.failed.items()}
+    for label, why in failed.items():
+        output.notice(f"{label}: {why}")
     if failed:
         raise typer.Exit(1)
 

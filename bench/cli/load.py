@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ def elastic(
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Requests that are in flight at any time.")] = 4,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Add and remove workers under load: throughput against time, and how soon each change has its effect.
@@ -29,6 +31,7 @@ def elastic(
     Exit status 1 if a request was lost or its result differs.
     """
     findings.need_matplotlib(plot)
+    recording = findings.Recording("elastic", file, as_json, keep_disturbed)
     from aspen_mp.bench import elastic as bench
 
     (case,) = options.cases([network])
@@ -36,7 +39,6 @@ def elastic(
         run = bench.measure(case, _steps(steps), seconds, in_flight, lambda text: update(text, 0, 0))
     if plot is not None:
         bench.plot(run, plot)
-    findings.write(run.document(), file, as_json)
     if not as_json:
         rows = [
             [
@@ -50,6 +52,7 @@ def elastic(
         ]
         output.table(run.case, ["workers", "asked at s", "effect after ms", "requests/s", "median ms"], rows, right=(0, 1, 2, 3, 4))
         findings.verdict(run.verdict)
+    recording.write(run)
     findings.ends(run.lost, run.wrong)
 
 
@@ -81,6 +84,7 @@ def storm(
     seed: Annotated[int, typer.Option("--seed", help="Of the storm's choices.")] = 0,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Kill workers at random under load: requests lost or wrong, throughput, and how long each death holds things up.
@@ -88,6 +92,7 @@ def storm(
     Exit status 1 if a request was lost or its result differs.
     """
     findings.need_matplotlib(plot)
+    recording = findings.Recording("storm", file, as_json, keep_disturbed)
     from aspen_mp.bench import storm as bench
 
     weather = bench.Weather(seconds, per_minute, workers, threads, processes, _mix(mix) or bench.MIX, at_once, calm, seed)
@@ -95,7 +100,6 @@ def storm(
         found = bench.measure(options.cases(networks), weather, lambda text: update(text, 0, 0))
     if plot is not None:
         bench.plot(found, plot)
-    findings.write(found.document(), file, as_json)
     if not as_json:
         rows = [
             [what, spread.number, f"{spread.p50_ms:.1f}", f"{spread.p99_ms:.1f}", f"{spread.worst_ms:.1f}"]
@@ -108,6 +112,7 @@ def storm(
         ]
         output.table("milliseconds", ["", "times", "median", "p99", "worst"], rows, right=(1, 2, 3, 4))
         findings.verdict(found.verdict)
+    recording.write(found)
     findings.ends(found.lost, found.wrong, found.why)
 
 
@@ -132,6 +137,7 @@ def churn(
     rest: Annotated[float, typer.Option("--rest", min=0.0, help="Seconds from a change's effect to the next change, on average.")] = 0.02,
     seed: Annotated[int, typer.Option("--seed", help="Of the choices.")] = 0,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Let workers join and leave under load, change after change: requests lost or wrong, and how soon each change has its effect.
@@ -140,12 +146,13 @@ def churn(
     """
     from aspen_mp.bench import churn as bench
 
+    recording = findings.Recording("churn", file, as_json, keep_disturbed)
     schedule = bench.ChurnSchedule(changes, workers, threads, rest, seed)
     with output.progress("bench", quiet=as_json) as update:
         found = bench.measure(options.cases(networks), schedule, lambda text: update(text, 0, 0))
-    findings.write(found.document(), file, as_json)
     if not as_json:
         findings.verdict(found.verdict)
+    recording.write(found)
     findings.ends(found.lost, found.wrong, found.why)
 
 
@@ -159,11 +166,13 @@ def clients(
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure onnxruntime beside it, where it is installed.")] = True,
     plot: options.OverTime = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Measure several client processes on one runtime against one, and as many processes with an onnxruntime each: throughput, latency,
     memory of all processes together."""
     findings.need_matplotlib(plot)
+    recording = findings.Recording("clients", file, as_json, keep_disturbed)
     from aspen_mp.bench import clients as bench
 
     (case,) = options.cases([network])
@@ -172,17 +181,17 @@ def clients(
         found = bench.measure(case, cpus, processes, seconds, rounds, peers, lambda text: update(text, 0, 0))
     if plot is not None:
         bench.plot(found, plot)
-    findings.write(found.document(), file, as_json)
     if not as_json:
         rows = []
-        for row in found.document()["settings"]:
-            latency = row["latency"]
+        for row in found.found:
+            setting, latency = row.setting, row.spread
             rows.append(
                 [
-                    *(row["engine"], row["processes"], row["in_flight"], f"{row['median_per_s']:.2f}", f"{row['best_per_s']:.2f}"),
-                    *(f"{latency['p50_ms']:.0f}", f"{latency['p99_ms']:.0f}", output.mebibytes(row["pss_bytes"])),
+                    *(setting.engine, setting.processes, setting.in_flight, f"{median(row.per_s):.2f}", f"{max(row.per_s):.2f}"),
+                    *(f"{latency.p50_ms:.0f}", f"{latency.p99_ms:.0f}", output.mebibytes(row.pss_bytes)),
                 ]
             )
         columns = ["engine", "clients", "in flight each", "images/s", "best", "p50 ms", "p99 ms", "memory"]
         output.table(found.case, columns, rows, right=(1, 2, 3, 4, 5, 6, 7))
         findings.verdict(found.verdict)
+    recording.write(found)

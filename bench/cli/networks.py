@@ -31,6 +31,7 @@ def peers(
     rounds: options.Rounds = 7,
     seconds: options.Seconds = 0.3,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all computing in float32, or, with
@@ -50,15 +51,15 @@ def peers(
     absent = [name for name in wanted if not ENGINES[name].installed]
     schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
     results: list[CaseResult] = []
+    recording = findings.Recording("peers", file, as_json, keep_disturbed)
     with output.progress("bench", quiet=as_json) as update:
         for case in chosen:
             for cpus in options.core_sets(threads, cores):
                 there = [name for name in wanted if name not in absent]
                 results.append(measure(case, there, cpus, schedule, lambda text: update(text, 0, 0)))
-    document = report.document(results, absent)
-    findings.write(document, file, as_json)
     if not as_json:
         report.show(results, absent, output.out)
+    recording.write(report.PeersResult(absent, results), sum(result.disturbed for result in results))
     if any(result.failed for result in results):
         raise typer.Exit(1)
 
@@ -72,6 +73,7 @@ def kernels(
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Least time for each call.")] = 0.02,
     cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on; default: the first that may be used.")] = None,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Time kernels over the calls of real networks, on one core: share of the measured fp32 peak and of the memory's bandwidth."""
@@ -94,6 +96,7 @@ def kernels(
         raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
     os.sched_setaffinity(0, {min(allowed) if cpu is None else cpu})
     found = []
+    recording = findings.Recording("kernels", file, as_json, keep_disturbed)
     try:
         evict = measure.evictor()
         with output.progress("bench", quiet=as_json, moving=False) as update:
@@ -109,9 +112,9 @@ def kernels(
                         found.append((network, limits, timings))
     finally:
         os.sched_setaffinity(0, allowed)
-    findings.write(report.document(found), file, as_json)
     if not as_json:
         report.show(found, each, output.out)
+    recording.write(report.document(found))
 
 
 @output.command
@@ -121,6 +124,7 @@ def prediction(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that count.")] = 5,
     seconds: options.Seconds = 0.1,
     file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
     """Set the planner's predictions beside what is measured: latency, time in kernels and in scheduling."""
@@ -129,12 +133,13 @@ def prediction(
 
     numbers = sorted({len(cpus) for cpus in options.core_sets(workers, None)} | ({1} if workers is None else set()))
     cases = options.cases(networks or models.names())
+    recording = findings.Recording("prediction", file, as_json, keep_disturbed)
     with output.progress("bench", quiet=as_json) as update:
         rows = list(bench.run(cases, numbers, rounds, seconds, lambda text: update(text, 0, 0)))
-    findings.write(bench.document(rows), file, as_json)
     if not as_json:
         output.table("", bench.HEADINGS, [bench.cells(row) for row in rows], right=range(1, len(bench.HEADINGS)))
         findings.verdict(bench.verdict(rows))
+    recording.write(rows)
 
 
 @output.command
@@ -182,12 +187,13 @@ def agreement(
     if not kinds or any(part not in errors.WEIGHTS for part in weights.split(",")):
         raise typer.BadParameter(f"{weights!r}: one or both of {', '.join(errors.WEIGHTS)}", param_hint="--weights")
     found = []
+    recording = findings.Recording("agreement", file, as_json, keep_disturbed=True)  # errors do not depend on what else runs
     with aspen_mp.Runtime() as runtime, output.progress("comparing", quiet=as_json) as update:
         total = len(names) * len(kinds)
         for row in errors.rows(names, runtime, kinds):
             found.append(row)
             update(f"{row.network}, {row.weights}", len(found), total)
-    findings.write(errors.document(found), file, as_json)
+    recording.write(errors.document(found))
     if as_json:
         return
     columns = ["network", "weights", "onnxruntime", "direct", *ACCURACIES]

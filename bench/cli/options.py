@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from aspen_mp.bench.figures.seats import Schedule
     from aspen_mp.bench.peers.cases import Case
 
-File = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write everything as JSON to this file.")]
+File = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Record the result in this JSON file; in a folder: as MACHINE/BENCHMARK.json."),
+]
+KeepDisturbed = Annotated[bool, typer.Option("--keep-disturbed", help="Record the result even if other programs disturbed the run.")]
 OverTime = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it against time.")]
 Network = Annotated[str, typer.Argument(metavar="NETWORK", help="As for peers.")]
 Networks = Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import Say, Schedule, Seats, Variant
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.report import machine
 
 
 @dataclass(slots=True)
@@ -71,11 +69,6 @@ class Comparison:
     def far(self) -> float | None:
         """What a byte of another core's took longer meanwhile, nanoseconds: the median of all looks (`states.probe`)."""
         return states.middle(probes for entry in self.entries for probes in entry.probes)
-
-    def document(self, verdict: str) -> dict[str, Any]:
-        """Everything as plain values; `states`: each with the medians of the turns that were measured in it."""
-        by_state = [{"far": state.far, "median_ms": self.medians_in(state)} for state in self.states]
-        return {"machine": machine(), **asdict(self), "far": self.far, "states": by_state, "verdict": verdict}
 
     def medians_in(self, state: State) -> dict[str, float]:
         """By label: `median_ms` by the turns in one state."""

@@ -12,16 +12,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aspen_mp.bench.figures import states
 from aspen_mp.bench.figures.seats import OURS, Rounds, Say, Schedule, Seats, Variant
 from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
-from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.slow import Method, SlowCore, slow_core
 
 FAST, SLOW, BOTH, APART = "fast core", "slow core", "both", "a request a core"
@@ -95,10 +93,6 @@ class HeteroResult:
     failed: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self), "verdict": self.verdict}
 
     @property
     def verdict(self) -> str:

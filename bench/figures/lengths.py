@@ -24,7 +24,6 @@ from aspen_mp.bench.figures.seats import OURS
 from aspen_mp.bench.models.text import TextOptions
 from aspen_mp.bench.models.zoo import entry_of, structure
 from aspen_mp.bench.peers.cases import Case
-from aspen_mp.bench.peers.report import machine
 from aspen_mp.bench.peers.seat import Seat, SeatError
 
 ENGINES = (OURS, "onnxruntime", "openvino")
@@ -127,21 +126,6 @@ class LengthsResult:
         if same is not None:
             parts.append(f"the same token at {same} of {len(self.lengths)}")
         return f"{self.case}: {'; '.join(parts)}"
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values. `ratios`: by the other's name."""
-        return {
-            "machine": machine(),
-            "case": self.case,
-            "cores": self.cores,
-            "lengths": self.lengths,
-            "engines": [found.document() for found in self.found],
-            "ratios": {name: {"total": total, "median": median} for name, (total, median) in self.ratios().items()},
-            "same_tokens": self.same_tokens,
-            "failed": self.failed,
-            "absent": self.absent,
-            "verdict": self.verdict,
-        }
 
 
 def reads(case: Case) -> bool:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aspen_mp.bench.figures.compare import Comparison, Entry, compare
 from aspen_mp.bench.figures.seats import OURS, Say, Schedule, Variant
@@ -25,7 +24,6 @@ from aspen_mp.bench.figures.simulated import Network
 from aspen_mp.bench.figures.states import State
 from aspen_mp.bench.peers.cases import Case
 from aspen_mp.bench.peers.engines import MEMORY, MEMORY_BYTES
-from aspen_mp.bench.peers.report import machine
 from aspen_mp.planner.simulation.simulate import parallel_fraction
 
 APART = "aspen-mp, a request a core"
@@ -88,10 +86,6 @@ class ScalingResult:
     memory: list[Memory] = field(default_factory=list)
     far: float | None = None
     states: list[InState] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {"machine": machine(), **asdict(self), "verdict": self.verdict}
 
     @property
     def verdict(self) -> str:

@@ -1,13 +1,9 @@
-"""What the comparison says: a JSON document and a table."""
+"""What the comparison says: the result and a table of it."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,19 +12,12 @@ from rich.table import Table
 from .rounds import OURS, CaseResult, EngineResult
 
 
-def document(results: Sequence[CaseResult], absent: Sequence[str]) -> dict[str, Any]:
-    """Everything that was measured, as plain values. Milliseconds unless a name says otherwise."""
-    cases = []
-    for result in results:
-        best = result.best_peer
-        cases.append({**asdict(result), "best_peer": None if best is None else {"engine": best.engine, "ratio_median": best.ratio_median}})
-    return {"machine": machine(), "absent": list(absent), "cases": cases}
+@dataclass(slots=True)
+class PeersResult:
+    """What `aspen-mp bench peers` has found. `absent`: engines that are not installed."""
 
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    return {"processor": name, "cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    absent: list[str]
+    cases: list[CaseResult]
 
 
 def show(results: Sequence[CaseResult], absent: Sequence[str], console: Console) -> None:

@@ -35,7 +35,8 @@ class Schedule:
 
 @dataclass(slots=True)
 class EngineResult:
-    """Milliseconds: `median` over rounds of the turn's median, `min` over all runs. Ratios are aspen-mp's time divided by this engine's,
+    """Milliseconds: `median` over rounds of the turn's median, `min` over all runs; `rounds_ms`, `rounds_min_ms`: the median and
+    the fastest run of each round. Ratios are aspen-mp's time divided by this engine's,
     from the same rounds; difference: largest difference of any output from aspen-mp's, as a share of the output's largest magnitude;
     error: the same from aspen-mp's in float32, where the case is in another precision. `counters`: see `shares`."""
 
@@ -47,6 +48,8 @@ class EngineResult:
     median: float
     min: float
     runs: int
+    rounds_ms: list[float]
+    rounds_min_ms: list[float]
     counters: dict[str, float] | None = None
     ratio_median: float | None = None
     ratio_min: float | None = None
@@ -171,6 +174,8 @@ def result(seat: Seat, turns: Sequence[Turn]) -> EngineResult:
         median=1e3 * statistics.median(statistics.median(turn.seconds) for turn in turns),
         min=1e3 * min(min(turn.seconds) for turn in turns),
         runs=sum(len(turn.seconds) for turn in turns),
+        rounds_ms=[1e3 * statistics.median(turn.seconds) for turn in turns],
+        rounds_min_ms=[1e3 * min(turn.seconds) for turn in turns],
         counters=shares(turns, len(seat.cores)),
     )
 
