@@ -19,7 +19,9 @@ from .cases import Case
 from .engines import ENGINES
 from .seat import Seat, SeatError, Turn
 
-FOREIGN_LIMIT = 0.1  # of a core: a round in which other processes used more is not counted
+FOREIGN_LIMIT = 0.1
+"""Cores that other processes may use in a round that counts, on up to four cores; on more, `FOREIGN_SHARE` of them."""
+FOREIGN_SHARE = 0.025
 OURS = "aspen-mp"
 
 
@@ -151,7 +153,7 @@ def take_turns(
             counted, noisy = [], []
             continue
         foreign = max(turn.foreign for turn in turns.values())
-        if foreign > FOREIGN_LIMIT:
+        if foreign > max(FOREIGN_LIMIT, FOREIGN_SHARE * max(len(seat.cores) for seat in alive)):
             noisy.append((foreign, turns))
         else:
             counted.append(turns)

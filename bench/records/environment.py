@@ -16,8 +16,8 @@ import psutil
 from aspen_mp.planner.cost import rates
 from aspen_mp.workers import _kernels, topology
 
-OTHERS_LIMIT = 0.1
-"""Cores that other processes may use before a run without disturbing it."""
+OTHERS_LIMIT = 0.05
+"""Share of the cores that other processes may use before a run without disturbing it."""
 STOLEN_LIMIT = 0.02
 """Share of the cores' time that a hypervisor may take during a run without disturbing it."""
 PACKAGES = ("numpy", "onnx", "onnxruntime", "openvino", "torch")

@@ -60,7 +60,7 @@ class Recorder:
         """The record of a benchmark that has just ended. `disturbed_rounds`: rounds that count although other processes ran."""
         import aspen_mp
 
-        load = self._watch.load()
+        load, machine = self._watch.load(), environment.machine()
         return Record(
             schema=SCHEMA,
             benchmark=self._benchmark,
@@ -69,9 +69,9 @@ class Recorder:
             version=aspen_mp.__version__,
             commit=environment.commit(),
             packages=environment.packages(),
-            machine=environment.machine(),
+            machine=machine,
             load=load,
-            disturbed=_reasons(load, disturbed_rounds),
+            disturbed=_reasons(load, machine.cores, disturbed_rounds),
             result=result,
         )
 
@@ -91,9 +91,9 @@ def _repeatable(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _reasons(load: Load, rounds: int) -> list[str]:
+def _reasons(load: Load, cores: int, rounds: int) -> list[str]:
     reasons = []
-    if load.others > environment.OTHERS_LIMIT:
+    if load.others > environment.OTHERS_LIMIT * cores:
         reasons.append(f"Other processes used {load.others:.2f} cores before the run.")
     if load.stolen > environment.STOLEN_LIMIT:
         reasons.append(f"The hypervisor took {load.stolen:.1%} of the cores' time.")
