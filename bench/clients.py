@@ -263,15 +263,12 @@ class _Seat:
 
 def plot(result: ClientsResult, file: Path) -> None:
     """Throughput, latency and memory of each setting, as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
+    from aspen_mp.bench.figures.picture import pyplot, save
 
     labels = [f"{f.setting.engine}\n{f.setting.processes} × {f.setting.in_flight}" for f in result.found]
     colours = ["tab:blue" if f.setting.engine == "aspen-mp" else "tab:orange" for f in result.found]
     at = np.arange(len(labels))
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+    figure, (left, middle, right) = pyplot().subplots(1, 3, figsize=(11, 4), layout="constrained")
     left.bar(at, [median(f.per_s) for f in result.found], color=colours)
     left.set(title="images/s")
     p50, p99 = ([getattr(f.spread, key) for f in result.found] for key in ("p50_ms", "p99_ms"))
@@ -283,5 +280,4 @@ def plot(result: ClientsResult, file: Path) -> None:
     for axes in (left, middle, right):
         axes.set_xticks(at, labels, fontsize="small")
     figure.suptitle(f"{result.case}: client processes × requests in flight, {len(result.cores)} cores")
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    save(figure, file)

@@ -95,18 +95,16 @@ def measure(case: Case, steps: Sequence[int], seconds: float, in_flight: int, sa
 
 def plot(run: Run, file: Path) -> None:
     """Throughput, as a running mean over `WINDOW_S`, and the number of workers against time, as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
+
+    from aspen_mp.bench.figures.picture import pyplot, save
 
     end = max(run.done_s)
     at = np.arange(0.0, end, WINDOW_S / 5)
     done = np.array(run.done_s)
     low, high = np.maximum(at - WINDOW_S / 2, 0.0), np.minimum(at + WINDOW_S / 2, end)
     rate = (np.searchsorted(done, high) - np.searchsorted(done, low)) / (high - low)
-    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(9, 4.5), layout="constrained")
     axes.plot(at, rate, color="tab:blue", label="requests/s")
     for i, step in enumerate(run.steps):
         until = run.steps[i + 1].asked_s if i + 1 < len(run.steps) else end
@@ -115,10 +113,10 @@ def plot(run: Run, file: Path) -> None:
             axes.axvline(step.asked_s, color="0.7", linewidth=0.8)
     axes.set(xlabel="seconds", ylabel="requests/s", ylim=(0, None), xlim=(0, end), title=f"{run.case}, {run.in_flight} requests in flight")
     workers = axes.twinx()
-    workers.step(
-        [*(s.asked_s for s in run.steps), end], [*(s.workers for s in run.steps), run.steps[-1].workers], where="post", color="tab:orange"
-    )
+    times, counts = [s.asked_s for s in run.steps], [s.workers for s in run.steps]
+    workers.step([*times, end], [*counts, counts[-1]], where="post", color="tab:orange", label="workers asked for")
     workers.set(ylabel="workers asked for", ylim=(0, max(s.workers for s in run.steps) + 1))
+    lines = [*axes.get_legend_handles_labels()[0], *workers.get_legend_handles_labels()[0]]
+    axes.legend(handles=lines, loc="upper left", fontsize="small")
     workers.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    save(figure, file)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import exp, log
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from aspen_mp.bench import models
 from aspen_mp.bench.agreement import reference
-from aspen_mp.planner.job.options import ACCURACIES, Accuracy
+from aspen_mp.planner.job.options import ACCURACIES
 
 if TYPE_CHECKING:
     import onnx
@@ -115,17 +114,3 @@ def rows(names: Sequence[str], runtime: Runtime, weights: Sequence[Weights] = WE
         for kind in weights:
             yield row_of(name, kind, runtime)
             gc.collect()  # evaluators are in cycles with their nodes, and each holds all weights as doubles
-
-
-def document(found: Sequence[Row]) -> dict[str, Any]:
-    """The table as JSON, with the factors of each level: their geometric mean and the largest."""
-    levels: Sequence[Accuracy] = ACCURACIES
-    summary = {
-        level: {
-            "mean_factor": exp(sum(log(max(row.factor(level), 1e-9)) for row in found) / len(found)) if found else None,
-            "largest_factor": max((row.factor(level) for row in found), default=None),
-            "largest_error": max((row.levels[level] for row in found), default=None),
-        }
-        for level in levels
-    }
-    return {"rows": [asdict(row) for row in found], "summary": summary}

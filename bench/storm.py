@@ -214,17 +214,14 @@ def _account(storm: Storm, answers: Sequence[Answer], since: float, watch: _Watc
 
 def plot(storm: Storm, file: Path) -> None:
     """Throughput, as a running mean over `WINDOW_S`, each stroke and how long its recovery took against time, as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
+    from aspen_mp.bench.figures.picture import pyplot, save
 
     done = np.sort(np.concatenate([np.array(times) for times in storm.done_s]))
     end = float(done[-1])
     at = np.arange(0.0, end, WINDOW_S / 5)
     low, high = np.maximum(at - WINDOW_S / 2, 0.0), np.minimum(at + WINDOW_S / 2, end)
     rate = (np.searchsorted(done, high) - np.searchsorted(done, low)) / (high - low)
-    figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(11, 4.5), layout="constrained")
     axes.plot(at, rate, color="tab:blue", linewidth=1)
     axes.axvspan(storm.began_s, storm.ended_s, color="0.95")
     axes.hlines(storm.calm_per_s, 0, end, color="tab:blue", alpha=0.5, linestyle="--", label="undisturbed")
@@ -238,5 +235,4 @@ def plot(storm: Storm, file: Path) -> None:
         times.scatter([at for at, _ in chosen], [ms for _, ms in chosen], s=12, color=color, label=label)
     times.set(ylabel="recovery, ms", yscale="log")
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+    save(figure, file)

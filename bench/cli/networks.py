@@ -193,7 +193,7 @@ def agreement(
         for row in errors.rows(names, runtime, kinds):
             found.append(row)
             update(f"{row.network}, {row.weights}", len(found), total)
-    recording.write(errors.document(found))
+    recording.write(found)
     if as_json:
         return
     columns = ["network", "weights", "onnxruntime", "direct", *ACCURACIES]

@@ -46,6 +46,9 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], what: str, file: Path,
 
 
 def save(figure: Any, file: Path) -> None:
-    """As a PNG."""
-    figure.savefig(file, dpi=120)
-    pyplot().close(figure)
+    """Write a figure in the format of the file's suffix. An SVG has the same bytes whenever it is drawn, and its text stays text."""
+    plt = pyplot()
+    vector = file.suffix == ".svg"
+    with plt.rc_context({"svg.hashsalt": "aspen-mp", "svg.fonttype": "none"}):
+        figure.savefig(file, dpi=120, metadata={"Date": None} if vector else None)
+    plt.close(figure)

@@ -33,7 +33,7 @@ APART = "aspen-mp, a request a core"
 @dataclass(slots=True)
 class Point:
     """An engine on so many cores. `speedup` against the best serial run, `p_e` from it (None on one core); `_min`: by the fastest runs.
-    `simulated`: nothing was measured, and times of minima are those of medians."""
+    `simulated`: nothing was measured, and times of minima are those of medians. `rounds_ms`: the middle run of each round."""
 
     engine: str
     cores: int
@@ -44,6 +44,7 @@ class Point:
     speedup_min: float
     p_e_min: float | None
     simulated: bool = False
+    rounds_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -177,7 +178,9 @@ def of_comparison(found: Comparison) -> ScalingResult:
     least = min(times(entry)[1] for entry in entries if entry.cores == 1)
     result.serial, result.serial_ms = serial.engine, times(serial)[0]
     for entry in entries:
-        result.points.append(_point(_engine(entry), entry.cores, *times(entry), result.serial_ms, least))
+        point = _point(_engine(entry), entry.cores, *times(entry), result.serial_ms, least)
+        point.rounds_ms = entry.rounds_ms
+        result.points.append(point)
     result.far = found.far
     if len(found.states) > 1:
         result.states = [_in_state(found, state) for state in found.states]
