@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import figures, load, networks
+from aspen_mp.bench.cli import figures, load, networks, render
 
 app = typer.Typer(
     name="bench",
@@ -30,3 +30,4 @@ app.command("tiles")(figures.tiles)
 app.command("synthetic")(figures.synthetic)
 app.command("lengths")(figures.lengths)
 app.command("agreement")(networks.agreement)
+app.command("render")(render.render)

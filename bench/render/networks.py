@@ -1,0 +1,104 @@
+"""Tables of networks beside other runtimes, and of where we are slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aspen_mp.bench.peers.report import PeersResult
+from aspen_mp.bench.peers.rounds import OURS, CaseResult, EngineResult
+from aspen_mp.bench.render.markdown import number, table
+from aspen_mp.bench.render.published import Published, of
+
+NAMES = {
+    "resnet50": "ResNet-50",
+    "vgg16": "VGG-16",
+    "bert_base": "BERT-base",
+    "bert_large": "BERT-large",
+    "gpt2": "GPT-2",
+    "mobilenet_v2": "MobileNetV2",
+    "squeezenet1_1": "SqueezeNet 1.1",
+    "yolov3": "YOLOv3",
+    "densenet121": "DenseNet-121",
+    "inception_v3": "Inception v3",
+    "vit_b_16": "ViT-B/16",
+    "unet": "U-Net",
+    "alexnet": "AlexNet",
+}
+"""How people call networks of the zoo."""
+ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch", "torch.compile": "torch.compile"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A network on which another runtime is faster: our time by its, the median of the rounds."""
+
+    case: str
+    machine: str
+    threads: int
+    engine: str
+    ratio: float
+
+
+def name(case: str) -> str:
+    """`bert_base@seq=128` as people would say it."""
+    network, _, options = case.partition("@")
+    sizes = {"seq": "{} tokens", "batch": "batch {}", "dtype": "{}", "precision": "{}", "image": "{} pixels"}
+    words = []
+    for option in options.split(",") if options else ():
+        key, _, value = option.partition("=")
+        words.append(sizes.get(key, key + " {}").format(value.replace("_", ", ")))
+    return ", ".join([NAMES.get(network, network), *words])
+
+
+def ours(case: CaseResult) -> EngineResult | None:
+    return next((engine for engine in case.engines if engine.engine == OURS), None)
+
+
+def peers(result: PeersResult) -> list[str]:
+    """The other engines, in the order in which they were measured."""
+    return list(dict.fromkeys(engine.engine for case in result.cases for engine in case.engines if engine.engine != OURS))
+
+
+def spread(case: CaseResult, other: EngineResult) -> str:
+    """Our time by another's: the median of the rounds, and the range that they span."""
+    own = ours(case)
+    if own is None or other.ratio_median is None:
+        return ""
+    ratios = [a / b for a, b in zip(own.rounds_ms, other.rounds_ms, strict=True)]
+    return f"{other.ratio_median:.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def comparison(item: Published, *, brief: bool = False) -> str:
+    """Milliseconds of each engine, and our time by that of the fastest other. `brief`: without the range of rounds."""
+    result: PeersResult = item.record.result
+    others = peers(result)
+    threads = {case.threads for case in result.cases}
+    rows = []
+    for case in result.cases:
+        own, best = ours(case), case.best_peer
+        if own is None or best is None:
+            continue
+        times = {engine.engine: number(engine.median) for engine in case.engines}
+        label = name(case.case) + ("" if len(threads) == 1 else f", {case.threads} cores")
+        ratio = f"{best.ratio_median:.2f}" if brief else spread(case, best)
+        rows.append([label, times[OURS], *(times.get(other, "–") for other in others), ratio])
+    return table(["network", f"{OURS}, ms", *(f"{ENGINES[other]}, ms" for other in others), "ours / fastest other"], rows)
+
+
+def losses(published: Sequence[Published]) -> list[Loss]:
+    """Every case in which another runtime was faster, worst first."""
+    found = (
+        Loss(case.case, item.record.machine.name, case.threads, engine.engine, engine.ratio_median)
+        for item in of(published, "peers")
+        for case in item.record.result.cases
+        for engine in case.engines
+        if engine.ratio_median is not None and engine.ratio_median > 1
+    )
+    return sorted(found, key=lambda loss: -loss.ratio)
+
+
+def compared(published: Sequence[Published]) -> int:
+    """How many pairs of a network and another runtime the records hold."""
+    cases = (case for item in of(published, "peers") for case in item.record.result.cases)
+    return sum(engine.ratio_median is not None for case in cases for engine in case.engines)

@@ -1,0 +1,81 @@
+"""The records that are published: `bench/results/MACHINE/NAME.json`, each with the type of its benchmark's result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
+from aspen_mp.bench.figures.compare import Comparison
+from aspen_mp.bench.figures.hetero import HeteroResult
+from aspen_mp.bench.figures.lengths import LengthsResult
+from aspen_mp.bench.figures.scaling import ScalingResult
+from aspen_mp.bench.peers.report import PeersResult
+from aspen_mp.bench.records import record
+from aspen_mp.bench.records.record import Record
+
+RESULTS: dict[str, Any] = {
+    "peers": PeersResult,
+    "scaling": list[ScalingResult],
+    "hetero": list[HeteroResult],
+    "lengths": list[LengthsResult],
+    "barriers": list[Comparison],
+    "order": list[Comparison],
+    "tiles": list[Comparison],
+    "synthetic": list[Comparison],
+    "elastic": elastic.Run,
+    "storm": storm.Storm,
+    "churn": churn.Churn,
+    "clients": clients.ClientsResult,
+    "agreement": list[errors.Row],
+    "prediction": list[prediction.Row],
+}
+"""What each benchmark records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A record and its file. `folder` names the machine's folder."""
+
+    file: Path
+    record: Record[Any]
+
+    @property
+    def folder(self) -> str:
+        return self.file.parent.name
+
+    @property
+    def link(self) -> str:
+        """The file, seen from the root of the repository."""
+        return f"bench/results/{self.folder}/{self.file.name}"
+
+
+def read(folder: Path) -> list[Published]:
+    """All records below `bench/results`, machines with most cores first. ValueError names a file that does not belong there."""
+    found = []
+    for file in sorted(folder.glob("*/*.json")):
+        benchmark = json.loads(file.read_text("utf-8")).get("benchmark")
+        if benchmark not in RESULTS:
+            raise ValueError(f"{file}: no benchmark {benchmark!r} publishes records; these do: {', '.join(RESULTS)}")
+        known = record.load(file, RESULTS[benchmark])
+        if known.machine.slug != file.parent.name:
+            raise ValueError(f"{file}: the record is of the machine {known.machine.slug}; move it to that folder")
+        if known.disturbed:
+            raise ValueError(f"{file}: the run was disturbed ({known.disturbed[0]}); measure again with: {known.command}")
+        found.append(Published(file, known))
+    return sorted(found, key=lambda item: (-item.record.machine.cores, item.folder, item.file.name))
+
+
+def of(published: Iterable[Published], *benchmarks: str) -> list[Published]:
+    """Those of some benchmarks, in the given order of benchmarks for each machine."""
+    chosen = [item for item in published if item.record.benchmark in benchmarks]
+    return sorted(chosen, key=lambda item: (-item.record.machine.cores, item.folder, benchmarks.index(item.record.benchmark)))
+
+
+def digest(published: Sequence[Published]) -> str:
+    """SHA-256 of the files, which says whether a picture made from them is out of date."""
+    return hashlib.sha256(b"".join(item.file.read_bytes() for item in published)).hexdigest()

@@ -1,0 +1,51 @@
+"""Everything that is made from records: pages, charts and README's block. `aspen-mp bench render` writes it or checks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aspen_mp.bench.render import charts, pages, published
+
+BEGIN, END = "<!-- bench: peers -->", "<!-- end -->"
+RESULTS = Path("bench/results")
+DOCS = Path("docs/benchmarks")
+
+
+def texts(root: Path) -> dict[Path, str]:
+    """What each generated text file below the repository's root should hold. ValueError: a record or README.md is not as it should be."""
+    records = published.read(root / RESULTS)
+    found = {DOCS / f"{name}.md": text for name, text in pages.all_pages(records, root / RESULTS / "reasons.json").items()}
+    readme = (root / "README.md").read_text("utf-8")
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{root / 'README.md'}: the lines {BEGIN} and {END} are missing")
+    found[Path("README.md")] = f"{before}{BEGIN}\n{pages.readme(records)}\n{END}{after}"
+    return found
+
+
+def stale(root: Path) -> list[Path]:
+    """Generated files that are missing, out of date, or belong to no record any more."""
+    records = published.read(root / RESULTS)
+    wanted = texts(root)
+    old = [file for file, text in wanted.items() if not (root / file).exists() or (root / file).read_text("utf-8") != text]
+    drawn = {DOCS / charts.name(item): item for item in records if charts.draw(item)}
+    old += [file for file, item in drawn.items() if charts.stale(root / file, [item])]
+    there = {file.relative_to(root) for pattern in ("*.md", "*.svg") for file in (root / DOCS).glob(pattern)}
+    return sorted([*old, *(there - wanted.keys() - drawn.keys())])
+
+
+def write(root: Path) -> list[Path]:
+    """Make every stale file anew, or remove it where nothing belongs in it. Return the files that changed."""
+    records = {DOCS / charts.name(item): item for item in published.read(root / RESULTS)}
+    wanted, changed = texts(root), stale(root)
+    (root / DOCS).mkdir(parents=True, exist_ok=True)
+    for file in changed:
+        drawer = charts.draw(records[file]) if file in records else None
+        if file in wanted:
+            (root / file).write_text(wanted[file], "utf-8")
+        elif drawer is not None:
+            charts.write(root / file, records[file], drawer)
+        else:
+            (root / file).unlink()
+    return changed
