@@ -17,6 +17,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from aspen_mp.bench import prediction
+from aspen_mp.bench.records import record
+from aspen_mp.bench.render import published
 
 WATCHDOG_S = 120
 
@@ -174,15 +176,21 @@ def test_plan_shows_parts_of_the_batch_as_one_row() -> None:
     assert f"{slices} slices of the batch" in text
 
 
+def recorded(folder: Path, benchmark: str, *arguments: object) -> Any:
+    """The result that a benchmark prints as JSON and records, as its own type."""
+    file = folder / f"{benchmark}.json"
+    printed = as_json("bench", benchmark, *arguments, "-o", file, "--keep-disturbed")
+    assert printed == json.loads(file.read_text())
+    return record.load(file, published.RESULTS[benchmark]).result
+
+
 def test_bench_prediction(tmp_path: Path) -> None:
-    file = tmp_path / "prediction.json"
-    report = as_json("bench", "prediction", "squeezenet1_1", "--rounds", 2, "--seconds", 0, "-o", file)
-    assert report == json.loads(file.read_text())
-    assert "squeezenet1_1" in report["verdict"]
-    assert len(prediction.cells(prediction.Row(**{k: v for k, v in report["rows"][0].items() if k != "error"}))) == len(prediction.HEADINGS)
-    for row in report["rows"]:
-        assert row["error"] == pytest.approx(row["predicted_ms"] / row["median_ms"] - 1)
-        assert min(row["kernel_ms"], row["predicted_kernel_ms"], row["schedule_ms"], row["predicted_schedule_ms"]) > 0
+    rows = recorded(tmp_path, "prediction", "squeezenet1_1", "--rounds", 2, "--seconds", 0)
+    assert all(len(prediction.cells(row)) == len(prediction.HEADINGS) for row in rows)
+    assert "squeezenet1_1" in prediction.verdict(rows)
+    for row in rows:
+        assert row.error == pytest.approx(row.predicted_ms / row.median_ms - 1)
+        assert min(row.kernel_ms, row.predicted_kernel_ms, row.schedule_ms, row.predicted_schedule_ms) > 0
 
 
 def test_plan_measured(model: Path) -> None:
@@ -213,14 +221,13 @@ def test_trace(model: Path, tmp_path: Path) -> None:
 
 
 def test_bench_elastic(tmp_path: Path) -> None:
-    file, picture = tmp_path / "elastic.json", tmp_path / "elastic.png"
-    report = as_json("bench", "elastic", "squeezenet1_1", "--steps", "1,2,0,1", "--seconds", 0.3, "-o", file, "--plot", picture)
-    assert report == json.loads(file.read_text())
-    assert [step["workers"] for step in report["steps"]] == [1, 2, 0, 1]
-    assert report["lost"] == report["wrong"] == 0
-    assert len(report["done_s"]) == len(report["began_s"]) > 0
-    assert report["steps"][0]["effect_ms"] is None
-    assert all(step["effect_ms"] > 0 for step in report["steps"][1:])
+    picture = tmp_path / "elastic.png"
+    report = recorded(tmp_path, "elastic", "squeezenet1_1", "--steps", "1,2,0,1", "--seconds", 0.3, "--plot", picture)
+    assert [step.workers for step in report.steps] == [1, 2, 0, 1]
+    assert report.lost == report.wrong == 0
+    assert len(report.done_s) == len(report.began_s) > 0
+    assert report.steps[0].effect_ms is None
+    assert all(step.effect_ms > 0 for step in report.steps[1:])
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert "none lost, none wrong" in ok("bench", "elastic", "squeezenet1_1", "--steps", "1", "--seconds", 0.1)
     for steps in ("0,1", "1,0", "1,-1,1", "many"):
@@ -228,15 +235,15 @@ def test_bench_elastic(tmp_path: Path) -> None:
 
 
 def test_bench_storm(tmp_path: Path) -> None:
-    file, picture = tmp_path / "storm.json", tmp_path / "storm.png"
+    picture = tmp_path / "storm.png"
     network = "squeezenet1_1@image=64"
     short = ("--seconds", 2, "--per-minute", 200, "--workers", 2, "--threads", 2, "--processes", 0)
     options = (*short, "--calm", 0.4, "--mix", "KILL=2,SEGV=1")
-    report = as_json("bench", "storm", network, *options, "-o", file, "--plot", picture)
-    assert report == json.loads(file.read_text())
-    assert report["lost"] == report["wrong"] == 0
-    assert report["requests"] > 0
-    assert {stroke["signal"] for stroke in report["strokes"]} <= {"KILL", "SEGV"}
+    report = recorded(tmp_path, "storm", network, *options, "--plot", picture)
+    assert report.per_minute > 0
+    assert report.lost == report.wrong == 0
+    assert report.requests > 0
+    assert {stroke.signal for stroke in report.strokes} <= {"KILL", "SEGV"}
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert "none lost, none wrong" in ok("bench", "storm", network, *short, "--calm", 0)
     for mix in ("KILL", "KILL=x", "USR1=1", "KILL=0", "KILL=-1"):
@@ -245,18 +252,17 @@ def test_bench_storm(tmp_path: Path) -> None:
 
 
 def test_bench_churn(tmp_path: Path) -> None:
-    file = tmp_path / "churn.json"
-    report = as_json("bench", "churn", "squeezenet1_1@image=64", "--changes", 6, "--workers", 2, "-o", file)
-    assert report == json.loads(file.read_text())
-    assert report["lost"] == report["wrong"] == 0
-    assert len(report["changes"]) == 6
+    report = recorded(tmp_path, "churn", "squeezenet1_1@image=64", "--changes", 6, "--workers", 2)
+    assert report.lost == report.wrong == 0
+    assert len(report.changes) == 6
     assert "none lost, none wrong" in ok("bench", "churn", "squeezenet1_1@image=64", "--changes", 1, "--workers", 2)
 
 
 def test_bench_kernels(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
-    report = as_json("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file)
-    assert report == json.loads(file.read_text())
+    options = ("--kernels", "POOL", "--seconds", 0, "--isa", "portable", "-o", file, "--keep-disturbed")
+    report = as_json("bench", "kernels", "squeezenet1_1", *options)["result"]
+    assert report == json.loads(file.read_text())["result"]
     assert {row["kernel"] for row in report["calls"]} == {"POOL"}
     assert report["limits"]["portable"]["gflops"] > 0
     assert "of peak" in ok("bench", "kernels", "squeezenet1_1", "--kernels", "POOL", "--seconds", 0)

@@ -65,10 +65,10 @@ def test_shared(tmp_path: Path):
 def test_clients_are_measured():
     said: list[str] = []
     result = clients.measure(cases.parse("squeezenet1_1"), [0], 2, 0.0, 1, False, said.append)
-    document = result.document()
-    assert [(row["engine"], row["processes"], row["in_flight"]) for row in document["settings"]] == [("aspen-mp", 1, 2), ("aspen-mp", 2, 1)]
-    assert all(row["median_per_s"] > 0 and row["pss_bytes"] > 0 for row in document["settings"])
-    assert document["settings"][1]["all_processes"] == document["settings"][0]["all_processes"] + 1
-    assert 0.5 < document["weights_pss_bytes"] / document["weight_bytes"] < 1.5
+    one, two = result.found
+    assert (one.setting, two.setting) == (clients.Setting("aspen-mp", 1, 2), clients.Setting("aspen-mp", 2, 1))
+    assert all(min(found.per_s) > 0 and found.pss_bytes > 0 for found in result.found)
+    assert two.processes == one.processes + 1
+    assert 0.5 < result.weights_pss_bytes / result.weight_bytes < 1.5
     assert "of the throughput of one" in result.verdict
     assert said

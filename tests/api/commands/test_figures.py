@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aspen_mp.bench.figures import compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
+from aspen_mp.bench.figures import barriers, compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Rounds, Schedule, Variant, wanted_engines
 from aspen_mp.bench.figures.states import middle, states
@@ -22,6 +21,8 @@ from aspen_mp.bench.peers.cases import Case, parse
 from aspen_mp.bench.peers.engines import MEMORY_BYTES, REQUESTS
 from aspen_mp.bench.peers.seat import Turn
 from aspen_mp.bench.peers.streams import Streams
+from aspen_mp.bench.records import record
+from aspen_mp.bench.render import published
 
 TINY = "aspen32@layers=3,image=16x16,channels=32"
 TEXTS = "layers=2,hidden=64,heads=4,vocab=101"
@@ -29,56 +30,58 @@ QUICK = ("--rounds", "1", "--seconds", "0", "--runs", "1")
 CORES = len(os.sched_getaffinity(0))
 
 
-def figure(tmp_path: Path, *arguments: str, quick: Sequence[str] = QUICK) -> dict[str, Any]:
-    """What a command writes; its picture is there and its last line is its verdict."""
+def figure(tmp_path: Path, *arguments: str, quick: Sequence[str] = QUICK) -> Any:
+    """The result that a command records, as its benchmark's own type; its picture is there."""
     picture, document = tmp_path / "figure.png", tmp_path / "figure.json"
     command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, *quick, "--plot", str(picture), "-o", str(document)]
+    command.append("--keep-disturbed")
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(document.read_text())
-    assert found["machine"]["cores"]
-    (network,) = found["networks"]
-    assert network["verdict"] in done.stdout
+    found = record.load(document, published.RESULTS[arguments[0]])
+    assert found.benchmark == arguments[0]
+    assert found.command.startswith(f"aspen-mp bench {arguments[0]}")
+    assert "--plot" not in found.command
+    (network,) = found.result
     return network
 
 
 def test_barriers(tmp_path: Path) -> None:
     found = figure(tmp_path, "barriers", TINY)
-    assert [entry["label"] for entry in found["entries"]] == ["no barriers", "barriers"]
-    assert all(entry["cores"] == CORES for entry in found["entries"])
-    assert "operator barriers change the time by" in found["verdict"]
+    assert [entry.label for entry in found.entries] == ["no barriers", "barriers"]
+    assert all(entry.cores == CORES for entry in found.entries)
+    assert "operator barriers change the time by" in barriers.verdict(found)
 
 
 def test_order(tmp_path: Path) -> None:
     found = figure(tmp_path, "order", TINY)
-    assert [entry["label"] for entry in found["entries"]] == ["fifo", "lifo", "random"]
-    assert set(found["simulated"]) == {"fifo", "lifo", "random", "layer"}
+    assert [entry.label for entry in found.entries] == ["fifo", "lifo", "random"]
+    assert set(found.simulated) == {"fifo", "lifo", "random", "layer"}
 
 
 def test_tiles(tmp_path: Path) -> None:
     found = figure(tmp_path, "tiles", TINY, "--tiles", "1,8")
-    assert [entry["label"] for entry in found["entries"]] == ["automatic", "1", "8"]
+    assert [entry.label for entry in found.entries] == ["automatic", "1", "8"]
 
 
 def test_synthetic(tmp_path: Path) -> None:
     sizes = ("--layers", "3", "--height", "16", "--width", "12", "--channels", "32")
     found = figure(tmp_path, "synthetic", *sizes, "--engines", "onnxruntime,aspen-mp")
-    assert found["case"] == "aspen32@layers=3,image=16x12,channels=32"
-    assert found["macs"] == 3 * 16 * 12 * 32 * 32 * 9
-    assert [entry["label"] for entry in found["entries"]][:2] == ["aspen-mp", "onnxruntime"]
+    assert found.case == "aspen32@layers=3,image=16x12,channels=32"
+    assert found.macs == 3 * 16 * 12 * 32 * 32 * 9
+    assert [entry.label for entry in found.entries][:2] == ["aspen-mp", "onnxruntime"]
 
 
 def test_scaling(tmp_path: Path) -> None:
     found = figure(tmp_path, "scaling", TINY, "--engines", "aspen-mp,onnxruntime", "--simulate", "64", "--apart")
-    measured = [(p["engine"], p["cores"]) for p in found["points"] if not p["simulated"]]
+    measured = [(p.engine, p.cores) for p in found.points if not p.simulated]
     apart = {(scaling.APART, CORES)} if CORES > 1 else set()
     assert {("aspen-mp", 1), ("aspen-mp", CORES), ("onnxruntime", 1), ("onnxruntime", CORES)} | apart == set(measured)
-    assert [p["cores"] for p in found["points"] if p["simulated"]] == [64]
-    assert [m["cores"] for m in found["memory"]] == sorted({1, CORES})
-    assert all(m["best_gb_s"] >= m["gb_s"] > 0 for m in found["memory"])
+    assert [p.cores for p in found.points if p.simulated] == [64]
+    assert [m.cores for m in found.memory] == sorted({1, CORES})
+    assert all(m.best_gb_s >= m.gb_s > 0 for m in found.memory)
     if CORES > 1:
-        assert found["memory"][-1]["p_e"] <= found["memory"][-1]["p_e_unlimited"] + 1e-9
+        assert found.memory[-1].p_e <= found.memory[-1].p_e_unlimited + 1e-9
 
 
 def test_hetero(tmp_path: Path) -> None:
@@ -87,45 +90,45 @@ def test_hetero(tmp_path: Path) -> None:
             figure(tmp_path, "hetero", TINY)
         return
     found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5", "--settle", "0.1", "--apart")
-    full, half = found["points"]
-    assert (full["wanted"], half["wanted"]) == (1, 0.5)
-    assert not full["left"]
-    assert 0.1 < half["left"][0] < 0.9
-    assert half["taken"][0] > 0.2, "the load ran while it was measured"
-    assert full["fraction"] > 0
-    assert min(full["apart"], half["apart"]) > 0
-    for point in found["points"]:
-        memory = point["memory"]
-        assert memory["one_gb_s"] > 0 < memory["all_gb_s"]
-        assert memory["speed"] == pytest.approx(point["slow"] / point["fast"])
-        assert 0 < memory["fraction"] <= memory["unlimited"] + 1e-9
+    full, half = found.points
+    assert (full.wanted, half.wanted) == (1, 0.5)
+    assert not full.left
+    assert 0.1 < half.left[0] < 0.9
+    assert half.taken[0] > 0.2, "the load ran while it was measured"
+    assert full.fraction > 0
+    assert min(full.apart, half.apart) > 0
+    for point in found.points:
+        memory = point.memory
+        assert memory.one_gb_s > 0 < memory.all_gb_s
+        assert memory.speed == pytest.approx(point.slow / point.fast)
+        assert 0 < memory.fraction <= memory.unlimited + 1e-9
 
 
 def test_lengths(tmp_path: Path) -> None:
     options = ("--requests", "6", "--least", "3", "--most", "9", "--threads", "1", "--engines", "aspen-mp,onnxruntime")
     found = figure(tmp_path, "lengths", f"bert_base@{TEXTS}", *options, quick=())
-    assert found["case"] == f"bert_base@{TEXTS}, 3 to 9 tokens"
-    assert len(found["cores"]) == 1
-    assert len(found["lengths"]) == 6
-    assert all(3 <= n <= 9 for n in found["lengths"])
-    assert [e["engine"] for e in found["engines"]] == ["aspen-mp", "onnxruntime"]
-    for e in found["engines"]:
+    assert found.case == f"bert_base@{TEXTS}, 3 to 9 tokens"
+    assert len(found.cores) == 1
+    assert len(found.lengths) == 6
+    assert all(3 <= n <= 9 for n in found.lengths)
+    assert [e.engine for e in found.found] == ["aspen-mp", "onnxruntime"]
+    for e in (engine.document() for engine in found.found):
         assert len(e["requests_ms"]) == 6
         assert e["total_s"] == pytest.approx(sum(e["requests_ms"]) / 1e3)
         assert e["min_ms"] == min(e["requests_ms"][3:]) <= e["median_ms"] <= e["longest_ms"] == max(e["requests_ms"])
         assert (e["tokens"], e["prompt_ms"]) == ([], None)
-    assert set(found["ratios"]) == {"onnxruntime"}
-    assert found["same_tokens"] is None
-    assert not found["failed"]
+    assert set(found.ratios()) == {"onnxruntime"}
+    assert found.same_tokens is None
+    assert not found.failed
 
 
 def test_steps_of_a_decoder(tmp_path: Path) -> None:
     case = f"smollm2_135m@{TEXTS},inner=96,kv_heads=2"
     found = figure(tmp_path, "lengths", case, "--decode", "4", "--engines", "onnxruntime,aspen-mp", quick=())
-    assert found["case"] == f"{case}, 4 steps"
-    assert found["lengths"] == [10, 11, 12, 13, 14]
-    assert found["same_tokens"] == 5
-    for e in found["engines"]:
+    assert found.case == f"{case}, 4 steps"
+    assert found.lengths == [10, 11, 12, 13, 14]
+    assert found.same_tokens == 5
+    for e in (engine.document() for engine in found.found):
         assert len(e["tokens"]) == len(e["requests_ms"]) == 5
         assert e["prompt_ms"] == e["requests_ms"][0]
         assert e["total_s"] == pytest.approx(sum(e["requests_ms"][1:]) / 1e3)
@@ -244,7 +247,7 @@ def test_fractions_by_state() -> None:
     assert second.gb_s == pytest.approx(2 * MEMORY_BYTES / 20e6)
     verdict = scaling.of_comparison(comparison).verdict
     assert "with 0.007 ns for another core's byte and 27 GB/s of memory: aspen-mp 0.800 in 2 turns; with 0.037 ns" in verdict
-    assert [state["median_ms"]["b on 1"] for state in comparison.document("")["states"]] == [20.0, 6.0]
+    assert [comparison.medians_in(state)["b on 1"] for state in comparison.states] == [20.0, 6.0]
 
 
 def test_unlike_cores_by_state() -> None:

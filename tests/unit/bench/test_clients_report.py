@@ -18,14 +18,10 @@ def result() -> ClientsResult:
 
 
 def test_ratios_are_of_rounds_side_by_side():
-    document = result().document()
-    assert document["ratios"] == {
-        "aspen-mp": {"throughput": (0.95 + 1.1) / 2, "memory": 1.2},
-        "onnxruntime": {"throughput": 0.5, "memory": 4.0},
-    }
-    assert [row["median_per_s"] for row in document["settings"]] == [25.0, 26.0, 10.5, 5.25]
-    assert document["settings"][1]["latency"]["worst_ms"] == 300.0
-    assert document["verdict"] == (
+    assert result().ratio("aspen-mp") == ((0.95 + 1.1) / 2, 1.2)
+    assert result().ratio("onnxruntime") == (0.5, 4.0)
+    assert result().found[1].spread.worst_ms == 300.0
+    assert result().verdict == (
         "net: aspen-mp: 4 client processes have 1.025 of the throughput of one and 1.20 of its memory, "
         "p99 is 1.50 times the median, and the client served least has 0.800 of the throughput of the one served most; "
         "onnxruntime: 4 client processes have 0.500 of the throughput of one and 4.00 of its memory, "
@@ -36,7 +32,7 @@ def test_ratios_are_of_rounds_side_by_side():
 
 def test_a_single_setting_has_no_ratio():
     lone = ClientsResult("net", [0], 0, [Found(Setting("aspen-mp", 1, 1), [1.0], [0.1], 1, 1)])
-    assert lone.document()["ratios"] == {}
+    assert lone.ratio("aspen-mp") is None
 
 
 def test_picture(tmp_path: Path):

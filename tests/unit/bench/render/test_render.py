@@ -1,0 +1,115 @@
+"""Documents are what their records say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from folders import ROOT
+
+from aspen_mp.bench.cli.app import app
+from aspen_mp.bench.peers import cases
+from aspen_mp.bench.render import networks, pages, published, render
+
+DOCUMENTS = [ROOT / "README.md", *(file for kind in ("tutorial", "howto", "explanation") for file in (ROOT / "docs" / kind).glob("*.md"))]
+UNITS = "ms|µs|GB/s|GFLOP/s|TFLOP/s|images/s|requests/s|rows/s"
+FIGURE = re.compile(rf"\d ?({UNITS})\b|\b0\.\d+ of\b|\d times (as|faster)|\d ?[×x] faster")
+"""What looks like something that was measured."""
+GENERATED = re.compile(r"<!-- bench: \w+ -->.*?<!-- end -->|```.*?```|`[^`]*`", re.DOTALL)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what rendering reads and writes."""
+    shutil.copytree(ROOT / render.RESULTS, tmp_path / render.RESULTS)
+    shutil.copytree(ROOT / render.DOCS, tmp_path / render.DOCS)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_documents_are_up_to_date() -> None:
+    assert render.stale(ROOT) == [], "run: aspen-mp bench render"
+
+
+def test_a_changed_record_makes_its_documents_stale(tree: Path) -> None:
+    peers = published.of(published.read(tree / render.RESULTS), "peers")[0]
+    document = json.loads(peers.file.read_text())
+    engine = document["result"]["cases"][0]["engines"][0]
+    engine["median"] *= 2
+    peers.file.write_text(json.dumps(document))
+    stale = render.stale(tree)
+    assert {Path("README.md"), render.DOCS / "networks.md"} <= set(stale)
+    assert any(file.suffix == ".svg" for file in stale)
+    assert render.write(tree) == stale
+    assert render.stale(tree) == []
+
+
+def test_a_document_without_a_record_is_stale(tree: Path) -> None:
+    (tree / render.DOCS / "old.md").write_text("# Figures of long ago\n")
+    assert render.write(tree) == [render.DOCS / "old.md"]
+    assert not (tree / render.DOCS / "old.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"disturbed": ["Somebody compiled."]}, "disturbed"), ({"benchmark": "nonsense"}, "nonsense"), ({"result": None}, "peers.json")],
+)
+def test_a_record_that_must_not_be_published_is_named(tree: Path, change: dict[str, object], message: str) -> None:
+    file = next((tree / render.RESULTS).glob("*/peers.json"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=message) as error:
+        published.read(tree / render.RESULTS)
+    assert str(file) in str(error.value)
+
+
+def test_a_readme_without_its_lines_is_refused(tree: Path) -> None:
+    (tree / "README.md").write_text("# aspen-mp\n")
+    with pytest.raises(ValueError, match="bench: peers"):
+        render.stale(tree)
+
+
+def test_the_commands_of_records_exist() -> None:
+    commands = {command.name for command in app.registered_commands}
+    for item in published.read(ROOT / render.RESULTS):
+        program, bench, name, *rest = shlex.split(item.record.command)
+        assert (program, bench, name) == ("aspen-mp", "bench", item.record.benchmark)
+        assert name in commands
+        for word in rest:
+            if word.partition("@")[0] in networks.NAMES:
+                cases.parse(word)
+
+
+def test_losses_are_listed_with_reasons(tmp_path: Path) -> None:
+    records = published.read(ROOT / render.RESULTS)
+    text = pages.losses(records, tmp_path / "none.json")
+    assert str(networks.compared(records)) in text
+    assert text.count("\n| ") == (len(networks.losses(records)) + 2 if networks.losses(records) else 0)
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_figures_come_from_records(file: Path) -> None:
+    found = FIGURE.search(GENERATED.sub("", file.read_text("utf-8")))
+    assert found is None, f"{found and found[0]!r} was measured: publish its record and let `aspen-mp bench render` write it"
+
+
+@pytest.mark.parametrize(
+    "text", ["takes 0.74 of onnxruntime's time", "answers in 9.1 ms", "reads 21 GB/s", "is 1.6 times as fast", "3x faster"]
+)
+def test_a_figure_is_recognised(text: str) -> None:
+    assert FIGURE.search(text)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("resnet50", "ResNet-50"),
+        ("bert_base@seq=128", "BERT-base, 128 tokens"),
+        ("vgg16@dtype=int8_dynamic,batch=8", "VGG-16, int8, dynamic, batch 8"),
+    ],
+)
+def test_networks_have_names(case: str, name: str) -> None:
+    assert networks.name(case) == name
