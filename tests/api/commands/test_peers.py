@@ -30,8 +30,9 @@ def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
 class Stub:
     """A seat that answers from a list."""
 
-    def __init__(self, engine: str, turns: list[Turn | SeatError]) -> None:
+    def __init__(self, engine: str, turns: list[Turn | SeatError], cores: int = 1) -> None:
         self.engine = self.label = engine
+        self.cores = list(range(cores))
         self.turns: Iterator[Turn | SeatError] = iter(turns)
         self.asked = 0
 
@@ -56,6 +57,13 @@ def test_disturbed_rounds_do_not_count() -> None:
     turns, rejected, disturbed, failed = play([a, b], Schedule(rounds=2, spare=4))
     assert [t["a"].seconds for t in turns] == [[1.0], [2.0]]
     assert (rejected, disturbed, failed) == (1, 0, {})
+
+
+def test_many_cores_may_lose_a_share_of_them() -> None:
+    a = Stub("a", [Turn([1.0], 0.3), Turn([2.0], 0.5), Turn([3.0], 0.0)], cores=16)
+    turns, rejected, disturbed, _ = play([a], Schedule(rounds=2, spare=3))
+    assert [t["a"].seconds for t in turns] == [[1.0], [3.0]]
+    assert (rejected, disturbed) == (1, 0)
 
 
 def test_the_quietest_rounds_of_a_busy_machine_are_used_and_counted() -> None:
