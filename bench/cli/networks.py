@@ -91,12 +91,12 @@ def kernels(
     wanted = set(kernel.split(",")) if kernel else None
     if wanted and not wanted <= set(_kernels.kernels()):
         raise typer.BadParameter(f"kernels are {', '.join(_kernels.kernels())}", param_hint="--kernels")
+    recording = findings.Recording("kernels", file, as_json, keep_disturbed)
     allowed = os.sched_getaffinity(0)
     if cpu is not None and cpu not in allowed:
         raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
     os.sched_setaffinity(0, {min(allowed) if cpu is None else cpu})
     found = []
-    recording = findings.Recording("kernels", file, as_json, keep_disturbed)
     try:
         evict = measure.evictor()
         with output.progress("bench", quiet=as_json, moving=False) as update:

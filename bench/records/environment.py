@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,25 +75,26 @@ class Watch:
 
     def __init__(self) -> None:
         self._average = os.getloadavg()[0]
-        own, begin, self._times = _own_seconds(), time.monotonic(), _times()
+        self._cores = sorted(os.sched_getaffinity(0))
+        own, begin, self._times = _own_seconds(), time.monotonic(), _times(self._cores)
         time.sleep(_LOOK_S)
         wall = time.monotonic() - begin
-        busy = sum(after - before for before, after in zip(self._times[0], _times()[0], strict=True))
+        busy = sum(after - before for before, after in zip(self._times[0], _times(self._cores)[0], strict=True))
         self._others = max(0.0, busy - (_own_seconds() - own)) / wall
         self._begin = begin
 
     def load(self) -> Load:
         """What the machine did before the run and during it."""
         wall = time.monotonic() - self._begin
-        stolen = sum(after - before for before, after in zip(self._times[1], _times()[1], strict=True))
+        stolen = sum(after - before for before, after in zip(self._times[1], _times(self._cores)[1], strict=True))
         return Load(others=self._others, stolen=stolen / (wall * len(self._times[1])), average=self._average)
 
 
-def _times() -> tuple[list[float], list[float]]:
-    """Seconds that each usable core was busy, and that a hypervisor took from it."""
-    times = psutil.cpu_times(percpu=True)
-    cores = [times[core] for core in sorted(os.sched_getaffinity(0))]
-    return [t.user + t.nice + t.system + t.irq + t.softirq for t in cores], [t.steal for t in cores]
+def _times(cores: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Seconds that each core was busy, and that a hypervisor took from it."""
+    every = psutil.cpu_times(percpu=True)
+    times = [every[core] for core in cores]
+    return [t.user + t.nice + t.system + t.irq + t.softirq for t in times], [t.steal for t in times]
 
 
 def _own_seconds() -> float:
