@@ -1,4 +1,4 @@
-/* The distributed scheduling engine: the loop that every worker runs (Algorithm 1 of ASPEN; protocol and proofs in shm/README.md).
+/* The distributed scheduling engine: the loop that every worker runs (Algorithm 1 of ASPEN; protocol and proofs in docs/protocol).
  *
  *     take a tile: the child that became ready last, else the best of the own row, else one of another row (nearest first)
  *     execute it, mark it executed, count its children down
@@ -421,7 +421,8 @@ static inline uint64_t aspen_dse_own_share(const struct aspen_dse *d, const stru
   return own;
 }
 
-/* Whether weights of a plan were not there, or are not now: then what was computed with them says nothing (README of shm, "Weights in files"). */
+/* Whether weights of a plan were not there, or are not now: then what was computed with them says nothing
+ * (docs/protocol/borrow.md, "Weights in files"). */
 static inline int aspen_dse_torn(const struct aspen_dse *d, const struct aspen_plan *plan) {
   for (uint32_t k = 0; k < plan->n_weights; k++) {
     const struct aspen_mapping *m = &d->s.segment[plan->weights[k]];
@@ -607,8 +608,8 @@ static inline int aspen_dse_steal(struct aspen_dse *d, uint32_t row, uint64_t *i
   return r;
 }
 
-/* The tile to run next: an older request's before a younger one's, wherever it waits (README, "Age"). Else what follows, else the own row's best, else another
- * row's. */
+/* The tile to run next: an older request's before a younger one's, wherever it waits (docs/protocol/pool.md, "Age"). Else what follows, else
+ * the own row's best, else another row's. */
 static inline int aspen_dse_take(struct aspen_dse *d, uint64_t *item) {
   struct aspen_row *own = aspen_own_row(&d->s);
   uint64_t first = aspen_load_relaxed(&own->first);

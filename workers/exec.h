@@ -13,7 +13,7 @@
 #include "station.h"
 
 /* The statement that follows is what a tile does for recovery's sake alone. A build may leave these out, to measure what they cost
- * (shm/README.md, "Die, Recover"). */
+ * (docs/protocol/recover.md, "Die, Recover"). */
 #if defined(ASPEN_WITHOUT_RECOVERY)
 #define ASPEN_FOR_RECOVERY if (0)
 #else

@@ -1,6 +1,6 @@
 """A finished trace as tables: who did what, when, for which request.
 
-Times are nanoseconds since the trace began, as int64. Records come from the rings of the trace segment (`shm/README.md`, "Trace"), names
+Times are nanoseconds since the trace began, as int64. Records come from the rings of the trace segment (`docs/protocol/trace.md`), names
 and events from the planner process. Nothing here trusts the order in which rings were written: rows are joined by time.
 """
 

@@ -458,7 +458,7 @@ class _Assignment:
 
     def _request(self) -> tuple[list[tuple[str, Tensor]], list[tuple[Tensor, Buffer]]]:
         """Lays out the request's region: inputs, then outputs, each row-major at a multiple of 64 bytes. Large inputs have pages of
-        their own, in whose place a client may lend pages of its own (`shm/README.md`, "Borrow")."""
+        their own, in whose place a client may lend pages of its own (`docs/protocol/borrow.md`, "Borrow")."""
 
         def take(t: Tensor, page: int = 1) -> Buffer:
             size = aligned(nbytes(t))

@@ -4,7 +4,8 @@
  *   relaxed   a hint, or a word that a lock or another word's ordering protects
  *   acquire / release   publish: what was written before the release is seen after the acquire
  *   acq_rel   the counters of missing parents: whoever counts a child down to zero sees what every parent wrote (I1)
- *   seq       one total order over all seq operations: needed wherever two sides each write one word and then read the other's (README, "Park")
+ *   seq       one total order over all seq operations: needed wherever two sides each write one word and then read the other's
+ *             (docs/protocol/doorbell.md, "Park")
  *   guarded   plain accesses to words that only the holder of a lock touches; named so that the model checker sees them
  *   stat      words that one process writes and that decide nothing (statistics, heartbeat)
  * Store-then-load order always comes from seq operations on the words themselves, never from stand-alone fences: those are invisible to

@@ -1,7 +1,7 @@
-/* Pages that a segment borrows from files that others can change: of a client's (README, "Borrow"), or of the plan cache (README, "Weights in
- * files"). Where the file turns out to be shorter than was promised, the kernel answers a look at the missing pages with SIGBUS; where a slot's offset puts a
- * plan's outputs on these pages, it answers the store with SIGSEGV, for they are mapped read-only. Neither must end the worker: it would cost
- * all other clients a recovery. The handler puts private memory there and says so in the segment's first line. */
+/* Pages that a segment borrows from files that others can change: of a client's (docs/protocol/borrow.md, "Borrow"), or of the plan cache
+ * ("Weights in files"). Where the file turns out to be shorter than was promised, the kernel answers a look at the missing pages with SIGBUS;
+ * where a slot's offset puts a plan's outputs on these pages, it answers the store with SIGSEGV, for they are mapped read-only. Neither must
+ * end the worker: it would cost all other clients a recovery. The handler puts private memory there and says so in the segment's first line. */
 #ifndef ASPEN_BORROW_H
 #define ASPEN_BORROW_H
 #include <errno.h>

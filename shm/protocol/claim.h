@@ -1,5 +1,5 @@
-/* From a submitted slot to a running instance (README, "Claim"). One DSE at a time claims, by try-lock: whoever fails to get the lock has made
- * `wanted` differ from `done` before, and the holder looks again after it let go. So nobody waits, and nothing is overlooked. */
+/* From a submitted slot to a running instance (docs/protocol/claim.md). One DSE at a time claims, by try-lock: whoever fails to get the lock
+ * has made `wanted` differ from `done` before, and the holder looks again after it let go. So nobody waits, and nothing is overlooked. */
 #ifndef ASPEN_CLAIM_H
 #define ASPEN_CLAIM_H
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The end of a request: its result goes to the client, its instance is free again (README, "Complete", "Fail"). */
+/* The end of a request: its result goes to the client, its instance is free again (docs/protocol/complete.md, "Complete", "Fail"). */
 #ifndef ASPEN_COMPLETE_H
 #define ASPEN_COMPLETE_H
 #include <string.h>

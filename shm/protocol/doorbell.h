@@ -1,4 +1,4 @@
-/* The doorbell: how idle DSEs sleep and how they are woken (README, "Park", "Wake").
+/* The doorbell: how idle DSEs sleep and how they are woken (docs/protocol/doorbell.md, "Park", "Wake").
  *
  * `event` is an event count. A DSE that wants to sleep announces itself, notes the count, looks everywhere once more, and sleeps only while
  * the count is what it noted. Whoever makes work visible looks for sleepers afterwards and bumps the count before waking. All these

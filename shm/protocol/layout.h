@@ -4,7 +4,7 @@
  * Each field says who writes it and when. Fields touched by more than one process at a time are read and written through atomics.h alone.
  * Each segment starts with aspen_magic; `layout` is a hash of this file and opcodes.h, made at build time, so that builds that differ
  * refuse each other.
- * The protocol (who may do what, in which order, and why that is safe) is in shm/README.md.
+ * The protocol (who may do what, in which order, and why that is safe) is in docs/protocol.
  */
 #ifndef ASPEN_LAYOUT_H
 #define ASPEN_LAYOUT_H
@@ -158,14 +158,15 @@ struct aspen_signals {
 enum aspen_policy { ASPEN_POLICY_FIFO = 0, ASPEN_POLICY_LIFO = 1, ASPEN_POLICY_RANDOM = 2 };
 
 /* Counts of idle DSEs: written by DSEs when they go idle, park and wake; read by whoever pushed tiles. Hints for waking only: a value too
- * high costs a futile system call, and the park protocol (README, "Park") never relies on a value too low. Recovery resets both. */
+ * high costs a futile system call, and the park protocol (docs/protocol/doorbell.md, "Park") never relies on a value too low. Recovery resets
+ * both. */
 struct aspen_idle {
   uint32_t sleepers; /* DSEs between "prepare to wait" and "awake again" */
   uint32_t spinners; /* DSEs that look for work and will look again before they park */
   uint32_t reserved[14];
 };
 
-/* Claiming of submitted requests: one DSE at a time (README, "Claim"). */
+/* Claiming of submitted requests: one DSE at a time (docs/protocol/claim.md, "Claim"). */
 struct aspen_claim {
   uint32_t lock;       /* row + 1 of the claiming DSE; taken by try-lock only. Recovery: 0 */
   uint32_t wanted;     /* DSEs, server: ++ whenever something may have become claimable */
@@ -236,7 +237,8 @@ struct aspen_worker {
 struct aspen_row {
   uint32_t lock; /* row + 1 of the holder, 0 free */
   uint32_t open; /* its worker runs: others may seed tiles here */
-  uint64_t first; /* order of the oldest request that has a tile here, 0: none. Set before unlocking (sequentially consistent: README, "Park") */
+  uint64_t first; /* order of the oldest request that has a tile here, 0: none. Set before unlocking, sequentially consistent
+                   * (docs/protocol/doorbell.md, "Park") */
   uint32_t waiting; /* items in all queues. Decides nothing but what a slow core leaves to others */
   uint32_t busy;  /* bit l: lane l is not empty */
   uint64_t reserved[5];
@@ -291,7 +293,7 @@ struct aspen_instance {
   uint32_t plan;       /* server */
   uint32_t arena;      /* server: segment */
   uint32_t data;       /* segment that holds the request's region … */
-  uint32_t extent;     /* of the request, one of the plan's (README, "Extent") */
+  uint32_t extent;     /* of the request, one of the plan's (docs/protocol/extent.md, "Extent") */
   uint64_t offset;     /* … and where in it */
   uint64_t order;      /* of the request among all (aspen_order) */
   uint32_t client;
@@ -390,9 +392,9 @@ struct aspen_client_segment {
 };
 
 /* ------------------------------------------------------------------------------------------------ trace segment
- * There while somebody traces the runtime: what each DSE did, in a ring of its own (README, "Trace"). A row's DSE alone writes the row's ring and
- * believes nothing in it: the client that traces has it mapped as well. A DSE in a dead one's row goes on where that one stopped. Times are
- * in ticks. */
+ * There while somebody traces the runtime: what each DSE did, in a ring of its own (docs/protocol/trace.md). A row's DSE alone writes the
+ * row's ring and believes nothing in it: the client that traces has it mapped as well. A DSE in a dead one's row goes on where that one
+ * stopped. Times are in ticks. */
 #define ASPEN_TRACE_RECORD_FIELDS(F)                                                                                                \
   F(uint64_t, item, 1)  /* TILE: what was executed. START, END: the request, as an item of tile 0. Else 0 */                        \
   F(uint64_t, begin, 1)                                                                                                             \
@@ -440,8 +442,9 @@ enum aspen_trace_came { ASPEN_TRACE_CAMES(X) };
 #define ASPEN_DATA_FIRST ASPEN_LINE
 struct aspen_data_head {
   struct aspen_magic magic;
-  uint32_t torn;        /* worker: pages that the segment borrows from a file were missing, zeros were read instead (README, "Borrow") */
-  uint32_t marked;      /* server, at creation: weights that are borrowed; the last 8 bytes of the file are ASPEN_LAYOUT_HASH (README, "Weights in files") */
+  uint32_t torn;        /* worker: pages that the segment borrows from a file were missing, zeros were read instead (docs/protocol/borrow.md) */
+  uint32_t marked;      /* server, at creation: weights that are borrowed; the last 8 bytes of the file are ASPEN_LAYOUT_HASH
+                         * (docs/protocol/borrow.md, "Weights in files") */
   uint32_t reserved[6];
 };
 

@@ -1,4 +1,5 @@
-/* The ready pool: a row for each worker, a lane in it for each request that has tiles there, a queue in that for each depth (README, "Push, Pop, Steal").
+/* The ready pool: a row for each worker, a lane in it for each request that has tiles there, a queue in that for each depth
+ * (docs/protocol/pool.md).
  *
  * A queue is a FIFO of items linked through next[tile] of each item's own instance, so it never overflows and a push allocates nothing.
  * One lock a row; one bit a lane and one bit a queue say which are not empty. A row's `first` is its oldest request's order, for all to read.
@@ -28,7 +29,7 @@ struct aspen_user {
   uint32_t epoch;         /* the even epoch this caller works in */
   uint32_t attached;      /* attach_seq up to which it has mapped everything */
   uint32_t random;        /* state of ASPEN_POLICY_RANDOM */
-  uint32_t share;         /* where this worker's queue share begins, of ASPEN_SHARES (README, "Queue shares") */
+  uint32_t share;         /* where this worker's queue share begins, of ASPEN_SHARES (docs/protocol/pool.md, "Queue shares") */
   uint32_t walk;          /* items of a queue that it looks through */
 };
 
@@ -61,7 +62,8 @@ static inline int aspen_row_lock(struct aspen_row *row, const struct aspen_user 
 static inline void aspen_row_unlock(struct aspen_row *row) { aspen_store_release(&row->lock, 0); }
 
 /* Under a row's lock: may the caller follow the links of every item in it? An item comes into a row after its segments were announced, and
- * the lock orders that announcement before this look; so equality means that everything queued here is mapped (README, "Attach"). */
+ * the lock orders that announcement before this look; so equality means that everything queued here is mapped (docs/protocol/segments.md,
+ * "Attach"). */
 static inline int aspen_row_mapped(const struct aspen_user *u) { return aspen_load_relaxed(&u->signals->attach_seq) == u->attached; }
 
 /* ------------------------------------------------------------------------------------------------ queues, under the row's lock */
@@ -202,7 +204,7 @@ static inline int aspen_pool_push(struct aspen_row *row, struct aspen_user *u, u
     struct aspen_lane *lane = aspen_row_lane(row, order);
     for (uint32_t i = 0; i < n; i++) aspen_row_put(row, lane, u, item[i], depth[i]);
     uint64_t first = aspen_load_relaxed(&row->first);
-    /* seq, changed or not: before the pusher's look at `sleepers` in the total order (README, "Park") */
+    /* seq, changed or not: before the pusher's look at `sleepers` in the total order (docs/protocol/doorbell.md, "Park") */
     aspen_store_seq(&row->first, !first || order < first ? order : first);
   }
   aspen_row_unlock(row);

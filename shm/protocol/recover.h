@@ -1,4 +1,5 @@
-/* After a worker has died: the ready pool and the counters of running requests are made anew from the executed flags (README, "Die, Recover").
+/* After a worker has died: the ready pool and the counters of running requests are made anew from the executed flags
+ * (docs/protocol/recover.md).
  *
  *     aspen_epoch_begin()                        every DSE parks at its next look
  *     until no row is aspen_epoch_late()         each is parked at this epoch, or has been reaped (I7)

@@ -1,4 +1,4 @@
-/* The client's side of a request (README, "Submit", "Cancel"). Nothing here touches control memory (I11). */
+/* The client's side of a request (docs/protocol/submit.md, "Submit", "Cancel"). Nothing here touches control memory (I11). */
 #ifndef ASPEN_SUBMIT_H
 #define ASPEN_SUBMIT_H
 #include "doorbell.h"

@@ -1,4 +1,5 @@
-/* The planner process's hand on the control segment (README, "Attach", "Detach"). One thread of one process writes here; DSEs read. */
+/* The planner process's hand on the control segment (docs/protocol/segments.md, "Attach", "Detach"). One thread of one process writes here;
+ * DSEs read. */
 #ifndef ASPEN_TABLE_H
 #define ASPEN_TABLE_H
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What a DSE notes of its work while somebody traces the runtime (README, "Trace").
+/* What a DSE notes of its work while somebody traces the runtime (docs/protocol/trace.md, "Trace").
  *
  * A recorder is private to its process and is opened and closed while the scheduling loop does not run, so without a trace all of this is one
  * predicted branch on a private word. The model checker goes without: records decide nothing.

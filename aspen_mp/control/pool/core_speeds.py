@@ -1,8 +1,8 @@
 """How fast the workers' cores are: what the machine says of them, put right by what workers measure.
 
 A core's class and capacity say what it was made for. What it gives is less while another program, a quota or heat takes a part of it. Each
-worker counts how long its kernels took and how long plans expect them to take (shm/README.md, "Unlike cores"); how the two compare, beside
-the other workers, is what its core gives now.
+worker counts how long its kernels took and how long plans expect them to take (docs/protocol/cores.md); how the two compare,
+beside the other workers, is what its core gives now.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trace of the runtime while somebody asks for one: the segment that workers record into, and what their records mean.
 
-A record names an instance and a tile (`shm/README.md`, "Trace"). Which plan was in that instance, and who was the worker in that row, only
+A record names an instance and a tile (`docs/protocol/trace.md`). Which plan was in that instance, and who was the worker in that row, only
 this process knows; it keeps every plan that was there while the trace ran, also those unloaded since, and every event. One trace at a time.
 """
 

@@ -1,5 +1,5 @@
-/* The order in which tiles of several requests are taken (shm/README.md, "Age"): rows keep them by request and depth, and a DSE looks for older requests'
- * tiles wherever they wait.
+/* The order in which tiles of several requests are taken (docs/protocol/pool.md, "Age"): rows keep them by request and depth, and a DSE looks
+ * for older requests' tiles wherever they wait.
  *
  * exit status: 0 everything is as it should be; else a line says what is not
  */

@@ -1,5 +1,5 @@
-/* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (shm/README.md, "Unlike cores");
- * and which queue share each takes ("Push, Pop, Steal").
+/* What a DSE makes of unlike cores: its pace from its own times, what it leaves to faster ones, and for how long (docs/protocol/cores.md);
+ * and which queue share each takes (docs/protocol/pool.md, "Queue shares").
  *
  * exit status: 0 everything is as it should be; else a line says what is not
  */

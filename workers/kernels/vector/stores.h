@@ -5,7 +5,7 @@
  * for. A store past the caches waits for nobody, and what it replaces need not come; but then the line is read from memory. It changes times,
  * never results.
  *
- * Such stores are not ordered with others: stores_done() makes them so, before anybody is told that the tile is done (I1 of shm/README.md).
+ * Such stores are not ordered with others: stores_done() makes them so, before anybody is told that the tile is done (I1, docs/protocol).
  */
 #ifndef ASPEN_STORES_H
 #define ASPEN_STORES_H
