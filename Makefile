@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
 # Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/kernels tests/conformance tests/models
+BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py

@@ -1,0 +1,65 @@
+"""Blocks of code of a page, as docs/README.md describes them: which run, which are files, which are shown only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import folders
+from markdown_it import MarkdownIt
+
+RUN: Final = ("python", "sh")
+SHOWN: Final = ("text", "console", "toml", "ini", "yaml", "json", "dockerfile")
+KINDS: Final = ("tutorial", "howto", "explanation", "reference")
+_COMMENT: Final = re.compile(r"<!-- (not run|file): (\S.*) -->")
+_HIDDEN: Final = re.compile(r"<!-- (python|sh)\n(.*)^-->", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """`action`: what happens with it. `line`: where its text begins in the page, counted from 0. `name`: of its file."""
+
+    action: Literal["python", "sh", "file"]
+    text: str
+    line: int
+    name: str = ""
+
+
+def pages() -> list[Path]:
+    """Every page whose blocks run."""
+    docs = folders.ROOT / "docs"
+    return [docs / "index.md", *(page for kind in KINDS for page in sorted((docs / kind).rglob("*.md")))]
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a page that do something, in order. ValueError names the line of one that the conventions do not know."""
+    found: list[Block] = []
+    comment: re.Match[str] | None = None
+    for token in MarkdownIt().parse(text):
+        first = token.map[0] if token.map else 0
+        where = f"line {first + 1}"
+        if token.type == "html_block":
+            comment = _COMMENT.fullmatch(token.content.strip())
+            hidden = _HIDDEN.fullmatch(token.content.strip())
+            if hidden:
+                found.append(Block(_action(hidden[1]), hidden[2], first + 1))
+            elif not comment and re.match(r"<!--\s*(not[ -]run|file|python|sh)\b", token.content):
+                raise ValueError(f"{where}: write <!-- not run: REASON -->, <!-- file: NAME --> or a hidden block, whose last line is -->")
+            continue
+        if token.type == "code_block":
+            raise ValueError(f"{where}: an indented block says no language; put it between ```")
+        if token.type == "fence" and not token.info.startswith("{"):
+            if token.info not in (*RUN, *SHOWN):
+                raise ValueError(f"{where}: a block is one of {', '.join((*RUN, *SHOWN))}, not {token.info!r}")
+            if comment and comment[1] == "file":
+                found.append(Block("file", token.content, first + 1, comment[2]))
+            elif not comment and token.info in RUN:
+                found.append(Block(_action(token.info), token.content, first + 1))
+        comment = None
+    return found
+
+
+def _action(language: str) -> Literal["python", "sh"]:
+    return "python" if language == "python" else "sh"
