@@ -58,6 +58,7 @@ class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
             ended(self)
 
     def cancel(self) -> bool:
+        """Cancel the request. Return False where its result or error is there already."""
         if not super().cancel():
             return False
         if not self._first.acquire(blocking=False):

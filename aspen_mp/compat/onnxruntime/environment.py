@@ -26,6 +26,7 @@ def get_build_info() -> str:
 
 
 def get_device() -> str:
+    """Return `CPU`: there is no other device."""
     return "CPU"
 
 

@@ -93,6 +93,7 @@ class SessionOptions:
     _providers: bool = False
 
     def add_session_config_entry(self, key: str, value: str) -> None:
+        """Set a configuration entry. Entries that have no meaning here are kept and do nothing."""
         self._entries[arguments.text("key", key)] = arguments.text("value", value)
 
     def get_session_config_entry(self, key: str) -> str:
@@ -129,6 +130,7 @@ class SessionOptions:
         self._providers = True
 
     def has_providers(self) -> bool:
+        """Return whether `add_provider` was called."""
         return self._providers
 
     def add_provider_for_devices(self, devices: Sequence[Any], options: dict[str, str]) -> None:
@@ -177,6 +179,7 @@ class RunOptions:
     _entries: dict[str, str] = field(default_factory=dict)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
+        """Set a configuration entry; none does anything."""
         self._entries[arguments.text("key", key)] = arguments.text("value", value)
 
     def get_run_config_entry(self, key: str) -> str:

@@ -247,6 +247,7 @@ class InferenceSession:
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: Any, device_type: Any = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
+        """Return an OrtValue of zeros. `element_type`: a numpy type, or a number of TensorProto.DataType."""
         return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
     def _asked(self, output_names: Sequence[str] | None) -> list[str]:
@@ -265,21 +266,26 @@ class InferenceSession:
     # ---- what the session says of itself
 
     def get_inputs(self) -> list[NodeArg]:
+        """Return name, type and shape of each input that a run needs, in the model's order."""
         return list(self._inputs_meta)
 
     def get_outputs(self) -> list[NodeArg]:
+        """Return name, type and shape of each output, in the model's order."""
         return list(self._outputs_meta)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return name, type and shape of each input that has a default value in the model."""
         return list(self._initializers_meta)
 
     def _type_of(self, name: str) -> str:
         return next(arg.type for arg in self._outputs_meta if arg.name == name)
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the CPU's memory for each input."""
         return [CPU_MEMORY] * len(self._inputs_meta)
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Return the CPU's memory for each output."""
         return [CPU_MEMORY] * len(self._outputs_meta)
 
     def get_input_epdevices(self) -> list[None]:
@@ -287,9 +293,11 @@ class InferenceSession:
         return [None] * len(self._inputs_meta)
 
     def get_providers(self) -> list[str]:
+        """Return the only provider that there is: `CPUExecutionProvider`."""
         return [providers.CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Return the options that were given for it, by its name."""
         return {providers.CPU: dict(self._provider_options)}
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -325,9 +333,11 @@ class InferenceSession:
         raise Fail(f"Session configuration entry '{_ASSIGNMENT}' must be set to \"1\" for that; `aspen-mp plan MODEL --explain` tells more")
 
     def get_session_options(self) -> Any:
+        """Return the options that the session was made with."""
         return self._options
 
     def get_modelmeta(self) -> ModelMetadata:
+        """Return what the model says of itself: producer, versions, description and its own entries."""
         return described.metadata(self._source)
 
     # ---- profiling
