@@ -9,7 +9,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from aspen_mp.cli import doctor, launch, manage, metrics, plan, run, top, trace
+from aspen_mp.cli import doctor, launch, manage, metrics, options, plan, run, top, trace
 
 MOUNTED: Final = {"bench": "aspen_mp.bench.cli.app"}
 """By command: the module above this package whose `app` it is, imported when somebody asks for it, or for all commands."""
@@ -35,7 +35,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Runs ONNX networks on all cores of a machine without operator barriers.",
+    help="Run ONNX networks on all cores of a machine, without a barrier after each operator.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,15 +59,18 @@ def _main(
     pass
 
 
-app.command("launch")(launch.launch)
-app.command("run")(run.run)
-app.command("plan")(plan.plan)
-app.command("status")(manage.status)
-app.command("top")(top.top)
-app.command("metrics")(metrics.metrics)
-app.command("trace")(trace.trace)
-app.command("add")(manage.add)
-app.command("remove")(manage.remove)
-app.command("scale")(manage.scale)
-app.command("stop")(manage.stop)
-app.command("doctor")(doctor.doctor)
+for _command, *_calls in (
+    (launch.launch, "launch --name web --workers 4 --detach model.onnx"),
+    (run.run, "run zoo:resnet50 --random --check", "run model.onnx --input x=x.npy --output results"),
+    (plan.plan, "plan model.onnx --explain --measure", "plan model.onnx --cores 8P+8E"),
+    (manage.status, "status --name web --json"),
+    (top.top, "top --name web --interval 2"),
+    (metrics.metrics, "metrics --name web --listen 9464", "metrics --name web --once"),
+    (trace.trace, "trace model.onnx --output trace.json --png trace.png", "trace --name web --seconds 5 --output trace.json"),
+    (manage.add, "add 1 --name web --cores 3"),
+    (manage.remove, "remove 1 --name web"),
+    (manage.scale, "scale 2 --name web", "scale auto --name web"),
+    (manage.stop, "stop --name web --drain"),
+    (doctor.doctor, "doctor", "doctor --calibrate"),
+):
+    app.command(epilog=options.examples(*_calls))(_command)

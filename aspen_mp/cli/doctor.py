@@ -13,12 +13,19 @@ from aspen_mp.cli.output import mebibytes
 
 @output.command
 def doctor(
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what dead runtimes have left behind.")] = False,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine for predictions; takes about 15 seconds.")] = False,
-    profile: Annotated[str | None, typer.Option("--profile", help="Judge the lease by this profile: a name or a TOML file.")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove files that dead runtimes have left behind.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine for better predictions. Takes about 15 seconds.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Name of a profile or a TOML file: shows which cores a runtime with it would take.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Show what this machine offers and what a runtime would lease. Exit status 1 if something would keep a runtime from working."""
+    """Show what this machine offers, and which cores a runtime would take.
+
+    The exit status is 1 if something would keep a runtime from working.
+    """
     from aspen_mp.tools import doctor as examination
 
     if calibrate:

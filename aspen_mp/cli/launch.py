@@ -35,39 +35,48 @@ class LogLevel(StrEnum):
 
 @output.command
 def launch(
-    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL…", help="Models to load at once: .onnx files or zoo:NAME.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL…", help="Models to load at the start: .onnx files or zoo:NAME.")
+    ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Number of workers; default: one for each usable core."),
+        typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Number of workers. Default: one per usable core."),
     ] = None,
-    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to pin the workers to.")] = None,
+    cores: Annotated[
+        str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to pin the workers to. Default: chosen by the profile.")
+    ] = None,
     max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, max=MOST_WORKERS, help="Most workers that may ever join.")
+        int | None, typer.Option("--max-workers", min=1, max=MOST_WORKERS, help="Limit for the number of workers that may join later.")
     ] = None,
     name: options.Name = "default",
-    profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Name of a profile (default, container, hybrid) or a TOML file.")] = None,
     precision: sources.PrecisionOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Go to the background once everything is ready.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once everything is ready; the runtime goes on in the background.")
+    ] = False,
     log: Annotated[
-        LogLevel, typer.Option("--log", help="Events to write to standard error: all, those that nobody asked for, or none.")
+        LogLevel, typer.Option("--log", help="Which events to write to standard error: all (info), only warnings, or none (off).")
     ] = LogLevel.info,
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics there, from a process of its own.")
+        str | None,
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics at this address, from a separate process."),
     ] = None,
     supervise: Annotated[
-        bool, typer.Option("--supervise", help="Start the runtime again, with its models, where its planner process is lost.")
+        bool, typer.Option("--supervise", help="If the planner process dies, start the runtime again with its models.")
     ] = False,
     grace: options.Grace = GRACE_S,
     max_queued: Annotated[
-        int | None, typer.Option("--max-queued", min=1, help="Requests of a client that may wait; further ones are refused.")
+        int | None,
+        typer.Option("--max-queued", min=1, help="How many requests of one client may wait. Further ones are refused with QueueFull."),
     ] = None,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
-    """Start a runtime that other processes use with aspen_mp.connect(NAME) or --name; runs until Ctrl-C or `aspen-mp stop`.
+    """Start a runtime that other programs use, until Ctrl-C or `aspen-mp stop`.
 
-    SIGTERM lets it finish what is in flight for --grace seconds; Ctrl-C, or another signal, ends it at once. Under systemd use Type=notify
-    and KillMode=mixed; WatchdogSec is answered as long as the planner process is.
+    Python programs reach it with `aspen_mp.connect(NAME)`, and other commands with --name NAME. On SIGTERM it finishes the requests in
+    flight, for at most --grace seconds. Ctrl-C and other signals end it at once. For systemd use Type=notify and KillMode=mixed;
+    WatchdogSec works, too.
     """
     from aspen_mp.cli import metrics as endpoint
 

@@ -29,7 +29,7 @@ def _runtime(name: str) -> Iterator[Runtime]:
 
 @output.command
 def status(name: options.Running = "", as_json: output.Json = False) -> None:
-    """What a runtime is doing: workers, models, memory, requests."""
+    """Show what a runtime is doing: its workers, models, memory and requests."""
     with _runtime(name) as runtime:
         report = runtime.status()
     if as_json:
@@ -42,10 +42,12 @@ def status(name: options.Running = "", as_json: output.Json = False) -> None:
 def add(
     n: Count,
     name: options.Running = "",
-    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs for the new workers.")] = None,
+    cores: Annotated[
+        str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs for the new workers. Default: chosen by the profile.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Let N workers join a running runtime; requests go on."""
+    """Add N workers to a runtime. Requests go on meanwhile."""
     cpus = options.cpus(cores)
     with _runtime(name) as runtime:
         runtime.add_workers(n, cores=cpus)
@@ -56,10 +58,15 @@ def add(
 def remove(
     n: Count,
     name: options.Running = "",
-    cores: Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs whose workers leave.")] = None,
+    cores: Annotated[
+        str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs whose workers leave. Default: the newest workers leave.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Let N workers leave a running runtime; requests go on, or wait where none is left."""
+    """Remove N workers from a runtime.
+
+    Requests go on meanwhile. If no worker is left, they wait until one joins.
+    """
     cpus = options.cpus(cores)
     with _runtime(name) as runtime:
         runtime.remove_workers(n, cores=cpus)
@@ -68,13 +75,16 @@ def remove(
 
 @output.command
 def scale(
-    n: Annotated[str, typer.Argument(metavar="N|auto", help="Number of workers; auto: as many as the machine is good for.")],
+    n: Annotated[str, typer.Argument(metavar="N|auto", help="Number of workers, or auto: as many as the machine has cores for.")],
     name: options.Running = "",
     as_json: output.Json = False,
 ) -> None:
-    """Bring a running runtime to N workers; requests go on, or wait where N is 0. With "auto" it follows what the machine allows."""
+    """Add or remove workers until a runtime has N of them.
+
+    Requests go on meanwhile. With 0 workers they wait. With "auto" the number follows the CPUs that the machine allows.
+    """
     if n != "auto" and not (n.isdecimal() and len(n) < 10 and int(n) <= MOST_WORKERS):
-        raise typer.BadParameter(f"{n!r} is neither a number of workers (0 to {MOST_WORKERS}) nor 'auto'", param_hint="N")
+        raise typer.BadParameter(f"{n!r} is not a number of workers. Give a number from 0 to {MOST_WORKERS}, or 'auto'", param_hint="N")
     with _runtime(name) as runtime:
         runtime.scale(None if n == "auto" else int(n))
         _workers(runtime, as_json)
@@ -84,12 +94,12 @@ def scale(
 def stop(
     name: options.Running = "",
     drain: Annotated[
-        bool, typer.Option("--drain", help="Finish what is in flight first, for --grace seconds at most; new requests are refused.")
+        bool, typer.Option("--drain", help="Finish the requests in flight first, for at most --grace seconds. New requests are refused.")
     ] = False,
     grace: options.Grace = options.GRACE_S,
     as_json: output.Json = False,
 ) -> None:
-    """End a runtime: its workers, planner process and shared memory; with --drain once what is in flight has ended."""
+    """End a runtime: its workers, its planner process and its shared memory."""
     with _runtime(name) as runtime:
         runtime.stop(drain=drain, grace_s=grace)
     if as_json:

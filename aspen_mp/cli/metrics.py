@@ -26,15 +26,17 @@ END_S = 5.0
 @output.command
 def metrics(
     name: options.Running = "",
-    listen: Annotated[str, typer.Option("--listen", "-l", metavar="[HOST:]PORT", help="Where to serve /metrics; port 0: any.")] = DEFAULT,
-    once: Annotated[bool, typer.Option("--once", help="Print the metrics once, in Prometheus' text format, and exit.")] = False,
+    listen: Annotated[
+        str, typer.Option("--listen", "-l", metavar="[HOST:]PORT", help="Address at which /metrics is served. Port 0 means any free port.")
+    ] = DEFAULT,
+    once: Annotated[bool, typer.Option("--once", help="Print the metrics once, in the text format of Prometheus, and exit.")] = False,
     parent: Annotated[int, typer.Option(hidden=True)] = 0,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
     as_json: output.Json = False,
 ) -> None:
-    """Serve a running runtime's counters to Prometheus until Ctrl-C; needs the extra "metrics".
+    """Serve the counters of a runtime to Prometheus, until Ctrl-C.
 
-    The runtime may end and start again meanwhile: aspen_mp_up says whether it is there.
+    The runtime may end and start again meanwhile: the metric aspen_mp_up says whether it is there. Needs the package prometheus-client.
     """
     need_client()
     host, port = address(listen)
@@ -76,14 +78,14 @@ def metrics(
 
 def need_client() -> None:
     if importlib.util.find_spec("prometheus_client") is None:
-        raise AspenError("metrics need prometheus-client: pip install 'aspen-mp[metrics]'")
+        raise AspenError("metrics need the package prometheus-client. Install it with: pip install prometheus-client")
 
 
 def address(listen: str) -> tuple[str, int]:
     """Host (127.0.0.1 unless it says another) and port. typer.BadParameter for anything else."""
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise typer.BadParameter(f"{listen!r} is no address such as 9464 or 0.0.0.0:9464")
+        raise typer.BadParameter(f"{listen!r} is not an address. Write it like 9464 or 0.0.0.0:9464")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

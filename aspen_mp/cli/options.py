@@ -13,6 +13,11 @@ from aspen_mp.shm.words import count
 from aspen_mp.workers import topology
 
 
+def examples(*calls: str) -> str:
+    """What stands below the help of a command: how it is called, one example a line. `calls`: without the name of the program."""
+    return "\n\n".join(f"{'Or' if k else 'Example'}: aspen-mp {call}" for k, call in enumerate(calls))
+
+
 def named(name: str | None) -> str | None:
     """The value of a --name, checked."""
     if name is not None:
@@ -33,17 +38,19 @@ def running(name: str | None) -> str:
         alive = []
     if len(alive) < 2 or DEFAULT in alive:
         return alive[0] if len(alive) == 1 else DEFAULT
-    raise typer.BadParameter(f"{count(len(alive), 'runtime')} run ({', '.join(alive)}): say which", param_hint="--name")
+    raise typer.BadParameter(f"{count(len(alive), 'runtime')} run ({', '.join(alive)}): say which one with --name", param_hint="--name")
 
 
 DEFAULT = "default"
-Running = Annotated[str, typer.Option("--name", help="Name of the runtime; default: the only one that runs.", callback=running)]
+Running = Annotated[str, typer.Option("--name", help="Name of the runtime. Default: the only one that runs.", callback=running)]
 Name = Annotated[str, typer.Option("--name", help="Name of the runtime.", callback=named)]
 GRACE_S = 30.0
-Grace = Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, max=1e9, help="Seconds for what is in flight when it stops.")]
+Grace = Annotated[
+    float, typer.Option("--grace", metavar="SECONDS", min=0, max=1e9, help="How long requests in flight may take when the runtime stops.")
+]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Workers of a private runtime; default: one for each core."),
+    typer.Option("--workers", "-w", min=1, max=MOST_WORKERS, help="Number of workers of a private runtime. Default: one per core."),
 ]
 
 
@@ -58,5 +65,5 @@ def cpus(text: str | None) -> list[int] | None:
     except ValueError:
         found = []
     if not 1 <= len(found) <= MOST_WORKERS or max(found) > MOST_CPU:
-        raise typer.BadParameter(f"{text!r} is no list of CPUs such as 0,2-3", param_hint="--cores")
+        raise typer.BadParameter(f"{text!r} is not a list of CPUs. Write it like 0,2-3", param_hint="--cores")
     return found

@@ -28,8 +28,8 @@ CoresOption = Annotated[
     typer.Option(
         "--cores",
         metavar="CORES",
-        help="Plan and predict for these cores: 64, 8P+8E, 2@1.0+2@0.5 (count@speed, 1.0 is a core of this machine); default: those that a "
-        "runtime leases.",
+        help="Plan and predict for these cores. Examples: `64`, `8P+8E`, or `2@1.0+2@0.5`. The last form is count@speed, where 1.0 is a "
+        "core of this machine. Default: the cores that a runtime would take here.",
     ),
 ]
 
@@ -40,12 +40,20 @@ def plan(
     file: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.aspen", help="Write the plan to this file.")] = None,
     cores: CoresOption = None,
     in_flight: Annotated[
-        int | None, typer.Option("--in-flight", min=1, max=64, help="Requests at a time for the predicted throughput; default: instances.")
+        int | None,
+        typer.Option(
+            "--in-flight",
+            min=1,
+            max=64,
+            help="Number of requests at a time, for the predicted throughput. Default: the profile's instances.",
+        ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="One row for each op: kernel, tiles, cost; opaque ones marked.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print a row for each op: kernel, tiles, cost. Ops without a kernel are marked.")
+    ] = False,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="With --explain: run the tiles one by one here, and show what each op takes beside the prediction."),
+        typer.Option("--measure", help="Also run the tiles here, one by one, and print each op's time beside its prediction."),
     ] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often --measure runs every tile.")] = 10,
     batch: sources.BatchOption = None,
@@ -55,10 +63,13 @@ def plan(
     accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
-    profile: Annotated[str | None, typer.Option("--profile", help="A profile's name (default, container, hybrid) or a TOML file.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Name of a profile (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Plan MODEL without running it: ops, tiles, edges, memory; predicted latency, throughput, utilisation and parallel fraction."""
+    """Plan MODEL without running it.
+
+    Prints the size of the tile graph and its memory, and the predicted latency, throughput, utilisation and parallel fraction.
+    """
     from aspen_mp import config
     from aspen_mp.control.planning import local_rates
     from aspen_mp.planner import api
@@ -88,7 +99,9 @@ def plan(
         seconds = time.perf_counter() - began
         if result.plan is None:
             names = ", ".join(map(repr, result.needs))
-            raise UnsupportedModelError(f"the values of {names} decide shapes: such a model is planned when it runs and they are known")
+            raise UnsupportedModelError(
+                f"the values of {names} decide shapes, so this model is planned when it runs. See its plans with aspen-mp trace"
+            )
         serial = api.plan_stage(opened, [bindings], workers=1, options=options).plan if len(machine) > 1 else result.plan
         op_cost.use(measured)
         plan, alone = result.plan.predicted_anew(), serial and serial.predicted_anew()

@@ -14,6 +14,7 @@ import typer
 
 from aspen_mp.cli import options, output, sources
 from aspen_mp.errors import AspenError
+from aspen_mp.shm.words import a
 
 if TYPE_CHECKING:
     from aspen_mp import Model, Runtime
@@ -23,29 +24,39 @@ if TYPE_CHECKING:
 def run(
     model: sources.ModelArgument,
     against: Annotated[
-        str | None, typer.Argument(metavar="[onnxruntime|float64]", help="What --check compares with.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[onnxruntime|float64]",
+            help="What --check compares with: onnxruntime, or the model evaluated in float64.",
+            show_default=False,
+        ),
     ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. Repeatable.")
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. May be given several times."),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Random values for inputs that are not given.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of --random.")] = 0,
+    random: Annotated[bool, typer.Option("--random", help="Use random values for inputs that are not given.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random values.")] = 0,
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
     shape: sources.ShapeOption = None,
     workers: options.Workers = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="Profile of the private runtime: a name or a TOML file.")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Profile of the private runtime: a name (default, container, hybrid) or a TOML file.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.", callback=options.named)
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Timed runs, after one that is not counted.")] = 1,
-    output_dir: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output there as NAME.npy.")] = None,
+    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Number of timed runs, after one that is not counted.")] = 1,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output to this folder as NAME.npy.")
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Compare every output with onnxruntime's; --check float64: with the model evaluated in float64, beside the errors of "
-            "direct sums and of onnxruntime.",
+            help="Compare every output with onnxruntime's. --check float64 compares with the model evaluated in float64, and also prints "
+            "the errors of direct sums and of onnxruntime.",
         ),
     ] = False,
     winograd: sources.WinogradOption = None,
@@ -53,16 +64,18 @@ def run(
     precision: sources.PrecisionOption = None,
     search: sources.SearchOption = "quick",
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="--check fails above this error, relative to the output's largest magnitude.")
+        float, typer.Option("--tolerance", help="Largest error that --check accepts, relative to the largest magnitude of the output.")
     ] = 1e-3,
     as_json: output.Json = False,
 ) -> None:
-    """Run MODEL once or several times; print its outputs' shapes and the latency."""
+    """Run MODEL once or several times, and print the shapes of its outputs and the latency."""
     import aspen_mp
 
     model, reference = _checked(model, against, check)
     if name is not None and (workers is not None or profile is not None):
-        raise typer.BadParameter("a running runtime has its own workers and profile", param_hint="--name")
+        raise typer.BadParameter(
+            "a running runtime has its own workers and profile. Leave out --name, or --workers and --profile", param_hint="--name"
+        )
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "precision": sources.precision(precision), "accuracy": sources.accuracy(accuracy)}
     how["planning"] = sources.planning(search)
@@ -135,11 +148,11 @@ def feeds_for(
     for hint, given in (("--input", files), ("--shape", shapes)):
         for key in given:
             if key not in names:
-                raise typer.BadParameter(f"the model has no input {key!r}; it has {', '.join(names)}", param_hint=hint)
+                raise typer.BadParameter(f"the model has no input {key!r}. Its inputs are {', '.join(names)}", param_hint=hint)
     missing = [i for i in model.inputs if i.name not in files and not i.optional]
     if missing and seed is None:
         listed = ", ".join(f"{i.name} ({i.dtype} {sources.describe(i.shape)})" for i in missing)
-        raise typer.BadParameter(f"no value for {listed}: give --input NAME=FILE, or --random", param_hint="--input")
+        raise typer.BadParameter(f"no value for {listed}. Give --input NAME=FILE, or --random", param_hint="--input")
     feeds: dict[str, Any] = {key: sources.load_array(path, key) for key, path in files.items()}
     if missing and source.collection is not None and not shapes:
         made = source.collection.inputs(source.proto(), seed=seed or 0, batch=batch or 1, seq=seq or 128)
@@ -149,7 +162,9 @@ def feeds_for(
     rng = np.random.default_rng(seed)
     for i in missing:
         if i.kind != "tensor":
-            raise typer.BadParameter(f"input {i.name!r} is no tensor: it cannot be random", param_hint="--random")
+            raise typer.BadParameter(
+                f"input {i.name!r} is {a(i.kind)}, for which there are no random values. Give it with --input", param_hint="--random"
+            )
         dims = sources.bind_shape(i.name, i.shape, shapes, batch, seq)
         feeds[i.name] = sources.random_array(i.name, i.dtype, dims, limits.get(i.name), rng)
     return {key: feeds[key] for key in names if key in feeds}
@@ -197,7 +212,9 @@ def _checked(model: str, against: str | None, check: bool) -> tuple[str, str]:
     if against is not None and model in CHECKS and against not in CHECKS:
         model, against = against, model
     if against is not None and (against not in CHECKS or not check):
-        raise typer.BadParameter(f"{against!r}: after the model only --check {' or --check '.join(CHECKS)} may stand")
+        raise typer.BadParameter(
+            f"unexpected argument {against!r}. After the model, write --check {' or --check '.join(CHECKS)}, or nothing"
+        )
     return model, (against or CHECKS[0]) if check else ""
 
 
@@ -211,7 +228,7 @@ def _by_onnxruntime(source: sources.GivenModel, feeds: dict[str, Any], names: li
     try:
         import onnxruntime
     except ImportError:
-        raise AspenError("--check compares with onnxruntime, which is not installed: pip install onnxruntime") from None
+        raise AspenError("--check compares with onnxruntime, which is not installed. Install it with: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     model = source.model if isinstance(source.model, str) else source.model.SerializeToString()

@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from aspen_mp.planner.job.options import Accuracy, Planning, Precision
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="An .onnx file, or zoo:NAME for a network of the built-in zoo.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Size of symbolic batch dimensions.")]
-SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Size of symbolic sequence dimensions.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Value of symbolic batch dimensions.")]
+SeqOption = Annotated[int | None, typer.Option("--seq", min=1, help="Value of symbolic sequence dimensions.")]
 WinogradOption = Annotated[
     bool | None,
-    typer.Option("--winograd/--no-winograd", help="Winograd's and Strassen's algorithms, or none; default: the profile's."),
+    typer.Option(
+        "--winograd/--no-winograd", help="Allow Winograd's and Strassen's algorithms, or neither. Default: what the profile says."
+    ),
 ]
 AccuracyOption = Annotated[
     str | None,
     typer.Option(
         "--accuracy",
         metavar="strict|default|fast",
-        help="How much rounding error such algorithms may add: 1.5 or 4 times that of direct sums, or any; default: the profile's.",
+        help="How much rounding error these algorithms may add. strict: up to 1.5 times that of direct sums; default: up to 4 times; "
+        "fast: any. If not given: what the profile says.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -39,14 +42,17 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="f32|bf16",
-        help="bf16: products with weights may round both factors to bf16, where the processor is fast at that; default: the profile's.",
+        help="With bf16, products with constant weights round both factors to bf16, if the processor has instructions for it. "
+        "Default: what the profile says.",
     ),
 ]
 SearchOption = Annotated[
     str,
-    typer.Option("--search", help="How long to look for better tiles: none, quick (seconds at most) or thorough.", metavar="EFFORT"),
+    typer.Option("--search", help="How long to search for better tiles: none, quick (seconds at most) or thorough.", metavar="EFFORT"),
 ]
-ShapeOption = Annotated[list[str] | None, typer.Option("--shape", metavar="NAME=1x3x224x224", help="Shape of an input. Repeatable.")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option("--shape", metavar="NAME=1x3x224x224", help="Shape of an input. May be given several times.")
+]
 
 
 def planning(search: str) -> Planning:
@@ -56,7 +62,7 @@ def planning(search: str) -> Planning:
     for effort in EFFORTS:
         if effort == search:
             return Planning(search=effort)
-    raise typer.BadParameter(f"{search!r} is none of {', '.join(EFFORTS)}", param_hint="--search")
+    raise typer.BadParameter(f"{search!r} is not one of {', '.join(EFFORTS)}", param_hint="--search")
 
 
 def precision(text: str | None) -> Precision | None:
@@ -67,7 +73,7 @@ def precision(text: str | None) -> Precision | None:
         if text == known:
             return known
     if text is not None:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(PRECISIONS)}", param_hint="--precision")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(PRECISIONS)}", param_hint="--precision")
     return None
 
 
@@ -79,7 +85,7 @@ def accuracy(text: str | None) -> Accuracy | None:
         if text == known:
             return known
     if text is not None:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(ACCURACIES)}", param_hint="--accuracy")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(ACCURACIES)}", param_hint="--accuracy")
     return None
 
 
@@ -117,9 +123,11 @@ def _found(text: str) -> tuple[Collection, str] | None:
         return named
     path = Path(text)
     if not path.exists():
-        raise typer.BadParameter(f"there is no file {text!r}; networks of the zoo are called zoo:NAME", param_hint="MODEL")
+        raise typer.BadParameter(
+            f"there is no file {text!r}. Give the path of an .onnx file, or zoo:NAME for a network of the zoo", param_hint="MODEL"
+        )
     if path.is_dir():
-        raise typer.BadParameter(f"{text!r} is a folder, not an .onnx file", param_hint="MODEL")
+        raise typer.BadParameter(f"{text!r} is a folder. Give the path of an .onnx file in it", param_hint="MODEL")
     return None
 
 
@@ -139,10 +147,10 @@ def pairs(options: Sequence[str] | None, hint: str, lone: str | None = None) -> 
         name, equals, value = option.partition("=")
         if not equals:
             if lone is None:
-                raise typer.BadParameter(f"{option!r} is not NAME=VALUE", param_hint=hint)
+                raise typer.BadParameter(f"{option!r} names no input. Write NAME=VALUE", param_hint=hint)
             name, value = lone, option
         if name in found:
-            raise typer.BadParameter(f"{name!r} is given twice", param_hint=hint)
+            raise typer.BadParameter(f"{name!r} is given twice. Give each input once", param_hint=hint)
         found[name] = value
     return found
 
@@ -154,7 +162,7 @@ def parse_shape(text: str, hint: str = "--shape") -> tuple[int, ...]:
     except ValueError:
         dims = (-1,)
     if any(d < 0 for d in dims):
-        raise typer.BadParameter(f"{text!r} is no shape such as 1x3x224x224", param_hint=hint)
+        raise typer.BadParameter(f"{text!r} is not a shape. Write it like 1x3x224x224", param_hint=hint)
     return dims
 
 
@@ -168,7 +176,7 @@ def bind_shape(
             raise typer.BadParameter(f"input {name!r} has shape {describe(shape)}, not {'x'.join(map(str, want))}", param_hint="--shape")
         return want
     if shape is None:
-        raise typer.BadParameter(f"the shape of input {name!r} is unknown: give --shape {name}=…", param_hint="--shape")
+        raise typer.BadParameter(f"the model does not say the shape of input {name!r}. Give it with --shape {name}=…", param_hint="--shape")
     dims = []
     for axis, dim in enumerate(shape):
         symbol = str(dim or "").lower()
@@ -183,7 +191,8 @@ def bind_shape(
         else:
             example = "x".join(str(d) if isinstance(d, int) else "N" for d in shape)
             raise typer.BadParameter(
-                f"dimension {dim!r} of input {name!r} is free: give --shape {name}={example}, --seq or --batch", param_hint="--shape"
+                f"dimension {dim!r} of input {name!r} has no fixed size. Give --shape {name}={example}, --seq or --batch",
+                param_hint="--shape",
             )
     return tuple(dims)
 
@@ -206,7 +215,9 @@ def load_array(path: str, name: str) -> npt.NDArray[Any]:
     except FileNotFoundError:
         raise typer.BadParameter(f"there is no file {path!r}", param_hint="--input") from None
     except Exception as error:  # each format has errors of its own
-        raise typer.BadParameter(f"{path!r} holds no array: {error}", param_hint="--input") from None
+        raise typer.BadParameter(
+            f"{path!r} cannot be read as an array: {error}. Give a .npy, .npz or .pb file", param_hint="--input"
+        ) from None
     if isinstance(loaded, np.ndarray):
         return loaded
     with loaded:

@@ -21,13 +21,14 @@ EVENTS = 6
 @output.command
 def top(
     name: options.Running = "",
-    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0: on Ctrl-C.")] = 0,
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two updates.")] = 1.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Number of updates before it ends. 0: until Ctrl-C.")] = 0,
     as_json: output.Json = False,
 ) -> None:
-    """Show live what a running runtime does: each worker's share of time in tiles, what it executes, steals; requests; latest events.
+    """Show live what a runtime is doing.
 
-    With --json one line for each look.
+    For each worker: how busy it is, what it executes, and how many tiles it steals. Then requests and the latest events. With --json, each
+    update is one line.
     """
     from rich.live import Live
 

@@ -23,15 +23,21 @@ if TYPE_CHECKING:
 @output.command
 def trace(
     model: Annotated[
-        str | None, typer.Argument(help="An .onnx file or zoo:NAME, run on random inputs; none: whatever the runtime does.")
+        str | None, typer.Argument(help="An .onnx file or zoo:NAME, run on random inputs. Default: whatever the runtime does.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Chrome trace event JSON, for ui.perfetto.dev; packed if FILE ends in .gz."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write the trace to this file, as JSON for ui.perfetto.dev. It is compressed if FILE ends in .gz.",
+        ),
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="A picture of the timeline (needs matplotlib).")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the timeline in this file. Needs matplotlib.")] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. Repeatable.")
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE", help="An input from a .npy, .npz or .pb file. May be given several times."),
     ] = None,
     batch: sources.BatchOption = None,
     seq: sources.SeqOption = None,
@@ -39,29 +45,45 @@ def trace(
     workers: options.Workers = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="The running runtime of this name; without MODEL by default 'default'.", callback=options.named),
+        typer.Option(
+            "--name",
+            help="Use the running runtime of this name. Default with MODEL: a private runtime; without: 'default'.",
+            callback=options.named,
+        ),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Requests of MODEL, after one that is not traced.")] = 3,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests of MODEL in flight at a time.")] = 1,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.0, help="Without MODEL: how long; default: until Ctrl-C.")] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", "-r", min=1, help="Number of traced requests of MODEL, after one that is not traced.")
+    ] = 3,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Number of requests of MODEL in flight at a time.")] = 1,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.0, help="Without MODEL: how long to trace. Default: until Ctrl-C.")
+    ] = None,
     records: Annotated[
         int,
         typer.Option(
-            "--records", min=0, max=MOST_RECORDS, help="Records that each worker keeps, about one a tile; 0: some hundred thousand."
+            "--records",
+            min=0,
+            max=MOST_RECORDS,
+            help="Number of records that each worker keeps, about one per tile. 0: some hundred thousand.",
         ),
     ] = 0,
     as_json: output.Json = False,
 ) -> None:
-    """Record what every worker does: tiles, steals, idle gaps, joins, deaths. Prints a summary; writes a trace and a picture."""
+    """Record what every worker does, tile by tile.
+
+    Prints a summary of tiles, steals, idle gaps, joins and deaths. Writes a trace and a picture if asked to.
+    """
     import aspen_mp
 
     if model is None and (workers is not None or inputs):
-        raise typer.BadParameter("a running runtime is traced as it is: give a MODEL to run one", param_hint="MODEL")
+        raise typer.BadParameter(
+            "without MODEL a running runtime is traced as it is. Give a MODEL, or leave out --workers and --input", param_hint="MODEL"
+        )
     if name is not None and workers is not None:
-        raise typer.BadParameter("a running runtime has its own workers", param_hint="--name")
+        raise typer.BadParameter("a running runtime has its own workers. Leave out --workers or --name", param_hint="--name")
     for path in (file, png):
         if path is not None and not path.absolute().parent.is_dir():
-            raise FileNotFoundError(f"no such folder: {path.absolute().parent}")
+            raise FileNotFoundError(f"there is no folder {path.absolute().parent}. Make it first, or write elsewhere")
     if png is not None:
         from aspen_mp.tracing import plot
 

@@ -27,7 +27,7 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise AspenError("pictures of traces need matplotlib: pip install 'aspen-mp[plot]'") from None
+        raise AspenError("pictures of traces need matplotlib. Install it with: pip install matplotlib") from None
 
 
 def draw(recording: Recording, path: str | os.PathLike[str], *, begin: float | None = None, end: float | None = None) -> None:

@@ -5,29 +5,33 @@ from __future__ import annotations
 import typer
 
 from aspen_mp.bench.cli import figures, load, networks, render
+from aspen_mp.cli import options
 
 app = typer.Typer(
     name="bench",
-    help="Measure: whole networks beside other runtimes, kernels beside the machine's limits.",
+    help="Measure networks beside other runtimes, and kernels beside the limits of the machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("peers")(networks.peers)
-app.command("kernels")(networks.kernels)
-app.command("prediction")(networks.prediction)
-app.command("elastic")(load.elastic)
-app.command("storm")(load.storm)
-app.command("churn")(load.churn)
-app.command("shapes")(networks.shapes)
-app.command("clients")(load.clients)
-app.command("hetero")(figures.hetero)
-app.command("scaling")(figures.scaling)
-app.command("barriers")(figures.barriers)
-app.command("order")(figures.order)
-app.command("tiles")(figures.tiles)
-app.command("synthetic")(figures.synthetic)
-app.command("lengths")(figures.lengths)
-app.command("agreement")(networks.agreement)
-app.command("render")(render.render)
+for _command, *_calls in (
+    (networks.peers, "bench peers resnet50 bert_base@seq=480 --threads 1,2 --output peers.json"),
+    (networks.kernels, "bench kernels resnet50 --each"),
+    (networks.prediction, "bench prediction resnet50 --workers 1,2"),
+    (load.elastic, "bench elastic resnet50 --steps 1,2,1 --plot elastic.png"),
+    (load.storm, "bench storm resnet50 --seconds 60 --plot storm.png"),
+    (load.churn, "bench churn resnet50 --changes 200"),
+    (networks.shapes, "bench shapes resnet50 --folder shapes"),
+    (load.clients, "bench clients resnet50 --processes 4 --plot clients.png"),
+    (figures.hetero, "bench hetero resnet50 --speeds 1,0.5 --plot hetero.png"),
+    (figures.scaling, "bench scaling resnet50 --threads 1,2 --simulate 16,64"),
+    (figures.barriers, "bench barriers resnet50 --plot barriers.png"),
+    (figures.order, "bench order resnet50 --plot order.png"),
+    (figures.tiles, "bench tiles resnet50 --tiles 8,16,32 --plot tiles.png"),
+    (figures.synthetic, "bench synthetic --layers 16 --channels 64"),
+    (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
+    (networks.agreement, "bench agreement resnet50 --output errors.json"),
+    (render.render, "bench render --check"),
+):
+    app.command(epilog=options.examples(*_calls))(_command)

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 @output.command
 def hetero(
     networks: options.Networks = None,
-    speeds: Annotated[str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Of the slowed core, as shares of its own.")] = "1,0.5,0.25",
-    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Two CPUs or more; the last is slowed.")] = None,
-    settle: Annotated[float, typer.Option("--settle", min=0, help="Seconds of requests at a new speed before it is measured.")] = 30.0,
-    method: Annotated[str | None, typer.Option("--method", help="fifo, quota or nice; default: the best that is allowed.")] = None,
+    speeds: Annotated[
+        str, typer.Option("--speeds", metavar="1,0.5,0.25", help="Speeds of the slowed core, as shares of its full speed.")
+    ] = "1,0.5,0.25",
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="CPUs to use, at least two. The last one is slowed.")] = None,
+    settle: Annotated[float, typer.Option("--settle", min=0, help="How long requests run at a new speed before it is measured.")] = 30.0,
+    method: Annotated[
+        str | None, typer.Option("--method", help="How to slow the core: fifo, quota or nice. Default: the best that is allowed.")
+    ] = None,
     engines: options.Engines = None,
     apart: Annotated[
-        bool, typer.Option("--apart", help="Also requests of its own on each core at once: what cores take from each other.")
+        bool, typer.Option("--apart", help="Also run separate requests on each core at once. Shows what cores take from each other.")
     ] = False,
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
@@ -39,9 +43,9 @@ def hetero(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Slow one core by a real load: what are a fast and a slow core together worth, as a share of the sum, one request at a time?
+    """Slow one core by a real load, and measure requests on a fast and a slow core together.
 
-    Exit status 1 if an engine failed.
+    The result is a share: the throughput of both together over the sum of their own. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench import slow
     from aspen_mp.bench.figures import hetero as bench
@@ -51,11 +55,11 @@ def hetero(
     (cpus,) = options.core_sets(None, cores)
     wanted = options.floats(speeds, "--speeds")
     if len(cpus) < 2:
-        raise typer.BadParameter("two CPUs are needed", param_hint="--cores")
+        raise typer.BadParameter("two CPUs are needed. Give both, or run on a machine that has two", param_hint="--cores")
     if method is not None and method not in slow.METHODS:
-        raise typer.BadParameter(f"methods are {', '.join(slow.METHODS)}", param_hint="--method")
+        raise typer.BadParameter(f"{method!r} is not one of {', '.join(slow.METHODS)}", param_hint="--method")
     if not all(speed == 1 or slow.LEAST <= speed <= slow.MOST for speed in wanted):
-        raise typer.BadParameter(f"from {slow.LEAST} to {slow.MOST}, or 1", param_hint="--speeds")
+        raise typer.BadParameter(f"give speeds from {slow.LEAST} to {slow.MOST}, or 1", param_hint="--speeds")
     chosen, absent = options.engines(engines)
     schedule = options.schedule(rounds, seconds, runs)
 
@@ -98,13 +102,16 @@ def _slowed(result: HeteroResult, apart: str | None) -> findings.Shown:
 def scaling(
     networks: options.Networks = None,
     threads: Annotated[
-        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Numbers of cores; default: powers of two up to all.")
+        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Numbers of cores to measure. Default: powers of two, and all.")
     ] = None,
-    simulated: Annotated[str, typer.Option("--simulate", metavar="16,64", help="Numbers of cores to simulate; none: nothing.")] = "4,16,64",
+    simulated: Annotated[str, typer.Option("--simulate", metavar="16,64", help="Numbers of cores to simulate, or none.")] = "4,16,64",
     cores: options.Cores = None,
     engines: options.Engines = None,
     apart: Annotated[
-        bool, typer.Option("--apart", help="Also n requests at once on n runtimes of one core each: what cores take from each other.")
+        bool,
+        typer.Option(
+            "--apart", help="Also run one request per core at once, each on its own runtime. Shows what cores take from each other."
+        ),
     ] = False,
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
@@ -114,9 +121,9 @@ def scaling(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """One request on more and more cores, beside other runtimes: speedup and parallel fraction over the best serial run of any.
+    """Measure one request at a time on more and more cores, beside other runtimes.
 
-    Exit status 1 if an engine failed.
+    Speedup and parallel fraction are over the fastest run on one core, of any runtime. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.figures import scaling as bench
     from aspen_mp.bench.figures.seats import OURS
@@ -126,7 +133,7 @@ def scaling(
     (cpus,) = options.core_sets(None, cores)
     numbers = options.counts(threads, "--threads") if threads else sorted({2**k for k in range(9) if 2**k < len(cpus)} | {len(cpus)})
     if max(numbers) > len(cpus):
-        raise typer.BadParameter(f"from 1 to {len(cpus)} cores are at hand", param_hint="--threads")
+        raise typer.BadParameter(f"give numbers from 1 to {len(cpus)}, the cores of this machine", param_hint="--threads")
     chosen, absent = options.engines(engines)
     far: list[int] = []
     if simulated != "none" and OURS in chosen:
@@ -167,7 +174,7 @@ def _scaled(result: ScalingResult, engines: Sequence[str]) -> findings.Shown:
 def barriers(
     networks: options.Networks = None,
     cores: options.Cores = None,
-    engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Others to set beside; default: none.")] = None,
+    engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Other engines to measure. Default: none.")] = None,
     rounds: options.Rounds = 9,
     seconds: options.Seconds = 0.3,
     runs: options.Runs = 3,
@@ -176,7 +183,7 @@ def barriers(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Switch operator barriers on, everything else equal: what it is worth that there are none.
+    """Measure the same plan with and without a barrier after every operator.
 
     Exit status 1 if an engine failed.
     """
@@ -203,9 +210,9 @@ def order(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Take ready tiles first come first served, latest first, or at random: what the order is worth.
+    """Measure orders in which ready tiles are taken: oldest first, newest first, at random.
 
-    Exit status 1 if it failed.
+    Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.figures import order as bench
 
@@ -220,7 +227,9 @@ def order(
 @output.command
 def tiles(
     networks: options.Networks = None,
-    numbers: Annotated[str | None, typer.Option("--tiles", metavar="8,16,32", help="Tiles a layer.")] = None,
+    numbers: Annotated[
+        str | None, typer.Option("--tiles", metavar="8,16,32", help="Numbers of tiles per layer. Default: a range of them.")
+    ] = None,
     cores: options.Cores = None,
     rounds: options.Rounds = 5,
     seconds: options.Seconds = 0.3,
@@ -230,9 +239,9 @@ def tiles(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Cut every layer into so many tiles, for several numbers, beside the planner's own choice.
+    """Measure plans with a fixed number of tiles per layer, beside the planner's own choice.
 
-    Exit status 1 if it failed.
+    Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.figures import tiles as bench
 
@@ -241,7 +250,7 @@ def tiles(
     (cpus,) = options.core_sets(None, cores)
     counts = options.counts(numbers, "--tiles") if numbers else list(bench.DEFAULT)
     if max(counts) > MOST_TILES:
-        raise typer.BadParameter(f"a layer has {MOST_TILES} tiles at most", param_hint="--tiles")
+        raise typer.BadParameter(f"a layer has at most {MOST_TILES} tiles. Give smaller numbers", param_hint="--tiles")
     schedule = options.schedule(rounds, seconds, runs)
     results = findings.each(options.cases(networks), lambda case, say: bench.measure(case, cpus, counts, schedule, say), as_json)
     _compared(results, bench, plot, recording, as_json)
@@ -249,10 +258,10 @@ def tiles(
 
 @output.command
 def synthetic(
-    layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Convolutions.")] = 32,
+    layers: Annotated[int, typer.Option("--layers", min=1, max=1000, help="Number of convolutions.")] = 32,
     height: Annotated[int, typer.Option("--height", min=1, help="Rows of the image.")] = 64,
     width: Annotated[int, typer.Option("--width", min=1, help="Columns of the image.")] = 64,
-    channels: Annotated[int, typer.Option("--channels", min=1, help="Of every layer's input and output.")] = 128,
+    channels: Annotated[int, typer.Option("--channels", min=1, help="Channels of every layer's input and output.")] = 128,
     cores: options.Cores = None,
     engines: options.Engines = None,
     rounds: options.Rounds = 5,
@@ -263,7 +272,7 @@ def synthetic(
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """ASPEN's synthetic network: a chain of equal 3×3 convolutions, beside other runtimes.
+    """Measure a chain of equal convolutions with kernels of 3×3, as in the paper on ASPEN, beside other runtimes.
 
     Exit status 1 if an engine failed.
     """
@@ -283,26 +292,28 @@ def synthetic(
 @output.command
 def lengths(
     network: Annotated[
-        str | None, typer.Argument(metavar="NETWORK", help="One that reads text; default: bert_base, and smollm2_135m to decode.")
+        str | None, typer.Argument(metavar="NETWORK", help="A network that reads text. Default: bert_base, or smollm2_135m with --decode.")
     ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="Texts.")] = 200,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Number of texts.")] = 200,
     least: Annotated[int, typer.Option("--least", min=1, help="Tokens of the shortest text.")] = 8,
     most: Annotated[int, typer.Option("--most", min=1, help="Tokens of the longest text.")] = 256,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Cores; default: 2, if there are.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, help="Number of cores. Default: 2, if there are as many.")
+    ] = None,
     cores: options.Cores = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of lengths and tokens.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of lengths and tokens.")] = 0,
     engines: options.Engines = None,
     decode: Annotated[
-        int | None, typer.Option("--decode", min=1, metavar="N", help="N tokens after a prompt, with a cache, instead.")
+        int | None, typer.Option("--decode", min=1, metavar="N", help="Instead, decode N tokens after a prompt, with a cache.")
     ] = None,
     plot: options.OverTime = None,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Texts of ever new lengths, or the steps of a decoder, from the first request on, when there is no plan yet, beside other runtimes.
+    """Measure texts of new lengths, or the steps of a decoder, beside other runtimes.
 
-    Exit status 1 if an engine failed.
+    Starts with the first request, when there is no plan yet. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.figures import lengths as bench
 
@@ -312,13 +323,14 @@ def lengths(
     if threads is None and cores is None:
         cpus = cpus[:2]
     if least > most:
-        raise typer.BadParameter(f"there is nothing from {least} to {most}", param_hint="--most")
+        raise typer.BadParameter(f"no length is from {least} to {most}. Give --most at least the value of --least", param_hint="--most")
     chosen, absent = options.engines(engines)
     if not set(chosen) <= set(bench.ENGINES):
-        raise typer.BadParameter(f"those that take any length: {', '.join(bench.ENGINES)}", param_hint="--engines")
+        raise typer.BadParameter(f"only these engines take texts of any length: {', '.join(bench.ENGINES)}", param_hint="--engines")
     (case,) = options.cases([network or ("bert_base" if decode is None else "smollm2_135m")])
     if not (bench.decodes(case) if decode else bench.reads(case)):
-        raise typer.BadParameter(f"{case.network} {'has no cache' if decode else 'reads no text'}", param_hint="NETWORK")
+        lacks, other = ("has no cache", "smollm2_135m") if decode else ("reads no text", "bert_base")
+        raise typer.BadParameter(f"{case.network} {lacks}. Give another network, such as {other}", param_hint="NETWORK")
     with output.progress("bench", quiet=as_json, moving=False) as update:
         if decode is None:
             result = bench.stream(case, chosen, cpus, requests, least, most, seed, update)

@@ -38,7 +38,7 @@ class Shown:
 def need_matplotlib(plot: Path | None) -> None:
     """Wrong use, before anything is measured, where a picture is wanted that cannot be drawn."""
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise typer.BadParameter("drawing needs matplotlib: pip install 'aspen-mp[plot]'", param_hint="--plot")
+        raise typer.BadParameter("drawing needs matplotlib. Install it with: pip install matplotlib", param_hint="--plot")
 
 
 def each(cases: Iterable[Case], measure: Callable[[Case, Say], Found], quiet: bool) -> list[Found]:

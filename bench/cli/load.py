@@ -17,16 +17,16 @@ def elastic(
     network: options.Network = "resnet50",
     steps: Annotated[
         str | None,
-        typer.Option("--steps", metavar="1,2,1", help="Numbers of workers, one after the other; default: up to all cores and back."),
+        typer.Option("--steps", metavar="1,2,1", help="Numbers of workers, one after the other. Default: up to all cores and back."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each step.")] = 4.0,
-    in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Requests that are in flight at any time.")] = 4,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Length of each step in seconds.")] = 4.0,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=32, help="Number of requests in flight at any time.")] = 4,
     plot: options.OverTime = None,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Add and remove workers under load: throughput against time, and how soon each change has its effect.
+    """Add and remove workers under load: throughput over time, and how soon each change has its effect.
 
     Exit status 1 if a request was lost or its result differs.
     """
@@ -63,31 +63,37 @@ def _steps(text: str | None) -> list[int]:
     if text is None:
         steps += steps[-2::-1]
     if min(steps) < 0 or not steps[0] or not steps[-1] or max(steps) > 128:
-        raise typer.BadParameter("from 0 to 128 workers, at least one at the beginning and at the end", param_hint="--steps")
+        raise typer.BadParameter("give numbers from 0 to 128. The first and the last must be at least 1", param_hint="--steps")
     return steps
 
 
 @output.command
 def storm(
     networks: options.Networks = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of the storm.")] = 180.0,
-    per_minute: Annotated[float, typer.Option("--per-minute", min=1.0, max=6000.0, help="Workers killed a minute.")] = 75.0,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=128, help="Workers; more than cores share them.")] = 4,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Client threads in each client process.")] = 4,
-    processes: Annotated[int, typer.Option("--processes", min=0, max=16, help="Client processes beside this one.")] = 1,
+    seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of the storm in seconds.")] = 180.0,
+    per_minute: Annotated[float, typer.Option("--per-minute", min=1.0, max=6000.0, help="Number of workers killed per minute.")] = 75.0,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, max=128, help="Number of workers. If there are more than cores, they share them.")
+    ] = 4,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Number of client threads in each client process.")] = 4,
+    processes: Annotated[int, typer.Option("--processes", min=0, max=16, help="Number of client processes beside this one.")] = 1,
     mix: Annotated[
         str | None,
-        typer.Option("--mix", metavar="KILL=7,STOP=1", help="Signals and their shares; default: KILL=7,SEGV=1,ABRT=1,STOP=1."),
+        typer.Option("--mix", metavar="KILL=7,STOP=1", help="Signals and their shares. Default: `KILL=7,SEGV=1,ABRT=1,STOP=1`."),
     ] = None,
-    at_once: Annotated[float, typer.Option("--at-once", min=0.0, max=1.0, help="Share of the strokes that hit all workers.")] = 0.1,
-    calm: Annotated[float, typer.Option("--calm", min=0.0, help="Seconds of the same load undisturbed, half before, half after.")] = 20.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the storm's choices.")] = 0,
+    at_once: Annotated[
+        float, typer.Option("--at-once", min=0.0, max=1.0, help="Share of the signals that are sent to all workers at once.")
+    ] = 0.1,
+    calm: Annotated[
+        float, typer.Option("--calm", min=0.0, help="Seconds of the same load without signals, half before and half after.")
+    ] = 20.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random choices.")] = 0,
     plot: options.OverTime = None,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Kill workers at random under load: requests lost or wrong, throughput, and how long each death holds things up.
+    """Kill workers at random under load: requests lost or wrong, throughput, and the delay after each death.
 
     Exit status 1 if a request was lost or its result differs.
     """
@@ -121,26 +127,28 @@ def _mix(text: str | None) -> dict[str, float]:
     try:
         mix = {name: float(share) for name, share in (part.split("=") for part in text.split(","))} if text else {}
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of weights such as KILL=7,STOP=1", param_hint="--mix") from None
+        raise typer.BadParameter(f"{text!r} is not a list of weights. Write it like KILL=7,STOP=1", param_hint="--mix") from None
     known = {"KILL", "TERM", "STOP", "SEGV", "BUS", "ILL", "FPE", "ABRT"}
     if mix and (not set(mix) <= known or min(mix.values()) < 0 or not sum(mix.values())):
-        raise typer.BadParameter(f"signals are {', '.join(sorted(known))}, with weights from 0 on", param_hint="--mix")
+        raise typer.BadParameter(f"give signals of {', '.join(sorted(known))}, with weights from 0 on", param_hint="--mix")
     return mix
 
 
 @output.command
 def churn(
     networks: options.Networks = None,
-    changes: Annotated[int, typer.Option("--changes", min=1, help="Changes of the number of workers.")] = 1000,
-    workers: Annotated[int, typer.Option("--workers", min=2, max=128, help="The most workers.")] = 4,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Client threads, each with a request in flight.")] = 4,
-    rest: Annotated[float, typer.Option("--rest", min=0.0, help="Seconds from a change's effect to the next change, on average.")] = 0.02,
-    seed: Annotated[int, typer.Option("--seed", help="Of the choices.")] = 0,
+    changes: Annotated[int, typer.Option("--changes", min=1, help="How often the number of workers changes.")] = 1000,
+    workers: Annotated[int, typer.Option("--workers", min=2, max=128, help="Largest number of workers.")] = 4,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Number of client threads, each with a request in flight.")] = 4,
+    rest: Annotated[
+        float, typer.Option("--rest", min=0.0, help="Seconds between the effect of a change and the next change, on average.")
+    ] = 0.02,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random choices.")] = 0,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Let workers join and leave under load, change after change: requests lost or wrong, and how soon each change has its effect.
+    """Let workers join and leave under load: requests lost or wrong, and how soon each change has its effect.
 
     Exit status 1 if a request was lost or its result differs.
     """
@@ -159,18 +167,22 @@ def churn(
 @output.command
 def clients(
     network: options.Network = "resnet50",
-    processes: Annotated[int, typer.Option("--processes", min=2, max=64, help="Client processes; one is measured beside.")] = 4,
+    processes: Annotated[
+        int, typer.Option("--processes", min=2, max=64, help="Number of client processes. One process alone is measured, too.")
+    ] = 4,
     cores: options.Cpus = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round.")] = 2.0,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds.")] = 5,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure onnxruntime beside it, where it is installed.")] = True,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Length of each setting in each round, in seconds.")] = 2.0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 5,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also measure onnxruntime, if it is installed.")] = True,
     plot: options.OverTime = None,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Measure several client processes on one runtime against one, and as many processes with an onnxruntime each: throughput, latency,
-    memory of all processes together."""
+    """Measure several client processes on one runtime: throughput, latency, and memory of all processes together.
+
+    Beside them, one client process, and as many processes with an onnxruntime each.
+    """
     findings.need_matplotlib(plot)
     recording = findings.Recording("clients", file, as_json, keep_disturbed)
     from aspen_mp.bench import clients as bench

@@ -19,25 +19,29 @@ if TYPE_CHECKING:
 def peers(
     networks: Annotated[
         list[str],
-        typer.Argument(metavar="NETWORK…", help="Of the zoo, with sizes and options: resnet50@batch=8, gpt2@precision=bf16."),
+        typer.Argument(
+            metavar="NETWORK…", help="Networks of the zoo, with sizes and options if wanted: resnet50@batch=8, gpt2@precision=bf16."
+        ),
     ],
     threads: Annotated[
-        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Cores for each engine, one run for each number; default: all.")
+        str | None, typer.Option("--threads", "-t", metavar="1,2", help="Cores for each engine, one run for each number. Default: all.")
     ] = None,
     cores: options.Cpus = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size of networks that name none.")] = 1,
-    seq: Annotated[int, typer.Option("--seq", min=1, help="Tokens of networks that read text and name no number.")] = 128,
-    engines: Annotated[str | None, typer.Option("--engines", metavar="A,B", help="Which engines; default: all that are installed.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size, if NETWORK does not say it.")] = 1,
+    seq: Annotated[int, typer.Option("--seq", min=1, help="Number of tokens, if NETWORK reads text and does not say it.")] = 128,
+    engines: Annotated[
+        str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")
+    ] = None,
     rounds: options.Rounds = 7,
     seconds: options.Seconds = 0.3,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Measure networks on aspen-mp and other runtimes, interleaved round by round on the same cores, all computing in float32, or, with
-    precision=bf16, in bfloat16 where they can.
+    """Measure networks on aspen-mp and on other runtimes, in turns on the same cores.
 
-    Exit status 1 if an engine failed. Peers that are not installed are named and left out.
+    All compute in float32, or in bfloat16 where a network says precision=bf16 and the runtime can. Runtimes that are not installed are
+    named and left out. Exit status 1 if an engine failed.
     """
     from aspen_mp.bench.peers import report
     from aspen_mp.bench.peers.engines import ENGINES
@@ -46,7 +50,9 @@ def peers(
     wanted = engines.split(",") if engines else list(ENGINES)
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
-        raise typer.BadParameter(f"no engine {', '.join(map(repr, unknown))}; there are {', '.join(ENGINES)}", param_hint="--engines")
+        raise typer.BadParameter(
+            f"there is no engine {', '.join(map(repr, unknown))}. Give some of {', '.join(ENGINES)}", param_hint="--engines"
+        )
     chosen = options.cases(networks, batch, seq)
     absent = [name for name in wanted if not ENGINES[name].installed]
     schedule = Schedule(rounds=rounds, spare=2 * rounds, seconds=seconds)
@@ -66,17 +72,22 @@ def peers(
 
 @output.command
 def kernels(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="Shape lists to run; default: all.")] = None,
-    isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Instruction sets, or all; default: the best.")] = None,
-    kernel: Annotated[str | None, typer.Option("--kernels", metavar="GEMM,CONV", help="Only these kernels.")] = None,
-    each: Annotated[bool, typer.Option("--each", help="One row for each call, not for each kernel.")] = False,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Least time for each call.")] = 0.02,
-    cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on; default: the first that may be used.")] = None,
+    networks: Annotated[
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks whose kernel calls are timed. Default: all that have a list.")
+    ] = None,
+    isa: Annotated[str | None, typer.Option("--isa", metavar="A,B", help="Instruction sets, or all. Default: the best one here.")] = None,
+    kernel: Annotated[str | None, typer.Option("--kernels", metavar="GEMM,CONV", help="Time only these kernels.")] = None,
+    each: Annotated[bool, typer.Option("--each", help="Print a row for each call instead of each kernel.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Time each call for at least so long.")] = 0.02,
+    cpu: Annotated[int | None, typer.Option("--cpu", min=0, help="CPU to run on. Default: the first that this process may use.")] = None,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Time kernels over the calls of real networks, on one core: share of the measured fp32 peak and of the memory's bandwidth."""
+    """Time the kernel calls of real networks on one core.
+
+    Results are shares of the core's float32 peak and of its memory bandwidth, both measured here.
+    """
     from aspen_mp.bench.kernels import measure, report, shapes
     from aspen_mp.tools import core_limits
     from aspen_mp.workers import _kernels
@@ -84,17 +95,21 @@ def kernels(
     there, supported = shapes.names(), _kernels.isas()
     unknown = [name for name in networks or () if name not in there]
     if unknown:
-        raise typer.BadParameter(f"no shape list {', '.join(unknown)}; there are {', '.join(there)}", param_hint="NETWORK")
+        raise typer.BadParameter(
+            f"there is no list of kernel calls for {', '.join(unknown)}. Give some of {', '.join(there)}", param_hint="NETWORK"
+        )
     isas = supported if isa == "all" else isa.split(",") if isa else [_kernels.selected()]
     if not set(isas) <= set(supported):
-        raise typer.BadParameter(f"this processor has {', '.join(supported)}", param_hint="--isa")
+        raise typer.BadParameter(f"{isa!r} is not supported by this processor. Give some of {', '.join(supported)}", param_hint="--isa")
     wanted = set(kernel.split(",")) if kernel else None
     if wanted and not wanted <= set(_kernels.kernels()):
-        raise typer.BadParameter(f"kernels are {', '.join(_kernels.kernels())}", param_hint="--kernels")
+        raise typer.BadParameter(
+            f"{kernel!r} is not a list of kernels. Give some of {', '.join(_kernels.kernels())}", param_hint="--kernels"
+        )
     recording = findings.Recording("kernels", file, as_json, keep_disturbed)
     allowed = os.sched_getaffinity(0)
     if cpu is not None and cpu not in allowed:
-        raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
+        raise typer.BadParameter(f"this process may use only CPUs {', '.join(map(str, sorted(allowed)))}", param_hint="--cpu")
     os.sched_setaffinity(0, {min(allowed) if cpu is None else cpu})
     found = []
     try:
@@ -119,15 +134,19 @@ def kernels(
 
 @output.command
 def prediction(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: the whole zoo.")] = None,
-    workers: Annotated[str | None, typer.Option("--workers", metavar="1,2", help="Numbers of workers; default: one, and all.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns that count.")] = 5,
+    networks: Annotated[
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as resnet50@batch=8. Default: the whole zoo.")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", metavar="1,2", help="Numbers of workers. Default: one, and one per core.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds without disturbance.")] = 5,
     seconds: options.Seconds = 0.1,
     file: options.File = None,
     keep_disturbed: options.KeepDisturbed = False,
     as_json: output.Json = False,
 ) -> None:
-    """Set the planner's predictions beside what is measured: latency, time in kernels and in scheduling."""
+    """Compare the planner's predictions with measurements: latency, time in kernels and in scheduling."""
     from aspen_mp.bench import models
     from aspen_mp.bench import prediction as bench
 
@@ -144,11 +163,16 @@ def prediction(
 
 @output.command
 def shapes(
-    networks: Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: all that have a list.")] = None,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where to write; default: where `bench kernels` reads.")] = None,
+    networks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as resnet50@batch=8. Default: all that have a list."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder to write to. Default: the one that `bench kernels` reads.")
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
-    """Write the lists of kernel calls that `bench kernels` runs, from the plans of networks of the zoo."""
+    """Plan networks of the zoo, and write the lists of kernel calls that `bench kernels` times."""
     from aspen_mp.bench.kernels import shapes as lists
 
     written = []
@@ -165,15 +189,18 @@ def shapes(
 @output.command
 def agreement(
     networks: Annotated[
-        list[str] | None, typer.Argument(metavar="NETWORK…", help="Of the zoo; default: all that have convolutions.")
+        list[str] | None, typer.Argument(metavar="NETWORK…", help="Networks of the zoo. Default: all that have convolutions.")
     ] = None,
-    weights: Annotated[str, typer.Option("--weights", metavar="zoo,pytorch", help="Whose weights.")] = "zoo,pytorch",
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="zoo,pytorch", help="How random weights are drawn: as in the zoo, as in PyTorch, or both.")
+    ] = "zoo,pytorch",
     file: options.File = None,
     as_json: output.Json = False,
 ) -> None:
-    """Compare networks with their evaluation in float64, by level of accuracy, beside direct sums and onnxruntime.
+    """Compare networks with their evaluation in float64, for each level of accuracy.
 
-    Errors are shares of the largest output. Needs onnxruntime. Takes some seconds a network, more for large ones.
+    Direct sums and onnxruntime are compared, too. Errors are relative to the largest output. Needs onnxruntime. Takes some seconds per
+    network, more for large ones.
     """
     import aspen_mp
     from aspen_mp.bench import errors
@@ -182,10 +209,13 @@ def agreement(
     names = networks or errors.networks()
     unknown = [name for name in names if name not in errors.networks()]
     if unknown:
-        raise typer.BadParameter(f"no convolutional network {', '.join(map(repr, unknown))} in the zoo", param_hint="NETWORK")
+        raise typer.BadParameter(
+            f"the zoo has no convolutional network {', '.join(map(repr, unknown))}. Give some of {', '.join(errors.networks())}",
+            param_hint="NETWORK",
+        )
     kinds = [kind for kind in errors.WEIGHTS if kind in weights.split(",")]
     if not kinds or any(part not in errors.WEIGHTS for part in weights.split(",")):
-        raise typer.BadParameter(f"{weights!r}: one or both of {', '.join(errors.WEIGHTS)}", param_hint="--weights")
+        raise typer.BadParameter(f"{weights!r} is unknown. Give one or both of {', '.join(errors.WEIGHTS)}", param_hint="--weights")
     found = []
     recording = findings.Recording("agreement", file, as_json, keep_disturbed=True)  # errors do not depend on what else runs
     with aspen_mp.Runtime() as runtime, output.progress("comparing", quiet=as_json) as update:

@@ -16,20 +16,28 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Record the result in this JSON file; in a folder: as MACHINE/BENCHMARK.json."),
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Record the result in this JSON file. If it is a folder: in MACHINE/BENCHMARK.json there."
+    ),
 ]
 KeepDisturbed = Annotated[bool, typer.Option("--keep-disturbed", help="Record the result even if other programs disturbed the run.")]
-OverTime = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it against time.")]
-Network = Annotated[str, typer.Argument(metavar="NETWORK", help="As for peers.")]
-Networks = Annotated[list[str] | None, typer.Argument(metavar="NETWORK…", help="As for peers; default: resnet50 bert_base.")]
-Cpus = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs.")]
-Cores = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="Exactly these CPUs; default: all.")]
-Engines = Annotated[
-    str | None, typer.Option("--engines", metavar="A,B", help="Which engines; default: aspen-mp, onnxruntime and openvino, if installed.")
+OverTime = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the result in this file. Needs matplotlib.")]
+Network = Annotated[
+    str, typer.Argument(metavar="NETWORK", help="A network of the zoo, with sizes and options if wanted: resnet50@batch=8.")
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that must count.")]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Least length of a turn.")]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Least runs of a turn.")]
+Networks = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as resnet50@batch=8. Default: resnet50 and bert_base."),
+]
+Cpus = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to use. Default: all that this process may use.")]
+Cores = Annotated[str | None, typer.Option("--cores", metavar="0,2-3", help="CPUs to use. Default: all that this process may use.")]
+Engines = Annotated[
+    str | None,
+    typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: aspen-mp, onnxruntime and openvino, if installed."),
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds without disturbance.")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Each engine runs at least this long in a round.")]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Each engine runs at least so many requests in a round.")]
 
 
 def cases(networks: list[str] | None, batch: int = 1, seq: int = 128) -> list[Case]:
@@ -49,9 +57,9 @@ def core_sets(threads: str | None, cores: str | None) -> list[list[int]]:
     cpus = options.cpus(cores) or allowed
     counts = [len(cpus)] if threads is None else integers(threads, "--threads", "1,2")
     if not set(cpus) <= set(allowed):
-        raise typer.BadParameter(f"this process may use CPUs {', '.join(map(str, allowed))}", param_hint="--cores")
+        raise typer.BadParameter(f"this process may use only CPUs {', '.join(map(str, allowed))}", param_hint="--cores")
     if min(counts) < 1 or max(counts) > len(cpus):
-        raise typer.BadParameter(f"from 1 to {len(cpus)} threads can have a core each", param_hint="--threads")
+        raise typer.BadParameter(f"give numbers from 1 to {len(cpus)}, so that each thread has a core", param_hint="--threads")
     return [cpus[:n] for n in counts]
 
 
@@ -60,14 +68,14 @@ def integers(text: str, hint: str, example: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as {example}", param_hint=hint) from None
+        raise typer.BadParameter(f"{text!r} is not a list of numbers. Write it like {example}", param_hint=hint) from None
 
 
 def counts(text: str, hint: str) -> list[int]:
     """Numbers from 1 on, between commas."""
     found = integers(text, hint, "1,2")
     if min(found) < 1:
-        raise typer.BadParameter("numbers from 1 on", param_hint=hint)
+        raise typer.BadParameter(f"{text!r} has a number below 1. Give numbers from 1 on", param_hint=hint)
     return found
 
 
@@ -76,7 +84,7 @@ def floats(text: str, hint: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers", param_hint=hint) from None
+        raise typer.BadParameter(f"{text!r} is not a list of numbers. Write it like 1,0.5", param_hint=hint) from None
 
 
 def engines(text: str | None, peers: bool = True) -> tuple[list[str], list[str]]:

@@ -13,13 +13,13 @@ from aspen_mp.cli import output
 
 @output.command
 def render(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit status 1 if a file is out of date.")] = False,
-    root: Annotated[Path, typer.Option("--root", metavar="FOLDER", help="The repository; default: the working directory.")] = Path(),
+    check: Annotated[bool, typer.Option("--check", help="Change nothing. Exit status 1 if a file is out of date.")] = False,
+    root: Annotated[Path, typer.Option("--root", metavar="FOLDER", help="The repository. Default: the working directory.")] = Path(),
     as_json: output.Json = False,
 ) -> None:
     """Make the tables and charts of docs/benchmarks and README.md from the records in bench/results.
 
-    Needs matplotlib. Example: `aspen-mp bench peers resnet50 -o bench/results`, then `aspen-mp bench render`.
+    `aspen-mp bench peers resnet50 --output bench/results` writes such a record. Needs matplotlib.
     """
     findings.need_matplotlib(Path("docs"))
     from aspen_mp.bench.render import render as renderer

@@ -50,7 +50,7 @@ def build(*, batch: Dim = BATCH, seq: Dim = SEQ) -> onnx.ModelProto:
     try:
         from safetensors.numpy import load_file
     except ModuleNotFoundError:
-        raise MissingPackage("safetensors is not installed; install it with  pip install 'aspen-mp[demo]'") from None
+        raise MissingPackage("safetensors is not installed. Install it with: pip install safetensors") from None
     arrays = load_file(model_files() / "model.safetensors")
     net = BertNet("all-MiniLM-L6-v2", TextOptions(batch=batch, seq=seq), ArrayWeights(arrays), SIZE)
     state = net.encoder()
@@ -84,7 +84,7 @@ class Encoder:
         try:
             from tokenizers import Tokenizer
         except ModuleNotFoundError:
-            raise MissingPackage("tokenizers is not installed; install it with  pip install 'aspen-mp[demo]'") from None
+            raise MissingPackage("tokenizers is not installed. Install it with: pip install tokenizers") from None
         self.tokenizer = Tokenizer.from_file(str(model_files() / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(MAX_TOKENS)

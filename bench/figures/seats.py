@@ -156,6 +156,6 @@ def wanted_engines(names: Sequence[str] | None, peers: bool = True) -> tuple[lis
     wanted = list(names) if names else [OURS, *(PEERS if peers else ())]
     unknown = [name for name in wanted if name not in ENGINES]
     if unknown:
-        raise ValueError(f"no engine {', '.join(map(repr, unknown))}; there are {', '.join(ENGINES)}")
+        raise ValueError(f"there is no engine {', '.join(map(repr, unknown))}. Give some of {', '.join(ENGINES)}")
     wanted.sort(key=lambda name: name != OURS)
     return [name for name in wanted if ENGINES[name].installed], [name for name in wanted if not ENGINES[name].installed]

@@ -86,7 +86,7 @@ def test_scaling(tmp_path: Path) -> None:
 
 def test_hetero(tmp_path: Path) -> None:
     if CORES < 2:
-        with pytest.raises(AssertionError, match="two CPUs"):
+        with pytest.raises(AssertionError, match="two CPUs are needed"):
             figure(tmp_path, "hetero", TINY)
         return
     found = figure(tmp_path, "hetero", TINY, "--engines", "aspen-mp", "--speeds", "1,0.5", "--settle", "0.1", "--apart")
@@ -140,8 +140,8 @@ def test_steps_of_a_decoder(tmp_path: Path) -> None:
     [
         (["resnet18"], "reads no text"),
         (["bert_base", "--decode", "3"], "has no cache"),
-        (["--least", "9", "--most", "8"], "nothing from 9 to 8"),
-        (["--engines", "abacus"], "no engine"),
+        (["--least", "9", "--most", "8"], "no length is from 9 to 8"),
+        (["--engines", "abacus"], "there is no engine"),
     ],
 )
 def test_lengths_of_nothing(arguments: list[str], says: str) -> None:

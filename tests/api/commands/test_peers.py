@@ -156,9 +156,9 @@ def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["resnet50@batch=0"], "batch is a number"),
         (["resnet50@precision=f8"], "precision is one of f32, bf16"),
         (["tcn", "--engines", "tvm"], "no engine 'tvm'"),
-        (["tcn", "--cores", "x"], "no list of CPUs"),
-        (["tcn", "--threads", "4096"], "threads can have a core each"),
-        (["tcn", "--threads", "two"], "no list of numbers"),
+        (["tcn", "--cores", "x"], "not a list of CPUs"),
+        (["tcn", "--threads", "4096"], "so that each thread has a core"),
+        (["tcn", "--threads", "two"], "not a list of numbers"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str) -> None:

@@ -110,4 +110,4 @@ def test_command_line(chain: onnx.ModelProto, tmp_path: Path) -> None:
     assert ("BCONV" in kernels("--precision", "bf16")) == sums_pairs()
     checked = json.loads(said("run", file, "--random", "--check", "--precision", "bf16", "--tolerance", str(NEAR), "--json"))
     assert (checked["check"][0]["error"] > 1e-5) == sums_pairs()
-    assert "'f8' is none of f32, bf16" in " ".join(said("run", file, "--precision", "f8", status=2).replace("│", " ").split())
+    assert "'f8' is not one of f32, bf16" in " ".join(said("run", file, "--precision", "f8", status=2).replace("│", " ").split())
