@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -85,17 +86,13 @@ def _exceptions(table: dict[str, str]) -> str:
 
 RULES: Final = [
     Rule("; ".join(_imports(part, allowed) for part, allowed in PARTS.items()), "test_imports_run_one_way"),
-    *(
-        Rule(f"a room of {_short(part)} imports itself and those before it: {', '.join(order)}", "test_rooms_import_those_before_them")
-        for part, order in ORDERS.items()
-        if len(order) > 1
-    ),
+    Rule("a room imports itself and those before it in the lists below", "test_rooms_import_those_before_them"),
     Rule(
         f"{_short('aspen_mp.bench')} is imported by name, late, in {len(NAME_BENCHMARKS)} places",
         "test_benchmarks_are_named_by_their_hooks_alone",
     ),
     Rule("files do not import each other in a circle", "test_files_do_not_import_each_other_in_a_circle"),
-    Rule(f"a folder holds {MOST_FILES} files at most, those of the tests, too", "test_folders_are_not_crowded"),
+    Rule(f"a folder holds at most {MOST_FILES} files, also in `tests`", "test_folders_are_not_crowded"),
     Rule(
         f"entries at most: {', '.join(f'{_short(name)} {most}' for name, most in MOST_ENTRIES.items())}",
         "test_parts_have_few_entries",
@@ -118,8 +115,10 @@ MARKS: Final = ("<!-- house rules -->", "<!-- end of house rules -->")
 
 
 def markdown() -> str:
-    """The rules as a table."""
-    return "\n".join(["| rule | `tests/unit/test_house.py` |", "|---|---|", *(f"| {rule.says} | `{rule.test}` |" for rule in RULES)])
+    """The rules as a table, and the orders of rooms as a list."""
+    table = ["| rule | `tests/unit/test_house.py` |", "|---|---|", *(f"| {rule.says} | `{rule.test}` |" for rule in RULES)]
+    orders = [f"- {_short(part)}: {', '.join(order)}" for part, order in ORDERS.items() if len(order) > 1]
+    return "\n".join([*table, "", "Orders of rooms:", "", *(textwrap.fill(line, 120, subsequent_indent="  ") for line in orders)])
 
 
 def printed(document: str) -> str:
