@@ -19,7 +19,7 @@ def files() -> set[str]:
 
 
 def documents() -> list[Path]:
-    """READMEs, and what says how the whole is built; not what was once true (CHANGELOG.md) or measured (bench/RESULTS.md)."""
+    """READMEs, and what says how the whole is built; not what was once true (CHANGELOG.md)."""
     found = [folders.ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
     return [
         *found,
