@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 from folders import ROOT
 
 from aspen_mp.bench.cli.app import app
@@ -73,7 +74,7 @@ def test_a_readme_without_its_lines_is_refused(tree: Path) -> None:
 
 
 def test_the_commands_of_records_exist() -> None:
-    commands = {command.name for command in app.registered_commands}
+    commands = set(typer.main.get_command(app).commands)
     for item in published.read(ROOT / render.RESULTS):
         program, bench, name, *rest = shlex.split(item.record.command)
         assert (program, bench, name) == ("aspen-mp", "bench", item.record.benchmark)
