@@ -12,13 +12,7 @@ import typer.main
 
 from aspen_mp.cli.app import app
 
-NOT_YET = {
-    *("CHANGELOG.md", "bench/RESULTS.md"),
-    *("planner/README.md", "planner/frontends/README.md", "planner/ops/README.md"),
-    *("shm/README.md", "workers/README.md", "workers/kernels/README.md"),
-    *("tests/README.md", "tests/api/README.md", "tests/crash/README.md", "tests/helpers/README.md", "tests/models/README.md"),
-    *("tests/stress/README.md", "tests/suites/README.md", "tests/unit/README.md"),
-}
+NOT_YET = {"CHANGELOG.md"}
 """Documents that break the rules until they are written anew. One that keeps them has to leave this list."""
 
 
