@@ -172,7 +172,7 @@ class Loans:
         self._lock = threading.RLock()  # an output may end wherever the garbage collector runs
         self._idle: OrderedDict[Key, list[Loan]] = OrderedDict()
         self._all: weakref.WeakSet[Loan] = weakref.WeakSet()
-        self._n = 0
+        self._n = 0  # with those that are over, until the planner process has them back: it limits what all clients have together
         self._closed = False
 
     def take(self, owner: int, nbytes: int, pieces: Sequence[Piece]) -> Loan | None:
@@ -230,7 +230,6 @@ class Loans:
             if not loan.dead:
                 self._idle.setdefault(loan.key, []).append(loan)
                 return
-            self._n -= 1
         self._end_later([loan])
 
     def file_ended(self, key: tuple[int, int]) -> None:
@@ -251,7 +250,6 @@ class Loans:
                     ended.append(loan)
                 if not self._idle[key]:
                     del self._idle[key]
-            self._n -= len(ended)
         if ended:
             self._end_later(ended)
 
@@ -262,6 +260,8 @@ class Loans:
             for loan in loans:
                 with suppress(AspenError):
                     self._end(loan)
+                with self._lock:
+                    self._n -= 1
 
         with suppress(RuntimeError):  # the interpreter is going down, and all memory with it
             threading.Thread(target=end, name="aspen-mp loans", daemon=True).start()

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.shared_memory import SharedMemory
@@ -93,6 +94,15 @@ class Shared:
 
 def borrowed(runtime) -> int:
     return sum(client["borrowed_bytes"] for client in runtime.status()["clients"])
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_borrowed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has lent to the shared runtime is back before the next one counts: a thread of the client returns it."""
+    yield
+    if "shared_runtime" in request.fixturenames:
+        runtime = request.getfixturevalue("shared_runtime")
+        assert until(lambda: gc.collect() >= 0 and borrowed(runtime) == 0)
 
 
 def until(condition) -> bool:
