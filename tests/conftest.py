@@ -7,6 +7,7 @@ longer runs (`make stress`, `make zoo`). The plan cache is off, but for its own 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import itertools
 import os
@@ -23,6 +24,9 @@ from aspen_mp.control.wire import run_directory
 os.environ["ASPEN_MP_CACHE"] = "off"
 os.environ["ASPEN_MP_LEASES"] = "off"  # other runtimes of this machine are nothing to the tests
 os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step in the life of a plan
+
+# pytest's, for crashes of its own process. Forked children die on purpose in many tests: workers and planning children have none, either.
+os.register_at_fork(after_in_child=faulthandler.disable)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, which has us ignore Ctrl-C; the processes of the tests would inherit that.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import signal
 from collections.abc import Callable
@@ -26,7 +25,6 @@ def in_child(act: Callable[[Segment, int], bool], ignored: int = 0) -> int:
         return os.waitpid(pid, 0)[1]
     status = 1
     try:
-        faulthandler.disable()  # pytest's; a worker has none
         if ignored:
             signal.signal(ignored, signal.SIG_IGN)
         file = os.memfd_create("file")
