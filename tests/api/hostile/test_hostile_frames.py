@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 import small_models
-from guests import HELLO, LAYOUT, WATCHDOG_S, Guest, descriptors, frame, packed, processor_seconds
+from guests import HELLO, LAYOUT, WATCHDOG_S, Guest, descriptors, frame, packed
+from process_tools import wait_until_idle
 
 import aspen_mp
 from aspen_mp.control.wire import connection, listener, protocol, run_directory
@@ -257,13 +258,11 @@ def test_no_descriptors_left(town: aspen_mp.Runtime, good: Callable[[], None]) -
     resource.prlimit(town.pid, resource.RLIMIT_NOFILE, (descriptors(town.pid) + 2, old[1]))
     with ExitStack() as stack:
         stack.callback(resource.prlimit, town.pid, resource.RLIMIT_NOFILE, old)
-        spent = processor_seconds(town.pid)
         silent = [stack.enter_context(Guest(NAME, greet=False)) for _ in range(20)]
         with pytest.raises(ResourceLimitError, match=r"descriptors|open files"):
             town.load(small_models.conv_chain(2, 16, 16))
         good()
-        time.sleep(1)
-        assert processor_seconds(town.pid) - spent < 0.5  # it does not ask for what it cannot have all the time
+        wait_until_idle([town.pid])  # it does not ask for what it cannot have all the time
         resource.prlimit(town.pid, resource.RLIMIT_NOFILE, old)
         for guest in silent:
             guest.send(packed(HELLO))
@@ -290,8 +289,6 @@ MESSAGES: dict[str, list[Any]] = {
 @pytest.mark.parametrize("name", MESSAGES)
 def test_wrong_fields(town: aspen_mp.Runtime, name: str) -> None:
     """Every field of every message with values of other types and sizes: an answer, or the end of the connection with a reason."""
-    spent = processor_seconds(town.pid)
-    asked = 0
     with ExitStack() as stack:
         guest = stack.enter_context(Guest(NAME))
         for position in range(len(MESSAGES[name]) + 1):
@@ -302,7 +299,6 @@ def test_wrong_fields(town: aspen_mp.Runtime, name: str) -> None:
                 if name == "Data" and position == 1 and nasty in (1 << 31, (1 << 32) - 1, 1 << 32):
                     continue  # and so would that, with the machine's memory
                 answer = guest.ask(name, *fields)
-                asked += 1
                 assert answer is not None, f"{name} {fields}: hung up without a word"
                 if isinstance(answer, protocol.Failed) and answer.id == 0 and fields[0] != 0:
                     assert answer.error == "ProtocolError", f"{name} {fields}: {answer}"
@@ -312,7 +308,6 @@ def test_wrong_fields(town: aspen_mp.Runtime, name: str) -> None:
                     assert "internal error" not in answer.text, f"{name} {fields}: {answer}"
                 else:
                     assert not isinstance(answer, protocol.Welcome), f"{name} {fields}: {answer}"
-    assert processor_seconds(town.pid) - spent < asked  # a second each: seldom more than a millisecond
 
 
 STRANGE_PLANS: dict[str, tuple[Any, Any, str]] = {

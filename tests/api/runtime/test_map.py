@@ -124,13 +124,11 @@ def test_an_iterable_that_blocks_holds_results_up_by_one_item_only(mlp):
 
     mlp.run({"x": x_of(0)})
     stream = mlp.map(items(), concurrency=8)
-    began = time.monotonic()
     while not asked or not idle(mlp):  # the first result is there
         if not asked:
             stream._take()
     next(stream)
     assert asked == [0, 1]
-    assert time.monotonic() - began < WATCHDOG_S
     gate.set()
     assert len(list(stream)) == 2
 

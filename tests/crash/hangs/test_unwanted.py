@@ -140,6 +140,7 @@ def test_a_long_tile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "ArgMax" in str(event["op"])
         status = runtime.status()
         assert status["recovery"]["slow_tiles"] == 1
-        assert 0.5 < status["workers"][0]["tile_s"] < time.monotonic() - began
+        assert status["workers"][0]["tile_s"] > 0.5  # which the report waits for
+        assert began + status["workers"][0]["tile_s"] < time.monotonic()
         future.cancel()
         wait_until(lambda: not any(w["op"] for w in runtime.workers), "its end")

@@ -21,7 +21,6 @@ def test_workers_are_killed() -> None:
     found = storm.measure([cases.parse(text) for text in NETWORKS], weather)
     assert (found.lost, found.wrong, found.why) == (0, 0, [])
     assert found.requests
-    assert len(found.strokes) >= weather.seconds / 60 * weather.per_minute / 3  # a slow machine takes longer to get new workers
     assert {stroke.signal for stroke in found.strokes} >= {"KILL", "SEGV"}
     assert found.with_survivors.number
     assert found.with_none.number

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -258,18 +257,20 @@ model = runtime.load(sys.argv[2])
 x = {"x": np.ones((1, 32, 32, 32), np.float32)}
 right = model.run(x)["y"].tobytes()
 print("up", flush=True)
-failures, ends = [], []
+failures, served = 0, [0]  # requests served before the first outage, and behind each
 stop = [False]
 threading.Thread(target=lambda: (sys.stdin.read(), stop.__setitem__(0, True)), daemon=True).start()
-while not stop[0]:
+while not (stop[0] and served[-1]):
     try:
         assert model.run(x)["y"].tobytes() == right
-        ends.append(time.monotonic())
+        served[-1] += 1
         time.sleep(0.005)
     except aspen_mp.errors.RuntimeLost as error:
-        failures.append(time.monotonic())
+        failures += 1
+        if served[-1]:
+            served.append(0)
         time.sleep(0.01)
-print(json.dumps({"failures": failures, "first": ends[0], "last": ends[-1], "served": len(ends)}), flush=True)
+print(json.dumps({"failures": failures, "served": served}), flush=True)
 """
 
 
@@ -295,7 +296,6 @@ def test_kill_and_relaunch_with_four_client_processes(tmp_path: Path, wait_s: fl
         with aspen_mp.connect(NAME, wait_s=WATCHDOG_S) as runtime:
             os.kill(runtime.pid, signal.SIGKILL)
             wait_until(lambda: runtime.status()["runtime"]["restarts"] == 1, "the next runtime")
-            back = time.monotonic()
             wait_until(lambda: len(runtime.status()["clients"]) == 6, "all clients to be back")  # with us and the launcher
             served = runtime.status()["scheduler"]["served"]
             wait_until(lambda: runtime.status()["scheduler"]["served"] > served + 20, "requests")
@@ -304,9 +304,8 @@ def test_kill_and_relaunch_with_four_client_processes(tmp_path: Path, wait_s: fl
             out, _ = client.communicate("", timeout=WATCHDOG_S)
             reports.append(json.loads(out))
         for report in reports:
-            assert report["last"] > back
-            late = [when for when in report["failures"] if when > back + 2.0]
-            assert not late, (late, back)
+            assert len(report["served"]) <= 2, "one outage at most, and none after the runtime is back"
+            assert all(report["served"]), report
             assert wait_s == 0.0 or not report["failures"]
     finally:
         for client in clients:

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -104,9 +103,3 @@ class Guest:
 
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def processor_seconds(pid: int) -> float:
-    """What a process and the children that it has reaped have computed."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")

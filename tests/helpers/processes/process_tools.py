@@ -33,6 +33,23 @@ def alive(pid: int) -> bool:
         return False
 
 
+def _turns(pid: int) -> int:
+    """How often threads of a process have had a processor and given it up."""
+    text = "".join(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/status"))
+    return sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+
+
+def wait_until_idle(pids: list[int]) -> None:
+    """Until none of these processes has had a turn for half a second: that is so of sleeping ones, whatever else runs."""
+
+    def idle() -> bool:
+        before = [_turns(pid) for pid in pids]
+        time.sleep(0.5)
+        return [_turns(pid) for pid in pids] == before
+
+    wait_until(idle, "processes to sleep")
+
+
 def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
     found = []
     for child in psutil.Process(runtime.pid).children():

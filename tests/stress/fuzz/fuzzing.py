@@ -2,7 +2,8 @@
 
 A fuzzer is a function ``case(seed) -> str``: it makes one input from a seed, gives it to the code under test and returns a word for what
 became of it ("refused", "right" …). It raises `Finding` where the code was wrong. Everything else that may happen - another exception, a
-signal, more than `MOST` of processor time, more memory than `MEMORY` - is a finding too. By hand, one case or many:
+signal, a hang, more memory than `MEMORY` - is a finding too. A case that takes more than `PATIENCE` or `MOST` is reported as slow, with its
+seed, and is no finding: how long a case takes depends on the machine. By hand, one case or many:
 
     python tests/stress/fuzz/fuzz.py models 4711          python tests/stress/fuzz/fuzz.py plans --seconds 60 --first 100000
 
@@ -52,19 +53,19 @@ class Finding(AssertionError):
 
 @dataclass(slots=True)
 class Report:
-    """`outcomes`: how often each; `findings`: by seed, what was wrong; `foreign`: by outcome, the seeds that `OTHERS` are to blame for."""
+    """`outcomes`: how often each; `findings`: by seed, what was wrong; `seeds`: those of outcomes that somebody may want to look at."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: dict[int, str] = field(default_factory=dict)
-    foreign: dict[str, list[int]] = field(default_factory=dict)
+    seeds: dict[str, list[int]] = field(default_factory=dict)
 
-    def blame(self, word: str, seed: int) -> None:
+    def note(self, word: str, seed: int) -> None:
         self.outcomes[word] += 1
-        self.foreign.setdefault(word, []).append(seed)
+        self.seeds.setdefault(word, []).append(seed)
 
     def __str__(self) -> str:
         said = ", ".join(
-            f"{n} {word}" + (f" ({', '.join(map(str, self.foreign[word]))})" if word in self.foreign else "")
+            f"{n} {word}" + (f" ({', '.join(map(str, self.seeds[word]))})" if word in self.seeds else "")
             for word, n in self.outcomes.most_common()
         )
         return f"{sum(self.outcomes.values())} cases: {said}" + "".join(f"\nseed {seed}: {text}" for seed, text in self.findings.items())
@@ -183,8 +184,8 @@ def _batch(case: Callable[[int], str], seeds: list[int], report: Report, until: 
     at.close()
     for line in told.decode("utf-8", "replace").split("\0")[:-1]:
         seed, word, text = line.split("\t", 2)
-        if word.startswith(OTHERS):
-            report.blame(word, int(seed))
+        if word == "slow" or word.startswith(OTHERS):
+            report.note(word, int(seed))
         else:
             report.outcomes[word] += 1
         if text:
@@ -203,17 +204,17 @@ def _died(case: Callable[[int], str], seeds: list[int], number: int, name: str, 
     seed, hangs = seeds[-1], number == signal.SIGALRM
     why = "it hangs" if hangs else f"it dies of {signal.Signals(number).name}"
     if name and hangs and own <= MOST:
-        report.blame(f"{name} hangs", seed)
+        report.note(f"{name} hangs", seed)
     elif name and not hangs and len(seeds) > 1:
         found = explore(case, [seed])
         report.outcomes += found.outcomes
         report.findings |= found.findings
-        for word in found.foreign:
-            report.foreign.setdefault(word, []).append(seed)
+        for word in found.seeds:
+            report.seeds.setdefault(word, []).append(seed)
         if not found.findings and f"{name} dies" not in found.outcomes:
             report.findings[seed] = f"{why} in {name}, behind others that begin with {seeds[0]}, but not alone"
     elif name and not hangs and not spoilt:
-        report.blame(f"{name} dies", seed)
+        report.note(f"{name} dies", seed)
     else:
         report.outcomes["death"] += 1
         report.findings[seed] = why + (f" in {name}, after {own:.1f} s of our own" if name else "")
@@ -247,6 +248,7 @@ def attempt(case: Callable[[int], str], seed: int, number: int = 0) -> tuple[str
         return "exception", f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({places})"
     most = PATIENCE if word == "refused" else MOST
     if (spent := ours()) > most:
-        return "slow", f"{word} after {spent:.1f} s of processor time"
+        print(f"seed {seed}: {word} after {spent:.1f} s of processor time", file=sys.stderr)
+        return "slow", ""
     slow = next((name for name, seconds in _clock.spent.items() if seconds > most), None)
     return (f"{slow} slow" if slow else word, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,14 @@ def plan(source: Any) -> None:
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_models(case: str, tmp_path: Path) -> None:
-    """Each is refused with its error, by name, in less than a second of this process's time."""
+    """Each is refused with its error, by name."""
     bad = BAD[case]
     source = given(bad, tmp_path)
-    begun = time.process_time()
     with pytest.raises(bad.error) as caught:
         plan(source)
     assert type(caught.value) is bad.error
     missing = [name for name in bad.names if name not in str(caught.value)]
     assert not missing, f"{missing} not in: {caught.value}"
-    assert time.process_time() - begun < 1
 
 
 def test_every_unknown_operator_is_named() -> None:
