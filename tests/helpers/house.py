@@ -245,3 +245,29 @@ def modules_with(texts: Mapping[str, str], words: Collection[str]) -> set[str]:
         for module, text in texts.items()
         if any(isinstance(node, ast.Constant) and node.value in words for node in ast.walk(_python(text)))
     }
+
+
+def _reads(node: ast.AST, clocks: Collection[str]) -> bool:
+    """Whether a clock is asked, or what is called like one is used, in an expression."""
+    return any(
+        (isinstance(each, ast.Attribute) and each.attr in clocks) or (isinstance(each, ast.Name) and each.id in clocks)
+        for each in ast.walk(node)
+    )
+
+
+def timed(texts: Mapping[str, str], clocks: Collection[str]) -> set[str]:
+    """Functions that assert on what has passed on one of `clocks`: on a difference, or on a name that has been given one."""
+
+    def duration(node: ast.AST) -> bool:
+        return any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub) and _reads(each, clocks) for each in ast.walk(node))
+
+    found: set[str] = set()
+    for module, text in texts.items():
+        for name, function in functions(text):
+            durations: set[str] = set()
+            for each in ast.walk(function):
+                if isinstance(each, ast.Assign) and duration(each.value):
+                    durations |= {leaf.id for target in each.targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
+            if any(isinstance(each, ast.Assert) and (duration(each.test) or _reads(each.test, durations)) for each in ast.walk(function)):
+                found.add(f"{module}{name}")
+    return found

@@ -64,6 +64,17 @@ NAME_OPS: Final = {
 }
 """Modules outside `KNOW_OPS` in which the name of an op stands as a string, and why."""
 
+CLOCKS: Final = {
+    *("monotonic", "perf_counter", "process_time", "thread_time", "time"),
+    *("monotonic_ns", "perf_counter_ns", "process_time_ns", "thread_time_ns", "time_ns"),
+    *("cpu_times", "getrusage"),
+}
+"""What tells the time of day, of a machine, or that a process has had."""
+COMPARE_DURATIONS: Final = {
+    "test_runtime.test_workers_account_for_their_time": "accounts of one time by two clocks agree, however long it is",
+}
+"""Tests that assert on what has passed on a clock, and why: how long anything takes depends on who else uses the machine."""
+
 
 class Rule(NamedTuple):
     """What must hold, and the test of `test_house.py` that looks."""
@@ -105,6 +116,10 @@ RULES: Final = [
     ),
     Rule(f"a function has {MOST_LINES} lines at most; {_exceptions(LONG_FUNCTIONS)}", "test_functions_are_short"),
     Rule(f"a constructor has {MOST_PARAMETERS} parameters at most; {_exceptions(LARGE_CONSTRUCTORS)}", "test_constructors_are_small"),
+    Rule(
+        f"no test asserts on how long something takes; {_exceptions(COMPARE_DURATIONS)}",
+        "test_tests_do_not_assert_on_time",
+    ),
     Rule("`import aspen_mp` loads neither numpy nor onnx, nor anything else of size", "test_import_is_light"),
     Rule(
         "the folders of the repository are imported as `aspen_mp.…` only",

@@ -27,6 +27,7 @@ from house import (
     out_of_order,
     packages,
     sources,
+    timed,
     unlisted,
     within,
 )
@@ -189,6 +190,17 @@ def test_constructors_are_small() -> None:
     assert large_constructors({"m": f"class A:\n    def __init__(self, {names}, *, b): ..."}, rules.MOST_PARAMETERS) == {"m.A.__init__"}
 
 
+def test_tests_do_not_assert_on_time() -> None:
+    texts = {file.stem: file.read_text(encoding="utf-8") for file in folders.TESTS.rglob("*.py")}
+    hold(timed(texts, rules.CLOCKS), rules.COMPARE_DURATIONS, "a test asserts on events, states and counters")
+    for body in (
+        "    t = time.monotonic()\n    assert time.monotonic() - t < 1\n",
+        "    t = process_time()\n    taken = process_time() - t\n    assert 0 < taken / 2 < 0.5\n",
+    ):
+        assert timed({"m": f"def f():\n{body}"}, rules.CLOCKS) == {"m.f"}
+    assert not timed({"m": "def f():\n    end = time.monotonic() + 60\n    assert time.monotonic() < end, 'watchdog'\n"}, rules.CLOCKS)
+
+
 def test_import_is_light() -> None:
     code = "import sys, aspen_mp; print(' '.join(m for m in sys.modules if '.' not in m))"
     loaded = set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
@@ -214,5 +226,5 @@ def test_every_exception_has_its_reason() -> None:
         with pytest.raises(AssertionError, match=r"m\.f"):
             hold(found, exceptions, "a rule")
     hold({"m.f"}, {"m.f": "a table"}, "a rule")
-    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS):
+    for table in (rules.LONG_FUNCTIONS, rules.LARGE_CONSTRUCTORS, rules.NAME_OPS, rules.COMPARE_DURATIONS):
         assert all(reason and "\n" not in reason for reason in table.values())
