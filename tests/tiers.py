@@ -1,0 +1,104 @@
+"""Which tests `make test` leaves to `make test-all`: those with the marker `full`, which `mark` sets by one rule.
+
+Files and tests that take long are named in `FULL`, each with the reason. Of a test with parameters a covering subset stays, on the best
+instruction set of the machine alone: in the order of its cases, those with a value of some parameter that no case before them has. The rule
+depends on names and order only. So every process of a run, and every run on machines with the same instruction sets, chooses alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+import folders
+import pytest
+
+from aspen_mp.workers import _kernels
+
+Value = tuple[str, type, object]
+BEST: Final = _kernels.isas()[0]
+
+SEEDS: Final = 2
+"""Values of a parameter `seed` that a test needs: any drawn case is as good as another."""
+_BENCHMARK: Final = "a command of the benchmarks"
+_AGAIN: Final = "other tests once more, in a process without an instruction"
+_WHOLE: Final = "whole networks: the quick tests have small ones"
+_RARE: Final = "what seldom happens to a machine, or takes many rounds: the quick tests have one storm and one death of each kind"
+FULL: Final = {
+    **dict.fromkeys(
+        (
+            *(f"api/commands/test_{name}.py" for name in ("figures", "peers", "bench_plans")),
+            *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "kernels", "prediction")),
+            "api/files/test_calibration.py::test_doctor_measures_and_shows",
+        ),
+        _BENCHMARK,
+    ),
+    **dict.fromkeys(
+        (
+            "kernels/conv/test_bconv.py::test_without_the_instruction",
+            "kernels/conv/test_qconv.py::test_all_of_this_without_the_instruction",
+            "kernels/gemm/test_bgemm.py::test_without_the_instruction",
+            "kernels/gemm/test_qgemm.py::test_all_of_this_without_the_instruction",
+        ),
+        _AGAIN,
+    ),
+    **dict.fromkeys(
+        (
+            "api/options/test_accuracy_option.py::test_command_line",
+            "api/options/test_accuracy_option.py::test_table_of_the_zoo",
+            "api/options/test_precision.py::test_command_line",
+            "models/test_plans_agree.py",
+            "models/test_plan_models.py",
+        ),
+        _WHOLE,
+    ),
+    **dict.fromkeys(
+        (
+            *(f"crash/cores/test_{name}.py" for name in ("live_machine", "replanning")),
+            *(f"crash/hangs/test_{name}.py" for name in ("unkillable", "unwanted")),
+            *(f"crash/kills/test_{name}.py" for name in ("client_storm", "kill_everything", "planning_children", "stateful")),
+            "crash/kills/test_storm.py::test_workers_are_killed",
+            "crash/outages/test_outages.py",
+            "crash/scarcity",
+            "stress/fuzz/test_fuzz.py::test_nothing_is_found",
+            "stress/processes/test_bucketed_requests.py",
+        ),
+        _RARE,
+    ),
+    "docs/test_pages.py::test_blocks_of_page_run": "whole programs, with networks and servers",
+    "unit/planner/lower/test_lowering.py::test_node_models_with_constants": "the models of test_node_models once more",
+}
+"""Folders, files (`….py`) and tests (`….py::test_…`), relative to this one, and why they can wait."""
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Gives the marker `full` to every test that `make test` leaves out."""
+    seen: dict[str, set[Value]] = defaultdict(set)
+    for item in items:
+        place = f"{item.path.relative_to(folders.TESTS)}::{getattr(item, 'originalname', item.name)}"
+        if any(place == each or place.startswith((f"{each}/", f"{each}::")) for each in FULL) or not _brings(item, seen[place]):
+            item.add_marker(pytest.mark.full)
+
+
+def _brings(item: pytest.Item, seen: set[Value]) -> bool:
+    """Whether the case has a value of a parameter that none in `seen` has; notes its values there."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return True
+    if callspec.params.get("isa", BEST) != BEST:
+        return False
+    new = {_value(name, given) for name, given in callspec.params.items()} - seen
+    if sum(name == "seed" for name, *_ in seen) >= SEEDS:
+        new = {value for value in new if value[0] != "seed"}
+    seen |= new
+    return bool(new)
+
+
+def _value(name: str, given: object) -> Value:
+    """What equal values of a parameter have in common; those that cannot be compared are what they are."""
+    try:
+        hash(given)
+    except TypeError:
+        return name, object, id(given)
+    return name, type(given), given
