@@ -1,8 +1,8 @@
 """The life of a plan, and of the model that it belongs to: in which states they may be, what may happen to them there, and what follows.
 
 A plan is for one set of shapes, or for a shape bucket (its key). The tables below say all that ever happens to one;
-`aspen_mp/control/README.md` shows them as a picture. A live plan that is made again has a successor: another plan of the same key, with a state of
-its own.
+`aspen_mp/control/README.md` shows them as a picture. A live plan that is made again has a successor: another plan of the same key, with a
+state of its own.
 
 What the tables do not have is an error of ours: it is logged and fails the request that it happened to, and nothing else. Where
 ``ASPEN_MP_CHECK=on`` it raises, as does everything that `check_model` finds after a step.
