@@ -11,7 +11,7 @@ Importing this package is cheap: numpy, onnx and the rest are imported when some
 from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own costs more to import than this file
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ExecutionMode",
     "GraphOptimizationLevel",
