@@ -139,11 +139,13 @@ def _foreground(
                 held.append(runtime.load(source.model, name=source.label, precision=precision, progress=update))
         stopped = _Stop()  # not before: what takes long is ended by the signals themselves
         with endpoint.beside(name, metrics) as url:
+            workers = runtime.workers
             report = {
                 "name": name,
                 "pid": runtime.pid,
                 "launcher": os.getpid(),
-                "workers": [worker["cpu"] for worker in runtime.workers],
+                "workers": [worker["cpu"] for worker in workers],
+                "shared": [worker["cpu"] for worker in workers if worker["shared"]],
                 "models": models,
                 **({"metrics": url} if url else {}),
             }
@@ -236,8 +238,9 @@ def _announce(report: dict[str, Any], as_json: bool) -> None:
         return
     cpus = ", ".join(map(str, report["workers"]))
     n = output.count(len(report["workers"]), "worker")
+    shared = f" (CPU {', '.join(map(str, report['shared']))} shared with another worker)" if report["shared"] else ""
     where = f"; metrics at {report['metrics']}" if "metrics" in report else ""
-    output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}; process {report['pid']}{where}")
+    output.notice(f"runtime {report['name']!r} is ready: {n} on CPU {cpus}{shared}; process {report['pid']}{where}")
 
 
 def _detached(models: list[str], name: str, given: Mapping[str, object], *, supervise: bool, as_json: bool) -> None:

@@ -328,7 +328,7 @@ class WorkerPool:
             self._table.worker_gone(row)
             raise
         if shared:
-            self._event_log.info("core-shared", cpu=cpu, why="another runtime has a worker there")
+            self._event_log.note("core-shared", cpu=cpu, why="another runtime has a worker there")
 
     # ---- segments
 

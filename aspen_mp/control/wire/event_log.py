@@ -38,15 +38,23 @@ class EventLog:
         """Something that nobody asked for."""
         self._note("warning", event, facts)
 
+    def note(self, event: str, **facts: Any) -> None:
+        """What `status` shows and nobody has to read as it happens: kept, never written."""
+        self._keep("info", event, facts)
+
     def latest(self) -> list[dict[str, Any]]:
         """The newest events, oldest first: time (seconds since 1970), level, event, and its facts."""
         return list(self._latest)
 
-    def _note(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> None:
+    def _keep(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> float:
         now = time.time()
         self._latest.append({"time": now, "level": level, "event": event, **facts})
         for told in self._listeners:
             told(event, facts)
+        return now
+
+    def _note(self, level: Literal["info", "warning"], event: str, facts: dict[str, Any]) -> None:
+        now = self._keep(level, event, facts)
         if self._level == "off" or (level == "info" and self._level == "warning"):
             return
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03}Z"
