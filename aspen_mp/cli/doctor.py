@@ -63,7 +63,7 @@ def _show(report: dict[str, Any]) -> None:
             ("packages", ", ".join(f"{name} {version or '(not installed)'}" for name, version in report["packages"].items())),
             ("plan cache", _cache(report["cache"])),
             ("calibration", _calibration(report["calibration"])),
-            ("runtimes", ", ".join(report["runtimes"]["running"]) or f"none running ({report['runtimes']['directory']})"),
+            ("runtimes", ", ".join(report["runtimes"]["running"]) or f"none running ({', '.join(report['runtimes']['directories'])})"),
         ],
         title=f"aspen-mp {report['version']}",
     )

@@ -260,7 +260,7 @@ def _calibration(profile: Any) -> dict[str, Any] | None:
 def _runtimes() -> dict[str, Any]:
     from aspen_mp.control.wire import run_directory
 
-    return {"directory": run_directory.path(), "running": [name for name, alive in run_directory.names().items() if alive]}
+    return {"directories": run_directory.paths(), "running": [name for name, alive in run_directory.names().items() if alive]}
 
 
 def _findings(report: dict[str, Any]) -> list[dict[str, str]]:

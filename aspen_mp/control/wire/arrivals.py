@@ -1,4 +1,4 @@
-"""Waiting for a runtime of some name to come: the run directory is watched (inotify), nothing is polled."""
+"""Waiting for a runtime of some name to come: the run directories are watched (inotify), nothing is polled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVENT: Final = struct.Struct("iIII")
 
 
 class Watch:
-    """The run directory, in which a socket may appear. OSError where the kernel gives no watch."""
+    """The run directories, in which a socket may appear. OSError where the kernel gives no watch."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -31,17 +31,19 @@ class Watch:
         if self._fd < 0:
             raise _failure()
         try:
-            directory = run_directory.open_directory(create=True)  # a new runtime would make it first
+            directories = run_directory.open_directories(create=True)  # a new runtime would make them first
             try:
-                if libc.inotify_add_watch(self._fd, f"/proc/self/fd/{directory}".encode(), _CREATE | _MOVED_TO | _GONE & 0xFFF) < 0:
-                    raise _failure()
+                for directory in directories.values():
+                    if libc.inotify_add_watch(self._fd, f"/proc/self/fd/{directory}".encode(), _CREATE | _MOVED_TO | _GONE & 0xFFF) < 0:
+                        raise _failure()
             finally:
-                os.close(directory)  # or its removal would not be told
+                for directory in directories.values():
+                    os.close(directory)  # or its removal would not be told
         except BaseException:
             os.close(self._fd)
             raise
         self.ended = False
-        """Whether the directory is no longer what its name leads to."""
+        """Whether one of them is no longer what its name leads to."""
 
     def __enter__(self) -> Watch:
         return self

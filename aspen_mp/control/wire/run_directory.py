@@ -4,6 +4,9 @@ The lock is held for the life of the planner process, so a held lock means a liv
 whether it is held; so that nobody who looks is taken for a runtime, everybody locks the directory for as long as that lasts: whoever looks
 shared, whoever claims or cleans alone. Sockets are bound and connected through /proc/self/fd, which also keeps long directory names within
 the 107 bytes of a socket address.
+
+Sessions of a user have XDG_RUNTIME_DIR, services and cron jobs have not. A runtime lies where its own environment says; whoever looks for
+one searches both places. An XDG_RUNTIME_DIR of another value is a place of its own, and no other is searched.
 """
 
 from __future__ import annotations
@@ -34,15 +37,40 @@ def check_name(name: str) -> str:
 
 
 def path() -> str:
-    """The run directory of this user; it need not exist."""
+    """The run directory of this user for new runtimes; it need not exist."""
     base = os.environ.get("XDG_RUNTIME_DIR")
-    return os.path.join(base, "aspen-mp") if base and os.path.isabs(base) else f"/tmp/aspen-mp-{os.getuid()}"
+    return os.path.join(base, "aspen-mp") if base and os.path.isabs(base) else _usual()[1]
 
 
-def open_directory(*, create: bool) -> int:
-    """Descriptor of the run directory, checked: a directory, no link, ours, mode 0700. Raises FileNotFoundError or ProtocolError; with
-    `create` AspenError where it cannot be made."""
-    where = path()
+def paths() -> list[str]:
+    """The directories that are searched for a runtime, that for new ones first."""
+    own, usual = path(), _usual()
+    return [own, *(other for other in usual if other != own)] if own in usual else [own]
+
+
+def _usual() -> tuple[str, str]:
+    """Where the runtimes of login sessions lie, and those of processes without XDG_RUNTIME_DIR."""
+    user = os.getuid()
+    return f"/run/user/{user}/aspen-mp", f"/tmp/aspen-mp-{user}"
+
+
+def open_directories(*, create: bool) -> dict[str, int]:
+    """Descriptors of `paths` that are there, to be closed by the caller, as `open_directory` opens them. What is wrong with the first one
+    is raised; others that are not to be trusted, or cannot be opened or made, do not count."""
+    own, *others = paths()
+    found: dict[str, int] = {}
+    with suppress(FileNotFoundError):
+        found[own] = open_directory(create=create)
+    for other in others:
+        with suppress(OSError, AspenError):
+            found[other] = open_directory(other, create=create)
+    return found
+
+
+def open_directory(where: str | None = None, *, create: bool) -> int:
+    """Descriptor of a run directory (None: of that for new runtimes), checked: a directory, no link, ours, mode 0700. Raises
+    FileNotFoundError or ProtocolError; with `create` AspenError where it cannot be made."""
+    where = path() if where is None else where
     fd = _open_or_make(where) if create else _open(where)
     info = os.fstat(fd)
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
@@ -70,14 +98,14 @@ def _open_or_make(where: str) -> int:
         except FileExistsError:
             pass
         except OSError as error:
-            raise AspenError(_unusable(error)) from None
+            raise AspenError(_unusable(where, error)) from None
         with suppress(FileNotFoundError):  # somebody, a cleaner of temporary files say, removed it in between: it is made again
             return _open(where)
 
 
-def _unusable(error: OSError) -> str:
+def _unusable(where: str, error: OSError) -> str:
     return (
-        f"a runtime with a name needs files in the directory {path()}, which cannot be made ({error.strerror}); "
+        f"a runtime with a name needs files in the directory {where}, which cannot be made ({error.strerror}); "
         "set XDG_RUNTIME_DIR to a folder that can be written to, or leave out the name"
     )
 
@@ -98,6 +126,7 @@ class Claim:
     def __init__(self, name: str) -> None:
         self.name = check_name(name)
         self._dir = self._lock = -1
+        _refuse_twin(name)
         while self._lock < 0:
             self._dir = open_directory(create=True)
             try:
@@ -116,7 +145,7 @@ class Claim:
             except OSError as error:
                 if is_scarce(error) and error.errno != errno.ENOSPC:
                     raise
-                raise AspenError(_unusable(error)) from None
+                raise AspenError(_unusable(path(), error)) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -165,32 +194,60 @@ def connect(name: str) -> socket.socket:
     """A connected socket to the runtime `name` of this user. Raises RuntimeNotFound if none is running, ProtocolError if the socket is
     another user's."""
     check_name(name)
+    with _opened() as directories:
+        for directory in directories.values():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            try:
+                sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
+                check_peer(sock)
+                return sock
+            except (FileNotFoundError, ConnectionRefusedError):
+                sock.close()
+            except BaseException:
+                sock.close()
+                raise
+    raise _not_found(name)
+
+
+@contextmanager
+def _opened() -> Iterator[dict[str, int]]:
+    """The run directories that are there, closed at the end."""
+    directories = open_directories(create=False)
     try:
-        directory = open_directory(create=False)
-    except FileNotFoundError:
-        raise _not_found(name) from None
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.connect(f"/proc/self/fd/{directory}/{name}.sock")
-            check_peer(sock)
-        except (FileNotFoundError, ConnectionRefusedError):
-            sock.close()
-            raise _not_found(name) from None
-        except BaseException:
-            sock.close()
-            raise
+        yield directories
     finally:
-        os.close(directory)
-    return sock
+        for directory in directories.values():
+            os.close(directory)
 
 
 def _not_found(name: str) -> RuntimeNotFound:
+    searched = " or ".join(paths())
     alive = sorted(other for other, lives in names().items() if lives)
     if name in alive:
-        return RuntimeNotFound(f"the runtime named {name!r} in {path()} does not listen: it is about to start, or to end")
+        return RuntimeNotFound(f"the runtime named {name!r} in {searched} does not listen: it is about to start, or to end")
     there = f"running: {', '.join(alive)}" if alive else "nothing runs there"
-    return RuntimeNotFound(f"no runtime named {name!r} is running in {path()} ({there}); start one: aspen-mp launch --name {name}")
+    hint = next((f"; one runs in {where}: unset XDG_RUNTIME_DIR to reach it" for where in _usual() if _runs(where, name)), "")
+    return RuntimeNotFound(f"no runtime named {name!r} is running in {searched} ({there}){hint}; start one: aspen-mp launch --name {name}")
+
+
+def _runs(where: str, name: str) -> bool:
+    """Whether a runtime of this name lives in a directory."""
+    try:
+        directory = open_directory(where, create=False)
+    except (OSError, AspenError):
+        return False
+    try:
+        with _locked(directory, fcntl.LOCK_SH):
+            return _held(directory, name)
+    finally:
+        os.close(directory)
+
+
+def _refuse_twin(name: str) -> None:
+    """AspenError where a runtime of this name lives in another directory that is searched: whoever connects could not tell them apart."""
+    for where in paths()[1:]:
+        if _runs(where, name):
+            raise AspenError(f"a runtime named {name!r} is running already (in {where})")
 
 
 def listen_unnamed() -> tuple[socket.socket, Address]:
@@ -221,32 +278,26 @@ def connect_to(address: Address) -> socket.socket:
 
 
 def names() -> dict[str, bool]:
-    """Every name with files in the run directory, and whether its runtime is alive. Never raises for a missing directory."""
-    try:
-        directory = open_directory(create=False)
-    except FileNotFoundError:
-        return {}
-    try:
-        with _locked(directory, fcntl.LOCK_SH):
-            return {name: _held(directory, name) for name in _names(directory)}
-    finally:
-        os.close(directory)
+    """Every name with files in the run directories, and whether its runtime is alive. Never raises for a missing directory."""
+    found: dict[str, bool] = {}
+    with _opened() as directories:
+        for directory in directories.values():
+            with _locked(directory, fcntl.LOCK_SH):
+                found |= {name: found.get(name, False) or _held(directory, name) for name in _names(directory)}
+    return found
 
 
 def clean() -> list[str]:
     """Removes the files of runtimes that no longer live (killed ones leave them); returns their names."""
-    try:
-        directory = open_directory(create=False)
-    except FileNotFoundError:
-        return []
-    try:
-        with _locked(directory, fcntl.LOCK_EX):
-            removed = [name for name in _names(directory) if not _held(directory, name)]
-            for name in removed:
-                _remove(directory, name)
-        return removed
-    finally:
-        os.close(directory)
+    removed: set[str] = set()
+    with _opened() as directories:
+        for directory in directories.values():
+            with _locked(directory, fcntl.LOCK_EX):
+                dead = [name for name in _names(directory) if not _held(directory, name)]
+                for name in dead:
+                    _remove(directory, name)
+                removed.update(dead)
+    return sorted(removed)
 
 
 def _names(directory: int) -> list[str]:

@@ -143,3 +143,36 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, monkeypatch, base):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / base))
     with pytest.raises(AspenError, match=f"{base}/aspen-mp, which cannot be made"):
         run_directory.Claim("default")
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_sessions_and_services_find_each_other_s_runtimes(tmp_path, monkeypatch, service):
+    """A service has no XDG_RUNTIME_DIR; a session has one."""
+    usual = (str(tmp_path / "user" / "aspen-mp"), str(tmp_path / "tmp-aspen-mp"))
+    (tmp_path / "user").mkdir()
+    monkeypatch.setattr(run_directory, "_usual", lambda: usual)
+
+    def be(a_service):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "" if a_service else str(tmp_path / "user"))
+
+    be(service)
+    claim = run_directory.Claim("web")
+    listener = claim.listen()
+    assert os.listdir(usual[service]) != []
+    be(not service)
+    assert run_directory.names() == {"web": True}
+    run_directory.connect("web").close()
+    with pytest.raises(AspenError, match=f"'web' is running already .in {usual[service]}"):
+        run_directory.Claim("web")
+    with pytest.raises(AspenError, match=f"in {usual[not service]} or {usual[service]} .running: web"):
+        run_directory.connect("other")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    assert run_directory.names() == {}
+    with pytest.raises(AspenError, match=f"one runs in {usual[service]}: unset XDG_RUNTIME_DIR"):
+        run_directory.connect("web")
+    be(service)
+    os.chmod(usual[service], 0o755)
+    be(not service)
+    assert run_directory.names() == {}  # nobody's but ours, or not at all
+    claim.release()
+    listener.close()
