@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import small_models
+from process_tools import kill_worker
 from prometheus_client.parser import text_string_to_metric_families
 
 import aspen_mp
@@ -89,7 +90,7 @@ def test_requests_by_outcome(runtime):
         while not any(w["current"] for w in runtime.workers) and not future.done():
             pass
         future.cancel()
-    os.kill(runtime.workers[0]["pid"], signal.SIGKILL)
+    kill_worker(runtime)
     model.run(feeds)
     while not total(samples(metrics.text(runtime.status())), "aspen_mp_recoveries_total"):
         pass

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import pytest
 import small_models
+from process_tools import kill_worker
 
 from aspen_mp.client.requests import zero_copy
 from aspen_mp.control.memory.clients import ClientMemory
@@ -602,7 +603,7 @@ def test_signals_still_end_a_worker_that_borrows(runtime):
     with Shared(rows(10)) as shared:
         for k, number in enumerate((signal.SIGBUS, signal.SIGSEGV), 1):
             expected = model.run({"x": shared}, timeout=WATCHDOG_S)["y"].tobytes()
-            os.kill(runtime.workers[0]["pid"], number)
+            kill_worker(runtime, number)
             assert until(lambda k=k: runtime.status()["recovery"]["worker_deaths"] == k)
             assert model.run({"x": shared}, timeout=WATCHDOG_S)["y"].tobytes() == expected
 

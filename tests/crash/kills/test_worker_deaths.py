@@ -13,7 +13,7 @@ import guests
 import numpy as np
 import pytest
 import small_models
-from process_tools import WATCHDOG_S, chain, feeds, wait_until
+from process_tools import WATCHDOG_S, chain, feeds, kill_worker, wait_until
 
 import aspen_mp
 from aspen_mp.control.wire import protocol
@@ -117,7 +117,7 @@ def test_large_segments_go_whatever_dies():
                 ready = guest.ask("Data", 2 * k, 64 << 20)
                 assert isinstance(ready, protocol.DataReady)
                 if k % 3 == 2:
-                    os.kill(runtime.workers[0]["pid"], signal.SIGKILL)
+                    kill_worker(runtime)
                 assert isinstance(guest.ask("DropData", 2 * k + 1, ready.index), protocol.Done)
                 assert model.run(feeds())["y"].tobytes() == expected
             assert isinstance(guest.ask("Data", 100, 64 << 20), protocol.DataReady)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from process_tools import WATCHDOG_S, alive, chain, feeds, wait_until
+from process_tools import WATCHDOG_S, alive, chain, feeds, kill_worker, wait_until
 
 import aspen_mp
 
@@ -55,7 +56,7 @@ def test_a_zygote_that_dies_is_replaced(number: signal.Signals) -> None:
         wait_until(lambda: all_run(runtime, 3), "workers without a zygote")
         wait_until(lambda: zygote(runtime) not in {0, first}, "a new zygote")
         assert not alive(first)
-        os.kill(runtime.workers[0]["pid"], signal.SIGKILL)
+        kill_worker(runtime)
         wait_until(lambda: runtime.status()["recovery"]["worker_deaths"] == 1 and all_run(runtime, 3), "a worker in place of the dead one")
         assert [f.result(WATCHDOG_S)["y"].tobytes() for f in futures] == [expected] * 8
         assert [e["event"] for e in runtime.status()["events"]].count("zygote-died") == 1
@@ -69,13 +70,14 @@ def test_without_any_zygote() -> None:
 
         def kill() -> bool:
             pid = zygote(runtime)
-            if pid:
-                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended since the runtime named it
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
             return not pid
 
         wait_until(kill, "the last zygote to be given up")
         runtime.add_workers(1)
-        os.kill(runtime.workers[0]["pid"], signal.SIGKILL)
+        kill_worker(runtime)
         wait_until(lambda: runtime.status()["recovery"]["worker_deaths"] == 1 and all_run(runtime, 2), "workers")
         assert model.run(feeds())["y"].tobytes() == expected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,19 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"watchdog: {what}"
         time.sleep(0.005)
+
+
+def kill_worker(runtime: aspen_mp.Runtime, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a worker. One that is named may have ended, or may not have begun: then it is another's turn, or a later one."""
+
+    def sent() -> bool:
+        for pid in [worker["pid"] for worker in runtime.workers if worker["pid"]]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+                return True
+        return False
+
+    wait_until(sent, "a worker that can be sent a signal")
 
 
 def own_cgroup(controller: str, pid: int | str = "self") -> Path:
