@@ -55,16 +55,26 @@ FULL: Final = {
     ),
     **dict.fromkeys(
         (
-            *(f"crash/cores/test_{name}.py" for name in ("live_machine", "replanning")),
+            "crash/cores",
             *(f"crash/hangs/test_{name}.py" for name in ("unkillable", "unwanted")),
             *(f"crash/kills/test_{name}.py" for name in ("client_storm", "kill_everything", "planning_children", "stateful")),
-            "crash/kills/test_storm.py::test_workers_are_killed",
+            *(f"crash/kills/test_storm.py::test_workers_{end}" for end in ("are_killed", "come_and_go")),
             "crash/outages/test_outages.py",
             "crash/scarcity",
             "stress/fuzz/test_fuzz.py::test_nothing_is_found",
             "stress/processes/test_bucketed_requests.py",
         ),
         _RARE,
+    ),
+    **dict.fromkeys(
+        (
+            "stress/model_checker/test_interleavings.py::test_no_interleaving_goes_wrong",
+            "stress/model_checker/test_interleavings.py::test_reduction_loses_nothing",
+            "stress/model_checker/test_interleavings.py::test_planted_faults_are_found",
+            "stress/model_checker/test_interleavings.py::test_a_reduction_that_leaves_out_too_much_is_noticed",
+            "stress/sanitizers",
+        ),
+        "searches to the end, and builds of their own: the quick tests have their beginnings",
     ),
     "docs/test_pages.py::test_blocks_of_page_run": "whole programs, with networks and servers",
     "unit/planner/lower/test_lowering.py::test_node_models_with_constants": "the models of test_node_models once more",
