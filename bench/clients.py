@@ -232,7 +232,7 @@ class _Seat:
 
     def __init__(self, engine: str, what: Any, feeds: Mapping[str, Any]) -> None:
         command = [sys.executable, "-P", "-c", self._CODE.format(path=sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         self.pid = self._process.pid
         self.tell((engine, what, dict(feeds)))
         self.hear()

@@ -134,7 +134,7 @@ class _Other:
 
     def __init__(self, subjects: Sequence[Subject], threads: int) -> None:
         command = [sys.executable, "-P", "-c", self._CODE.format(path=sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         pickle.dump((list(subjects), threads), self._stdin)
         self._stdin.flush()
 

@@ -71,14 +71,17 @@ class Seat:
         command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, engine, str(model), str(feeds or ""), str(outputs or "")]
         command += [",".join(map(str, cores)), str(request_read), str(reply_write), json.dumps(dict(options or {}))]
         try:
-            process = subprocess.Popen(command, pass_fds=(request_read, reply_write), stdin=subprocess.DEVNULL)
+            # A group of its own: Ctrl-C is for us, and engines would print tracebacks.
+            process = subprocess.Popen(command, pass_fds=(request_read, reply_write), stdin=subprocess.DEVNULL, process_group=0)
         finally:
             os.close(request_read)
             os.close(reply_write)
         seat = cls(engine, label or engine, cores, process, os.fdopen(request_write, "w"), os.fdopen(reply_read))
         try:
             seat.info = seat._reply()
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, SeatError):
+                process.kill()  # it may load for long
             seat.close()
             raise
         seat.rest()
