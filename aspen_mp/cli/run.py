@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from aspen_mp import Model, Runtime
 
 
+RUNS, RUNS_S = 10, 2.0
+"""Timed runs where nobody says how many, and seconds after which none follows."""
+WARMUP, WARMUP_S = 3, 0.5
+"""The same of those before."""
+
+
 @output.command
 def run(
     model: sources.ModelArgument,
@@ -47,7 +53,12 @@ def run(
     name: Annotated[
         str | None, typer.Option("--name", help="Use the running runtime of this name instead of a private one.", callback=options.named)
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Number of timed runs, after one that is not counted.")] = 1,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            "--repeat", "-r", min=1, help=f"Number of timed runs, after a warm-up. Default: {RUNS}, or as many as fit into {RUNS_S:g} s."
+        ),
+    ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write each output to this folder as NAME.npy.")
     ] = None,
@@ -87,7 +98,7 @@ def run(
             loaded = runtime.load(source.model, name=source.label, progress=update, **how)
         feeds = feeds_for(source, loaded, inputs, shapes, batch=batch, seq=seq, seed=seed if random else None)
         with output.progress(f"planning {source.label}", quiet=as_json):
-            loaded.run(feeds)  # not timed: plans for these shapes, and touches memory for the first time
+            loaded.run(feeds)  # makes the plan for these shapes, and touches memory for the first time
         report: dict[str, Any] = {"model": source.label, "workers": 0, "ready_s": time.perf_counter() - began}
         results, report["latency_ms"] = _timed(loaded, feeds, repeat, quiet=as_json)
         report["workers"] = len(runtime.workers)
@@ -107,17 +118,25 @@ def run(
         raise typer.Exit(1)
 
 
-def _timed(model: Model, feeds: dict[str, Any], repeat: int, *, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The outputs in the model's order, and the milliseconds of `repeat` runs."""
+def _timed(model: Model, feeds: dict[str, Any], repeat: int | None, *, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outputs in the model's order, and the milliseconds of `repeat` runs (None: of `RUNS`, or what fits into `RUNS_S`), after a
+    warm-up of `WARMUP` runs, or what fits into `WARMUP_S`: at first caches are cold, and workers asleep."""
     results: dict[str, Any] = {}
-    times = []
-    with output.progress("running", quiet=quiet or repeat == 1, moving=False) as update:
-        for i in range(repeat):
-            start = time.perf_counter()
-            results = model.run(feeds)
-            times.append(1e3 * (time.perf_counter() - start))
-            update("", i + 1, repeat)
-    latency = {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times), "runs": repeat}
+
+    def runs(most: int, seconds: float, label: str) -> list[float]:
+        found: list[float] = []
+        with output.progress(label, quiet=quiet or most == 1, moving=False) as update:
+            while len(found) < most and (not found or sum(found) < 1e3 * seconds):
+                start = time.perf_counter()
+                results.update(model.run(feeds))
+                found.append(1e3 * (time.perf_counter() - start))
+                update("", len(found), most)
+        return found
+
+    warmup = runs(WARMUP, WARMUP_S, "warming up")
+    times = runs(RUNS, RUNS_S, "running") if repeat is None else runs(repeat, float("inf"), "running")
+    latency = {"median": float(np.median(times)), "p95": float(np.percentile(times, 95)), "min": min(times)}
+    latency |= {"runs": len(times), "warmup": len(warmup)}
     return {o.name: results[o.name] for o in model.outputs}, latency
 
 
@@ -329,7 +348,9 @@ def _show(report: dict[str, Any], as_json: bool) -> None:
         rows.append(cells)
     output.table("", columns, rows)
     times = report["latency_ms"]
-    speed = f"median {times['median']:.2f} ms, p95 {times['p95']:.2f} ms, min {times['min']:.2f} ms ({output.count(times['runs'], 'run')})"
+    spread = f"median {times['median']:.2f} ms, p95 {times['p95']:.2f} ms, min {times['min']:.2f} ms"
+    runs = f"{output.count(times['runs'], 'run')} after {output.count(times['warmup'], 'warm-up run')}"
+    speed = f"{spread if times['runs'] > 1 else format(times['median'], '.2f') + ' ms'} ({runs})"
     output.out.print(f"\n{report['model']} on {output.count(report['workers'], 'worker')}: {speed}; ready after {report['ready_s']:.2f} s")
     for path in report.get("files", ()):
         output.out.print(f"wrote {path}")
