@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 import typer.main
 from typer.core import TyperGroup
 
-from aspen_mp.cli import doctor, launch, manage, metrics, options, plan, run, top, trace
+from aspen_mp.cli import doctor, launch, manage, metrics, options, output, plan, run, top, trace
 
 MOUNTED: Final = {"bench": "aspen_mp.bench.cli.app"}
 """By command: the module above this package whose `app` it is, imported when somebody asks for it, or for all commands."""
 
 
+_WrongUse: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+"""What typer raises where a command line cannot be understood: UsageError, which it does not export."""
+
+
 class _Commands(TyperGroup):
     """The commands of this package, and those that are mounted."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **more: Any) -> Any:
+        """Runs a command. Where it is to print JSON, wrong use is said in JSON, too."""
+        given = list(sys.argv[1:] if args is None else args)
+        options_end = given.index("--") if "--" in given else len(given)
+        if "--json" not in given[:options_end]:
+            return super().main(args, prog_name, **more)
+        try:
+            status = super().main(args, prog_name, **{**more, "standalone_mode": False})
+        except _WrongUse as error:
+            output.wrong_use(error.format_message())  # type: ignore[attr-defined]
+            status = 2
+        sys.exit(status)
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._mount()
@@ -37,7 +56,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Run ONNX networks on all cores of a machine, without a barrier after each operator.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

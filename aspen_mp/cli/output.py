@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,8 +19,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from aspen_mp.errors import AspenError
 from aspen_mp.shm.words import count
@@ -27,6 +29,7 @@ from aspen_mp.shm.words import count
 __all__ = ["Json", "command", "count", "emit_json", "err", "facts", "fail", "mebibytes", "notice", "out", "progress", "table"]
 
 _REDRAW_S = 0.5
+_NO_NUMBERS = re.compile(r"\b(NaN|Infinity)\b")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,8 +43,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 def emit_json(document: object) -> None:
     """One JSON document on standard output."""
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=False, default=_plain)
-    sys.stdout.write("\n")
+    text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
+    if _NO_NUMBERS.search(text):  # JSON has no numbers for what is infinite or none
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2, ensure_ascii=False)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
@@ -116,6 +121,19 @@ def fail(error: Exception, *, as_json: bool = False) -> None:
     err.print(Panel(body, title=escape(kind), title_align="left", border_style="red"))
 
 
+def wrong_use(message: str) -> None:
+    """Says with --json what cannot be understood in a command line; typer says it otherwise."""
+    with contextlib.suppress(OSError):
+        emit_json({"error": {"type": "WrongUse", "message": message}})
+
+
+class _Count(MofNCompleteColumn):
+    """How many of how many; nothing where nobody knows of how many."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None else Text("")
+
+
 @contextlib.contextmanager
 def progress(label: str, quiet: bool = False, *, moving: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error while something long runs; yields ``update(step, done, total)``. Nothing where nobody watches.
@@ -125,7 +143,7 @@ def progress(label: str, quiet: bool = False, *, moving: bool = True) -> Iterato
     if quiet or not err.is_terminal:
         yield lambda step, done, total: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, auto_refresh=moving) as bar:
         task = bar.add_task(escape(label), total=None)
         drawn = time.monotonic()
