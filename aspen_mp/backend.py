@@ -39,7 +39,7 @@ class PreparedModel(BackendRep):
         else:
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(given) > len(names):
-                raise RequestError(f"{len(given)} inputs given, the model has {len(names)}: {', '.join(names)}")
+                raise RequestError(f"{len(given)} inputs were given, but the model has {len(names)}: {', '.join(names)}")
             feeds = dict(zip(names, given, strict=False))
         results = self._model.run(feeds, **kwargs)
         return self._tuple(*(results[name] for name in self._names))
@@ -65,7 +65,7 @@ class Backend(OnnxBackend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
         """Checks and loads a model. `runtime`: another than the shared one; other arguments go to `Runtime.load`."""
         if not cls.supports_device(device):
-            raise RequestError(f"aspen-mp runs on the CPU, not on {device}")
+            raise RequestError(f"aspen-mp runs on the CPU, not on {device}. Give the device 'CPU'")
         runtime = kwargs.pop("runtime", None) or default_runtime.runtime()
         known = {key: kwargs[key] for key in ("name", "instances", "precision", "winograd", "accuracy", "planning") if key in kwargs}
         return PreparedModel(model, runtime, **known)

@@ -107,7 +107,7 @@ def load(profile: str | Path | Profile | None = None) -> Profile:
         with path.open("rb") as file:
             table = tomllib.load(file)
     except FileNotFoundError:
-        raise ConfigError(f"no profile is called {str(profile)!r}, nor is there such a file; there are {', '.join(names())}") from None
+        raise ConfigError(f"there is no profile and no file {str(profile)!r}. Give a TOML file, or one of {', '.join(names())}") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {path}: {error}") from None
     try:

@@ -168,7 +168,7 @@ def _built(graph: Graph, workers: int, machine: Machine | None, options: Options
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # Operands that do not fit each other in a way that no check knows, or our own mistake: the text leaves both open.
         raise ModelInvalidError(
-            f"graph {graph.name!r} cannot be planned: {type(error).__name__}: {error}; if other runtimes run this model, please report it"
+            f"graph {graph.name!r} cannot be planned: {type(error).__name__}: {error}. If other runtimes run this model, please report it"
         ) from error
 
 

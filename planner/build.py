@@ -146,7 +146,9 @@ def _noted(found: Found) -> dict[str, Any]:
 
 def _within(budget: int, needed: int, what: str) -> None:
     if needed > budget:
-        raise ResourceLimitError(f"{what}: {needed} bytes of memory needed, the limit is {budget}")
+        raise ResourceLimitError(
+            f"{what}: it needs {needed} bytes of memory, and the limit is {budget}. Use a smaller batch, or a machine with more memory"
+        )
 
 
 class _Writer:
@@ -292,13 +294,13 @@ class _Writer:
 
     def _form(self, t: Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
         if len(shape) > LIMITS["rank"]:
-            raise UnsupportedModelError(f"{t.name}: rank {len(shape)}, at most {LIMITS['rank']}")
+            raise UnsupportedModelError(f"{t.name} has {len(shape)} axes, and at most {LIMITS['rank']} are supported")
         elements = prod(shape) or prod([max(d, 1) for d in shape])  # though it be empty
         if max(shape, default=0) >= LONGEST_AXIS or elements * item_bytes(t) > MAX_SEGMENT:
-            raise ResourceLimitError(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long to be addressed")
+            raise ResourceLimitError(f"tensor {t.name!r} of shape {list(shape)}: its axes are too long. Split it")
         code = DTYPES["OBJECT"] if t.dtype == np.dtype(object) else CODE_BY_NUMPY.get(t.dtype)
         if code is None:
-            raise UnsupportedModelError(f"{t.name}: no operand can have dtype {t.dtype}")
+            raise UnsupportedModelError(f"{t.name} has dtype {t.dtype}, which is not supported")
         pad = (0,) * (8 - len(shape))
         self.forms.append((0, code, len(shape), 0, 0, 0, (*shape, *pad), (*strides, *pad)))
         return len(self.forms) - 1

@@ -119,7 +119,7 @@ class Topology:
         if cores is not None:
             return self.choose(len(cores) if workers is None else workers, cores)
         if workers is not None and workers < 1:
-            raise ResourceLimitError(f"{count(workers, 'worker')} asked for; a runtime needs at least one")
+            raise ResourceLimitError(f"{count(workers, 'worker')} asked for. A runtime needs at least one")
         there = self.limited(classes, smt)
         others = set(taken)
         if workers is None:
@@ -168,10 +168,12 @@ class Topology:
             if refused:
                 have = format_cpus(allowed)
                 raise ResourceLimitError(
-                    f"CPU {format_cpus(refused)} cannot be used: this process may run on CPUs {have} (affinity mask and cpuset)"
+                    f"CPU {format_cpus(refused)} cannot be used. This process may run on CPUs {have} (affinity mask and cpuset)"
                 )
             if len(explicit) != n:
-                raise ResourceLimitError(f"{count(n, 'worker')} asked for, but {count(len(explicit), 'core')} named")
+                raise ResourceLimitError(
+                    f"{count(n, 'worker')} asked for, but {count(len(explicit), 'core')} named. Name one core for each worker"
+                )
             return list(explicit)
         order = self.placement()
         uses = Counter(taken)
@@ -189,7 +191,7 @@ def parse_cpus(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         low, high = int(first), int(last) if dash else int(first)
         if low < 0 or high < low or high > 1 << 16:
-            raise ValueError(f"no CPU list: {text!r}")
+            raise ValueError(f"{text!r} is not a list of CPUs such as 0,2-3")
         cpus.update(range(low, high + 1))
     return sorted(cpus)
 

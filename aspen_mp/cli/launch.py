@@ -207,7 +207,7 @@ def _ended(pid: int) -> bool:
     if ended.si_code == os.CLD_EXITED and ended.si_status == 0:
         return True
     how = f"status {ended.si_status}" if ended.si_code == os.CLD_EXITED else signal.Signals(ended.si_status).name
-    raise RuntimeLost(f"the runtime's planner process has ended with {how}")
+    raise RuntimeLost(f"the runtime's planner process has ended with {how}. Start the runtime again, or use --supervise")
 
 
 class _Stop:

@@ -128,7 +128,9 @@ def _bindings(model: OnnxModel, shapes: dict[str, tuple[int, ...]], batch: int |
     bound: dict[str, Binding] = {}
     for value in model.signature.inputs:
         if value.kind != "tensor":
-            raise UnsupportedModelError(f"input {value.name!r} is {a(value.kind)}: such a model is planned stage by stage while it runs")
+            raise UnsupportedModelError(
+                f"input {value.name!r} is {a(value.kind)}, so this model is planned when it runs. See its plans with aspen-mp trace"
+            )
         bound[value.name] = api.Binding(value.dtype, sources.bind_shape(value.name, value.shape, shapes, batch, seq))
     return bound
 

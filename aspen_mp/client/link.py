@@ -56,7 +56,9 @@ class Link:
         if session is not None and not self._to_replace(session):
             return session
         if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
-            raise RuntimeLost("the runtime was lost, and another one has not come in the time given")
+            raise RuntimeLost(
+                "the runtime was lost, and no other one of its name started in the time given. Start one, or wait longer (wait_s)"
+            )
         try:
             session = self._session
             if session is None:
@@ -86,7 +88,9 @@ class Link:
             handles = list(self._handles)
         waiting = sum(handle.in_flight for handle in handles) - session.channel.running
         if waiting >= limit:
-            raise QueueFull(f"{waiting} requests of this process wait for workers, max_queued allows {limit}: submit it again later")
+            raise QueueFull(
+                f"{waiting} requests of this process wait for workers, and max_queued allows only {limit}. Submit the request again later"
+            )
 
     @property
     def latest(self) -> Session | None:
@@ -152,12 +156,12 @@ class Link:
         from aspen_mp.control.wire.identity import Address
 
         if self._closed:
-            raise RuntimeLost("the runtime is closed")
+            raise RuntimeLost("the runtime is closed. Open another one with Runtime or connect")
         address = Address.parse(self.address)
         try:
             sock = run_directory.connect_to(address)
         except OSError:
-            raise RuntimeLost("the runtime that this handle belongs to has ended") from None
+            raise RuntimeLost("the runtime that this handle belongs to has ended. Start a runtime and load the model again") from None
         return Session(sock, aspen_mp.__version__, CONNECT_S, address.secret)
 
     @property

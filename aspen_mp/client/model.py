@@ -229,7 +229,7 @@ class Model:
 
     def _check_there(self) -> None:
         if self._requests.gone:
-            raise RequestError(f"model {self.name!r} has been unloaded")
+            raise RequestError(f"model {self.name!r} has been unloaded. Load it again")
 
     def _losses(self, losses: int, lost: RuntimeLost) -> int:
         """How often workers had begun a request when the runtime was lost, now that it was lost again; raises where that was the end."""
@@ -412,7 +412,9 @@ class Model:
             given.update(arguments.shapes("shapes", shapes))
         for info in self.inputs:
             if (info.name in given or not info.optional) and (info.kind != "tensor" or info.dtype.hasobject):
-                raise RequestError(f"model {self.name!r}: input {info.name!r} is no tensor of numbers, so it has no buffer")
+                raise RequestError(
+                    f"model {self.name!r}: input {info.name!r} is not a tensor of numbers, so it has no buffer. Pass it to run() itself"
+                )
         blanks = self._check(self._signature.blanks(given))  # type: ignore[arg-type]
         region, inputs, outputs = self._tree.hold(blanks)
         # Of what no worker reads (nothing is in it, or no node takes it) the region has no part.
@@ -668,4 +670,4 @@ def _priority(name: str) -> int:
     try:
         return PRIORITIES[name]
     except (KeyError, TypeError):
-        raise RequestError(f"priority {name!r} is none of {', '.join(map(repr, PRIORITIES))}") from None
+        raise RequestError(f"priority {name!r} is unknown. Give one of {', '.join(map(repr, PRIORITIES))}") from None

@@ -45,7 +45,9 @@ class ModelSource:
     def load(self, session: Session, progress: Callable[[str, int, int], None] | None) -> protocol.Loaded:
         """RuntimeLost where a file is no longer what it was the first time: other results than before would be worse than none."""
         if self._path and self._keep and _stamp(self._path) != self._stamp:
-            raise RuntimeLost(f"the runtime was lost, and {self._path} has changed since the model was loaded from it")
+            raise RuntimeLost(
+                f"the runtime was lost, and {self._path} has changed since the model was loaded from it. Load the model again"
+            )
         file = None
         try:
             if self._data is not None:

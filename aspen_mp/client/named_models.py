@@ -42,5 +42,5 @@ def find(text: str) -> tuple[Collection, str] | None:
     there = collection(word)
     names = there.names(extra=True)
     if name not in names:
-        raise FileNotFoundError(f"the {word} has no {name!r}; it has {', '.join(sorted(names))}")
+        raise FileNotFoundError(f"the {word} has no {name!r}. It has {', '.join(sorted(names))}")
     return there, name

@@ -45,7 +45,7 @@ class Reconnects(Reviver):
             session = self._connect(deadline)
         except (OSError, RuntimeNotFound, RuntimeLost) as error:
             if self.given_up:
-                raise RuntimeLost("the runtime is closed") from None
+                raise RuntimeLost("the runtime is closed. Open another one with Runtime or connect") from None
             raise self._away(error, since) from None
         self._missed = 0.0
         if lost is not None:
@@ -87,13 +87,15 @@ class Reconnects(Reviver):
             try:
                 sock = run_directory.connect(self._name)
             except RuntimeNotFound:
-                raise RuntimeLost(f"the runtime {self._name!r} has ended while it started") from None
+                raise RuntimeLost(
+                    f"the runtime {self._name!r} has ended while it started. Its own messages say why; start it again"
+                ) from None
         raise AssertionError
 
     def _begin_wait(self) -> int:
         with self._lock:
             if self.given_up:
-                raise RuntimeLost("the runtime is closed")
+                raise RuntimeLost("the runtime is closed. Open another one with Runtime or connect")
             self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             return self._stop
 

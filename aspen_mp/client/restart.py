@@ -62,7 +62,9 @@ class OwnServer:
         except BaseException as error:
             status = self.end()
             if isinstance(error, RuntimeLost) and status == SCARCE:
-                raise ResourceLimitError("the planner process lacks descriptors or memory to start") from None
+                raise ResourceLimitError(
+                    "the planner process has too few descriptors or too little memory to start. Raise `ulimit -n`, or free memory"
+                ) from None
             if isinstance(error, RuntimeLost) and status:
                 raise RuntimeLost(f"the runtime's planner process ended with status {status} while it started") from None
             raise
@@ -73,7 +75,9 @@ class OwnServer:
         while True:
             self._quick = self._quick + 1 if time.monotonic() - self._began < STEADY_S else 1
             if self._quick > MOST_RESTARTS:
-                raise RuntimeLost(f"{why}; restarted {self.restarts} times, the last {MOST_RESTARTS} of them in short order")
+                raise RuntimeLost(
+                    f"{why}. It was restarted {self.restarts} times, the last {MOST_RESTARTS} of them in quick succession, so it stays down"
+                )
             if self._quick > 1:
                 time.sleep(min(MOST_DELAY_S, 0.01 * 2**self._quick))
             with contextlib.suppress(ProcessLookupError):
@@ -169,7 +173,7 @@ class Restarts(Reviver):
         if not lost.lost and not lost.gone.wait(None if until is None else max(0.0, until - time.monotonic())):
             raise lost.stopping or RuntimeLost("the runtime is stopping")
         if self.given_up:
-            raise RuntimeLost("the runtime is closed")
+            raise RuntimeLost("the runtime is closed. Open another one with Runtime")
         try:
             return self._server.again(lost)
         except AspenError:

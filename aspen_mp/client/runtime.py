@@ -243,7 +243,7 @@ class Runtime:
                 result.prepare(fixed, progress)  # type: ignore[arg-type]
             elif input_shapes is not None:
                 missing = ", ".join(sorted(set(shapes) - set(fixed)))
-                raise RequestError(f"model {result.name!r}: input_shapes leaves dimensions of {missing} open")
+                raise RequestError(f"model {result.name!r}: input_shapes does not say all dimensions of {missing}. Give every one")
         except BaseException:
             with contextlib.suppress(AspenError):
                 result.unload()
@@ -480,7 +480,7 @@ def server_config(
     if max_workers is not None:
         max_workers = arguments.whole("max_workers", max_workers, 1, arguments.MOST_WORKERS)
     if log not in (None, "info", "warning", "off"):
-        raise ValueError(f"log is 'info', 'warning' or 'off', not {log!r}")
+        raise ValueError(f"log must be 'info', 'warning' or 'off', not {log!r}")
     return {
         "name": name or "",
         "workers": workers,
@@ -548,7 +548,7 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
     if isinstance(model, (str, os.PathLike)):
         path = os.path.abspath(os.fsdecode(model))
         if not os.path.exists(path):
-            raise FileNotFoundError(f"no such model file: {path}")
+            raise FileNotFoundError(f"there is no model file {path}")
         return arguments.text("the path of a model", path), None, Path(path).stem
     if isinstance(model, (bytes, bytearray, memoryview)):
         return "", bytes(model), "model"
@@ -556,8 +556,8 @@ def _source(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[st
         try:
             return "", model.SerializeToString(), model.graph.name[: arguments.MOST_NAME] or "model"
         except ValueError as error:
-            raise ModelParseError(f"the model cannot be serialised ({error}); save it with external data and load that file") from None
-    raise TypeError(f"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")
+            raise ModelParseError(f"the model cannot be serialised ({error}). Save it with external data, and load that file") from None
+    raise TypeError(f"a model must be a path, bytes, an onnx.ModelProto or 'zoo:NAME', not {a(type(model).__name__)}")
 
 
 # ---- processes that end or fork

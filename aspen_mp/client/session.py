@@ -435,7 +435,7 @@ class Session:
     def close(self) -> None:
         """Hangs up: the planner process cancels what is in flight and reclaims the memory. Futures fail with RuntimeLost."""
         self._closing = True
-        self._fail(RuntimeLost("the runtime is closed"))
+        self._fail(RuntimeLost("the runtime is closed. Open another one with Runtime or connect"))
         resolver = self._resolver
         if resolver is not None and resolver is not threading.current_thread():
             resolver.join()
@@ -484,7 +484,7 @@ class _NoChannel:
     running = 0
 
     def offer(self, *_: object) -> int:
-        raise RuntimeLost("the runtime is closed")
+        raise RuntimeLost("the runtime is closed. Open another one with Runtime or connect")
 
     def cancel(self, *_: object) -> None: ...
 

@@ -82,7 +82,9 @@ class Signature:
             return item
         needed = [info.name for info in self.inputs if not info.optional]
         if len(needed) != 1:
-            raise RequestError(f"model {self.model!r} needs {', '.join(map(repr, needed)) or 'no input'}: items must be {{input: array}}")
+            raise RequestError(
+                f"model {self.model!r} needs {', '.join(map(repr, needed)) or 'no input'}. Each item must be a dict {{input: array}}"
+            )
         return {needed[0]: item}
 
     def blanks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -94,10 +96,10 @@ class Signature:
                 try:
                     arrays[info.name] = np.broadcast_to(np.zeros((), info.dtype), shape)
                 except (ValueError, OverflowError):
-                    raise ValueError(f"model {self.model!r}: no array can have the shape {shape} of input {info.name!r}") from None
+                    raise ValueError(f"model {self.model!r}: input {info.name!r} cannot have shape {shape}") from None
             elif not info.optional:
                 self.check_names(shapes)
-                raise RequestError(f"model {self.model!r}: no shape is given for input {info.name!r}")
+                raise RequestError(f"model {self.model!r}: no shape is given for input {info.name!r}. Give one for each input")
         self.check_names(shapes)
         return arrays
 
@@ -107,7 +109,7 @@ class Signature:
             if name not in self._input_names:
                 meant = nearest(str(name), self._input_names)
                 advice = "" if meant is None else f" (is {meant!r} meant?)"
-                raise RequestError(f"model {self.model!r} has no input {name!r}{advice}; it has {self.known_inputs()}")
+                raise RequestError(f"model {self.model!r} has no input {name!r}{advice}. It has {self.known_inputs()}")
 
     def check(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds in the model's order, as arrays of the right dtype and shape, strings of `codes` as their places;
@@ -119,7 +121,7 @@ class Signature:
             if value is None and info.name not in feeds:
                 if not info.optional:
                     self.check_names(feeds)  # a misspelt one says more
-                    raise RequestError(f"model {self.model!r}: input {info.name!r} is missing; it needs {self.known_inputs()}")
+                    raise RequestError(f"model {self.model!r}: input {info.name!r} is missing. The model needs {self.known_inputs()}")
                 continue
             used += 1
             result[info.name] = self._tensor(info, value) if info.kind in {"tensor", "string"} else value
@@ -136,21 +138,21 @@ class Signature:
             if info.dtype.hasobject and array.dtype.kind in "US":
                 array = array.astype(object)
             if array.dtype != info.dtype or not array.dtype.isnative:
-                raise RequestError(f"{where} is {info.dtype}, got an array of {array.dtype}")
+                raise RequestError(f"{where} must be {info.dtype}, not {array.dtype}. Convert it with .astype")
         else:
             try:
                 array = np.asarray(value, dtype=info.dtype)
             except (TypeError, ValueError, OverflowError) as error:
-                raise RequestError(f"{where} is {info.dtype}, got {a(type(value).__name__)} that does not convert: {error}") from None
+                raise RequestError(f"{where} is {info.dtype}, got {a(type(value).__name__)} that cannot be converted: {error}") from None
         declared = info.shape
         if declared is not None:
             if not declared and array.size == 1:
                 return array.reshape(())  # callers give vectors of one element where a scalar is declared
             if len(declared) != array.ndim:
-                raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
+                raise RequestError(f"{where} must have shape {_shape_text(declared)}, not {array.shape}")
             for want, have in zip(declared, array.shape, strict=True):
                 if want.__class__ is int and want != have:
-                    raise RequestError(f"{where} has shape {_shape_text(declared)}, got an array of shape {array.shape}")
+                    raise RequestError(f"{where} must have shape {_shape_text(declared)}, not {array.shape}")
         return array
 
     def wanted(self, outputs: Iterable[str] | None) -> list[str] | None:
@@ -164,7 +166,7 @@ class Signature:
             if name not in self.output_names:
                 meant = nearest(str(name), self.output_names)
                 advice = "" if meant is None else f" (is {meant!r} meant?)"
-                raise RequestError(f"model {self.model!r} has no output {name!r}{advice}; it has {', '.join(self.output_names)}")
+                raise RequestError(f"model {self.model!r} has no output {name!r}{advice}. It has {', '.join(self.output_names)}")
         return names
 
 

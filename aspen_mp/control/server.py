@@ -140,7 +140,9 @@ class Server:
         max_workers = config.max_workers or max(16, len(cpus), self._machine.online)
         self._max_workers = min(max_workers, _tables.LIMITS["workers"])
         if len(cpus) > self._max_workers:
-            raise ResourceLimitError(f"{count(len(cpus), 'worker')} asked for, max_workers is {self._max_workers}")
+            raise ResourceLimitError(
+                f"{count(len(cpus), 'worker')} asked for, but max_workers is only {self._max_workers}. Give a larger max_workers"
+            )
         return cpus
 
     def _make_pool(self) -> None:
@@ -448,7 +450,9 @@ class Server:
         send = client.connection.send
         client.connection.unanswered += 1
         if client.connection.unanswered > MAX_UNANSWERED:
-            raise ResourceLimitError(f"{MAX_UNANSWERED} requests of this client wait for their answers already")
+            raise ResourceLimitError(
+                f"{MAX_UNANSWERED} requests of this client already wait for their answers. Wait for some of them first"
+            )
         match message:
             case protocol.Load() | protocol.Adopt() if self._drain.going_on:
                 raise self._drain.refusal()
@@ -532,7 +536,7 @@ class Server:
         if hello.version != protocol.VERSION or hello.layout != ours:
             raise ProtocolError(
                 f"this runtime is aspen-mp {aspen_mp.__version__} (protocol {protocol.VERSION}, layout {ours}), "
-                f"the client is aspen-mp {hello.package} (protocol {hello.version}, layout {hello.layout}): use the same build"
+                f"the client is aspen-mp {hello.package} (protocol {hello.version}, layout {hello.layout}). Use one build on both sides"
             )
         connection.greeted = True
         connection.challenge = hello.challenge

@@ -228,7 +228,9 @@ def calibrate(profile: str | Path | None = None, progress: Callable[[str, int, i
 
     folder = config.cache_folder(config.load(profile))
     if not folder:
-        raise ConfigError("calibration: the plan cache is off (ASPEN_MP_CACHE or the profile), so there is no folder to keep the result in")
+        raise ConfigError(
+            "the plan cache is off, so there is no folder for the result of a calibration. Name one in ASPEN_MP_CACHE or in the profile"
+        )
     return rates.save(folder, measurement.calibrate(progress=progress))
 
 

@@ -39,7 +39,7 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Any], names: Sequence[s
             return list(_Wide(wide).run(list(names), given))
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"model {model.graph.name!r} cannot be evaluated in float64: {error}; compare with onnxruntime instead (--check onnxruntime)"
+            f"model {model.graph.name!r} cannot be evaluated in float64: {error}. Compare with onnxruntime instead (--check onnxruntime)"
         ) from error
 
 

@@ -48,13 +48,13 @@ class PlanNames:
         try:
             header = np.frombuffer(data, PLAN_HEADER, 1)[0]
             if header["layout"] != _tables.LAYOUT_HASH:
-                raise PlanError(f"the plan of {self.model!r} is of another build")
+                raise PlanError(f"the plan of {self.model!r} was made by another build of aspen-mp. Trace with the build that runs")
             ops = np.frombuffer(data, OP, int(header["n_ops"]), int(header["ops"]))
             operands = np.frombuffer(data, OPERAND, int(header["n_operands"]), int(header["operands"]))
             self.tiles = np.frombuffer(data, TILE, int(header["n_tiles"]), int(header["tiles"]))
             self.children = np.frombuffer(data, np.uint32, int(header["n_children"]), int(header["children"]))
         except ValueError as error:
-            raise PlanError(f"the plan of {self.model!r} is cut short: {error}") from None
+            raise PlanError(f"the plan of {self.model!r} is truncated: {error}") from None
         self.end_tile = int(header["end_tile"])
         count = np.bincount(self.tiles["op"], minlength=len(ops))
         blobs = int(header["blobs"])

@@ -62,9 +62,9 @@ class Trace:
     def start(self) -> None:
         """Begins. RequestError if it has begun, or if somebody else traces the runtime; ResourceLimitError where memory lacks."""
         if self._session is not None:
-            raise RequestError("this trace has begun already: make another one")
+            raise RequestError("this trace has been started already. Make another one")
         if self.path is not None and not self.path.absolute().parent.is_dir():
-            raise FileNotFoundError(f"no such folder: {self.path.absolute().parent}")
+            raise FileNotFoundError(f"there is no folder {self.path.absolute().parent}. Make it first, or write elsewhere")
         session = self._connect()
         self._segment = session.begin_trace(self._records)
         self._session = session
@@ -90,7 +90,7 @@ class Trace:
     def recording(self) -> Recording:
         """RequestError before the end."""
         if self._recording is None:
-            raise RequestError("the trace has not ended yet")
+            raise RequestError("the trace has not ended yet. Read it after its with block")
         return self._recording
 
     @property

@@ -75,9 +75,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.cores) <= MOST_CORES:
-            raise ValueError(f"{len(self.cores)} cores: from 1 to {MOST_CORES} can be planned for")
+            raise ValueError(f"{len(self.cores)} cores: plans are for 1 to {MOST_CORES}")
         if not all(0.001 <= core.speed <= 1000 for core in self.cores) or not self.bytes_per_ns > 0:
-            raise ValueError("speeds are from 0.001 to 1000, and the bandwidth is more than nothing")
+            raise ValueError("speeds must be from 0.001 to 1000, and the bandwidth above 0")
 
     @classmethod
     def uniform(cls, n: int, rates: Rates = BUILT_IN) -> Machine:
@@ -105,13 +105,13 @@ class Machine:
         for part in text.replace(" ", "").split("+"):
             match = _GROUP.fullmatch(part)
             if match is None:
-                raise ValueError(f"{text!r}: {part!r} is no group of cores; 64, 8P+8E and 2@1.0+2@0.5 are")
+                raise ValueError(f"{text!r}: {part!r} is not a group of cores. Write it like 64, 8P+8E or 2@1.0+2@0.5")
             count, letter, speed = match.groups()
             if not 1 <= len(found) + int(count) <= MOST_CORES or count == "0":
-                raise ValueError(f"{text!r}: from 1 to {MOST_CORES} cores can be planned for")
+                raise ValueError(f"{text!r}: plans are for 1 to {MOST_CORES} cores")
             found += [float(speed) if speed else speeds[letter.upper() or "P"]] * int(count)
         if not all(0.001 <= speed <= 1000 for speed in found):
-            raise ValueError(f"{text!r}: speeds are from 0.001 to 1000")
+            raise ValueError(f"{text!r}: speeds must be from 0.001 to 1000")
         return cls.of_speeds(found, rates)
 
     def __len__(self) -> int:

@@ -133,7 +133,7 @@ def structure(proto: ModelProto, store: tensors.Store, functions: Mapping[tuple[
                 _attributes(node, store)
     if unknown:
         more = "" if len(unknown) <= 50 else f"\n  … and {len(unknown) - 50} more"
-        raise UnsupportedModelError("operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
+        raise UnsupportedModelError("the model has operators that cannot be run:\n  " + "\n  ".join(unknown[:50]) + more)
     _graph(proto.graph, store)
 
 
@@ -147,7 +147,7 @@ def _expansion(graph: GraphProto, functions: Mapping[tuple[str, str, str], Funct
         if total > MAX_NODES:
             raise ResourceLimitError(
                 f"{name_of(node)}: with the bodies of functions in their places the model has more than {MAX_NODES} nodes, "
-                f"of which this one becomes {n}; export the model with less in functions, or in parts"
+                f"of which this one becomes {n}. Export the model with fewer functions, or in parts"
             )
 
 
@@ -158,11 +158,13 @@ def _undefined(node: NodeProto, version: int, domain: str) -> bool:
 def _absent(node: NodeProto, domain: str, version: int | None) -> str:
     what = f"no operator {domain + '.' if domain else ''}{node.op_type}"
     if version is None:
-        return f"{what}: the model does not say which version of the domain {domain!r} it uses"
+        return f"{what}: the model does not say which version of the domain {domain!r} it uses. Export it again"
     if domain not in {"", *_WITH_SCHEMAS}:
-        return f"{what} in opset {version}: custom operators have to be functions of the model, or computed outside it"
+        return f"{what} in opset {version}: custom operators must be functions of the model, or be computed outside it"
     later = schema(node.op_type, defs.onnx_opset_version(), domain) if domain == "" else None
-    advice = f"it exists from opset {later.since_version} on" if later is not None else "export the model anew"
+    advice = (
+        f"it exists since opset {later.since_version}, so export the model with that" if later is not None else "export the model again"
+    )
     return f"{what} in opset {version}: {advice}"
 
 
@@ -190,7 +192,7 @@ def _opsets(proto: ModelProto) -> None:
     for entry in (*proto.opset_import, *(entry for function in proto.functions for entry in function.opset_import)):
         if entry.domain == "" and entry.version > defs.onnx_opset_version():
             raise UnsupportedModelError(
-                f"opset {entry.version} is newer than {defs.onnx_opset_version()}, the latest known to onnx {onnx.__version__}"
+                f"opset {entry.version} is above {defs.onnx_opset_version()}, the latest of onnx {onnx.__version__}. Install a newer one"
             )
 
 

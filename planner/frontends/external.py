@@ -45,16 +45,16 @@ class Folder:
         length = _number(tensor, entries, "length", len(data) - offset)
         if offset > len(data) or offset + length > len(data):
             raise ExternalDataError(
-                f"tensor {tensor!r}: bytes {offset}..{offset + length} are past the end of {location!r} ({len(data)} bytes)"
+                f"tensor {tensor!r}: bytes {offset}..{offset + length} are past the end of {location!r} ({len(data)} bytes). Copy it again"
             )
         return data[offset : offset + length]
 
     def _open(self, tensor: str, location: str) -> memoryview:
         where = f"tensor {tensor!r}: external data {location!r}"
         if self.path is None:
-            raise ExternalDataError(f"{where}: the model was not loaded from a file, so there is no folder to look in")
+            raise ExternalDataError(f"{where}: the model was not loaded from a file, so its folder is unknown. Load it by its path")
         if not location or "\0" in location or "\\" in location or not _stays_inside(PurePosixPath(location)):
-            raise ExternalDataError(f"{where}: must be a relative path inside the model's folder")
+            raise ExternalDataError(f"{where}: it must be a relative path inside the model's folder")
         try:
             place = os.open(os.path.join(self.path or ".", location), os.O_PATH | os.O_CLOEXEC)  # looked up, not opened
             try:
@@ -74,10 +74,10 @@ class Folder:
     def _admitted(self, place: int, where: str) -> int:
         """A descriptor that reads the file that `place` stands for, if the model may read it."""
         if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise ExternalDataError(f"{where}: not a regular file")
+            raise ExternalDataError(f"{where}: it is not a regular file")
         target = real_path(place)
         if not any(target.startswith(root.rstrip("/") + "/") for root in self._roots):
-            raise ExternalDataError(f"{where}: a symbolic link leads out of the model's folder")
+            raise ExternalDataError(f"{where}: a symbolic link leads out of the model's folder. Copy the file there")
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
 

@@ -172,13 +172,13 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
     else:
         buffer = memoryview(source)
     if buffer.nbytes == 0:
-        raise ModelParseError("not an ONNX model: empty")
+        raise ModelParseError("not an ONNX model: it is empty")
     for beginning, what in _OTHER_FILES.items():
         if bytes(buffer.cast("B")[: len(beginning)]) == beginning:
             raise ModelParseError(f"not an ONNX model: {what}")
     if buffer.nbytes > MAX_FILE:
         raise ModelParseError(
-            f"not an ONNX model: {buffer.nbytes} bytes; ONNX files end at 2 GiB, larger models keep tensors as external data"
+            f"not an ONNX model: {buffer.nbytes} bytes; ONNX files have at most 2 GiB. Save larger models with external data"
         )
     buffer = buffer.cast("B")
     stripped = strip(buffer, MAX_NODES)
@@ -186,7 +186,7 @@ def _open(source: ModelLike, folder: str | None) -> OnnxModel:
         proto = ModelProto.FromString(stripped.model)
     except DecodeError as error:
         if "alloc failed" in str(error):
-            raise MemoryError(f"parsing {len(stripped.model)} bytes of the model's structure") from None
+            raise MemoryError(f"too little memory to parse {len(stripped.model)} bytes of the model's structure") from None
         why = "sub-graphs are nested too deeply" if "depth" in str(error).lower() else error
         raise ModelParseError(f"not an ONNX model: {why}") from None
     if not proto.HasField("graph") or not proto.opset_import:
@@ -208,7 +208,7 @@ def _map(path: Path) -> tuple[memoryview, str]:
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise ModelParseError(f"cannot read {str(path)!r}: it is no file")
+                raise ModelParseError(f"cannot read {str(path)!r}: it is not a file")
             real = os.path.dirname(real_path(fd))
             if info.st_size == 0:
                 return memoryview(b""), real

@@ -42,7 +42,7 @@ def why_not(node: NodeProto, domain: str, version: int, nested: Nested) -> str:
     if domain == "":
         return (_recurrent(node) if node.op_type in _FUNCTIONS else "") or legacy.why_not(node, version, bool(nested))
     if advice := UNRUNNABLE.get((domain, node.op_type)):
-        return f"has no implementation here; {advice}"
+        return f"has no implementation here: {advice}"
     return contrib.why_not(node, nested == "body") if domain.split(".")[:2] == contrib.DOMAIN.split(".") else ""
 
 
@@ -59,7 +59,7 @@ def _recurrent(node: NodeProto) -> str:
     names = [name.decode(errors="replace") for name in given["activations"].strings] if "activations" in given else []
     unknown = [name for name in names if name.lower() not in _PARAMETERS]
     if unknown:
-        return f"has activations that are not known, {', '.join(map(repr, unknown))}: use some of {', '.join(PARAMETERS)}"
+        return f"has unknown activations {', '.join(map(repr, unknown))}. Use some of {', '.join(PARAMETERS)}"
     wanted = _FUNCTIONS[node.op_type] * _DIRECTIONS[direction]
     twice = node.op_type == "RNN" and wanted == 1 and len(names) == 2 and names[0].lower() == names[1].lower()  # ONNX's own default
     if names and len(names) != wanted and not twice:

@@ -67,4 +67,4 @@ class InputBuffers(Mapping[str, npt.NDArray[Any]]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("input buffers cannot be pickled: fork the processes that fill them, or use multiprocessing.shared_memory")
+        raise TypeError("input buffers cannot be pickled. Fork the processes that fill them, or use multiprocessing.shared_memory")

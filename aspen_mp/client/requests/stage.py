@@ -34,10 +34,10 @@ from aspen_mp.shm.errors import AspenError, PoisonTile, RequestCancelled, Reques
 _ERRORS: Final = _control.ERRORS
 _REASONS: Final = {
     "BAD_INDEX": "an index is out of range",
-    "BAD_ARGUMENT": "its operands are not what the kernel was made for",
+    "BAD_ARGUMENT": "its operands do not fit the kernel",
     "INT_DIVIDE": "integer division by zero",
-    "POISON": "its execution ended worker after worker",
-    "LOST": "it was restarted too often",
+    "POISON": "every worker that executed it has died",
+    "LOST": "it was restarted too often, because workers died",
     "BAD_EXTENT": "its plan is for inputs of other lengths",
 }
 _STALE: Final = frozenset({_ERRORS["PLAN_GONE"], _ERRORS["BAD_PLAN"]})
@@ -269,7 +269,7 @@ class Stage:
     def hold(self) -> tuple[Region, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
         """A region for the user to fill: its inputs and its outputs. It comes back when nobody refers to any of those arrays any more."""
         if any(is_object for _, is_object in self._inputs):
-            raise RequestError(f"model {self._model!r}: only tensors have input buffers")
+            raise RequestError(f"model {self._model!r}: only tensors have input buffers. Pass other inputs to run() themselves")
         region = self._acquire()
         with _regions:
             region.user = True
@@ -517,7 +517,9 @@ class Stage:
         anew would read the missing pages himself."""
         if region.loan is not None and region.loan.torn:
             region.loan.dead = True
-            raise RequestError(f"model {self._model!r}: the shared memory of an input was cut short while the request read it")
+            raise RequestError(
+                f"model {self._model!r}: an input's shared memory was truncated while it was read. Keep it until the result is there"
+            )
 
     def _inputs_of(self, region: Region) -> dict[str, Any]:
         """What was put into a region: workers only read it."""
@@ -543,7 +545,7 @@ class Stage:
         if result.error == _ERRORS["CANCELLED"]:
             raise RequestCancelled(f"model {self._model!r}: the request was cancelled")
         if result.error == _ERRORS["CLIENT_GONE"]:
-            raise RuntimeLost("the runtime has dropped this client")
+            raise RuntimeLost("the runtime has closed the connection to this client. Connect again")
         name = _control.ERROR_NAMES.get(result.error, f"error {result.error}")
         text = result.message or _REASONS.get(name, name.lower().replace("_", " "))
         if result.op >= 0 and not result.message:

@@ -166,7 +166,7 @@ class StageTree:
 
     def _check(self) -> None:
         if self._closed:
-            raise RequestError(f"model {self._model!r} has been unloaded")
+            raise RequestError(f"model {self._model!r} has been unloaded. Load it again")
 
     def single(self, arrays: Mapping[str, Any]) -> Stage | None:
         """The stage that is all of the model for these inputs, if that is known already."""
@@ -208,7 +208,9 @@ class StageTree:
         self.plan_first(arrays, None, ahead=False)
         stage = self._roots[shape_key(arrays)].stage
         if stage is None:
-            raise RequestError(f"model {self._model!r} has no input buffers: values of its inputs decide shapes")
+            raise RequestError(
+                f"model {self._model!r} has no input buffers, because values of its inputs decide shapes. Pass arrays to run() instead"
+            )
         return stage.hold()
 
     # ---- walking
@@ -351,7 +353,7 @@ class StageTree:
         for name, data in zip(node.wanted, value, strict=True):
             if len(data) > MAX_VALUE_BYTES:
                 raise RequestError(
-                    f"model {self._model!r}: the value of {name!r} decides shapes and has {len(data)} bytes; {MAX_VALUE_BYTES} may"
+                    f"model {self._model!r}: the value of {name!r} decides shapes. It has {len(data)} bytes, limit {MAX_VALUE_BYTES}"
                 )
         child = node.by_value.get(value)
         if child is None:

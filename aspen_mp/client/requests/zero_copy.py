@@ -80,7 +80,7 @@ def place(array: npt.NDArray[Any]) -> tuple[File, int] | None:
         else:
             return None
     if owner.closed:
-        raise RequestError("the shared memory in which an input lay has been closed")
+        raise RequestError("the shared memory of an input has been closed. Keep it open until the result is there")
     at = address(array)
     try:
         file = _files[owner]
@@ -180,7 +180,9 @@ class Loans:
         None where it cannot be had: then the inputs are copied. RequestError where a file has become shorter than its array."""
         for piece in pieces:
             if os.fstat(piece.file.fd).st_size < piece.offset + piece.nbytes:
-                raise RequestError(f"the shared memory of an input ends before its array does ({os.fstat(piece.file.fd).st_size} bytes)")
+                raise RequestError(
+                    f"the shared memory of an input has only {os.fstat(piece.file.fd).st_size} bytes, fewer than its array. Make it larger"
+                )
         key = (owner, *(piece.key for piece in pieces))
         evicted: Loan | None = None
         with self._lock:

@@ -126,7 +126,7 @@ class SessionOptions:
     def add_provider(self, name: str, options: dict[str, str]) -> None:
         """Taken for the CPU's; Unsupported for any other."""
         if name not in {"CPU", "CPUExecutionProvider"}:
-            raise Unsupported(f"aspen-mp runs on the CPU: it has no provider {name!r}")
+            raise Unsupported(f"aspen-mp runs on the CPU and has no provider {name!r}. Use CPUExecutionProvider")
         self._providers = True
 
     def has_providers(self) -> bool:
@@ -135,7 +135,7 @@ class SessionOptions:
 
     def add_provider_for_devices(self, devices: Sequence[Any], options: dict[str, str]) -> None:
         """Raises Unsupported: there are no devices to choose."""
-        raise Unsupported("aspen-mp runs on the CPU: there are no devices to choose")
+        raise Unsupported("aspen-mp runs on the CPU, so there is no device to choose. Leave this call out")
 
     def set_provider_selection_policy(self, policy: int) -> None:
         """Does nothing: there is one provider."""
@@ -146,7 +146,7 @@ class SessionOptions:
     def register_custom_ops_library(self, path: str) -> None:
         """Raises Unsupported: write custom operators as functions of the model."""
         raise Unsupported(
-            f"custom operators compiled for onnxruntime ({path!r}) cannot run here: write them as functions of ONNX's operators"
+            f"custom operators compiled for onnxruntime ({path!r}) cannot run here. Write them as functions of ONNX operators"
         )
 
     def set_load_cancellation_flag(self, value: bool) -> None:
@@ -154,7 +154,7 @@ class SessionOptions:
 
     def set_ep_context_data_read_func(self, function: Any) -> None:
         """Raises Unsupported: there are no compiled models to read."""
-        raise Unsupported("aspen-mp reads no compiled models (EPContext): load the ONNX model that they were made from")
+        raise Unsupported("aspen-mp cannot read compiled models (EPContext). Load the ONNX model that they were made from")
 
     def clear_ep_context_data_read_func(self) -> None:
         """Does nothing: none was set."""
@@ -190,7 +190,7 @@ class RunOptions:
 
     def add_active_adapter(self, adapter: Any) -> None:
         """Raises Unsupported: give an adapter's values as inputs, or load a model that they are merged into."""
-        raise Unsupported("aspen-mp reads no LoRA adapters: give their values as inputs, or load a model that they are merged into")
+        raise Unsupported("aspen-mp cannot read LoRA adapters. Give their values as inputs, or load a model that they are merged into")
 
 
 class OrtCompileApiFlags(IntEnum):

@@ -23,7 +23,9 @@ class SessionProfile:
         try:
             self._trace.start()
         except RequestError as error:
-            raise RequestError(f"{error}; one session of a runtime can profile at a time: call end_profiling of the other") from None
+            raise RequestError(
+                f"{error}. Only one session of a runtime can profile at a time; call end_profiling of the other one"
+            ) from None
         self._owner = os.getpid()
         self.start_ns = time.monotonic_ns()
         self._prefix = prefix

@@ -6,10 +6,10 @@ from typing import Any, Final, NoReturn
 
 from aspen_mp.compat.onnxruntime.errors import Unsupported
 
-_COMPILED: Final = "aspen-mp reads and writes no compiled models (EPContext): load the ONNX model; the plan cache keeps what was made of it"
-_PACKAGES: Final = "aspen-mp reads no model packages: load the ONNX model that is in them"
-_ADAPTERS: Final = "aspen-mp reads no LoRA adapters: give their values as inputs, or load a model that they are merged into"
-_PLUGINS: Final = "aspen-mp runs on the CPU and loads no execution providers: leave this call out"
+_COMPILED: Final = "aspen-mp cannot read or write compiled models (EPContext). Load the ONNX model; the plan cache keeps its plan"
+_PACKAGES: Final = "aspen-mp cannot read model packages. Load the ONNX model that is in them"
+_ADAPTERS: Final = "aspen-mp cannot read LoRA adapters. Give their values as inputs, or load a model that they are merged into"
+_PLUGINS: Final = "aspen-mp runs on the CPU and cannot load execution providers. Leave this call out"
 
 ADVICE: Final = {
     "AdapterFormat": _ADAPTERS,

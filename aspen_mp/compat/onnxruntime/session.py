@@ -241,7 +241,7 @@ class InferenceSession:
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """A run of what is bound. ValueError for a binding of another session."""
         if iobinding._session is not self:
-            raise ValueError("the binding was made by another session: use that one's io_binding()")
+            raise ValueError("the binding was made by another session. Use io_binding() of this one")
         iobinding._run(run_options)
 
     def create_ortvalue_from_shape_and_type(
@@ -260,7 +260,7 @@ class InferenceSession:
             raise TypeError(f"output_names must be a list of names or None, not {output_names!r} ({type(output_names).__name__})")
         unknown = [name for name in output_names if name not in self._outputs]
         if unknown:
-            raise InvalidArgument(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(self._outputs)}")
+            raise InvalidArgument(f"the model has no output {', '.join(map(repr, unknown))}. It has {', '.join(self._outputs)}")
         return list(output_names) or self._outputs
 
     # ---- what the session says of itself
@@ -330,7 +330,7 @@ class InferenceSession:
                 return described.assigned(self._source)
         except (KeyError, RuntimeError):
             pass
-        raise Fail(f"Session configuration entry '{_ASSIGNMENT}' must be set to \"1\" for that; `aspen-mp plan MODEL --explain` tells more")
+        raise Fail(f"Session configuration entry '{_ASSIGNMENT}' must be set to \"1\" for that. `aspen-mp plan MODEL --explain` tells more")
 
     def get_session_options(self) -> Any:
         """Return the options that the session was made with."""
@@ -411,6 +411,6 @@ def _check_run(options: Any) -> None:
     if not hasattr(options, "terminate"):
         raise TypeError(f"run_options must be RunOptions, not {options!r} ({type(options).__name__})")
     if options.terminate:
-        raise Terminated("the request was not begun: its options say terminate")
+        raise Terminated("the request was not started, because its options say terminate")
     if getattr(options, "training_mode", False):
-        raise Unsupported("aspen-mp has no training mode: export the model for inference")
+        raise Unsupported("aspen-mp has no training mode. Export the model for inference")

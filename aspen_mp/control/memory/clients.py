@@ -124,7 +124,9 @@ class ClientMemory:
         if len(fds) != len(message.pieces):
             raise ProtocolError(f"{len(message.pieces)} pieces and {len(fds)} descriptors")
         if self._segments.pieces + self._coming_pieces + len(fds) > _control.MAX_BORROWED:
-            raise ResourceLimitError(f"workers have {_control.MAX_BORROWED} pieces of clients' memory mapped already")
+            raise ResourceLimitError(
+                f"workers already have {_control.MAX_BORROWED} pieces of clients' memory mapped. Use fewer shared arrays at a time"
+            )
         mapped = self._segments.borrowing_bytes + self._coming_bytes
         if message.nbytes > MOST_BORROWING_BYTES - mapped:
             raise ResourceLimitError(

@@ -180,7 +180,7 @@ def check_pieces(pieces: Sequence[Borrowed], nbytes: int) -> None:
         end = piece.at + piece.nbytes
         about = os.fstat(piece.fd)
         if not stat.S_ISREG(about.st_mode) or not is_memory(piece.fd):
-            raise RequestError(f"{where}: its file is not in memory (tmpfs, memfd)")
+            raise RequestError(f"{where}: its file is not in memory. Use a file in tmpfs, or a memfd")
         if -(-about.st_size // _control.PAGE) * _control.PAGE < piece.offset + piece.nbytes:
             raise RequestError(f"{where}: its file has {about.st_size} bytes, not {piece.offset + piece.nbytes}")
         try:

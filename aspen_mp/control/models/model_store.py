@@ -144,7 +144,9 @@ class ModelStore(Machine):
         """Answers with `Loaded` for a model that another client has loaded."""
         model = self._models.get(number)
         if model is None or model.state is not ModelState.LOADED:
-            raise RequestError(f"model {number} is no longer loaded: somebody must hold it until another process has taken it over")
+            raise RequestError(
+                f"model {number} is no longer loaded. Keep the model in the process that pickled it until the other process has used it"
+            )
         self.step(model, Event.ASKED, asker)
 
     # ---- plans

@@ -63,7 +63,7 @@ class ModelFile:
         except OSError as error:
             raise ModelParseError(f"cannot read model {path!r}: {error.strerror}") from None
         except ValueError:
-            raise ModelParseError(f"cannot read model {path!r}: a path holds no NUL") from None
+            raise ModelParseError(f"cannot read model {path!r}: a path cannot contain NUL") from None
         if not stat.S_ISREG(info.st_mode):
             raise ModelParseError(f"cannot read model {path!r}: it is {_kind(info)}, not a file")
         return cls(os.path.splitext(os.path.basename(path))[0], path, file_stamp.of_contents(info), file_stamp.of_change(info))
@@ -109,7 +109,7 @@ class ModelFile:
         path = self.changed()
         if path:
             what = "model file" if path == self.path else "external data"
-            raise PlanError(f"{what} {path!r} has changed since model {self.name!r} was loaded; load it again")
+            raise PlanError(f"{what} {path!r} has changed since model {self.name!r} was loaded. Load it again")
 
     def read(self) -> api.OnnxModel:
         """The model, opened and checked. Raises the loader's typed errors, and PlanError if a file is no longer the same."""

@@ -96,9 +96,9 @@ class Traces:
         `then` gets the segment, which is closed after it, once there is memory; or ResourceLimitError where that lacks. RequestError if
         there is a trace already."""
         if self._trace is not None or self._waiting is not None:
-            raise RequestError("this runtime is being traced already: one trace at a time")
+            raise RequestError("this runtime is being traced already. End that trace first")
         if records > MOST_RECORDS:
-            raise ResourceLimitError(f"a trace has rings of at most {MOST_RECORDS} records, not {records}")
+            raise ResourceLimitError(f"a trace keeps at most {MOST_RECORDS} records per worker, not {records}")
         if records:
             capacity = 1 << (max(LEAST_RECORDS, records) - 1).bit_length()
         else:
@@ -206,7 +206,7 @@ class Traces:
 
     def _of(self, client: int) -> Trace:
         if self._trace is None or self._trace.client != client:
-            raise RequestError("this client has begun no trace")
+            raise RequestError("this client has not started a trace")
         return self._trace
 
     def _stop(self, trace: Trace) -> None:

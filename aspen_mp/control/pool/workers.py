@@ -192,8 +192,8 @@ class WorkerPool:
         cannot be started: those that have been started by then stay, the others are given up."""
         if len(self) + n > self._max:
             raise ResourceLimitError(
-                f"no room for {count(n, 'more worker')}: {len(self)} of max_workers={self._max} are taken; "
-                "start the runtime with a larger max_workers"
+                f"no room for {count(n, 'more worker')}: {len(self)} of max_workers={self._max} are taken. "
+                "Start the runtime with a larger max_workers"
             )
         machine = topology.read()
         cpus = machine.choose(n, cores or None, [*self.cpus(), *self._leases.others()])
@@ -563,7 +563,7 @@ class WorkerPool:
                 worker = next((w for w in staying if w.cpu == cpu and w not in chosen), None)
                 if worker is None:
                     have = topology.format_cpus(w.cpu for w in staying)
-                    raise RequestError(f"no worker on CPU {cpu} to remove; there are workers on CPU {have or 'none'}")
+                    raise RequestError(f"there is no worker on CPU {cpu} to remove. There are workers on CPU {have or 'none'}")
                 chosen.append(worker)
         else:
             for waiting in (self._queued, self._vacant):

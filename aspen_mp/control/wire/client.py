@@ -94,9 +94,9 @@ class ControlClient:
                         raise
                     return message, fds
         except TimeoutError:
-            raise RuntimeLost(f"the runtime did not answer within {timeout or 0:g} s") from None
+            raise RuntimeLost(f"the runtime did not answer within {timeout or 0:g} s. `aspen-mp status` shows whether it is busy") from None
         except OSError as error:
-            raise RuntimeLost(f"the runtime's planner process hung up: {error.strerror}") from None
+            raise RuntimeLost(f"the runtime's planner process closed the connection: {error.strerror}") from None
 
     def call(
         self, make: Callable[[int], protocol.Message], kind: type[M], *, fds: tuple[int, ...] = (), progress: ProgressCallback | None = None

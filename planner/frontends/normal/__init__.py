@@ -27,10 +27,10 @@ def normalise(proto: ModelProto, store: Store) -> None:
     version of the future."""
     if proto.ir_version > onnx.IR_VERSION:
         raise UnsupportedModelError(
-            f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest known to onnx {onnx.__version__}"
+            f"IR version {proto.ir_version} is newer than {onnx.IR_VERSION}, the latest of onnx {onnx.__version__}. Install a newer one"
         )
     if proto.ir_version <= 0:
-        raise ModelInvalidError("the model does not say its IR version (ir_version)")
+        raise ModelInvalidError("the model does not say its IR version (ir_version). Export it again")
     domains.rename(proto)
     calls.keep_used(proto)
     domains.complete(proto)

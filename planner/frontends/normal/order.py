@@ -86,10 +86,10 @@ def _nodes(nodes: Any, scope: _Scope) -> tuple[Reads, Collection[str]]:
         for name in node.output:
             if name:
                 if name in scope.given:
-                    raise ModelInvalidError(f"{name_of(node)} gives {name!r}, which is {scope.given[name]} too: a name is defined once")
+                    raise ModelInvalidError(f"{name_of(node)} gives {name!r}, which is {scope.given[name]}, too. Give it another name")
                 if name in makers:
                     other = nodes[makers[name]]
-                    raise ModelInvalidError(f"{name_of(node)} gives {name!r}, and so does {name_of(other)}: a name is defined once")
+                    raise ModelInvalidError(f"{name_of(node)} gives {name!r}, and so does {name_of(other)}. Give one of them another name")
                 makers[name] = k
     free: Reads = {}
     needs: list[list[int]] = []
@@ -151,7 +151,7 @@ def _ranks(nodes: Any, needs: list[list[int]], what: str) -> list[int]:
             elif other in below:
                 names = [name_of(nodes[k]) for k in path[path.index(other) :]]
                 way = " → ".join([*names[:8], *["…"] * (len(names) > 8), names[0]])
-                raise ModelInvalidError(f"{what}: nodes read each other's results in a circle: {way}")
+                raise ModelInvalidError(f"{what}: nodes form a cycle: {way}")
             elif ranks[other] < 0:
                 path.append(other)
                 below[other] = iter(needs[other])

@@ -113,7 +113,7 @@ def test_run_random_as_json(model: Path) -> None:
         (["run", "MODEL", "--random", "--name", "a", "--workers", "2"], "its own workers"),
         (["run", "MODEL", "--workers", "0"], "--workers"),
         (["plan", "MODEL", "--shape", "x=5"], "not 5"),
-        (["plan", "MODEL", "--cores", "8P+X"], "'X' is no group of cores"),
+        (["plan", "MODEL", "--cores", "8P+X"], "'X' is not a group of cores"),
         (["launch", "--cores", "a-b"], "not a list of CPUs"),
         (["launch", "--cores", "0-400"], "not a list of CPUs"),
         (["launch", "--name", "a/b"], "'a/b' is no runtime name"),

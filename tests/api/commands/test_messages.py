@@ -46,9 +46,9 @@ def test_misspelt_names(shared_runtime: aspen_mp.Runtime) -> None:
     good = {"a": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
     for wrong in ({"A": good["a"], "b": good["b"]}, {**good, "A": good["a"]}):
         for use in (model.run, model.submit, lambda feeds: next(model.map([feeds]))):
-            with pytest.raises(RequestError, match=r"no input 'A' \(is 'a' meant\?\); it has a, b"):
+            with pytest.raises(RequestError, match=r"no input 'A' \(is 'a' meant\?\)\. It has a, b"):
                 use(wrong)
-    with pytest.raises(RequestError, match=r"input 'b' is missing; it needs a, b"):
+    with pytest.raises(RequestError, match=r"input 'b' is missing\. The model needs a, b"):
         model.run({"a": good["a"]})
     with pytest.raises(RequestError, match=r"no output 'scalled' \(is 'scaled' meant\?\)"):
         model.run(good, ["scalled"])

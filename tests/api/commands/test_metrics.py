@@ -288,7 +288,7 @@ def test_bounded_queues(whose: str) -> None:
         without_workers(runtime)
         waiting = [model.submit(x), other.submit(x), model.submit(x)]
         for use in (model.run, model.submit, other.submit, lambda feeds: next(other.map([feeds]))):
-            with pytest.raises(QueueFull, match="3 requests of this process wait for workers, max_queued allows 3"):
+            with pytest.raises(QueueFull, match="3 requests of this process wait for workers, and max_queued allows only 3"):
                 use(x)
         assert waiting[0].cancel()
         waiting.append(model.submit(x))

@@ -220,7 +220,7 @@ def test_one_trace_at_a_time(runtime):
     with runtime.trace() as trace:
         with pytest.raises(RequestError, match="being traced already"), runtime.trace():
             pass
-        with pytest.raises(RequestError, match="begun already"):
+        with pytest.raises(RequestError, match="started already"):
             trace.start()
         assert runtime.status()["scheduler"]["trace"]
     with runtime.trace() as another:

@@ -35,7 +35,7 @@ def test_models_take_inputs_in_any_habit() -> None:
     for inputs in ([x, y], (x, y), {"x": x, "y": y}):
         result = prepared.run(inputs)
         assert result.z.tolist() == result[0].tolist() == result["z"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(errors.RequestError, match="3 inputs given"):
+    with pytest.raises(errors.RequestError, match="3 inputs were given"):
         prepared.run([x, y, y])
     prepared.close()
     assert backend.run_model(model, [x, y])[0].tolist() == [1, 2, 3, 4]

@@ -497,7 +497,7 @@ def test_optimized_models_as_files(scaled: onnx.ModelProto, shared_runtime: aspe
             assert again.run(None, {"x": x})[0].tolist() == [[1, 2, 3]]
         assert onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0].tolist() == [[1, 2, 3]]
     options = compat.SessionOptions(optimized_model_filepath=str(tmp_path / "m.ort"))
-    with pytest.raises(errors.UnsupportedModelError, match=r"end in \.onnx"):
+    with pytest.raises(errors.UnsupportedModelError, match=r"ends in \.onnx"):
         compat.InferenceSession(scaled, options, runtime=shared_runtime)
     with pytest.raises(FileNotFoundError):
         compat.InferenceSession(

@@ -62,7 +62,7 @@ def test_versions_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with aspen_mp.Runtime(workers=1) as runtime:
         model = runtime.load(path)
         double(tmp_path)
-        with pytest.raises(PlanError, match=r"m\.data' has changed since model 'm' was loaded; load it again"):
+        with pytest.raises(PlanError, match=r"m\.data' has changed since model 'm' was loaded\. Load it again"):
             model.run({"x": X})
         assert runtime.load(path).run({"x": X})["y"].shape == (4, 8)
 

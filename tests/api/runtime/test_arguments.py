@@ -59,8 +59,8 @@ LOAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input_shapes": {"x": 4}}, TypeError, r"input_shapes\['x'\] must be a shape such as \(1, 3\), not 4"),
     ({"input_shapes": {"x": ("n", 16)}}, TypeError, r"a dimension of input_shapes\['x'\] must be an integer"),
     ({"input_shapes": {"x": (-2, 16)}}, ValueError, r"a dimension of input_shapes\['x'\] must be at least 0, not -2"),
-    ({"input_shapes": {"x": (1 << 70, 16)}}, ValueError, "no array can have the shape"),
-    ({"input_shapes": {"nosuch": (2, 16)}}, RequestError, "no input 'nosuch'; it has x"),
+    ({"input_shapes": {"x": (1 << 70, 16)}}, ValueError, "cannot have shape"),
+    ({"input_shapes": {"nosuch": (2, 16)}}, RequestError, r"no input 'nosuch'\. It has x"),
 ]
 
 
@@ -94,14 +94,16 @@ def test_numbers_of_numpy_are_numbers(shared_runtime: aspen_mp.Runtime) -> None:
 
 @pytest.mark.parametrize("model", [MLP.graph, 5, None, [MLP]])
 def test_what_is_no_model(shared_runtime: aspen_mp.Runtime, model: Any) -> None:
-    with pytest.raises(TypeError, match=rf"a model is a path, bytes, an onnx.ModelProto or 'zoo:NAME', not an? {type(model).__name__}"):
+    with pytest.raises(
+        TypeError, match=rf"a model must be a path, bytes, an onnx.ModelProto or 'zoo:NAME', not an? {type(model).__name__}"
+    ):
         shared_runtime.load(model)
 
 
 def test_networks_that_are_not_there(shared_runtime: aspen_mp.Runtime) -> None:
-    with pytest.raises(FileNotFoundError, match=r"the zoo has no 'nosuch'; it has .*resnet50"):
+    with pytest.raises(FileNotFoundError, match=r"the zoo has no 'nosuch'\. It has .*resnet50"):
         shared_runtime.load("zoo:nosuch")
-    with pytest.raises(FileNotFoundError, match="no such model file"):
+    with pytest.raises(FileNotFoundError, match="there is no model file"):
         shared_runtime.load("nosuch.onnx")
 
 
@@ -201,7 +203,7 @@ def test_names_of_outputs(mlp: aspen_mp.Model, shared_runtime: aspen_mp.Runtime)
         mlp.run(X, 3)  # type: ignore[arg-type]
     two = shared_runtime.load(small_models.two_inputs())
     assert list(two.run({"a": np.ones((1, 3), np.float32), "b": np.ones(3, np.float32)}, "scaled")) == ["scaled"]
-    with pytest.raises(RequestError, match="no output 's'; it has sum, scaled"):
+    with pytest.raises(RequestError, match=r"no output 's'\. It has sum, scaled"):
         two.run({}, "s")
     two.unload()
     with aspen_mp.InferenceSession(MLP.SerializeToString(), runtime=shared_runtime) as session:
@@ -238,7 +240,7 @@ def test_a_timeout_of_map_names_the_model(shared_runtime: aspen_mp.Runtime) -> N
 
 
 def test_priorities_and_concurrency(mlp: aspen_mp.Model) -> None:
-    with pytest.raises(RequestError, match=r"priority \[\] is none of"):
+    with pytest.raises(RequestError, match=r"priority \[\] is unknown"):
         mlp.run(X, priority=[])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"concurrency must be an integer, at least 1, not 1\.5"):
         mlp.map([X], concurrency=1.5)  # type: ignore[arg-type]
@@ -250,7 +252,7 @@ def test_shapes_of_buffers(mlp: aspen_mp.Model) -> None:
             prepare({"x": (-4, 16)})
         with pytest.raises(TypeError, match="shapes must be a dict"):
             prepare([(4, 16)])  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="no array can have the shape"):
+        with pytest.raises(ValueError, match="cannot have shape"):
             prepare({"x": (1 << 61, 16)})
 
 

@@ -114,7 +114,7 @@ def test_a_tile_that_hangs_worker_after_worker_fails_its_request_alone(tmp_path:
         model = runtime.load(reduction(1_000_000_000))
         future = model.submit({"x": np.ones(1, np.float32)})
         others = [other.submit(feeds()) for _ in range(4)]
-        with pytest.raises(PoisonTile, match=r"reduce .*: its execution ended worker after worker"):
+        with pytest.raises(PoisonTile, match=r"reduce .*: every worker that executed it has died"):
             future.result(WATCHDOG_S)
         assert [f.result(WATCHDOG_S)["y"].tobytes() for f in others] == [expected] * 4
         assert len(events(runtime, "worker-hung")) == 3

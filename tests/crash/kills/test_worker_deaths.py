@@ -90,7 +90,7 @@ def test_a_poison_tile_fails_its_request_alone():
                 if worker["current"] is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(worker["pid"], signal.SIGSEGV)
-        with pytest.raises(PoisonTile, match=r"model 'loop': count \(Loop\): its execution ended worker after worker"):
+        with pytest.raises(PoisonTile, match=r"model 'loop': count \(Loop\): every worker that executed it has died"):
             future.result()
         assert runtime.status()["recovery"]["worker_deaths"] >= 3
         assert other.run(feeds())["y"].tobytes() == expected

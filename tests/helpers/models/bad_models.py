@@ -250,12 +250,12 @@ BAD: dict[str, Bad] = {
     "a device": Bad(ModelParseError, ("cannot read",), special(lambda path: path.symlink_to("/dev/zero"))),
     # ModelInvalidError: ONNX's rules
     "cycle": Bad(
-        ModelInvalidError, ("'b'", "circle"), model([N("Add", ["x", "b"], ["a"]), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])])
+        ModelInvalidError, ("'b'", "cycle"), model([N("Add", ["x", "b"], ["a"]), N("Relu", ["a"], ["b"]), N("Relu", ["b"], ["y"])])
     ),
-    "cycle of a node with itself": Bad(ModelInvalidError, ("own7", "circle"), model([N("Add", ["x", "y"], ["y"], name="own7")])),
+    "cycle of a node with itself": Bad(ModelInvalidError, ("own7", "cycle"), model([N("Add", ["x", "y"], ["y"], name="own7")])),
     "cycle through a branch": Bad(
         ModelInvalidError,
-        ("choose", "circle", "Relu → 'nope'"),
+        ("choose", "cycle", "Relu → 'nope'"),
         model([N("If", ["c"], ["y"], name="choose", then_branch=BRANCH, else_branch=BRANCH), N("Relu", ["y"], ["nope"])], [CONDITION]),
     ),
     "undefined input": Bad(ModelInvalidError, ("'nope'", "sum"), model([N("Add", ["x", "nope"], ["y"], name="sum")])),
@@ -269,7 +269,7 @@ BAD: dict[str, Bad] = {
     ),
     "undefined output of a function": Bad(ModelInvalidError, ("'b'", "own.F"), calling(function("F", N("Relu", ["a"], ["c"])))),
     "output twice": Bad(
-        ModelInvalidError, ("'y'", "Relu", "Abs", "defined once"), model([N("Relu", ["x"], ["y"]), N("Abs", ["x"], ["y"])])
+        ModelInvalidError, ("'y'", "Relu", "Abs", "another name"), model([N("Relu", ["x"], ["y"]), N("Abs", ["x"], ["y"])])
     ),
     "output that is an input": Bad(
         ModelInvalidError, ("'x'", "an input", "again"), model([N("Relu", ["x"], ["x"], name="again"), N("Abs", ["x"], ["y"])])

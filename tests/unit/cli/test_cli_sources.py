@@ -19,7 +19,7 @@ def test_shapes() -> None:
     assert sources.parse_shape("2,5") == (2, 5)
     assert sources.parse_shape("") == ()
     for bad in ("1x-3", "axb", "1.5"):
-        with pytest.raises(typer.BadParameter, match="no shape"):
+        with pytest.raises(typer.BadParameter, match="not a shape"):
             sources.parse_shape(bad)
 
 
@@ -39,9 +39,9 @@ def test_symbols_become_sizes() -> None:
     assert sources.bind_shape("x", [None, 3], {}, 5, None) == (5, 3)
     assert sources.bind_shape("y", ["a", 7], given, None, None) == (4, 7)
     for shape, name, message in (
-        (["batch", "width"], "x", "'width' of input 'x' is free"),
+        (["batch", "width"], "x", "'width' of input 'x' has no fixed size"),
         (["batch", "seq"], "x", "--seq"),
-        (None, "x", "shape of input 'x' is unknown"),
+        (None, "x", "does not say the shape of input 'x'"),
         (["a", 8], "y", "not 4x7"),
         ([4], "y", "not 4x7"),
     ):
@@ -58,7 +58,7 @@ def test_input_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(sources.load_array(str(tmp_path / name), "x"), x)
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    for name, message in (("none.npy", "no file"), ("bad.npy", "no array"), ("objects.npy", "no array")):
+    for name, message in (("none.npy", "no file"), ("bad.npy", "cannot be read"), ("objects.npy", "cannot be read")):
         with pytest.raises(typer.BadParameter, match=message):
             sources.load_array(str(tmp_path / name), "x")
     with pytest.raises(typer.BadParameter, match="no array 'y'"):

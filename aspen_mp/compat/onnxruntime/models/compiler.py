@@ -45,7 +45,7 @@ class ModelCompiler:
         if not isinstance(input_model_path_or_bytes, (str, os.PathLike, bytes)):
             raise TypeError(f"the model must be a path or bytes, not a {type(input_model_path_or_bytes).__name__}")
         if not os.fspath(input_model_path_or_bytes):
-            raise ValueError("the model's path, or its bytes, are empty")
+            raise ValueError("the path or the bytes of the model are empty. Give a model")
         if external_initializers_file_path is not None and get_initializer_location_func is not None:
             raise ValueError("give external_initializers_file_path or get_initializer_location_func, not both")
         self._options = sess_options
@@ -60,12 +60,12 @@ class ModelCompiler:
         """Writes the file; None: beside the model, with ``_ctx`` at the end of the name. Fail as `flags` say."""
         if output_model_path is None:
             if isinstance(self._source, bytes):
-                raise Fail("a model of bytes has no name to derive a file from: give output_model_path")
+                raise Fail("a model given as bytes has no file name. Give output_model_path")
             source = Path(self._source)
             output_model_path = source.with_name(f"{source.stem}_ctx.onnx")
         path = Path(output_model_path)
         if self._flags & OrtCompileApiFlags.ERROR_IF_OUTPUT_FILE_EXISTS and path.exists():
-            raise Fail(f"the file {str(path)!r} exists already")
+            raise Fail(f"the file {str(path)!r} exists already. Remove it, or give another output_model_path")
         import onnx
 
         onnx.save(self._made(path.parent), path)
@@ -80,7 +80,7 @@ class ModelCompiler:
         try:
             write_function(data)
         except Exception as error:  # the caller's own function
-            raise Fail(f"the function that was to write the model failed: {error}") from error
+            raise Fail(f"the given function could not write the model: {error}") from error
 
     def set_ep_context_data_write_func(self, write_func: Any) -> None:
         """Does nothing: nothing is compiled that would be written."""

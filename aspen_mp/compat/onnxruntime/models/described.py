@@ -93,11 +93,11 @@ def configured(options: Any, meta: ModelMetadata) -> Any:
         wanted = json.loads(text_).get("session_options", {})
         entries = dict(wanted)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidArgument(f"the model's metadata 'ort_config' are no options of a session: {error}") from None
+        raise InvalidArgument(f"the model's metadata 'ort_config' cannot be read as session options: {error}") from None
     made = copy.copy(options) if isinstance(options, SessionOptions) else SessionOptions()
     for name, value in entries.items():
         if name not in SessionOptions.__dataclass_fields__ or name.startswith("_"):
-            raise InvalidArgument(f"the model's metadata 'ort_config' name an option that there is not: {name!r}")
+            raise InvalidArgument(f"the model's metadata 'ort_config' have an unknown option {name!r}")
         known = getattr(made, name)
         setattr(made, name, bool(value) if isinstance(known, bool) else value)
     return made
@@ -118,7 +118,7 @@ def text(value: Any) -> Any:
             return array.astype(str).astype(object)
         flat = [item.decode() if isinstance(item, bytes) else item if isinstance(item, str) else str(item) for item in array.ravel()]
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"bytes of an input of strings are no UTF-8: {error}") from None
+        raise InvalidArgument(f"an input of strings has bytes that are not UTF-8: {error}") from None
     made = np.empty(len(flat), object)
     made[:] = flat
     return made.reshape(array.shape)

@@ -103,7 +103,7 @@ def _fill(tensor: TensorProto, array: Any) -> None:
     if new.data_type != tensor.data_type or list(new.dims) != list(tensor.dims):
         wanted = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         raise InvalidArgument(
-            f"initializer {tensor.name!r} is {wanted} {list(tensor.dims)}, the value given for it {array.dtype} {list(array.shape)}"
+            f"initializer {tensor.name!r} is {wanted} {list(tensor.dims)}, but the given value is {array.dtype} {list(array.shape)}"
         )
     tensor.CopyFrom(new)
 
@@ -111,7 +111,9 @@ def _fill(tensor: TensorProto, array: Any) -> None:
 def _cut(tensor: TensorProto, data: bytes, offset: int, length: str | None) -> None:
     end = len(data) if length is None else offset + int(length)
     if not 0 <= offset <= end <= len(data):
-        raise InvalidArgument(f"initializer {tensor.name!r} lies at bytes {offset} to {end} of a file of which {len(data)} bytes are given")
+        raise InvalidArgument(
+            f"initializer {tensor.name!r} is at bytes {offset} to {end} of a file, of which only {len(data)} bytes are given"
+        )
     tensor.raw_data = data[offset:end]
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]

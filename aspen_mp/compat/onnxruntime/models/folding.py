@@ -36,7 +36,7 @@ def write(source: Any, options: Any, path: str | os.PathLike[str]) -> None:
     entries = _entries(options)
     path = Path(path)
     if entries[_FORMAT].upper() == "ORT" or path.suffix == ".ort":
-        raise Unsupported("aspen-mp writes no files of onnxruntime's own format: let optimized_model_filepath end in .onnx")
+        raise Unsupported("aspen-mp cannot write files of onnxruntime's own format. Give an optimized_model_filepath that ends in .onnx")
     model = edits.read(source)
     edits.complete(model, source)
     model = optimized(model, folded=options.graph_optimization_level != GraphOptimizationLevel.ORT_DISABLE_ALL)

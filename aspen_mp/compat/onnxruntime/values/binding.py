@@ -104,7 +104,7 @@ class IOBinding:
     def _known(self, name: str, there: Sequence[Any], what: str) -> str:
         names = [value.name for value in there]
         if name not in names:
-            raise InvalidArgument(f"the model has no {what} {name!r}; it has {', '.join(names)}")
+            raise InvalidArgument(f"the model has no {what} {name!r}. It has {', '.join(names)}")
         return name
 
     def _run(self, options: Any) -> None:
@@ -134,7 +134,9 @@ def _given(device: Any, more: Sequence[Any], named: dict[str, Any]) -> dict[str,
     """Arguments behind the device's by name. An OrtDevice has its number already."""
     order = ("device_id", "element_type", "shape", "buffer_ptr") if isinstance(device, str) else ("element_type", "shape", "buffer_ptr")
     if len(more) > len(order) or named.keys() - {"device_id", *order}:
-        raise TypeError(f"behind the device come {', '.join(order)}; given were {len(more)} and {', '.join(named) or 'none by name'}")
+        raise TypeError(
+            f"after the device come {', '.join(order)}. {len(more)} were given by position, by name {', '.join(named) or 'none'}"
+        )
     return {**dict(zip(order, more, strict=False)), **named}
 
 
@@ -142,6 +144,6 @@ def _memory(device: Any, more: Sequence[Any], named: dict[str, Any]) -> npt.NDAr
     given = _given(device, more, named)
     missing = [key for key in ("element_type", "shape", "buffer_ptr") if given.get(key) is None]
     if missing:
-        raise TypeError(f"memory is bound with element_type, shape and buffer_ptr; {', '.join(missing)} is missing")
+        raise TypeError(f"memory is bound with element_type, shape and buffer_ptr. Give {', '.join(missing)}, too")
     on_cpu(device, given.get("device_id", 0))
     return at(given["buffer_ptr"], given["shape"], given["element_type"])

@@ -197,7 +197,7 @@ class OrtArenaCfg:
             raise TypeError("OrtArenaCfg takes four integers or a dict")
         for name, value in given.items():
             if name not in self.__slots__:
-                raise ValueError(f"OrtArenaCfg has no {name!r}; it has {', '.join(self.__slots__)}")
+                raise ValueError(f"OrtArenaCfg has no {name!r}. It has {', '.join(self.__slots__)}")
             setattr(self, name, int(value))
 
 

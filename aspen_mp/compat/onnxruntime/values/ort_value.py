@@ -108,7 +108,7 @@ class OrtValue:
         try:
             array = np.from_dlpack(source)
         except (BufferError, TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"no tensor in memory of the CPU: {error}") from None
+            raise TypeError(f"not a tensor in the memory of the CPU: {error}") from None
         return cls(array.view(np.bool_) if is_bool_tensor else array)
 
     # ---- what they hold

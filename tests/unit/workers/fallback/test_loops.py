@@ -316,7 +316,7 @@ def test_global_lp_pool(p: int, shape: tuple[int, ...], dtype: Any) -> None:
 def test_what_no_one_implements_is_refused_when_loaded() -> None:
     node = N("Gradient", ["x"], ["y"], name="slope", domain="ai.onnx.preview.training", xs=["x"], y="x")
     proto = model([node], {"x": X}, [V("y", TensorProto.FLOAT)])
-    with pytest.raises(UnsupportedModelError, match=r"'slope' \(Gradient\) has no implementation here; export the model for inference"):
+    with pytest.raises(UnsupportedModelError, match=r"'slope' \(Gradient\) has no implementation here: export the model for inference"):
         api.load(proto)
 
 

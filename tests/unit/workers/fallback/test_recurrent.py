@@ -181,7 +181,7 @@ def test_missing_outputs_through_the_planner(op: str, outputs: list[str], consta
 @pytest.mark.parametrize(
     ("op", "attributes", "words"),
     [
-        ("RNN", {"activations": ["Swish"]}, "'Swish'.*use some of Affine"),
+        ("RNN", {"activations": ["Swish"]}, "'Swish'.*Use some of Affine"),
         ("LSTM", {"activations": ["Tanh"]}, "1 activations where 3 belong"),
         ("GRU", {"activations": ["Sigmoid", "Tanh"], "direction": "bidirectional"}, "2 activations where 4 belong"),
         ("RNN", {"activations": ["ScaledTanh"], "activation_alpha": [1.0]}, "give it its activation_beta"),

@@ -110,7 +110,7 @@ REFUSED = {
     "activation": ("FusedConv", {"activation": "Softsign"}, "'Softsign'"),
     "layout": ("Conv", {"domain": "com.microsoft.nchwc"}, "ORT_ENABLE_EXTENDED"),
     "custom": ("Foo", {"domain": "my.ops"}, "functions of the model"),
-    "later": ("Gelu", {"domain": ""}, "from opset 20 on"),
+    "later": ("Gelu", {"domain": ""}, "since opset 20"),
 }
 
 
