@@ -1,6 +1,6 @@
 """The rules of prose for Markdown and for help texts, and a program that names what breaks them:
 
-    python tests/unit/prose_rules.py FILE…    # without a file: all of the repository, exceptions included
+    python tests/unit/prose_rules.py FILE…    # without a file: all of the repository
 
 A sentence has at most `MOST_WORDS` words and `MOST_NUMBERS` numbers. A code span is one word. Versions, years, code spans and numbers of
 sections do not count as numbers. Code blocks are not read, and tables are held to the length of their cells. A page whose first lines
