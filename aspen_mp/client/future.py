@@ -19,9 +19,9 @@ def too_late(model: str, timeout: float | None) -> RequestTimeout:
 
 
 class RequestFuture(Future[dict[str, npt.NDArray[Any]]]):
-    """A request's result to come. `stop`, if set, asks the workers to drop it. `cancel` succeeds until the result is there.
+    """The result of a request that is still to come, as a `concurrent.futures.Future`.
 
-    A request with a time limit fails with RequestTimeout when that is over.
+    `result` returns {output name: array}. A request with a time limit fails with RequestTimeout when that is over.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,14 @@ Started = TypeVar("Started")
 
 
 class Model:
-    """Made by `Runtime.load`. Any thread may run requests; as many as the model has instances execute at the same time, the rest wait.
+    """A loaded model, made by `Runtime.load`.
 
-    `inputs`, `outputs`: lists of `ValueInfo`, in the model's order, optional inputs behind all others. `name`: what the runtime calls it.
+    Any thread may run requests. As many as the model has instances execute at the same time, and the rest wait.
+
+    Attributes:
+        name (str): What the runtime calls it.
+        inputs (list[ValueInfo]): The inputs in the model's order, optional ones behind all others.
+        outputs (list[ValueInfo]): The outputs in the model's order.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class Model:
 
     @property
     def in_flight(self) -> int:
-        """Requests of this process that are under way in the runtime, and whose results somebody waits for."""
+        """How many requests of this process are in the runtime, with somebody waiting for their results."""
         with self._counting:
             return self._requests.begun - len(self._parked)
 
@@ -162,17 +167,30 @@ class Model:
         timeout: float | None = None,
         priority: str = "normal",
     ) -> dict[str, npt.NDArray[Any]]:
-        """Runs the model on `feeds` ({input name: array}) and returns {output name: fresh array}, all outputs or those named.
+        """Run the model once and return its outputs.
 
-        Where the model needs one input only, its array alone will do.
+        A request with a shape that was not seen before is planned first. Ctrl-C cancels the request.
 
-        A large output lies in the runtime's shared memory until nobody refers to it any more. Inputs are copied there, but for those from
-        `input_buffers`, and for contiguous ones of 1 MiB and more that begin at a multiple of 4096 bytes of shared memory of the caller's
-        own (`multiprocessing.shared_memory`, memfd, a file in /dev/shm): workers read these where they are. `transfers` counts both.
+        Inputs are copied into shared memory, with two exceptions that workers read in place: arrays of `input_buffers`, and contiguous
+        arrays of 1 MiB or more in shared memory of the caller's own (`multiprocessing.shared_memory`, memfd, a file in /dev/shm) that
+        begin at a multiple of 4096 bytes. `transfers` counts both.
 
-        Arrays must have the input's dtype and fit its shape; memory order is free. A shape that was not seen before is planned first.
-        `timeout` in seconds; `priority` "high", "normal" or "low". Raises RequestError (the message names model and tensor),
-        RequestTimeout, RuntimeLost; TypeError, ValueError for what no model could take. Ctrl-C cancels the request.
+        Args:
+            feeds: {input name: array}. Each array has the input's dtype and fits its shape; memory order is free. Where the model needs
+                one input only, its array alone will do. Lists and numbers are converted to the input's dtype.
+            outputs: Names of the outputs to return. None: all.
+            timeout: Seconds. None: no limit.
+            priority: "high", "normal" or "low". Requests of a lower class wait for those of a higher one.
+
+        Returns:
+            {output name: array}. Arrays are fresh. Large ones lie in the runtime's shared memory until nobody refers to them any more.
+
+        Raises:
+            RequestError: A name, dtype or shape does not fit, or an operator failed; the message names model and tensor or node.
+            RequestTimeout: The result was not there in time; the request has been cancelled.
+            QueueFull: As many requests wait as `max_queued` allows.
+            RuntimeLost: The runtime is gone.
+            TypeError, ValueError: An argument has a type or a value that no model could take.
         """
         level = _priority(priority)
         if feeds.__class__ is not dict:
@@ -262,11 +280,24 @@ class Model:
         priority: str = "normal",
         copy: bool = True,
     ) -> RequestFuture:
-        """Starts a request and returns a `concurrent.futures.Future` of what `run` would return.
+        """Start a request and return its future at once.
 
-        Inputs are copied before this returns, but for `input_buffers`. `copy=False`: nobody changes them before the result is there, so
-        that those in shared memory can be read where they are, as in `run`. There is no limit to the requests that wait, but memory.
-        `timeout` in seconds, from now on: a request without a result by then is cancelled, and its future fails with RequestTimeout.
+        Any number of requests may wait, unless `max_queued` limits them.
+
+        Args:
+            feeds: As of `run`.
+            outputs: As of `run`.
+            timeout: Seconds from now. A request without a result by then is cancelled, and its future fails with RequestTimeout.
+            priority: As of `run`.
+            copy: Whether inputs are copied before this returns, except for `input_buffers`. False: nobody changes them before the result
+                is there, so that those in shared memory are read in place, as in `run`.
+
+        Returns:
+            A `concurrent.futures.Future` of what `run` would return.
+
+        Raises:
+            RequestError: A name, dtype or shape does not fit.
+            QueueFull: As many requests wait as `max_queued` allows.
         """
         limit = None if timeout is None else arguments.seconds("timeout", timeout)
         return self._start(self._signature.named(feeds), self._signature.wanted(outputs), _priority(priority), copy, limit)
@@ -367,10 +398,23 @@ class Model:
         priority: str = "normal",
         copy: bool = True,
     ) -> dict[str, npt.NDArray[Any]]:
-        """`run` for asyncio; cancelling the task cancels the request. `timeout`, `copy`: as of `submit`.
+        """Run the model once, for asyncio. Cancelling the task cancels the request.
 
-        The event loop goes on while shapes are planned and shared memory is made. It copies the inputs itself: some milliseconds for tens
-        of MiB, which `input_buffers` save.
+        The event loop goes on while shapes are planned and shared memory is made. It copies the inputs itself, which takes milliseconds
+        for tens of MiB; `input_buffers` save that.
+
+        Args:
+            feeds: As of `run`.
+            outputs: As of `run`.
+            timeout: As of `submit`.
+            priority: As of `run`.
+            copy: As of `submit`.
+
+        Returns:
+            {output name: array}, as of `run`.
+
+        Raises:
+            RequestError, RequestTimeout, QueueFull, RuntimeLost: As of `run`.
         """
         import asyncio
 
@@ -398,10 +442,16 @@ class Model:
     # ---- inputs without copies
 
     def input_buffers(self, shapes: Mapping[str, Sequence[int]] | None = None) -> InputBuffers:
-        """Arrays for all inputs, in shared memory, to be filled by the caller and read in place by a request: see `InputBuffers`.
+        """Return arrays for all inputs in shared memory: the caller fills them, and a request reads them in place.
 
-        `shapes`: {input: shape}, where the model does not fix them; an optional input has a buffer only if it is named. Raises RequestError
-        where inputs are no tensors, or where their values decide shapes.
+        Args:
+            shapes: {input: shape}, where the model does not fix them. An optional input has a buffer only if it is named.
+
+        Returns:
+            {input name: writable array}, as `InputBuffers`.
+
+        Raises:
+            RequestError: An input is no tensor of numbers, or the values of inputs decide shapes.
         """
         given = {
             info.name: info.shape
@@ -423,8 +473,11 @@ class Model:
 
     @property
     def transfers(self) -> Transfers:
-        """What this process has done with the inputs of its requests so far: `requests`, `copied_bytes` (into shared memory) and
-        `in_place_bytes` (read by workers where the caller has them)."""
+        """What this process has done with the inputs of its requests so far.
+
+        Its fields are `requests`, `copied_bytes` (copied into shared memory) and `in_place_bytes` (read by workers where the caller has
+        them).
+        """
         return self._tree.transfers
 
     # ---- streams
@@ -472,26 +525,30 @@ class Model:
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> Stream[Any]:
-        """Runs the model on each item of an iterable, which may be infinite, and returns an iterator of the results.
+        """Run the model on each item of an iterable, which may be endless, and return an iterator of the results.
 
-        An item is what `run` takes, or, where the model needs one input only, that input's array. At most `concurrency` requests are in
-        flight or wait to be fetched (default: two for each of the model's instances). The next item is taken when there is a slot for it,
-        by the thread that asks for a result: nothing is read ahead beyond that, and an iterable that blocks holds its results up by one
-        item (with `map_async` it does not).
+        The next item is taken by the thread that asks for a result, when there is a slot for it. Nothing is read ahead beyond that. An
+        iterable that blocks holds its results up by one item; with `map_async` it does not.
 
-        `ordered=True`: results in the order of the items, as from `concurrent.futures.Executor.map` and `Pool.imap`. False: each as soon
-        as it is there, as from `Pool.imap_unordered`, but as ``(index of the item, result)``, so that one knows whose it is.
+        An item that fails raises its error when its turn comes, with a note that names the item. That is the end, and what is in flight
+        is cancelled. Errors of the iterable itself come after the results of the items before.
 
-        An item that fails (RequestError, PoisonTile …; RequestTimeout when its result is not there `timeout` seconds after it was taken)
-        raises its error when its turn comes, with a note that names the item, and that is the end: what is in flight is cancelled. With
-        `return_exceptions=True` the error takes the result's place and the rest goes on. Errors of the iterable itself come after the
-        results of the items before; they and RuntimeLost always end it. The iterator has `close`, works as a context manager, and may be
-        used from several threads. Closing or forgetting it cancels what is in flight.
+        Args:
+            items: Each item is what `run` takes, or the array alone where the model needs one input only.
+            outputs: As of `run`.
+            concurrency: How many requests are in flight or wait to be fetched. None: two for each instance of the model.
+            ordered: True: results in the order of the items. False: each as soon as it is there, as ``(index of the item, result)``.
+            timeout: Seconds for each item, from when it was taken.
+            priority: As of `run`.
+            copy: As of `submit`. An iterable that fills `concurrency` buffers in turn never meets one in use, as long as results come in
+                order.
+            return_exceptions: Whether an item's error takes the place of its result, and the rest goes on. Errors of the iterable, and
+                RuntimeLost, end the iteration in any case.
+            progress: True: a bar on standard error, if that is a terminal. A function: called as ``progress(done, total or None)``.
 
-        Inputs are copied when an item is taken, but for `input_buffers`; `copy=False`: as of `submit`. Of an iterable that fills the same
-        `concurrency` buffers in turn, none is still in use when its turn comes again, as long as results come in order.
-
-        `progress=True` draws a bar on standard error if that is a terminal; a function is called as ``progress(done, total or None)``.
+        Returns:
+            An iterator of {output name: array}. It has `close`, works as a context manager, and may be used from several threads. Closing
+            or forgetting it cancels what is in flight.
         """
         submit = self._for_items(self._start, outputs, priority, copy)
         return Stream(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
@@ -509,10 +566,24 @@ class Model:
         return_exceptions: bool = False,
         progress: Progress = False,
     ) -> AsyncGenerator[Any, None]:
-        """`map` for asyncio: ``async for y in model.map_async(items)``; `items` may be asynchronous too.
+        """Run the model on each item of an iterable, for asyncio: ``async for y in model.map_async(items)``.
 
-        Everything is as with `map`, but that items are taken whenever there is a slot, so that a source that waits (a queue, a socket)
-        holds up no result. ``aclose()``, or cancelling the task, cancels what is in flight.
+        Items are taken whenever there is a slot, so that a source that waits (a queue, a socket) holds up no result. ``aclose()``, or
+        cancelling the task, cancels what is in flight.
+
+        Args:
+            items: As of `map`; it may be asynchronous, too.
+            outputs: As of `run`.
+            concurrency: As of `map`.
+            ordered: As of `map`.
+            timeout: As of `map`.
+            priority: As of `run`.
+            copy: As of `submit`.
+            return_exceptions: As of `map`.
+            progress: As of `map`.
+
+        Returns:
+            An asynchronous iterator of what `map` gives.
         """
         submit = self._for_items(self._start_soon, outputs, priority, copy)
         return stream_async(submit, items, self._terms(concurrency, ordered, timeout, return_exceptions, progress))
@@ -531,31 +602,45 @@ class Model:
 
     @property
     def instances(self) -> int:
-        """How many requests of it execute at the same time."""
+        """How many requests of it can execute at the same time."""
         return self._loaded.instances
 
     def _concurrency(self, wanted: int | None) -> int:
         return WAITING * self.instances if wanted is None else arguments.whole("concurrency", wanted, 1)
 
     def prepare(self, shapes: Mapping[str, Sequence[int]], progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Plans the model for inputs of these shapes now instead of at the first `run`. RequestError if an input is missing.
+        """Plan the model for inputs of these shapes now, instead of at the first request.
 
-        Its tiles are searched, as those of a model's first shapes are. Other shapes that requests bring are planned without a search, which
-        takes about a tenth as long, and again with one, behind the requests, where they come often.
+        Tiles are searched as for the first shapes of a model. Other shapes that requests bring are planned without a search. Those that
+        come often are planned again with one, behind the requests.
+
+        Args:
+            shapes: {input: shape}, for every input that is not optional.
+            progress: Called as ``progress(step, done, total)`` while it works.
+
+        Raises:
+            RequestError: A shape is missing or does not fit the model.
+            ResourceLimitError: There is too little memory.
         """
         blanks = self._signature.blanks(arguments.shapes("shapes", shapes))
         self._tree.plan_first(self._check(blanks), progress, ahead=True)
 
     def revive(self) -> None:
-        """Loads the model again now where the runtime was lost since, not at its next use, and plans its shapes where all are fixed."""
+        """Load the model again now if the runtime was lost since, and plan its shapes where all are fixed.
+
+        Without this call, both happen at the next use.
+
+        Raises:
+            RuntimeLost: There is no other runtime.
+        """
         self._ready()
         if all(info.kind == "tensor" and not info.dtype.hasobject and _fixed(info) for info in self.inputs if not info.optional):
             self.prepare({info.name: info.shape for info in self.inputs if not info.optional})  # type: ignore[misc]
 
     def unload(self) -> None:
-        """Gives the model back. The runtime frees it when no client uses it any more and its last request has ended.
+        """Give the model back. The runtime frees it when no client uses it any more and its last request has ended.
 
-        A model that is forgotten without this is given back at the next `Runtime.load` or `Runtime.status`.
+        A model that is forgotten without this call is given back at the next `Runtime.load` or `Runtime.status`.
         """
         if self._requests.leaves():
             self._give_back()

@@ -48,33 +48,38 @@ GRACE_S: Final = 30.0
 class Runtime:
     """A running set of workers that executes models.
 
-    Starts a planner process and `workers` workers, each pinned to a core (`cores=[0, 2]`: exactly there). None: one for each core that the
-    process may use, and as that changes (affinity mask of the planner process, cpuset, CPU quota), workers join and leave; a number that
-    was given, here or by `scale`, `add_workers` or `remove_workers`, stays. A worker whose core is taken away moves to another one, within
-    about a second, or shares one where there are too few. `max_workers`: room for workers that join later. `profile`: a `aspen_mp.config`
-    profile, its name or its file, for what is not given here. `name`: makes the runtime reachable by `connect(name)` from this user's
-    other processes. `log`: which events become lines on standard error: "info" all, "warning" what nobody asked for, such as a worker's
-    death. It ends with `close`, at the end of the ``with`` block, or with this process, whatever becomes of it.
+    It starts a planner process and its workers, each pinned to a core. It ends with `close`, at the end of the ``with`` block, or with
+    the process that started it. It also stays for as long as a model of it is referenced, so that a function may start a runtime and
+    return a model alone.
 
-    `cancel_grace_s`: how many seconds a tile may go on whose request was cancelled, timed out, or lost its client. Then the tile's worker
-    is ended and replaced, and other requests go on. A loop without an end costs them no more than that.
-
-    `retry`: where the planner process is lost (killed, out of memory), another one is started with as many workers as there were to be,
-    models are read again from what they were loaded from when they are next used, and requests that were in flight are submitted again
-    from their inputs: whoever waits for them notices nothing but the time, and handles stay what they are. What was loaded from bytes
-    or a ModelProto stays in memory for that. A request that workers had begun each of 3 times that the runtime was lost fails
-    with RuntimeLost, and so does everything when 8 restarts in a row last less than 10 seconds each. Who has its handle by fork or
-    pickle gets RuntimeLost: the runtime is not his to start. Who has connected to it by name goes on with the next one (`connect`).
-
-    `max_queued`: requests of each client process that may wait for workers; one more raises QueueFull. None: as many as memory allows.
-    `grace_s`: seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
-
-    `trace`: the file that a trace of everything up to `close` is written to (True: ``trace.json`` here); see `trace`.
-
-    It also stays for as long as a model of it is referenced: a function may start a runtime and return a model alone.
-
-    Handles of runtimes and models work in forked children and can be pickled: in another process of the same user they connect when they
+    Handles of runtimes and models work in forked children and can be pickled. In another process of the same user they connect when they
     are first used. The runtime still ends with the process that started it.
+
+    Args:
+        workers: Number of workers, 1 to 256. None: one for each core that the process may use. Workers then join and leave as the
+            affinity mask, the cpuset or the CPU quota change. A number that was given stays. A worker whose core is taken away moves to
+            another one, or shares one where there are too few.
+        cores: CPUs to pin the workers to, one for each worker.
+        max_workers: Room for workers that join later. None: one for each CPU of the machine, at least 16.
+        profile: What is not given here: a profile's name, the path of a TOML file, or a `aspen_mp.config.Profile`. None: the defaults.
+        name: Makes the runtime reachable by `connect(name)` from other processes of this user.
+        trace: The file that a trace of all the runtime's life is written to; True: ``trace.json``. See `trace`.
+        log: Which events become lines on standard error: "info", all; "warning", those that nobody asked for, such as a worker's death;
+            "off", none. None takes the profile's value.
+        retry: Whether a planner process that is lost (killed, out of memory) is started again, with as many workers. Models are then
+            loaded again from what they were loaded from, and requests in flight are submitted again from their inputs. A model that was
+            loaded from bytes or a ModelProto stays in memory for that. A request fails with RuntimeLost where the runtime was lost 3
+            times while workers had begun it. Everything fails so once 8 restarts in a row have lasted less than 10 s each. Handles in
+            other processes do not start the runtime again.
+        cancel_grace_s: Seconds that a tile may go on after its request was cancelled, timed out or lost its client. Then its worker is
+            ended and replaced, and other requests go on. None takes the profile's value.
+        grace_s: Seconds that SIGTERM to the planner process gives to requests in flight; see `drain`.
+        max_queued: How many requests of each client process may wait for workers; one more raises QueueFull. None: no limit.
+
+    Raises:
+        ConfigError: The profile is wrong; the message names file and key.
+        ResourceLimitError: There are too few descriptors, processes or too little memory to start the runtime.
+        TypeError, ValueError: An argument has a type or a value that no runtime can have.
     """
 
     def __init__(
@@ -184,21 +189,39 @@ class Runtime:
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """Loads a model: the path of an ONNX file, its bytes, an onnx.ModelProto, or "zoo:NAME" for a network of the built-in zoo.
+        """Load a model, and plan it where all its shapes are fixed.
 
-        `instances`: requests of it that can execute at the same time. `input_shapes`: {input: shape} to plan for; without it a model
-        whose shapes are all fixed is planned too, any other at its first request. `progress(step, done, total)` is called while it works.
-        `precision`: "f32", as the model says, or "bf16": where the processor has an instruction for pairs of bf16 (AVX512_BF16), products
-        with constant weights (MatMul, Gemm, Conv) may round both factors to bf16, 8 bits of mantissa, and sum in f32; all else (attention,
-        normalisations, softmax, residuals, what passes between layers) stays f32, and so does everything on other processors. Such products
-        take half the time and their weights half the memory; results differ by about 1e-2 of the largest output, and have the same bits for
-        any number of workers. `winograd`: algorithms of fewer multiplications may be used where they are faster, Winograd's for
-        convolutions and Strassen's for products; results differ from direct ones by rounding. `accuracy`: how much error such algorithms
-        may add: at most four times that of direct sums ("default"), at most 1.5 times ("strict"), or whatever is fastest ("fast"); the
-        choice follows from the weights alone (`planner/cost/accuracy.py`). None takes the profile's value. `planning`: how long
-        to search for tiles; results have the same bits. Raises FileNotFoundError, ModelParseError, ModelInvalidError,
-        UnsupportedModelError, ExternalDataError, ResourceLimitError; RequestError where `input_shapes` does not fit the model, TypeError
-        and ValueError for arguments that no model could take.
+        The same model, loaded by several clients with the same options, is held once.
+
+        Args:
+            model: The path of an ONNX file, its bytes, an `onnx.ModelProto`, or "zoo:NAME" for a network of the built-in zoo.
+            name: What `status` and messages call it. None: the name of the file or of the graph.
+            instances: How many requests of it can execute at the same time; each takes memory of its own for activations.
+            input_shapes: {input: shape} to plan for now. Without it, a model with open dimensions is planned at its first request.
+            precision: "f32", as the model says. "bf16": products with constant weights (MatMul, Gemm, Conv) may round both factors to
+                bf16 and sum in f32, where the processor has AVX512_BF16. All else stays f32.
+            winograd: Whether algorithms of fewer multiplications may be used where they are faster: Winograd's for convolutions and
+                Strassen's for products. Results differ from direct ones by rounding.
+            accuracy: How much error such algorithms may add to that of direct sums: "strict", at most 1.5 times; "default", at most 4
+                times; "fast", whatever is fastest. The choice follows from the weights alone.
+            planning: How long to search for tiles. Results have the same bits.
+            progress: Called as ``progress(step, done, total)`` while the model is loaded.
+
+        None takes the profile's value for `instances`, `precision`, `winograd` and `accuracy`.
+
+        Returns:
+            The model, ready to run.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ModelParseError: The bytes are no ONNX model.
+            ModelInvalidError: The model breaks ONNX's rules.
+            UnsupportedModelError: An operator cannot be run; the message lists every such node.
+            ExternalDataError: A file of the model's weights is missing or does not fit.
+            ResourceLimitError: There is too little memory.
+            PlanError: The planning process ended or got stuck.
+            RequestError: `input_shapes` does not fit the model.
+            TypeError, ValueError: An argument has a type or a value that no model could take.
         """
         from aspen_mp.client.model import Model
         from aspen_mp.client.model_source import ModelSource
@@ -253,19 +276,51 @@ class Runtime:
     # ---- workers
 
     def add_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
-        """`n` workers more, on `cores` if given, while requests run; returns how many there are now."""
+        """Let workers join while requests run.
+
+        Args:
+            n: How many. None: one, or one for each of `cores`.
+            cores: CPUs to pin them to. None: those that a new runtime would choose next.
+
+        Returns:
+            How many workers there are now.
+
+        Raises:
+            ResourceLimitError: `max_workers` would be exceeded; the message says how to raise it.
+        """
         count, cpus = _workers_asked(n, cores)
         return self._resize(add=count, cores=cpus)
 
     def remove_workers(self, n: int | None = None, *, cores: Sequence[int] | None = None) -> int:
-        """`n` workers less, the newest ones, or those on `cores`; each finishes the tile in hand, others take the rest. Without any worker
-        requests wait. Returns how many there are now. Raises RequestError if there are fewer, or none on one of `cores`."""
+        """Let workers leave while requests run. Each finishes the tile in hand, and others take the rest.
+
+        Without any worker, requests wait.
+
+        Args:
+            n: How many; the newest leave first. None: one, or one for each of `cores`.
+            cores: CPUs whose workers leave.
+
+        Returns:
+            How many workers there are now.
+
+        Raises:
+            RequestError: There are fewer workers, or none on one of `cores`.
+        """
         count, cpus = _workers_asked(n, cores)
         return self._resize(remove=count, cores=cpus)
 
     def scale(self, total: int | None) -> int:
-        """As many workers as `total`; with 0, requests wait until there are some again. None: as many as the machine is good for, now and
-        whenever that changes, as in a runtime that was started without a number. Returns how many there are now."""
+        """Let workers join or leave until there are as many as `total`.
+
+        Args:
+            total: How many workers; with 0, requests wait. None: as many as the machine is good for, now and whenever that changes.
+
+        Returns:
+            How many workers there are now.
+
+        Raises:
+            ResourceLimitError: `max_workers` would be exceeded.
+        """
         from aspen_mp.control.wire.protocol import AUTOMATIC
 
         return self._resize(total=AUTOMATIC if total is None else arguments.whole("total", total, 0, arguments.MOST_WORKERS))
@@ -278,32 +333,44 @@ class Runtime:
 
     @property
     def workers(self) -> list[dict[str, Any]]:
-        """One dict a worker: id, pid, cpu, core_class, state, tiles, steals, busy_s and more.
+        """One dict for each worker: `id`, `pid`, `cpu`, `core_class`, `state`, `tiles`, `steals`, `busy_s` and more.
 
-        `busy_s` is time in kernels and scheduling; `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` tell them
-        apart, in nanoseconds since the worker joined; `overhead` is scheduling's share of `busy_s`. `pace`: what kernels take on its core
-        of the time that plans expect, None until that is known; workers on slower cores have higher ones. All are wall time, but
-        for the end of a request: a client that is woken on the worker's own core takes it over there and then.
+        - `busy_s` is wall time in kernels and in scheduling, in seconds.
+        - `kernel_ns`, `schedule_ns`, `search_ns` (looking for work) and `sleep_ns` are nanoseconds since the worker joined.
+        - `overhead` is the share of scheduling in `busy_s`.
+        - `pace` is the time that kernels take on its core, divided by the time that plans expect. It is None until it is known.
+
+        The end of a request may wake its client on the worker's own core, and then counts as that worker's time.
         """
         workers: list[dict[str, Any]] = self.status()["workers"]
         return workers
 
     def status(self) -> dict[str, Any]:
-        """Runtime, workers, models and their plans, clients, memory and counters, as plain dicts (what `aspen-mp status --json` prints)."""
+        """Return the state of runtime, workers, models, plans, clients, memory and counters, as plain dicts and lists.
+
+        `aspen-mp status --json` prints the same. Times are in seconds, or in nanoseconds where the key ends in ``_ns``; sizes are in
+        bytes.
+        """
         self._session.sweep()
         return self._ask(lambda session: session.status())
 
     def trace(self, path: str | os.PathLike[str] | None = None, *, records: int = 0) -> Trace:
-        """A trace of what every worker does, tile by tile, from the beginning of a ``with`` block to its end::
+        """Return a trace of what every worker does, from the beginning of a ``with`` block to its end::
 
             with runtime.trace("trace.json") as trace:
                 model.run(feeds)
             print(trace.text())
 
-        `path`: where it is written at the end, as Chrome's trace event JSON, for ui.perfetto.dev; packed where the name ends in ".gz".
-        None: nowhere, unless `Trace.write` is called. `records`: how many each worker keeps, one a tile and one or two a gap; then the
-        oldest are overwritten, and `Trace.lost` counts those. 0: some hundred thousand. Requests of every client are in it. One trace at a
-        time: RequestError where somebody else traces the runtime.
+        Requests of all clients are in it. A runtime has one trace at a time.
+
+        Args:
+            path: Where the trace is written at the end, as Chrome's trace event JSON, for ui.perfetto.dev. A name that ends in ".gz" is
+                packed. None: nowhere, unless `Trace.write` is called.
+            records: How many records each worker keeps: one for each tile and one or two for each gap. The oldest are overwritten, and
+                `Trace.lost` counts them. 0: some hundred thousand.
+
+        Raises:
+            RequestError: Somebody else traces the runtime; raised when the trace begins.
         """
         from aspen_mp.tracing.trace import Trace
 
@@ -321,9 +388,16 @@ class Runtime:
                     raise
 
     def revive(self, models: Iterable[Model] = ()) -> None:
-        """Starts the runtime again if it was lost (``retry=True``), or finds the next one of its name, and loads these models again now.
+        """Start a lost runtime again (``retry=True``), or find the next one of its name, and load models again now.
 
-        Without this both happen at the next use. RuntimeLost where there is no other runtime."""
+        Without this call, both happen at the next use.
+
+        Args:
+            models: Models to load again.
+
+        Raises:
+            RuntimeLost: There is no other runtime.
+        """
         self._ask(lambda session: session.status())
         for model in models:
             model.revive()
@@ -337,7 +411,7 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        """Whether this handle is of no more use: closed, or its planner process gone."""
+        """Whether this handle is of no more use: it was closed, or its planner process is gone."""
         return self._closed or self._link.lost
 
     @property
@@ -346,8 +420,14 @@ class Runtime:
         return 0 if self._server is None else self._server.pid
 
     def wait(self, fd: int = -1, timeout: float | None = None) -> None:
-        """Sleeps until the runtime has ended, `fd` is readable, or `timeout` seconds have passed. A runtime that is lost has ended, even if
-        the next use would start it again."""
+        """Sleep until the runtime has ended, `fd` is readable, or `timeout` seconds have passed.
+
+        A runtime that is lost has ended, even if the next use would start it again.
+
+        Args:
+            fd: A file descriptor to wait for, too. -1: none.
+            timeout: Seconds. None: no limit.
+        """
         session = self._link.latest
         pid = self.own_pid or (session.welcome.pid if session is not None else self.pid)
         try:
@@ -364,7 +444,12 @@ class Runtime:
             os.close(pidfd)
 
     def stop(self, *, drain: bool = False, grace_s: float = GRACE_S) -> None:
-        """Ends the runtime for everybody who uses it, and closes this handle. `drain`: as of `drain`, and waits until it has ended."""
+        """End the runtime for everybody who uses it, and close this handle.
+
+        Args:
+            drain: Whether requests in flight end first; see `drain`. The call then waits for them.
+            grace_s: Seconds that they are given.
+        """
         if drain:
             self.drain(grace_s)
             self.wait()
@@ -374,10 +459,14 @@ class Runtime:
         self.close()
 
     def drain(self, grace_s: float = GRACE_S) -> None:
-        """Has the runtime finish what is in flight and then end, after `grace_s` seconds at the latest, and returns at once.
+        """Have the runtime finish what is in flight and then end. Return at once.
 
-        From now on new requests, loads and clients get RuntimeStopping. Handles from `connect(retry=True)` wait for the next runtime of the
-        name instead."""
+        From now on, new requests, loads and clients get RuntimeStopping. Handles from `connect(retry=True)` wait for the next runtime of
+        the name instead.
+
+        Args:
+            grace_s: Seconds after which the runtime ends in any case.
+        """
         grace = arguments.seconds("grace_s", grace_s)
         with contextlib.suppress(RuntimeLost):
             self._present().drain(arguments.ENDLESS_S if grace is None else grace)
@@ -388,8 +477,11 @@ class Runtime:
         return session if session is not None else self._session
 
     def close(self) -> None:
-        """Closes the handle. A runtime that this object started ends; requests in flight fail with RuntimeLost. What may be raised, once
-        everything has been closed, is why the trace of all its life could not be written."""
+        """Close the handle. A runtime that this object started ends, and requests in flight fail with RuntimeLost.
+
+        Raises:
+            OSError: The trace of all its life could not be written. Everything has been closed nevertheless.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -433,20 +525,27 @@ def connect(
     wait_s: float = WAIT_S,
     max_queued: int | None = None,
 ) -> Runtime:
-    """The runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
+    """Connect to the runtime that was started with this name (`aspen-mp launch`, or ``Runtime(name=…)``) by the same user.
 
-    `retry`: when it is lost, or stops, its handles go on with the next runtime of that name, also in forked children and after unpickling:
-    models are loaded again from what they were loaded from, when they are next used, and requests that were in flight are submitted again
-    from their inputs. For `wait_s` seconds after the loss requests wait for that runtime; later they fail at once with RuntimeLost, whose
-    `wait_s` says so, until it is there. A request that workers had begun each of 3 times that the runtime was lost fails with RuntimeLost.
-    A file that has changed since is not loaded again. What was loaded from bytes or a ModelProto stays in this process's memory for that;
-    pickled handles of such models cannot load it again.
+    Args:
+        name: The runtime's name: 1 to 64 letters, digits, "_", "." or "-", the first a letter or digit.
+        timeout: Seconds to wait for its answer.
+        retry: Whether handles go on with the next runtime of that name when it is lost or stops. Models are loaded again from what they
+            were loaded from when they are next used, and requests in flight are submitted again from their inputs. A file that has
+            changed since is not loaded again. A model that was loaded from bytes or a ModelProto stays in this process's memory for that,
+            and its pickled handles cannot load it again.
+        wait_s: Seconds that requests wait for the next runtime. Later ones fail at once with RuntimeLost, until it is there. A request
+            also fails so where the runtime was lost 3 times while workers had begun it.
+        max_queued: How many requests of this process may wait for workers; one more raises QueueFull. The runtime may have a lower limit.
 
-    `max_queued`: requests of this process that may wait for workers; one more raises QueueFull. The runtime may have a lower limit
-    (``Runtime(max_queued=…)``).
+    Returns:
+        A handle of the runtime, which goes on when the handle is closed.
 
-    Raises RuntimeNotFound if there is none, ProtocolError if it is of another build or user, RuntimeStopping if it is about to end,
-    RuntimeLost if it does not answer in `timeout` seconds.
+    Raises:
+        RuntimeNotFound: No runtime has that name.
+        ProtocolError: It is of another build or of another user.
+        RuntimeStopping: It is about to end.
+        RuntimeLost: It does not answer in time.
     """
     return Runtime._connect(name, timeout, retry, wait_s, max_queued)
 

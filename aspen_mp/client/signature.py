@@ -19,12 +19,15 @@ from aspen_mp.shm.words import a, nearest
 class ValueInfo:
     """An input or output of a model.
 
-    `shape`: a dimension is an int, a symbol, or None where nothing is known of it; None for a value of unknown rank or no tensor.
-    `dtype`: numpy's dtype, object for strings and for values that are no tensors.
-    `kind`: "tensor", "string", "sequence", "optional" or "other".
-    `optional`: an input that has a default value in the model (an initializer that is a graph input, from IR version 4 on). Requests that
-    give it get plans of their own.
-    `type`: the whole type in ONNX's spelling: "tensor(float)", "seq(map(int64,tensor(float)))"; empty where it is not known.
+    Attributes:
+        name: Its name.
+        shape: A dimension is an int, a symbol, or None where nothing is known of it. The shape is None for a value of unknown rank and
+            for what is no tensor.
+        dtype: numpy's dtype; object for strings and for values that are no tensors.
+        kind: "tensor", "string", "sequence", "optional" or "other".
+        optional: Whether it is an input that has a default value in the model, which is an initializer that is a graph input. Requests
+            that give such an input get plans of their own.
+        type: The whole type in ONNX's spelling, such as "tensor(float)" or "seq(map(int64,tensor(float)))"; empty where it is not known.
     """
 
     name: str

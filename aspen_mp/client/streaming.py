@@ -106,9 +106,10 @@ R = TypeVar("R")
 
 
 class Stream(Iterator[R]):
-    """The iterator that `Model.map` returns. `close` (or the end of a ``with`` block, or forgetting it) cancels what is in flight.
+    """The iterator that `Model.map` returns.
 
-    Any thread may take results, also several in turn; each gets its own.
+    `close`, the end of a ``with`` block, or forgetting it cancels what is in flight. Any thread may take results, and several may take
+    turns; each result goes to one of them.
     """
 
     def __init__(self, submit: Submit, items: Iterable[Any], terms: Terms) -> None:

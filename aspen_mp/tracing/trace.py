@@ -35,9 +35,8 @@ class Traced(Protocol):
 class Trace:
     """A trace of a runtime, as a context manager; made by `Runtime.trace`.
 
-    After its end: `recording` (tables, see `aspen_mp.tracing.recording`), `summary()`, `text()`, `write(path)`, `plot(path)`. Every tile of
-    a request that was submitted after the beginning and answered before the end is in it, whichever client it is of, unless a worker's
-    ring was too small: `lost` says how many records were overwritten.
+    It holds every tile of all clients' requests that were submitted after its beginning and answered before its end. Where the ring of a
+    worker was too small, `lost` says how many records were overwritten.
     """
 
     def __init__(self, session: Callable[[], Traced], path: str | os.PathLike[str] | None, records: int) -> None:
@@ -60,7 +59,13 @@ class Trace:
             self.stop()
 
     def start(self) -> None:
-        """Begins. RequestError if it has begun, or if somebody else traces the runtime; ResourceLimitError where memory lacks."""
+        """Begin.
+
+        Raises:
+            RequestError: It has begun already, or somebody else traces the runtime.
+            ResourceLimitError: There is too little memory.
+            FileNotFoundError: The folder of its file is missing.
+        """
         if self._session is not None:
             raise RequestError("this trace has been started already. Make another one")
         if self.path is not None and not self.path.absolute().parent.is_dir():
@@ -70,7 +75,11 @@ class Trace:
         self._session = session
 
     def stop(self) -> None:
-        """Ends, and writes the file if there is to be one. RuntimeLost where the runtime has gone: it alone knew what tiles are called."""
+        """End, and write the file if there is to be one.
+
+        Raises:
+            RuntimeLost: The runtime is gone, and only it knew what the tiles are called.
+        """
         from aspen_mp.tracing import recording
 
         session, segment, self._segment = self._session, self._segment, None
@@ -88,38 +97,59 @@ class Trace:
 
     @property
     def recording(self) -> Recording:
-        """RequestError before the end."""
+        """The records as tables; see `aspen_mp.tracing.recording`.
+
+        Raises:
+            RequestError: The trace has not ended yet.
+        """
         if self._recording is None:
             raise RequestError("the trace has not ended yet. Read it after its with block")
         return self._recording
 
     @property
     def lost(self) -> int:
-        """Records that were overwritten because a ring was full."""
+        """How many records were overwritten because a ring was full."""
         return sum(self.recording.lost.values())
 
     def write(self, path: str | os.PathLike[str]) -> int:
-        """Writes Chrome's trace event JSON, for ui.perfetto.dev or chrome://tracing; packed where the name ends in ".gz". Returns how many
-        events."""
+        """Write Chrome's trace event JSON, for ui.perfetto.dev or chrome://tracing.
+
+        Args:
+            path: The file; a name that ends in ".gz" is packed.
+
+        Returns:
+            How many events were written.
+        """
         from aspen_mp.tracing import chrome
 
         return chrome.write(self.recording, path)
 
     def plot(self, path: str | os.PathLike[str], *, begin: float | None = None, end: float | None = None) -> None:
-        """Draws the timeline: a row a worker, tiles coloured by kind of op, stolen ones marked; PNG, SVG or PDF as the name ends. `begin`,
-        `end`: seconds since the trace began; None: what there are tiles in. AspenError where matplotlib is missing."""
+        """Draw the timeline: a row for each worker, tiles coloured by kind of op, stolen tiles marked.
+
+        Args:
+            path: The picture, PNG, SVG or PDF as its name ends.
+            begin: Seconds since the trace began. None: the first tile.
+            end: Seconds since the trace began. None: the last tile.
+
+        Raises:
+            AspenError: matplotlib is missing.
+        """
         from aspen_mp.tracing import plot
 
         plot.draw(self.recording, path, begin=begin, end=end)
 
     def summary(self) -> dict[str, Any]:
-        """Workers' shares of time, kinds of ops, requests and the longest gaps, as plain numbers and strings; see `tracing.summary`."""
+        """Return workers' shares of time, kinds of ops, requests and the longest gaps, as plain numbers and strings.
+
+        `aspen_mp.tracing.summary` describes the keys.
+        """
         from aspen_mp.tracing import summary
 
         return summary.of(self.recording)
 
     def text(self) -> str:
-        """The summary for people."""
+        """Return the summary as text for people."""
         from aspen_mp.tracing import summary
 
         return summary.text(self.summary())

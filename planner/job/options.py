@@ -21,11 +21,14 @@ EFFORTS: Final[tuple[Effort, ...]] = ("none", "quick", "thorough")
 
 
 class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a model is planned where that is not left to the planner; part of its identity and of the plan cache's keys. Results have the
-    same bits whatever it says.
+    """How a model is planned, where that is not left to the planner. Results have the same bits whatever it says.
 
-    `search`: how long to look for the tiles that finish soonest on the workers that there are. "none": each operator's are chosen by
-    itself; "quick": seconds at most; "thorough": as long as better ones are found, from several starts.
+    Loads of one model with different plannings are different models, also in the plan cache.
+
+    Args:
+        search: How long to search for the tiles that finish soonest on the workers that there are. "none": each operator's tiles are
+            chosen by themselves. "quick": a search of seconds at most. "thorough": a search from several starts, as long as it finds
+            better tiles.
     """
 
     search: Effort = "quick"

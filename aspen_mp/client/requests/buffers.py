@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 class InputBuffers(Mapping[str, npt.NDArray[Any]]):
     """What `Model.input_buffers` returns: {input name: writable array}, to be filled and then given to `run`, `submit` or `map` as feeds.
 
-    The request reads the arrays in place, whether they are given as this object or one by one. They belong to it until it has finished:
-    nobody may write to them in between (`in_flight`). Afterwards they can be filled again; they keep their contents. Given to a second
-    request while the first runs, or to another model, they are copied like any other array.
+    The request reads the arrays in place, whether they are given as this object or one by one. Until it has finished (`in_flight`),
+    nobody may write to them. Afterwards they keep their contents and can be filled again. Arrays that are given to a second request while
+    the first runs, or to another model, are copied like any other. An input that is given from elsewhere is copied into its buffer.
 
-    `outputs`: {output name: array}, the outputs of the last request from these buffers where workers have written them, valid until the
-    next one. An input given from elsewhere is copied into its buffer. With ``run(buffers, outputs=[])`` nothing is copied at all.
-
-    Arrays made by forked children are seen here: processes may fill buffers that they have inherited. The memory goes back when `close` (or
-    the end of a ``with`` block) and the last of the arrays have let go of it; buffers that a forked child has inherited are kept until the
-    runtime's connection ends.
+    Arrays that forked children fill are seen here: children inherit them. The memory goes back when `close`, or the end of a ``with``
+    block, and the last of the arrays have let go of it. Buffers that a forked child has inherited are kept until the runtime's connection
+    ends.
     """
 
     def __init__(self, region: Region, inputs: dict[str, npt.NDArray[Any]], outputs: dict[str, npt.NDArray[Any]]) -> None:
@@ -34,15 +31,21 @@ class InputBuffers(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def outputs(self) -> Mapping[str, npt.NDArray[Any]]:
+        """{output name: array}: the outputs of the last request from these buffers, where workers have written them, valid until the next
+        one.
+
+        With ``run(buffers, outputs=[])`` nothing is copied at all.
+        """
         return self._outputs
 
     @property
     def in_flight(self) -> bool:
-        """Whether a request reads them now."""
+        """Whether a request reads the arrays now."""
         return self._region is not None and self._region.busy
 
     @property
     def nbytes(self) -> int:
+        """Size of all arrays together, in bytes."""
         return sum(array.nbytes for array in self._inputs.values())
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -55,7 +58,7 @@ class InputBuffers(Mapping[str, npt.NDArray[Any]]):
         return len(self._inputs)
 
     def close(self) -> None:
-        """Forgets the arrays; whoever still has one keeps the memory."""
+        """Forget the arrays. Whoever still has one keeps the memory."""
         self._region = None
         self._inputs = {}
         self._outputs = {}

@@ -61,11 +61,16 @@ class ModelMetadata:
 
 @dataclass(slots=True, eq=False)
 class SessionOptions:
-    """`intra_op_num_threads`: workers of the runtime, if this session is the one that starts it; 0: one for each core.
+    """Options of a session. Those that are not described here are onnxruntime's, are kept, and do nothing.
 
-    `enable_profiling`: what workers do while the session is there is written to a file, see `InferenceSession.end_profiling`.
-    `optimized_model_filepath`: where the model is written with its functions inlined and its constants folded. The methods change the model
-    before it is loaded. The other options are onnxruntime's, are kept and do nothing.
+    The methods change the model before it is loaded.
+
+    Attributes:
+        intra_op_num_threads: Workers of the runtime, if this session is the one that starts it. 0: one for each core.
+        enable_profiling: Whether a file is written of what workers do while the session is there; see
+            `InferenceSession.end_profiling`.
+        profile_file_prefix: How the name of that file begins.
+        optimized_model_filepath: Where the model is written with its functions inlined and its constants folded. Empty: nowhere.
     """
 
     intra_op_num_threads: int = 0

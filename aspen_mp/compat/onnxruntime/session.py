@@ -37,15 +37,25 @@ if TYPE_CHECKING:
 
 
 class InferenceSession:
-    """A loaded model.
+    """A loaded model, with onnxruntime's methods.
 
-    `path_or_bytes`: file, serialised bytes or ModelProto. `sess_options`: `SessionOptions`; onnxruntime's own will do, but what its methods
-    have added to them, such as initializers, cannot be read. `providers`: names, or pairs of a name and options; everything runs on the
-    CPU, and each other name is warned of. `disabled_optimizers` and `enable_fallback` do nothing. `read_config_from_model`: 1 takes options
-    from the model's metadata (``ort_config``), as the environment variable ORT_LOAD_CONFIG_FROM_MODEL does. `runtime`: a `Runtime`, or the
-    name of a running one; without it all sessions of the process share one private runtime, which the first session starts.
-    `load_options`: others of `Runtime.load`, such as `precision`. Raises what that raises, as classes of `errors`, and TypeError or
-    ValueError for what onnxruntime does not take either.
+    Args:
+        path_or_bytes: A file, serialised bytes or a ModelProto.
+        sess_options: `SessionOptions`. Those of onnxruntime will do, but what their methods have added, such as initializers, cannot be
+            read.
+        providers: Names, or pairs of a name and options. Everything runs on the CPU; each other name gives a warning.
+        provider_options: Options for each of `providers`; they do nothing.
+        disabled_optimizers: Does nothing.
+        enable_fallback: Does nothing.
+        read_config_from_model: 1: options come from the model's metadata (``ort_config``). None: the environment variable
+            ORT_LOAD_CONFIG_FROM_MODEL decides.
+        runtime: A `Runtime`, or the name of a running one. None: all sessions of the process share one private runtime, which the first
+            session starts.
+        load_options: Other arguments of `Runtime.load`, such as `precision`.
+
+    Raises:
+        AspenError: What `Runtime.load` raises, as subclasses with onnxruntime's names.
+        TypeError, ValueError: An argument is one that onnxruntime does not take either.
     """
 
     def __init__(
@@ -132,8 +142,19 @@ class InferenceSession:
     # ---- running
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
-        """Outputs in the order of `output_names` (None or none: all, in the model's order). `RequestError` for what does not fit the
-        model. `run_options`: `RunOptions`, onnxruntime's too. Values may be OrtValues."""
+        """Run the model once.
+
+        Args:
+            output_names: Names of the outputs to return. None, or none: all, in the model's order.
+            input_feed: {input name: value}. A value is an array of the input's dtype and shape, what numpy makes one of, or an OrtValue.
+            run_options: `RunOptions`; onnxruntime's will do.
+
+        Returns:
+            The outputs in the order of `output_names`.
+
+        Raises:
+            RequestError: A name, dtype or shape does not fit the model, or an operator failed.
+        """
         names = self._outputs if output_names is None else self._asked(output_names)
         return self._run(self._feeds(input_feed), names, run_options)
 
