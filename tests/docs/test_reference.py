@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import folders
@@ -17,6 +19,8 @@ REFERENCE = DOCS / "reference"
 SOURCES = ("aspen_mp", "bench", "config", "planner", "shm", "workers", "tests", "Makefile")
 SUFFIXES = {".py", ".pyx", ".c", ".h", ""}
 FOR_TESTS = {"tests", "Makefile"}
+NOT_FOR_USERS = {"Model.check_names", "Planning.checked"}
+"""Methods that other modules of ours call; the pages leave them out."""
 
 
 def documented(text: str, package: str) -> set[str]:
@@ -52,6 +56,24 @@ def test_public_names_have_docstrings() -> None:
             own = {key: member for key, member in vars(value).items() if not key.startswith("_") and callable(member)}
             lacking = [key for key, member in own.items() if not member.__doc__]
             assert not lacking, f"{name} has members without a docstring: {', '.join(lacking)}"
+
+
+def unsaid(function: Callable[..., object], text: str) -> list[str]:
+    """Arguments of a function that its docstring does not describe."""
+    return [name for name in inspect.signature(function).parameters if name != "self" and f"\n    {name}: " not in text]
+
+
+def test_docstrings_describe_every_argument() -> None:
+    """Of our own interface; onnxruntime describes its."""
+    lacking = {"connect": unsaid(aspen_mp.connect, inspect.getdoc(aspen_mp.connect) or "")}
+    for kind in (aspen_mp.Runtime, aspen_mp.Model, aspen_mp.Planning):
+        made = [] if kind is aspen_mp.Model else [kind]
+        own = [member for name, member in vars(kind).items() if not name.startswith("_") and inspect.isfunction(member)]
+        for function in (*made, *own):
+            if function.__qualname__ not in NOT_FOR_USERS:
+                lacking[function.__qualname__] = unsaid(function, inspect.getdoc(function) or "")
+    assert not {name: names for name, names in lacking.items() if names}
+    assert unsaid(lambda a, b: None, "Add.\n\nArgs:\n    a: A number.\n") == ["b"]
 
 
 def test_errors_have_advice() -> None:
