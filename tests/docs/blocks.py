@@ -30,7 +30,7 @@ class Block:
 def pages() -> list[Path]:
     """Every page whose blocks run."""
     docs = folders.ROOT / "docs"
-    return [docs / "index.md", *(page for kind in KINDS for page in sorted((docs / kind).rglob("*.md")))]
+    return [folders.ROOT / "README.md", docs / "index.md", *(page for kind in KINDS for page in sorted((docs / kind).rglob("*.md")))]
 
 
 def blocks(text: str) -> list[Block]:
