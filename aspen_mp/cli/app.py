@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,14 +23,15 @@ _WrongUse: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 class _Commands(TyperGroup):
     """The commands of this package, and those that are mounted."""
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **more: Any) -> Any:
+    def main(self, *args: Any, **more: Any) -> Any:
         """Runs a command. Where it is to print JSON, wrong use is said in JSON, too."""
-        given = list(sys.argv[1:] if args is None else args)
+        words = args[0] if args else more.get("args")
+        given = list(sys.argv[1:] if words is None else words)
         options_end = given.index("--") if "--" in given else len(given)
         if "--json" not in given[:options_end]:
-            return super().main(args, prog_name, **more)
+            return super().main(*args, **more)
         try:
-            status = super().main(args, prog_name, **{**more, "standalone_mode": False})
+            status = super().main(*args, **{**more, "standalone_mode": False})
         except _WrongUse as error:
             output.wrong_use(error.format_message())  # type: ignore[attr-defined]
             status = 2

@@ -336,7 +336,8 @@ class Latency(Document):
 
 class Check(Document):
     """An output beside its reference: the largest difference, relative to the reference's largest magnitude; null where shapes
-    differ, or where only one of both is a number. `direct`, `onnxruntime`: the errors of direct sums and of onnxruntime, with --check float64."""
+    differ, or where only one of both is a number. `direct`, `onnxruntime`: the errors of direct sums and of onnxruntime, with
+    --check float64."""
 
     name: str
     error: float | None
