@@ -91,6 +91,11 @@ def test_losses_are_listed_with_reasons(tmp_path: Path) -> None:
     assert text.count("\n| ") == (len(networks.losses(records)) + 2 if networks.losses(records) else 0)
 
 
+def test_reasons_name_cases_as_records_do() -> None:
+    reasons = json.loads((ROOT / render.RESULTS / "reasons.json").read_text("utf-8"))
+    assert [cases.parse(case).label for case in reasons] == list(reasons) == sorted(reasons)
+
+
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_figures_come_from_records(file: Path) -> None:
     found = FIGURE.search(GENERATED.sub("", file.read_text("utf-8")))
