@@ -23,8 +23,13 @@ def filled(text: str) -> str:
         try:
             generator = importlib.import_module(f"generators.{match[1]}")
         except ModuleNotFoundError as error:
+            if error.name != f"generators.{match[1]}":  # a package that it needs
+                raise
             raise ExtensionError(f"{match[0]}: docs/_ext/generators has no {match[1]}.py") from error
-        found: str = generator.text(*match[2].split())
+        try:
+            found: str = generator.text(*match[2].split())
+        except OSError as error:
+            raise ExtensionError(f"{match[0]}: {error}") from error
         return found.rstrip()
 
     return MARK.sub(made, text)
