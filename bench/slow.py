@@ -95,9 +95,9 @@ def slow_core(
     if not LEAST <= speed <= MOST:
         raise ValueError(f"a core can be slowed to between {LEAST} and {MOST} of its speed, not {speed}")
     if cpu not in os.sched_getaffinity(0):
-        raise ValueError(f"this process may not use CPU {cpu}")
+        raise ValueError(f"this process may not use CPU {cpu}. Give another one")
     if method is not None and method not in METHODS:
-        raise ValueError(f"no method {method!r}; there are {', '.join(METHODS)}")
+        raise ValueError(f"there is no method {method!r}. Give one of {', '.join(METHODS)}")
     why: list[str] = []
     for candidate in METHODS if method is None else (method,):
         keeper = _Keeper(cpu, speed, candidate)
@@ -363,7 +363,7 @@ def _own_group() -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
             return Path("/sys/fs/cgroup") / line[3:].lstrip("/")
-    raise OSError("there are no control groups")
+    raise OSError("this machine has no control groups")
 
 
 def _join(group: Path) -> None:

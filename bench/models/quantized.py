@@ -21,7 +21,7 @@ def in_int8(model: onnx.ModelProto, feeds: Feeds | None) -> onnx.ModelProto:
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
         from onnxruntime.quantization.shape_inference import quant_pre_process
     except ImportError:
-        raise ValueError("quantised networks are made by onnxruntime's tools: install onnxruntime") from None
+        raise ValueError("quantised networks are made by onnxruntime's tools. Install it with: pip install onnxruntime") from None
 
     class Once(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:

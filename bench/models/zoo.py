@@ -76,7 +76,7 @@ def miniature(name: str) -> dict[str, Any]:
 
 def entry_of(name: str) -> Entry:
     if name not in ENTRIES:
-        raise KeyError(f"no network {name!r} in the zoo; it has {', '.join(ENTRIES)}")
+        raise KeyError(f"the zoo has no network {name!r}. It has {', '.join(ENTRIES)}")
     return ENTRIES[name]
 
 
@@ -106,7 +106,7 @@ def build(
     onnxruntime.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype={dtype!r}: it must be one of {', '.join(DTYPES)}")
     if dtype == "int4":
         options.setdefault("opset", OPSET)
     source: Weights = RandomWeights(seed) if weights is None else ArrayWeights(weights)

@@ -38,21 +38,21 @@ def parse(text: str, batch: int = 1, seq: int = 128) -> Case:
     """A case from its spelling; `batch` and `seq` are the sizes of those that name none. ValueError says what is wrong."""
     network, _, rest = text.partition("@")
     if network not in models.names(extra=True):
-        raise ValueError(f"the zoo has no {network!r}; it has {', '.join(models.names(extra=True))}")
+        raise ValueError(f"the zoo has no {network!r}. It has {', '.join(models.names(extra=True))}")
     options: dict[str, Any] = {"batch": batch, "seq": seq}
     precision: Precision = "f32"
     known = [*_options(network), "precision"]
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals or key not in known:
-            raise ValueError(f"{text!r}: {part!r} is none of {', '.join(f'{name}=…' for name in known)}")
+            raise ValueError(f"{text!r}: {part!r} is unknown. Give some of {', '.join(f'{name}=…' for name in known)}")
         if key == "precision":
             precision = _precision(text, value)
         else:
             options[key] = _value(value)
     for key in ("batch", "seq"):
         if type(options[key]) is not int or options[key] < 1:
-            raise ValueError(f"{text!r}: {key} is a number from 1 on, not {options[key]!r}")
+            raise ValueError(f"{text!r}: {key} must be a number from 1 on, not {options[key]!r}")
     return Case(network, options.pop("batch"), options.pop("seq"), options, precision)
 
 
@@ -60,7 +60,7 @@ def _precision(text: str, value: str) -> Precision:
     for known in PRECISIONS:
         if value == known:
             return known
-    raise ValueError(f"{text!r}: precision is one of {', '.join(PRECISIONS)}, not {value!r}")
+    raise ValueError(f"{text!r}: precision must be one of {', '.join(PRECISIONS)}, not {value!r}")
 
 
 def _options(network: str) -> list[str]:

@@ -125,7 +125,7 @@ def load(file: Path, result: type[Result]) -> Record[Result]:
     except msgspec.DecodeError as error:
         raise ValueError(f"{file}: {error}") from None
     if record.schema != SCHEMA:
-        raise ValueError(f"{file}: schema {record.schema}, not {SCHEMA}; measure again with: {record.command}")
+        raise ValueError(f"{file}: schema {record.schema}, not {SCHEMA}. Measure again with: {record.command}")
     return record
 
 

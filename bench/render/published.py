@@ -60,12 +60,12 @@ def read(folder: Path) -> list[Published]:
     for file in sorted(folder.glob("*/*.json")):
         benchmark = json.loads(file.read_text("utf-8")).get("benchmark")
         if benchmark not in RESULTS:
-            raise ValueError(f"{file}: no benchmark {benchmark!r} publishes records; these do: {', '.join(RESULTS)}")
+            raise ValueError(f"{file}: no benchmark {benchmark!r} publishes records. These do: {', '.join(RESULTS)}")
         known = record.load(file, RESULTS[benchmark])
         if known.machine.slug != file.parent.name:
-            raise ValueError(f"{file}: the record is of the machine {known.machine.slug}; move it to that folder")
+            raise ValueError(f"{file}: the record is of the machine {known.machine.slug}. Move it to that folder")
         if known.disturbed:
-            raise ValueError(f"{file}: the run was disturbed ({known.disturbed[0]}); measure again with: {known.command}")
+            raise ValueError(f"{file}: the run was disturbed ({known.disturbed[0]}). Measure again with: {known.command}")
         found.append(Published(file, known))
     return sorted(found, key=lambda item: (-item.record.machine.cores, item.folder, item.file.name))
 

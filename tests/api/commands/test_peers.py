@@ -152,9 +152,9 @@ def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ("arguments", "message"),
     [
         (["resnet51"], "no 'resnet51'"),
-        (["resnet50@depth=3"], "'depth=3' is none of batch=…"),
-        (["resnet50@batch=0"], "batch is a number"),
-        (["resnet50@precision=f8"], "precision is one of f32, bf16"),
+        (["resnet50@depth=3"], "'depth=3' is unknown. Give some of batch=…"),
+        (["resnet50@batch=0"], "batch must be a number"),
+        (["resnet50@precision=f8"], "precision must be one of f32, bf16"),
         (["tcn", "--engines", "tvm"], "no engine 'tvm'"),
         (["tcn", "--cores", "x"], "not a list of CPUs"),
         (["tcn", "--threads", "4096"], "so that each thread has a core"),

@@ -80,8 +80,8 @@ UNWELCOME = {
     "nested": (frame(b"\x91" * 500_000), "malformed"),
     "map": (packed({"type": "Hello", "version": 2}), "malformed"),
     "duplicate keys": (frame(b"\x82\xa1a\x01\xa1a\x02"), "malformed"),
-    "other build": (packed(["Hello", protocol.VERSION, "0" * 16, "0.0"]), "use the same build"),
-    "other version": (packed(["Hello", 99, LAYOUT, "9.9"]), "use the same build"),
+    "other build": (packed(["Hello", protocol.VERSION, "0" * 16, "0.0"]), "Use one build"),
+    "other version": (packed(["Hello", 99, LAYOUT, "9.9"]), "Use one build"),
     "not greeted": (packed(["Status", 1]), "before Hello"),
     "greeted twice": (packed(HELLO) * 2, "Hello twice"),
 }

@@ -300,9 +300,9 @@ def test_uninvited_guests(own_directory):
         good = protocol.Hello(protocol.VERSION, "0" * 16, "0.0.0")
         for data, reason in (
             (b"GET / HTTP/1.1\r\n\r\n", "not an aspen-mp frame"),
-            (protocol.encode(good), "use the same build"),
+            (protocol.encode(good), "Use one build"),
             (protocol.encode(protocol.Status(1)), "before Hello"),
-            (protocol.encode(protocol.Hello(99, "", "")), "use the same build"),
+            (protocol.encode(protocol.Hello(99, "", "")), "Use one build"),
         ):
             with run_directory.connect("g") as sock:
                 sock.sendall(data)

@@ -302,7 +302,7 @@ def test_a_trace_that_cannot_begin(monkeypatch: pytest.MonkeyPatch, copies: int)
     assert isinstance(error, ResourceLimitError)
     assert traced.said == ([("drop", 9), "publish"] if copies else [])
     assert descriptors() == before
-    with pytest.raises(RequestError, match="no trace"):
+    with pytest.raises(RequestError, match="not started a trace"):
         traced.traces.end(1)
     traced.begin()
     assert isinstance(traced.answers[1], Segment)

@@ -78,7 +78,7 @@ def test_a_disturbed_run_is_recorded_only_if_told(tmp_path: Path, watched: dict[
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 0}, "measure again with: aspen-mp bench peers"),
+        ({"schema": 0}, "Measure again with: aspen-mp bench peers"),
         ({"result": {"absent": []}}, "cases"),
         ({"machine": None}, "machine"),
     ],
