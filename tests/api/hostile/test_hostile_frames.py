@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import small_models
 from guests import HELLO, LAYOUT, WATCHDOG_S, Guest, descriptors, frame, packed
-from process_tools import wait_until_idle
+from process_tools import asleep, wait_until
 
 import aspen_mp
 from aspen_mp.control.wire import connection, listener, protocol, run_directory
@@ -262,7 +262,8 @@ def test_no_descriptors_left(town: aspen_mp.Runtime, good: Callable[[], None]) -
         with pytest.raises(ResourceLimitError, match=r"descriptors|open files"):
             town.load(small_models.conv_chain(2, 16, 16))
         good()
-        wait_until_idle([town.pid])  # it does not ask for what it cannot have all the time
+        # It asks again at times for what it cannot have, and sleeps in between.
+        wait_until(lambda: all(asleep(town.pid) for _ in range(20)), "the planner process to sleep")
         resource.prlimit(town.pid, resource.RLIMIT_NOFILE, old)
         for guest in silent:
             guest.send(packed(HELLO))

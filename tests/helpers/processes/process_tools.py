@@ -34,6 +34,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def asleep(pid: int) -> bool:
+    """Whether every thread of a process waits in the kernel."""
+    return all(each.read_text().rpartition(")")[2].split()[0] == "S" for each in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
 def _turns(pid: int) -> int:
     """How often threads of a process have had a processor and given it up."""
     text = "".join(each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/status"))
