@@ -23,13 +23,14 @@ SEEDS: Final = 2
 """Values of a parameter `seed` that a test needs: any drawn case is as good as another."""
 _BENCHMARK: Final = "a command of the benchmarks"
 _AGAIN: Final = "other tests once more, in a process without an instruction"
-_WHOLE: Final = "whole networks: the quick tests have small ones"
+_WHOLE: Final = "whole networks or programs: the quick tests have small ones"
 _RARE: Final = "what seldom happens to a machine, or takes many rounds: the quick tests have one storm and one death of each kind"
 FULL: Final = {
     **dict.fromkeys(
         (
             *(f"api/commands/test_{name}.py" for name in ("figures", "peers", "bench_plans")),
             *(f"api/commands/test_cli.py::test_bench_{name}" for name in ("elastic", "storm", "churn", "kernels", "prediction")),
+            "api/commands/test_cli.py::test_plan_measured",
             "api/files/test_calibration.py::test_doctor_measures_and_shows",
         ),
         _BENCHMARK,
@@ -45,9 +46,13 @@ FULL: Final = {
     ),
     **dict.fromkeys(
         (
+            "api/commands/test_cli.py::test_plan_shows_parts_of_the_batch_as_one_row",
+            "api/commands/test_examples.py",
+            "api/dropin/test_backend.py",
             "api/options/test_accuracy_option.py::test_command_line",
             "api/options/test_accuracy_option.py::test_table_of_the_zoo",
             "api/options/test_precision.py::test_command_line",
+            "api/options/test_winograd_option.py::test_command_line",
             "models/test_plans_agree.py",
             "models/test_plan_models.py",
         ),
@@ -60,6 +65,7 @@ FULL: Final = {
             *(f"crash/kills/test_{name}.py" for name in ("client_storm", "kill_everything", "planning_children", "stateful")),
             *(f"crash/kills/test_storm.py::test_workers_{end}" for end in ("are_killed", "come_and_go")),
             "crash/outages/test_outages.py",
+            "crash/outages/test_retry.py::test_killed_again_and_again",
             "crash/scarcity",
             "stress/fuzz/test_fuzz.py::test_nothing_is_found",
             "stress/processes/test_bucketed_requests.py",
@@ -72,10 +78,13 @@ FULL: Final = {
             "stress/model_checker/test_interleavings.py::test_reduction_loses_nothing",
             "stress/model_checker/test_interleavings.py::test_planted_faults_are_found",
             "stress/model_checker/test_interleavings.py::test_a_reduction_that_leaves_out_too_much_is_noticed",
+            "crash/storm/test_crash_points.py::test_planted_faults_are_found",
+            "crash/storm/test_storm_in_c.py",
             "stress/sanitizers",
         ),
         "searches to the end, and builds of their own: the quick tests have their beginnings",
     ),
+    "conformance/test_conformance.py::test_still_passes": "unit/planner/lower/test_lowering.py has the models of onnx, without a runtime",
     "docs/test_pages.py::test_blocks_of_page_run": "whole programs, with networks and servers",
     "unit/planner/lower/test_lowering.py::test_node_models_with_constants": "the models of test_node_models once more",
 }
