@@ -141,7 +141,7 @@ def test_an_empty_iterable_and_wrong_arguments(mlp, two):
         mlp.map([], priority="urgent")
     with pytest.raises(RequestError, match="no output"):
         mlp.map([], ["z"])
-    with pytest.raises(RequestError, match=r"'a', 'b'.*items"):
+    with pytest.raises(RequestError, match=r"'a', 'b'.*Each item"):
         list(two.map([np.zeros((1, 3), np.float32)]))
     a, b = np.ones((1, 3), np.float32), np.ones(3, np.float32)
     assert [list(y) for y in two.map([{"a": a, "b": b}], ["sum"])] == [["sum"]]

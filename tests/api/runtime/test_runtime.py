@@ -226,7 +226,7 @@ def test_bad_models(runtime, tmp_path):
     cut = small_models.mlp().SerializeToString()[:-100]
     with pytest.raises((ModelParseError, ModelInvalidError)):
         runtime.load(cut)
-    with pytest.raises(TypeError, match="a model is"):
+    with pytest.raises(TypeError, match="a model must be"):
         runtime.load(5)
     with pytest.raises(ValueError, match="precision"):
         runtime.load(small_models.mlp(), precision="f8")
