@@ -55,7 +55,7 @@ FULL: Final = {
             *(f"api/options/test_{name}.py::test_same_bits_for_any_workers" for name in ("precision", "winograd_option")),
             "api/options/test_winograd_option.py::test_command_line",
             "models/test_demo.py",
-            "models/test_zoo_agrees.py::test_full_size",
+            "models/test_zoo_agrees.py",
             "models/test_plans_agree.py",
             "models/test_plan_models.py",
         ),
@@ -70,6 +70,7 @@ FULL: Final = {
             *(f"crash/kills/test_storm.py::test_workers_{end}" for end in ("are_killed", "come_and_go")),
             "crash/outages/test_outages.py",
             "crash/outages/test_retry.py::test_killed_again_and_again",
+            "crash/kills/test_process_ends.py",
             "crash/scarcity",
             "stress/fuzz/test_fuzz.py::test_nothing_is_found",
             "stress/processes/test_bucketed_requests.py",
@@ -79,11 +80,7 @@ FULL: Final = {
     **dict.fromkeys(
         (
             "stress/engine/test_tsan.py",
-            "stress/model_checker/test_interleavings.py::test_no_interleaving_goes_wrong",
-            "stress/model_checker/test_interleavings.py::test_reduction_loses_nothing",
-            "stress/model_checker/test_interleavings.py::test_requests_that_share_a_lane_begin_well",
-            "stress/model_checker/test_interleavings.py::test_planted_faults_are_found",
-            "stress/model_checker/test_interleavings.py::test_a_reduction_that_leaves_out_too_much_is_noticed",
+            "stress/model_checker",
             "crash/storm/test_crash_points.py::test_planted_faults_are_found",
             "crash/storm/test_storm_in_c.py",
             "stress/sanitizers",
@@ -94,7 +91,15 @@ FULL: Final = {
     "conformance/test_conformance.py::test_still_passes": "unit/planner/lower/test_lowering.py has the models of onnx, without a runtime",
     "docs/test_pages.py::test_blocks_of_page_run": "whole programs, with networks and servers",
     "docs/test_pages.py::test_a_page_that_fails_is_noticed": "what the test of pages has planted in it",
-    "models/test_zoo_agrees.py::test_small_batch_of_three": "the quick tests have the same networks with a batch of one",
+    **dict.fromkeys(
+        (
+            "api/files/test_cache.py",
+            "api/runtime/test_lengths.py",
+            "unit/planner/test_large_graphs.py",
+            "unit/planner/tiling/test_search.py",
+        ),
+        "many plans: the quick tests make some of each kind",
+    ),
     "unit/planner/lower/test_lowering.py::test_node_models_with_constants": "the models of test_node_models once more",
 }
 """Folders, files (`….py`) and tests (`….py::test_…`), relative to this one, and why they can wait."""
