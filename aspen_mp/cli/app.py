@@ -35,7 +35,7 @@ class _Commands(TyperGroup):
         except _WrongUse as error:
             output.wrong_use(error.format_message())  # type: ignore[attr-defined]
             status = 2
-        sys.exit(status)
+        sys.exit(status or 0)
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._mount()
