@@ -235,7 +235,7 @@ def losses(published: Sequence[Published], reasons: Path) -> str:
             f"{loss.machine} ({loss.threads} used)",
             networks.ENGINES[loss.engine],
             f"{loss.ratio:.2f}",
-            known.get(loss.case, "not known"),
+            known.get(loss.case, {}).get(loss.engine, "not known"),
         ]
         for loss in found
     ]

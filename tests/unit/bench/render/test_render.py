@@ -89,6 +89,7 @@ def test_losses_are_listed_with_reasons(tmp_path: Path) -> None:
     text = pages.losses(records, tmp_path / "none.json")
     assert str(networks.compared(records)) in text
     assert text.count("\n| ") == (len(networks.losses(records)) + 2 if networks.losses(records) else 0)
+    assert text.count("not known") == len(networks.losses(records))
 
 
 def test_reasons_name_cases_as_records_do() -> None:
