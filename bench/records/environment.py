@@ -125,6 +125,8 @@ def _core() -> str:
     """The kind of core, such as `Zen 4`; else the processor's own name."""
     vendor, family, model = rates.vendor(), _number("cpu family"), _number("model")
     if vendor == "AuthenticAMD" and family in _AMD:
+        if family == 23 and model < 0x30:
+            return "Zen"
         zen4 = family == 25 and (model in range(0x10, 0x20) or model in range(0x60, 0xB0))
         return "Zen 4" if zen4 else _AMD[family]
     return _CORES.get((vendor, family, model)) or _fact("model name") or platform.machine()

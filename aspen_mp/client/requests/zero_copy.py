@@ -260,10 +260,12 @@ class Loans:
 
         def end() -> None:
             for loan in loans:
-                with suppress(AspenError):
-                    self._end(loan)
-                with self._lock:
-                    self._n -= 1
+                try:
+                    with suppress(AspenError):
+                        self._end(loan)
+                finally:
+                    with self._lock:
+                        self._n -= 1
 
         with suppress(RuntimeError):  # the interpreter is going down, and all memory with it
             threading.Thread(target=end, name="aspen-mp loans", daemon=True).start()
