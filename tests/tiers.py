@@ -21,6 +21,15 @@ BEST: Final = _kernels.isas()[0]
 
 SEEDS: Final = 2
 """Values of a parameter `seed` that a test needs: any drawn case is as good as another."""
+_BORROWED: Final = (
+    *("a_descriptor_that_is_another_file_s_by_now", "a_ring_in_one_segment", "a_tail_of_a_page", "a_torn_loan_is_not_used_again"),
+    *("address_space_is_not_endless", "buffers_outlive_the_runtime_that_was_lost", "forked_children_fill_buffers"),
+    *("forked_children_have_loans_of_their_own", "memory_that_is_cut_short_before", "memory_that_is_cut_short_while_it_is_read"),
+    *("more_arrays_than_loans", "other_kinds_of_memory", "outputs_on_borrowed_pages", "pieces_that_are_on_their_way_count"),
+    *("results_stay_when_buffers_are_used_again", "signals_still_end_a_worker_that_borrows", "submit_copies_unless_told_otherwise"),
+    *("threads_share_loans", "what_has_no_buffers", "what_missing_memory_leads_to_is_not_told_as_an_error_of_the_model"),
+)
+"""Tests of memory that a runtime borrows, in its rarer states."""
 _BENCHMARK: Final = "a command of the benchmarks"
 _AGAIN: Final = "other tests once more, in a process without an instruction"
 _WHOLE: Final = "whole networks or programs: the quick tests have small ones"
@@ -54,7 +63,12 @@ FULL: Final = {
             "api/options/test_precision.py::test_command_line",
             *(f"api/options/test_{name}.py::test_same_bits_for_any_workers" for name in ("precision", "winograd_option")),
             "api/options/test_winograd_option.py::test_command_line",
+            "api/commands/test_trace.py::test_stages_and_opaque_tiles",
+            "models/test_buckets_agree.py",
             "models/test_demo.py",
+            "models/test_published_decoders.py",
+            "models/test_rounded_agree.py::test_network",
+            "models/test_zoo_structure.py",
             "models/test_zoo_agrees.py",
             "models/test_plans_agree.py",
             "models/test_plan_models.py",
@@ -74,6 +88,19 @@ FULL: Final = {
             "crash/scarcity",
             "stress/fuzz/test_fuzz.py::test_nothing_is_found",
             "stress/processes/test_bucketed_requests.py",
+            "stress/processes/test_slow_core.py",
+            *(f"api/commands/test_cli.py::test_{name}" for name in ("life_of_a_detached_runtime", "trace")),
+            *(f"api/commands/test_metrics.py::test_{name}" for name in ("launch_serves_them", "wrong_addresses")),
+            "api/commands/test_service.py::test_a_planner_process_that_hangs_is_no_longer_said_to_be_alive",
+            "api/dropin/test_inference_session.py::test_a_copy_outlives_the_session_that_it_was_made_of",
+            "api/hostile/test_bad_inputs.py::test_damaged_plans_are_not_used",
+            "api/hostile/test_hostile_frames.py::test_silence_and_dribble_are_ended",
+            "api/runtime/test_behind_data.py",
+            "api/runtime/test_handles.py::test_a_pool_of_processes_shares_one_model",
+            *(f"api/runtime/test_runtime.py::test_{name}" for name in ("silence_is_ended", "a_client_that_goes_leaves_nothing_behind")),
+            *(f"api/runtime/test_in_place.py::test_{name}" for name in _BORROWED),
+            "crash/outages/test_retry.py::test_a_request_that_ends_runtimes_fails",
+            *(f"crash/storm/test_crash_points.py::test_{name}" for name in ("every_point_with_every_signal", "two_points_at_once")),
         ),
         _RARE,
     ),
@@ -94,12 +121,16 @@ FULL: Final = {
     **dict.fromkeys(
         (
             "api/files/test_cache.py",
+            "api/options/test_precision.py::test_plan_cache_knows_them_apart",
             "api/runtime/test_lengths.py",
+            "unit/control/planning/test_planning_of_sizes.py",
             "unit/planner/test_large_graphs.py",
+            "unit/planner/tiling/test_batch_splitting.py::test_random_graphs_in_random_parts",
             "unit/planner/tiling/test_search.py",
         ),
         "many plans: the quick tests make some of each kind",
     ),
+    "stress/fuzz/test_fuzz.py::test_corpus": "every input that was ever found, most of them large",
     "unit/planner/lower/test_lowering.py::test_node_models_with_constants": "the models of test_node_models once more",
 }
 """Folders, files (`….py`) and tests (`….py::test_…`), relative to this one, and why they can wait."""

@@ -30,8 +30,8 @@ ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTo
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A network on which another runtime is faster: our time by its, the median of the rounds."""
+class Comparison:
+    """A network on another runtime. `ratio`: our time by its, the median of the rounds; of texts of new lengths, all requests together."""
 
     case: str
     machine: str
@@ -41,14 +41,15 @@ class Loss:
 
 
 def name(case: str) -> str:
-    """`bert_base@seq=128` as people would say it."""
+    """`bert_base@seq=128` as people would say it. What stands behind a comma and a space stays."""
+    case, *more = case.split(", ", 1)
     network, _, options = case.partition("@")
     sizes = {"seq": "{} tokens", "batch": "batch {}", "dtype": "{}", "precision": "{}", "image": "{} pixels"}
     words = []
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
         words.append(sizes.get(key, key + " {}").format(value.replace("_", ", ")))
-    return ", ".join([NAMES.get(network, network), *words])
+    return ", ".join([NAMES.get(network, network), *words, *more])
 
 
 def ours(case: CaseResult) -> EngineResult | None:
@@ -86,19 +87,24 @@ def comparison(item: Published, *, brief: bool = False) -> str:
     return table(["network", f"{OURS}, ms", *(f"{ENGINES[other]}, ms" for other in others), "ours / fastest other"], rows)
 
 
-def losses(published: Sequence[Published]) -> list[Loss]:
+def losses(published: Sequence[Published]) -> list[Comparison]:
     """Every case in which another runtime was faster, worst first."""
-    found = (
-        Loss(case.case, item.record.machine.name, case.threads, engine.engine, engine.ratio_median)
+    return sorted((each for each in compared(published) if each.ratio > 1), key=lambda loss: -loss.ratio)
+
+
+def compared(published: Sequence[Published]) -> list[Comparison]:
+    """Every pair of a network and another runtime that the records hold."""
+    found = [
+        Comparison(case.case, item.record.machine.name, case.threads, engine.engine, engine.ratio_median)
         for item in of(published, "peers")
         for case in item.record.result.cases
         for engine in case.engines
-        if engine.ratio_median is not None and engine.ratio_median > 1
-    )
-    return sorted(found, key=lambda loss: -loss.ratio)
-
-
-def compared(published: Sequence[Published]) -> int:
-    """How many pairs of a network and another runtime the records hold."""
-    cases = (case for item in of(published, "peers") for case in item.record.result.cases)
-    return sum(engine.ratio_median is not None for case in cases for engine in case.engines)
+        if engine.ratio_median is not None
+    ]
+    found += [
+        Comparison(f"{result.case}, first {len(result.lengths)}", item.record.machine.name, len(result.cores), engine_name, total)
+        for item in of(published, "lengths")
+        for result in item.record.result
+        for engine_name, (total, _) in result.ratios().items()
+    ]
+    return found

@@ -226,7 +226,7 @@ def losses(published: Sequence[Published], reasons: Path) -> str:
     known = json.loads(reasons.read_text("utf-8")) if reasons.exists() else {}
     found = networks.losses(published)
     title = "Where we are slower"
-    compared = f"The records compare aspen-mp {networks.compared(published)} times with another runtime on a network."
+    compared = f"The records compare aspen-mp {len(networks.compared(published))} times with another runtime on a network."
     if not found:
         return page(title, compared + " It was never slower.")
     rows = [

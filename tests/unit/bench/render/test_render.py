@@ -87,14 +87,16 @@ def test_the_commands_of_records_exist() -> None:
 def test_losses_are_listed_with_reasons(tmp_path: Path) -> None:
     records = published.read(ROOT / render.RESULTS)
     text = pages.losses(records, tmp_path / "none.json")
-    assert str(networks.compared(records)) in text
+    assert str(len(networks.compared(records))) in text
     assert text.count("\n| ") == (len(networks.losses(records)) + 2 if networks.losses(records) else 0)
     assert text.count("not known") == len(networks.losses(records))
 
 
 def test_reasons_name_cases_as_records_do() -> None:
     reasons = json.loads((ROOT / render.RESULTS / "reasons.json").read_text("utf-8"))
-    assert [cases.parse(case).label for case in reasons] == list(reasons) == sorted(reasons)
+    assert list(reasons) == sorted(reasons)
+    compared = {pair.case for pair in networks.compared(published.read(ROOT / render.RESULTS))}
+    assert [case for case in reasons if case not in compared and cases.parse(case).label != case] == []
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
