@@ -48,10 +48,12 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     `barriers`: operator barriers as other runtimes have them: no tile of an operator starts before all tiles of the operators before it are
     done. The tiles are those of the same planning without barriers, searched for without them, so that two such plans differ by the
     barriers alone; the plan with barriers says nothing of the search, whose predictions are of the other.
+    `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
     """
 
     tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
     barriers: bool = False
+    stacks: bool = True
 
 
 AUTOMATIC = Experiment()

@@ -20,6 +20,8 @@ OPAQUE: Final = "OPAQUE"
 """The op of a node whose sub-graph runs through the fallback: one tile, no parameters."""
 COPY: Final = "COPY"
 """The op that moves a tensor to another place, or into another order."""
+STACKS: Final = ("PWDW", "STACK")
+"""Ops that run several layers of a network depth first."""
 SILENT: Final = ("JOIN", "END")
 """Ops of plans that no node stands for and no kernel runs: what keeps edges few, and the end of a request."""
 

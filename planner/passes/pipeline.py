@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
@@ -46,13 +47,14 @@ def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
         verify.check(graph, step.__name__, kernel_level=False)
 
 
-def kernel_level(graph: Graph, pairs: bool = False) -> None:
+def kernel_level(graph: Graph, pairs: bool = False, stacked: bool = True) -> None:
     """Rewrites among kernels: spelled-out functions, epilogues, views. `pairs`: convolutions may become those of pairs (`passes.pairs`),
-    which are faster apart from what follows them where they have many channels."""
+    which are faster apart from what follows them where they have many channels. `stacked`: layers may become stacks."""
     for k, step in enumerate(KERNEL_LEVEL):
         progress.at("rewriting kernels", k, len(KERNEL_LEVEL))
-        if pairs and step is stacks.fuse_depthwise:
-            stacks.fuse_depthwise(graph, MOST_STACKED)
+        if step is stacks.fuse_depthwise:
+            if stacked:
+                stacks.fuse_depthwise(graph, MOST_STACKED if pairs else inf)
         else:
             step(graph)
         verify.check(graph, step.__name__, kernel_level=True)

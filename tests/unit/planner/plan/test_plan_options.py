@@ -1,4 +1,4 @@
-"""Plans of experiments: as many tiles as asked for, and operator barriers that hold, with few edges."""
+"""Plans of experiments: as many tiles as asked for, operator barriers that hold, with few edges, and layers without stacks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from graphs_by_hand import GraphBuilder
 from small_graphs import attention, dense_block, residual_block
 from test_explain import big, wide
 
+from aspen_mp.bench import models
+from aspen_mp.planner import api
 from aspen_mp.planner.build import build_plan
 from aspen_mp.planner.job.options import Experiment
+from aspen_mp.planner.ops.spec import STACKS
 from aspen_mp.planner.plan.plan import Plan
 from aspen_mp.planner.plan.validate import validate
 from aspen_mp.shm.tables import KERNELS, LIMITS
@@ -71,6 +74,16 @@ def test_only_edges_differ(graph, search, monkeypatch: pytest.MonkeyPatch) -> No
     n = sum(row.tiles for row in free.info)
     for name in ("lo", "hi", "depth", "rank"):
         assert (free.tiles[name][:n] == barred.tiles[name][:n]).all()
+
+
+def test_layers_run_depth_first_unless_told_otherwise() -> None:
+    model = models.build("mobilenet_v2", image=32)
+    bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in models.inputs(model).items()}]
+    plannings = [Experiment(search="none", stacks=stacks) for stacks in (True, False)]
+    plans = [api.plan_stage(model, bindings, workers=1, options=api.Options(planning=planning)).plan for planning in plannings]
+    counts = [sum(row.kernel in STACKS for row in plan.info) for plan in plans if plan is not None]
+    assert counts[0] > 0 == counts[1]
+    assert len(plans[1].info) >= len(plans[0].info) + counts[0]
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 7, 24, 100])
