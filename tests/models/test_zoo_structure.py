@@ -117,6 +117,29 @@ def test_a_detector_takes_pictures_of_any_size() -> None:
         models.build("text_detector", image=100)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("pool_blocks", (1, 64, 224, 224)),
+        ("sppf", (1, 1024, 20, 20)),
+        ("poolformer", (1, 96, 56, 56)),
+        ("inception_pools", (1, 2048, 8, 8)),
+        ("depthwise_chain", (1, 256, 56, 56)),
+    ],
+)
+def test_layers_that_keep_channels_apart(name: str, shape: tuple[int, ...]) -> None:
+    """Nothing mixes channels: a change in one channel of the input changes no output but those that come of it."""
+    assert models.describe(name).outputs == [("output", shape, "float32")]
+    model = models.build(name, **small(name))
+    feeds = models.inputs(model)
+    channels = feeds["input"].shape[1]
+    (before,) = run(model, feeds)
+    feeds["input"][:, 3] += 1.0
+    (after,) = run(model, feeds)
+    changed = {int(c) % channels for c in np.unique(np.nonzero(before != after)[1])}
+    assert changed == {3}
+
+
 def test_names() -> None:
     assert len(models.names()) == 26
     assert set(models.names()) < set(models.names(extra=True)) == set(ENTRIES)
