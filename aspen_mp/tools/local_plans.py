@@ -11,7 +11,7 @@ from aspen_mp.control.planning import local_rates
 from aspen_mp.planner import api
 from aspen_mp.planner.cost import op_cost
 from aspen_mp.planner.cost.machine import Machine
-from aspen_mp.planner.job.options import AUTOMATIC
+from aspen_mp.planner.job.options import AUTOMATIC, Experiment
 from aspen_mp.workers import _isa, topology
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def machine_of(cpus: Sequence[int]) -> Machine:
     return Machine.of_speeds(topology.read().speeds(cpus), op_cost.rates())
 
 
-def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine) -> Plan:
+def planned(model: ModelProto, feeds: Mapping[str, Any], machine: Machine, planning: Experiment = AUTOMATIC, *, fuse: bool = True) -> Plan:
     """Return the plan that a runtime makes for inputs such as these arrays and cores of these speeds, predicted with the rates in use.
-    ValueError: it takes values that are known at run time."""
+    `fuse`: False leaves operators as they are, which no runtime does. ValueError: it takes values that are known at run time."""
     bindings = [{name: api.Binding(x.dtype, x.shape, None) for name, x in feeds.items()}]
-    options = api.Options(planning=AUTOMATIC, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes())
+    options = api.Options(fuse=fuse, planning=planning, strassen=_isa.vectors(), sums_bytes=_isa.sums_bytes())
     rates = local_rates.planning()[0]
     with counting_with(rates):
         machine = Machine.of_speeds([core.speed for core in machine.cores], rates)
