@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from aspen_mp.bench.cli import figures, load, networks, render
+from aspen_mp.bench.cli import figures, load, networks, render, stacks
 from aspen_mp.cli import options
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ for _command, *_calls in (
     (figures.order, "bench order resnet50 --plot order.png"),
     (figures.tiles, "bench tiles resnet50 --tiles 8,16,32 --plot tiles.png"),
     (figures.synthetic, "bench synthetic --layers 16 --channels 64"),
+    (stacks.stacks, "bench stacks --blocks 1,10,40 --plot stacks.png", "bench stacks sppf poolformer", "bench stacks --table"),
     (figures.lengths, "bench lengths bert_base --requests 100", "bench lengths smollm2_135m --decode 200"),
     (networks.agreement, "bench agreement resnet50 --output errors.json"),
     (render.render, "bench render --check"),

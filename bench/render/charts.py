@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aspen_mp.bench import clients, elastic, storm
-from aspen_mp.bench.figures import hetero, scaling
+from aspen_mp.bench.figures import hetero, scaling, stacks
 from aspen_mp.bench.figures.picture import colour, pyplot, save
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.peers.rounds import OURS
@@ -53,10 +53,13 @@ def draw(item: Published) -> Draw | None:
         "peers": lambda file: times(result, file),
         "scaling": lambda file: scaling.plot(result, file),
         "hetero": lambda file: hetero.plot(result, file),
+        "stacks": lambda file: stacks.plot(result, file),
         "elastic": lambda file: elastic.plot(result, file),
         "storm": lambda file: storm.plot(result, file),
         "clients": lambda file: clients.plot(result, file),
     }
+    if item.record.benchmark == "stacks" and not result.chains:
+        return None
     return drawers.get(item.record.benchmark)
 
 

@@ -11,19 +11,25 @@ from aspen_mp.bench.render.markdown import number, table
 from aspen_mp.bench.render.published import Published, of
 
 NAMES = {
-    "resnet50": "ResNet-50",
-    "vgg16": "VGG-16",
+    **{f"resnet{n}": f"ResNet-{n}" for n in (18, 34, 50, 101, 152)},
+    **{f"vgg{n}": f"VGG-{n}" for n in (11, 13, 16, 19)},
+    **{f"vgg{n}_bn": f"VGG-{n} with BatchNorm" for n in (11, 13, 16, 19)},
     "bert_base": "BERT-base",
     "bert_large": "BERT-large",
     "gpt2": "GPT-2",
     "mobilenet_v2": "MobileNetV2",
+    "squeezenet1_0": "SqueezeNet 1.0",
     "squeezenet1_1": "SqueezeNet 1.1",
     "yolov3": "YOLOv3",
-    "densenet121": "DenseNet-121",
+    **{f"densenet{n}": f"DenseNet-{n}" for n in (121, 161, 169, 201)},
     "inception_v3": "Inception v3",
     "vit_b_16": "ViT-B/16",
     "unet": "U-Net",
     "alexnet": "AlexNet",
+    "sppf": "SPPF",
+    "poolformer": "PoolFormer's mixers",
+    "inception_pools": "Inception's pools",
+    "depthwise_chain": "depthwise chain",
 }
 """How people call networks of the zoo."""
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "PyTorch", "torch.compile": "torch.compile"}

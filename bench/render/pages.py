@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from aspen_mp.bench.figures import stacks as figure
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.load import Spread
 from aspen_mp.bench.render import charts, networks
@@ -17,6 +18,12 @@ from aspen_mp.planner.job.options import ACCURACIES
 
 Body = Callable[[Published], str]
 
+STACK_TABLE = (
+    "Layers are nodes of the ONNX graph. Optimisable are pooling, normalisation, activation and other element-wise layers. "
+    "Their share of the time is of a plan in which every layer runs by itself. Stacks are the kernels that run several layers depth first, "
+    "and their share is of the plan that a runtime makes. Both shares are predicted for one core."
+)
+"""What stands above the table of layers."""
 HOW = """\
 - All engines of a table run in one command, on the same cores, with the same number of pinned threads.
 - They compute in float32, unless a row says otherwise.
@@ -75,6 +82,31 @@ def comparison(item: Published) -> str:
     results: list[Comparison] = item.record.result
     rows = [[networks.name(r.case), e.label, e.cores, number(e.median_ms), f"{e.ratio:.3f}"] for r in results for e in r.entries]
     return table(["network", "variant", "cores", "ms", "time / first row's"], rows)
+
+
+def stacks(item: Published) -> str:
+    """Chains by their length, small networks, and layers of networks: what of these was measured."""
+    found: figure.StacksResult = item.record.result
+    parts = [f"### Blocks on {chain.name}\n\n{_against([(p.blocks, p.found) for p in chain.points], 'blocks')}" for chain in found.chains]
+    if found.networks:
+        parts.append(f"### Small networks\n\n{_against([(networks.name(r.case), r) for r in found.networks], 'network')}")
+    if found.layers:
+        columns = ["network", "layers", "optimisable", "their share of the time", "stacks", "their share of the time"]
+        rows = [[networks.name(r.case), r.layers, r.optimisable, f"{r.share:.1%}", r.stacks, f"{r.stacked:.1%}"] for r in found.layers]
+        parts.append(f"### Layers of networks\n\n{STACK_TABLE}\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
+def _against(results: Sequence[tuple[object, Comparison]], what: str) -> str:
+    """Milliseconds of each variant, and our time by ours layer by layer and by that of the fastest other runtime."""
+    labels = list(dict.fromkeys(entry.label for _, r in results for entry in r.entries))
+    rows = []
+    for name, result in results:
+        times = [number(result[label].median_ms) if label in result else "–" for label in labels]
+        ratios = [figure.ours_by(result, figure.LAYERS), figure.ours_by_fastest(result)]
+        rows.append([name, *times, *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
+    engines = [f"{networks.ENGINES.get(label, label)}, ms" for label in labels]
+    return table([what, *engines, "ours / layer by layer", "ours / fastest other"], rows)
 
 
 def elastic(item: Published) -> str:
@@ -159,6 +191,12 @@ PAGES: dict[str, tuple[str, str, dict[str, Body]]] = {
         "The same request on more and more cores. Speedup is measured from the best serial run of any engine. "
         "The parallel fraction follows Karp and Flatt: 1 means that every core adds its whole speed.",
         {"scaling": scaling, "synthetic": comparison, "barriers": comparison, "order": comparison, "tiles": comparison},
+    ),
+    "stacks": (
+        "Layers that run depth first",
+        "A block is a maximum of 3×3, a BatchNorm and a ReLU, as in the paper on BrainSlug. "
+        "The chart shows the time of a block in chains of ever more blocks. Layer by layer means our plan with every layer by itself.",
+        {"stacks": stacks},
     ),
     "unlike-cores": (
         "Cores of unlike speed",

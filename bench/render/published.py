@@ -14,6 +14,7 @@ from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.figures.hetero import HeteroResult
 from aspen_mp.bench.figures.lengths import LengthsResult
 from aspen_mp.bench.figures.scaling import ScalingResult
+from aspen_mp.bench.figures.stacks import StacksResult
 from aspen_mp.bench.peers.report import PeersResult
 from aspen_mp.bench.records import record
 from aspen_mp.bench.records.record import Record
@@ -27,6 +28,7 @@ RESULTS: dict[str, Any] = {
     "order": list[Comparison],
     "tiles": list[Comparison],
     "synthetic": list[Comparison],
+    "stacks": StacksResult,
     "elastic": elastic.Run,
     "storm": storm.Storm,
     "churn": churn.Churn,

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aspen_mp.bench.figures import barriers, compare, hetero, lengths, order, scaling, simulated, synthetic, tiles
+from aspen_mp.bench import models
+from aspen_mp.bench.figures import barriers, compare, hetero, lengths, order, scaling, simulated, stacks, synthetic, tiles
 from aspen_mp.bench.figures.compare import Comparison, Entry
 from aspen_mp.bench.figures.seats import OURS, Rounds, Schedule, Variant, wanted_engines
 from aspen_mp.bench.figures.states import middle, states
@@ -31,19 +32,24 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def figure(tmp_path: Path, *arguments: str, quick: Sequence[str] = QUICK) -> Any:
-    """The result that a command records, as its benchmark's own type; its picture is there."""
-    picture, document = tmp_path / "figure.png", tmp_path / "figure.json"
-    command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, *quick, "--plot", str(picture), "-o", str(document)]
-    command.append("--keep-disturbed")
+    """The result that a command records for its only network; its picture is there."""
+    picture = tmp_path / "figure.png"
+    (network,) = recorded(tmp_path, *arguments, *quick, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    return network
+
+
+def recorded(tmp_path: Path, *arguments: str) -> Any:
+    """The result that a command records, as its benchmark's own type."""
+    document = tmp_path / "figure.json"
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", *arguments, "-o", str(document), "--keep-disturbed"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
     assert done.returncode == 0, done.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
     found = record.load(document, published.RESULTS[arguments[0]])
     assert found.benchmark == arguments[0]
     assert found.command.startswith(f"aspen-mp bench {arguments[0]}")
     assert "--plot" not in found.command
-    (network,) = found.result
-    return network
+    return found.result
 
 
 def test_barriers(tmp_path: Path) -> None:
@@ -70,6 +76,54 @@ def test_synthetic(tmp_path: Path) -> None:
     assert found.case == "aspen32@layers=3,image=16x12,channels=32"
     assert found.macs == 3 * 16 * 12 * 32 * 32 * 9
     assert [entry.label for entry in found.entries][:2] == ["aspen-mp", "onnxruntime"]
+
+
+def test_stacks(tmp_path: Path) -> None:
+    shapes = ("--blocks", "1,4", "--shapes", "2x16x9x7", "--engines", "onnxruntime,aspen-mp")
+    found = recorded(tmp_path, "stacks", *shapes, "sppf@channels=16,image=9", *QUICK, "--plot", str(tmp_path / "stacks.svg"))
+    labels = [OURS, stacks.LAYERS, "onnxruntime"]
+    (chain,) = found.chains
+    assert chain.shape == (2, 16, 9, 7)
+    assert [point.blocks for point in chain.points] == [1, 4]
+    assert [entry.label for result in found.comparisons for entry in result.entries] == 3 * labels
+    assert [result.case for result in found.networks] == ["sppf@channels=16,image=9"]
+    assert not found.layers
+    assert all(label in (tmp_path / "stacks.svg").read_text() for label in labels)
+
+
+def test_chains_are_those_of_the_paper() -> None:
+    assert [*stacks.BLOCKS][:3] == [1, 2, 4]
+    assert len(stacks.BLOCKS) == 21
+    assert stacks.BLOCKS[-1] == 40
+    assert [parse(network).label for network in stacks.NETWORKS] == list(stacks.NETWORKS)
+    for shape in stacks.SHAPES:
+        case = stacks.case_of(shape, 3)
+        assert parse(case.label) == case
+        (given,) = models.describe(case.network, batch=case.batch, **case.options).inputs
+        assert given == ("input", shape, "float32")
+
+
+def test_layers_of_networks(tmp_path: Path) -> None:
+    found = recorded(tmp_path, "stacks", "--table", "mobilenet_v2@image=64")
+    assert [row.case for row in found.layers] == ["mobilenet_v2@image=64"]
+    assert not found.comparisons
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--shapes", "1x64x224"], "'1x64x224' is no shape of an image"),
+        (["--shapes", "1x64x0x224"], "is no shape of an image"),
+        (["--blocks", "0"], "has a number below 1"),
+        (["--table", "--plot", "table.png"], "a table has no picture"),
+        (["--engines", "abacus"], "there is no engine"),
+    ],
+)
+def test_stacks_of_nothing(arguments: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "aspen_mp.cli", "bench", "stacks", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=300)
+    assert done.returncode == 2
+    assert says in done.stderr
 
 
 def test_scaling(tmp_path: Path) -> None:
@@ -188,6 +242,29 @@ def test_the_best_serial_run_counts_whoever_has_it() -> None:
     found = scaling.of_comparison(Comparison("x", None, entries))
     assert found.far == pytest.approx(0.013)
     assert "another core's byte takes 0.013 ns longer" in found.verdict
+
+
+def test_ratios_of_stacks_are_ours_by_others() -> None:
+    def chains(blocks: int, ours: float) -> stacks.Point:
+        entries = [entry(label, OURS, 2, ratio * ours, ratio * ours) for label, ratio in ((OURS, 1.0), (stacks.LAYERS, 2.0))]
+        entries += [entry("onnxruntime", "onnxruntime", 2, 4.0 * ours, 4.0), entry("torch", "torch", 2, 10.0 * ours, 10.0)]
+        for each in entries:
+            each.ratio /= ours
+        return stacks.Point(blocks, Comparison("x", None, entries))
+
+    chain = stacks.Chain((1, 64, 5, 7), [chains(1, 0.9), chains(10, 1.0), chains(4, 0.5)])
+    longest = chain.points[1]
+    assert [stacks.ours_by(longest.found, label) for label in chain.labels] == [None, 0.5, 0.25, 0.1]
+    assert stacks.ours_by_fastest(longest.found) == 0.25
+    assert longest.per_block(OURS) == pytest.approx(10)
+    assert chain.unevenness == pytest.approx(0.25), "one block alone is not looked at"
+    assert stacks.chain_verdict(chain) == (
+        "1×64×5×7, 10 blocks, 2 workers: our time is 0.50 of aspen-mp layer by layer, 0.25 of onnxruntime, 0.10 of torch; "
+        "from 4 blocks on, times of a block differ by 25%"
+    )
+    alone = Comparison("y", None, longest.found.entries[2:])
+    assert stacks.ours_by_fastest(alone) is None
+    assert stacks.verdict(alone) == "y: nothing was compared"
 
 
 def test_requests_apart_count_each() -> None:

@@ -8,12 +8,17 @@ import shlex
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from folders import ROOT
 
 from aspen_mp.bench.cli.app import app
+from aspen_mp.bench.figures import stacks
+from aspen_mp.bench.figures.compare import Comparison, Entry
+from aspen_mp.bench.figures.layers import Layers
 from aspen_mp.bench.peers import cases
+from aspen_mp.bench.peers.rounds import OURS
 from aspen_mp.bench.render import networks, pages, published, render
 
 DOCUMENTS = [ROOT / "README.md", *(file for kind in ("tutorial", "howto", "explanation") for file in (ROOT / "docs" / kind).glob("*.md"))]
@@ -65,6 +70,28 @@ def test_a_record_that_must_not_be_published_is_named(tree: Path, change: dict[s
     with pytest.raises(ValueError, match=message) as error:
         published.read(tree / render.RESULTS)
     assert str(file) in str(error.value)
+
+
+def test_a_record_of_stacks_has_a_page_and_a_chart(tree: Path) -> None:
+    """One of networks' layers alone has tables only."""
+    peers = published.of(published.read(tree / render.RESULTS), "peers")[0]
+    document = json.loads(peers.file.read_text())
+    entries = [Entry(label, engine, 2, ms, ms, ms, ms) for label, engine, ms in ((OURS, OURS, 1.0), ("torch", "torch", 4.0))]
+    chain = stacks.Chain((1, 64, 8, 8), [stacks.Point(n, Comparison("pool_blocks", None, entries)) for n in (1, 4)])
+    measured = stacks.StacksResult([chain], [Comparison("sppf", None, entries)])
+    counted = stacks.StacksResult(layers=[Layers("vgg11_bn", 36, 25, 0.082, 3, 0.5)])
+    for name, result in (("stacks", measured), ("stacks-table", counted)):
+        found = document | {"benchmark": "stacks", "result": msgspec.to_builtins(result)}
+        (peers.file.parent / f"{name}.json").write_text(json.dumps(found))
+    picture, page = render.DOCS / f"{peers.folder}-stacks.svg", render.DOCS / "stacks.md"
+    assert {picture, page} <= set(render.write(tree))
+    assert render.stale(tree) == []
+    text = (tree / page).read_text()
+    assert "### Blocks on 1×64×8×8" in text
+    assert text.count(picture.name) == 1
+    for row in ("4 | 1.00 | 4.00 | – | 0.25", "SPPF | 1.00 | 4.00 | – | 0.25", "VGG-11 with BatchNorm | 36 | 25 | 8.2% | 3 | 50.0%"):
+        assert f"| {row} |" in text
+    assert "1×64×8×8" in (tree / picture).read_text()
 
 
 def test_a_readme_without_its_lines_is_refused(tree: Path) -> None:

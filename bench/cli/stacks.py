@@ -1,0 +1,132 @@
+"""`aspen-mp bench stacks`: layers that run depth first, beside other runtimes, and which layers of networks do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aspen_mp.bench.cli import findings, options
+from aspen_mp.cli import output
+
+if TYPE_CHECKING:
+    from aspen_mp.bench.figures.compare import Comparison
+    from aspen_mp.bench.figures.layers import Layers
+    from aspen_mp.bench.figures.stacks import Chain, Shape
+
+
+@output.command
+def stacks(
+    networks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NETWORK…", help="Networks of the zoo, such as sppf. Default: some small ones and chains."),
+    ] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option("--blocks", metavar="1,2,4", help="Measure chains of so many blocks. Default: 1, and even numbers up to 40."),
+    ] = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option("--shapes", metavar="1x64x224x224", help="Batch, channels, rows, columns of chains. Default: the paper's two."),
+    ] = None,
+    table: Annotated[
+        bool, typer.Option("--table", help="Measure nothing. Count layers and stacks of networks. Default: 21 networks of torchvision.")
+    ] = False,
+    cores: options.Cores = None,
+    engines: Annotated[
+        str | None, typer.Option("--engines", metavar="A,B", help="Engines to measure. Default: all that are installed.")
+    ] = None,
+    rounds: options.Rounds = 5,
+    seconds: options.Seconds = 0.3,
+    runs: options.Runs = 3,
+    plot: options.OverTime = None,
+    file: options.File = None,
+    keep_disturbed: options.KeepDisturbed = False,
+    as_json: output.Json = False,
+) -> None:
+    """Measure pooling, element-wise and depthwise layers that run depth first, beside other runtimes.
+
+    A chain has blocks of a maximum of 3×3, a BatchNorm and a ReLU, as in the paper on BrainSlug. Exit status 1 if an engine failed.
+    """
+    from aspen_mp.bench.figures import layers
+    from aspen_mp.bench.figures import stacks as bench
+    from aspen_mp.bench.peers.engines import ENGINES
+
+    findings.need_matplotlib(plot)
+    if table and plot is not None:
+        raise typer.BadParameter("a table has no picture. Leave out --plot or --table", param_hint="--plot")
+    recording = findings.Recording("stacks", file, as_json, keep_disturbed)
+    (cpus,) = options.core_sets(None, cores)
+    if table:
+        found = findings.each(options.cases(networks or list(layers.NETWORKS)), lambda case, _: layers.measure(case, cpus), as_json)
+        findings.show([_layers(found)], (), as_json)
+        recording.write(bench.StacksResult(layers=found))
+        return
+    lengths = options.counts(blocks, "--blocks") if blocks else list(bench.BLOCKS)
+    chained = bool(blocks or shapes)
+    wanted = (_shapes(shapes) if shapes else bench.SHAPES) if chained or not networks else ()
+    others = options.cases(networks or list(bench.NETWORKS)) if networks or not chained else []
+    chosen, absent = options.engines(engines or ",".join(ENGINES))
+    schedule = options.schedule(rounds, seconds, runs)
+    cases = [*(bench.case_of(shape, n) for shape in wanted for n in lengths), *others]
+    measured = iter(findings.each(cases, lambda case, say: bench.measure(case, cpus, chosen, schedule, say), as_json))
+    chains = [bench.Chain(shape, [bench.Point(n, next(measured)) for n in lengths]) for shape in wanted]
+    result = bench.StacksResult(chains, list(measured), absent=absent)
+    if plot is not None:
+        bench.plot(result, plot)
+    shown = [*map(_chain, chains), *map(_network, result.networks)]
+    findings.show(shown, absent, as_json)
+    recording.write(result, sum(each.disturbed for each in result.comparisons))
+    findings.fail(shown)
+
+
+def _shapes(text: str) -> list[Shape]:
+    """Shapes between commas."""
+    found: list[Shape] = []
+    for part in text.split(","):
+        sides = part.split("x")
+        if len(sides) != 4 or not all(side.isdigit() and int(side) for side in sides):
+            raise typer.BadParameter(f"{part!r} is no shape of an image. Write it like 1x64x224x224", param_hint="--shapes")
+        batch, channels, height, width = map(int, sides)
+        found.append((batch, channels, height, width))
+    return found
+
+
+def _chain(chain: Chain) -> findings.Shown:
+    from aspen_mp.bench.figures.stacks import chain_verdict
+
+    rows = [[point.blocks, *row] for point in chain.points for row in _entries(point.found, point.blocks)]
+    columns = ["blocks", "engine", "cores", "ms", "min ms", "ms a block", "ours / its"]
+    failed = {label: why for point in chain.points for label, why in point.found.failed.items()}
+    return findings.Shown(chain.name, columns, rows, chain_verdict(chain), failed=failed)
+
+
+def _network(result: Comparison) -> findings.Shown:
+    from aspen_mp.bench.figures.stacks import verdict
+
+    columns = ["engine", "cores", "ms", "min ms", "ours / its"]
+    return findings.Shown(result.case, columns, _entries(result), verdict(result), failed=result.failed)
+
+
+def _entries(result: Comparison, blocks: int | None = None) -> list[list[object]]:
+    """A row for each variant; with the time of one of so many blocks."""
+    from aspen_mp.bench.figures.stacks import ours_by
+
+    rows: list[list[object]] = []
+    for entry in result.entries:
+        ratio = ours_by(result, entry.label)
+        per_block = [] if blocks is None else [f"{entry.median_ms / blocks:.3f}"]
+        times = [f"{entry.median_ms:.2f}", f"{entry.min_ms:.2f}", *per_block]
+        rows.append([entry.label, entry.cores, *times, "" if ratio is None else f"{ratio:.3f}"])
+    return rows
+
+
+def _layers(found: Sequence[Layers]) -> findings.Shown:
+    columns = ["network", "layers", "optimisable", "of the layers", "of the time", "stacks", "of the time"]
+    rows = [
+        [*(r.case, r.layers, r.optimisable, f"{r.optimisable / r.layers:.0%}", f"{r.share:.1%}"), *(r.stacks, f"{r.stacked:.1%}")]
+        for r in found
+    ]
+    text = "optimisable: pooling, normalisation, activation and other element-wise layers, and their share of the time layer by layer; "
+    return findings.Shown("", columns, rows, text + "stacks: kernels that run several layers; all times as predicted for one core")
