@@ -1,7 +1,7 @@
 from typing import Literal
 
 def names() -> list[str]:
-    """Names of the instruction sets that this CPU and operating system support, best first."""
+    """Return the names of the instruction sets that this CPU, operating system and build support, best first."""
 
 def name_of(code: int) -> str:
     """Name of an instruction set."""
@@ -10,7 +10,7 @@ def find(name: str | None = None) -> int:
     """Code of an instruction set (`enum aspen_isa`). Without a name: the one in the environment variable ASPEN_MP_ISA, or the best; with an
     empty one the best.
 
-    ValueError: unknown name. NotImplementedError: this CPU or operating system lacks it.
+    ValueError: unknown name. NotImplementedError: this CPU, operating system or build lacks it.
     """
 
 def vectors() -> Literal["", "short", "halved", "whole"]:

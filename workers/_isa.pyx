@@ -33,7 +33,10 @@ def find(name=None):
         known = ", ".join(name_of(i) for i in range(ASPEN_N_ISA))
         raise ValueError(f"unknown instruction set {name!r}: expected one of {known}")
     if code == -2:
-        raise NotImplementedError(f"this CPU or operating system lacks the instruction set {name!r}; it has {', '.join(names())}")
+        raise NotImplementedError(
+            f"kernels for {repr(name) if name else 'any instruction set of this CPU'} are missing: this CPU, operating system or build lacks them. "
+            f"It has {', '.join(names()) or 'none'}. `pip install .` builds all"
+        )
     return code
 
 

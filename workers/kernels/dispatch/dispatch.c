@@ -1,10 +1,19 @@
 /* Tables of kernels per instruction set. Everything is made from kernels.def. */
 #include "kernel.h"
 
+/* A function of an instruction set. Builds for one machine have those of a single one, and isa.c denies the others. */
+#ifdef ASPEN_ONLY
+#define PASTE2(a, b) a##b
+#define PASTE(a, b) PASTE2(a, b)
+#define OF(f, isa) PASTE(aspen_##f##_, ASPEN_ONLY)
+#else
+#define OF(f, isa) aspen_##f##_##isa
+#endif
+
 /* Declarations. */
-#define DECLARE_PORTABLE(f) int aspen_##f##_portable(const aspen_call *);
+#define DECLARE_PORTABLE(f) int OF(f, portable)(const aspen_call *);
 #if defined(__x86_64__)
-#define DECLARE_ALL(f) DECLARE_PORTABLE(f) int aspen_##f##_avx2(const aspen_call *); int aspen_##f##_avx512(const aspen_call *);
+#define DECLARE_ALL(f) DECLARE_PORTABLE(f) int OF(f, avx2)(const aspen_call *); int OF(f, avx512)(const aspen_call *);
 #else
 #define DECLARE_ALL(f) DECLARE_PORTABLE(f)
 #endif
@@ -16,15 +25,15 @@
 size_t aspen_scratch_none(const aspen_call *call) { return 0; }
 
 /* Tables. A kernel without a build for an ISA falls back to the portable one. */
-#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = aspen_##f##_portable,
+#define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = OF(f, portable),
 static const aspen_kernel_fn table_portable[ASPEN_N_KERNELS] = {
 #include "kernels.def"
 };
 #undef KERNEL
 
 #if defined(__x86_64__)
-#define PICK_PORTABLE(f, isa) aspen_##f##_portable
-#define PICK_ALL(f, isa) aspen_##f##_##isa
+#define PICK_PORTABLE(f, isa) OF(f, portable)
+#define PICK_ALL(f, isa) OF(f, isa)
 #define KERNEL(id, f, isas, scratch) [ASPEN_K_##id] = PICK_##isas(f, avx2),
 static const aspen_kernel_fn table_avx2[ASPEN_N_KERNELS] = {
 #include "kernels.def"
@@ -59,7 +68,7 @@ size_t aspen_kernel_scratch(uint32_t kernel, const aspen_call *call) {
 }
 
 /* probe.c */
-#define PROBES(isa) double aspen_probe_flops_##isa(int64_t, float *); void aspen_probe_read_##isa(const float *, int64_t, int64_t, float *);
+#define PROBES(isa) double OF(probe_flops, isa)(int64_t, float *); void OF(probe_read, isa)(const float *, int64_t, int64_t, float *);
 PROBES(portable)
 #if defined(__x86_64__)
 PROBES(avx2)
@@ -73,16 +82,16 @@ PROBES(avx512)
 
 double aspen_probe_flops(enum aspen_isa isa, int64_t turns) {
   float sink;
-  return isa == ASPEN_ISA_AVX512 ? aspen_probe_flops_avx512(turns, &sink)
-         : isa == ASPEN_ISA_AVX2 ? aspen_probe_flops_avx2(turns, &sink)
-                                 : aspen_probe_flops_portable(turns, &sink);
+  return isa == ASPEN_ISA_AVX512 ? OF(probe_flops, avx512)(turns, &sink)
+         : isa == ASPEN_ISA_AVX2 ? OF(probe_flops, avx2)(turns, &sink)
+                                 : OF(probe_flops, portable)(turns, &sink);
 }
 
 void aspen_probe_read(enum aspen_isa isa, const float *p, int64_t n, int64_t rounds) {
   float sink;
-  if (isa == ASPEN_ISA_AVX512) aspen_probe_read_avx512(p, n, rounds, &sink);
-  else if (isa == ASPEN_ISA_AVX2) aspen_probe_read_avx2(p, n, rounds, &sink);
-  else aspen_probe_read_portable(p, n, rounds, &sink);
+  if (isa == ASPEN_ISA_AVX512) OF(probe_read, avx512)(p, n, rounds, &sink);
+  else if (isa == ASPEN_ISA_AVX2) OF(probe_read, avx2)(p, n, rounds, &sink);
+  else OF(probe_read, portable)(p, n, rounds, &sink);
 }
 
 int aspen_probe_flush(const char *p, int64_t bytes) {

@@ -12,7 +12,19 @@ const char *aspen_isa_name(enum aspen_isa isa) {
   return (unsigned)isa < ASPEN_N_ISA ? names[isa] : "?";
 }
 
+/* Builds for one machine have the kernels of a single instruction set, ASPEN_ONLY. */
+static int is_built(enum aspen_isa isa) {
+#ifdef ASPEN_ONLY
+#define TEXT2(name) #name
+#define TEXT(name) TEXT2(name)
+  return !strcmp(aspen_isa_name(isa), TEXT(ASPEN_ONLY));
+#else
+  return 1;
+#endif
+}
+
 int aspen_isa_supported(enum aspen_isa isa) {
+  if (!is_built(isa)) return 0;
   if (isa == ASPEN_ISA_PORTABLE) return 1;
 #if defined(__x86_64__)
   unsigned a, b, c, d;
@@ -92,7 +104,7 @@ int aspen_isa_select(const char *name) {
       return aspen_isa_supported((enum aspen_isa)isa) ? isa : -2;
     }
   }
-  return -1;
+  return name && *name ? -1 : -2; /* a build for another machine */
 }
 
 const char *aspen_isa_from_env(void) { return getenv("ASPEN_MP_ISA"); }

@@ -5,8 +5,8 @@
 enum aspen_isa { ASPEN_ISA_PORTABLE = 0, ASPEN_ISA_AVX2 = 1, ASPEN_ISA_AVX512 = 2, ASPEN_N_ISA };
 
 const char *aspen_isa_name(enum aspen_isa isa);        /* "portable", "avx2", "avx512" */
-int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU and operating system */
-/* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that this CPU lacks. name NULL or "": best. */
+int aspen_isa_supported(enum aspen_isa isa);           /* by this CPU, operating system and build */
+/* Best supported ISA, or the one named. Returns -1 for an unknown name, -2 for one that is not supported. name NULL or "": best. */
 int aspen_isa_select(const char *name);
 /* Whether this core takes vectors of 512 bits in two halves (AVX-512 on datapaths of 256 bits). Then multiply-adds take twice as long beside
  * loads from L2 as on a core that takes them whole. */

@@ -1,0 +1,9 @@
+/* Included before each family where its portable copy is compiled with -fwhole-program: of a family these functions stay, and no kernel.
+ * They say how much scratch memory kernels of every instruction set need. */
+#include "kernel.h"
+
+#define KEPT __attribute__((externally_visible))
+#define KERNEL(id, f, isas, scratch) KEPT size_t aspen_scratch_##scratch(const aspen_call *);
+#include "kernels.def"
+#undef KERNEL
+KEPT size_t aspen_scratch_seven(int64_t terms, int halves); /* of those of GEMM; gemm/mm.h */
