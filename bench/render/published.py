@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aspen_mp.bench import churn, clients, elastic, errors, prediction, storm
 from aspen_mp.bench.figures.compare import Comparison
 from aspen_mp.bench.figures.hetero import HeteroResult
@@ -70,6 +72,16 @@ def read(folder: Path) -> list[Published]:
             raise ValueError(f"{file}: the run was disturbed ({known.disturbed[0]}). Measure again with: {known.command}")
         found.append(Published(file, known))
     return sorted(found, key=lambda item: (-item.record.machine.cores, item.folder, item.file.name))
+
+
+def schemas() -> dict[str, str]:
+    """Return the text of the JSON schema of each benchmark's records, by the name of its file."""
+    written = {}
+    for name, kind in RESULTS.items():
+        title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"a record of aspen-mp bench {name}"}
+        schema = msgspec.json.encode(title | msgspec.json.schema(Record[kind]))  # type: ignore[valid-type]
+        written[f"{name}.json"] = msgspec.json.format(schema, indent=2).decode() + "\n"
+    return written
 
 
 def of(published: Iterable[Published], *benchmarks: str) -> list[Published]:

@@ -1,4 +1,4 @@
-"""Everything that is made from records: pages, charts and README's block. `aspen-mp bench render` writes it or checks it."""
+"""All that is made from records and their types: pages, charts, README's block, schemas. `aspen-mp bench render` writes or checks it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from aspen_mp.bench.render import charts, pages, published
 BEGIN, END = "<!-- bench: peers -->", "<!-- end -->"
 RESULTS = Path("bench/results")
 DOCS = Path("docs/benchmarks")
+SCHEMAS = Path("docs/reference/schemas/bench")
 
 
 def texts(root: Path) -> dict[Path, str]:
     """What each generated text file below the repository's root should hold. ValueError: a record or README.md is not as it should be."""
     records = published.read(root / RESULTS)
     found = {DOCS / f"{name}.md": text for name, text in pages.all_pages(records, root / RESULTS / "reasons.json").items()}
+    found |= {SCHEMAS / name: text for name, text in published.schemas().items()}
     readme = (root / "README.md").read_text("utf-8")
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -31,7 +33,8 @@ def stale(root: Path) -> list[Path]:
     old = [file for file, text in wanted.items() if not (root / file).exists() or (root / file).read_text("utf-8") != text]
     drawn = {DOCS / charts.name(item): item for item in records if charts.draw(item)}
     old += [file for file, item in drawn.items() if charts.stale(root / file, [item])]
-    there = {file.relative_to(root) for pattern in ("*.md", "*.svg") for file in (root / DOCS).glob(pattern)}
+    ours = (DOCS / "*.md", DOCS / "*.svg", SCHEMAS / "*.json")
+    there = {file.relative_to(root) for pattern in ours for file in root.glob(str(pattern))}
     return sorted([*old, *(there - wanted.keys() - drawn.keys())])
 
 
@@ -39,7 +42,8 @@ def write(root: Path) -> list[Path]:
     """Make every stale file anew, or remove it where nothing belongs in it. Return the files that changed."""
     records = {DOCS / charts.name(item): item for item in published.read(root / RESULTS)}
     wanted, changed = texts(root), stale(root)
-    (root / DOCS).mkdir(parents=True, exist_ok=True)
+    for folder in (DOCS, SCHEMAS):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for file in changed:
         drawer = charts.draw(records[file]) if file in records else None
         if file in wanted:

@@ -1,4 +1,4 @@
-"""The documents that commands print with --json, from their schemas in `reference/schemas`."""
+"""The documents that commands print with --json and benchmarks record, from their schemas in `reference/schemas`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from repository_links import DOCS
 
 
 def text() -> str:
+    schemas = DOCS / "reference" / "schemas"
     parts: list[str] = []
-    for file in sorted((DOCS / "reference" / "schemas").glob("*.json")):
+    for file in sorted(schemas.glob("*.json")):
         schema = json.loads(file.read_text(encoding="utf-8"))
         title = schema["title"]
         heading = f"`{title}`" if "--json" in title else title.capitalize()
@@ -19,6 +20,16 @@ def text() -> str:
         definitions = schema.get("$defs", {})
         for name in sorted(definitions, key=lambda name: name != main):  # the document itself first
             parts += _described(name, definitions[name], of_document=name == main)
+    records = sorted((schemas / "bench").glob("*.json"))
+    parts += [
+        "## Records of benchmarks",
+        "",
+        "All records have the same keys; only `result` differs.",
+        "",
+        "| command | schema |",
+        "|---|---|",
+    ]
+    parts += [f"| `aspen-mp bench {file.stem}` | [{file.name}](schemas/bench/{file.name}) |" for file in records]
     return "\n".join(parts)
 
 

@@ -33,6 +33,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of what rendering reads and writes."""
     shutil.copytree(ROOT / render.RESULTS, tmp_path / render.RESULTS)
     shutil.copytree(ROOT / render.DOCS, tmp_path / render.DOCS)
+    shutil.copytree(ROOT / render.SCHEMAS, tmp_path / render.SCHEMAS)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 
