@@ -232,16 +232,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     from aspen_mp.workers import _kernels
 
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.agreement", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="of the zoo (default: all)")
-    parser.add_argument("--workers", type=numbers, default=[1, 2, 4], help="numbers of workers (default: 1,2,4)")
-    parser.add_argument("--batches", type=numbers, default=[1, 3], help="batch sizes (default: 1,3)")
-    parser.add_argument("--isas", default=",".join(_kernels.isas()), help="instruction sets (default: all that this machine has)")
-    parser.add_argument(
-        "--direct", action="store_true", help="also with direct convolutions only: what Winograd's algorithm adds to the error"
-    )
-    parser.add_argument("--mini", action="store_true", help="small versions of the networks")
-    parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--json", metavar="FILE", help="write every outcome there")
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="Networks of the zoo; without one, all.")
+    parser.add_argument("--workers", type=numbers, default=[1, 2, 4], help="Numbers of workers, separated by commas (default: 1,2,4).")
+    parser.add_argument("--batches", type=numbers, default=[1, 3], help="Batch sizes, separated by commas (default: 1,3).")
+    parser.add_argument("--isas", default=",".join(_kernels.isas()), help="Instruction sets, separated by commas (default: all).")
+    parser.add_argument("--direct", action="store_true", help="Show, too, what Winograd's algorithm adds to the error.")
+    parser.add_argument("--mini", action="store_true", help="Use small versions of the networks.")
+    parser.add_argument("--seq", type=int, default=128, help="Tokens, for networks that read text (default: 128).")
+    parser.add_argument("--json", metavar="FILE", help="Write every outcome to this file.")
     args = parser.parse_args(argv)
     args.networks = args.networks or models.names(extra=True)
     unknown = [n for n in args.networks if n not in models.names(extra=True)]

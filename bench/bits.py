@@ -128,13 +128,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aspen_mp.workers import _kernels
 
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.bits", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("file", type=Path, help="the JSON document to write")
-    parser.add_argument("--against", type=Path, help="an earlier document to compare with")
-    parser.add_argument("--networks", help="of the zoo, separated by commas (default: all; '' for none)")
-    parser.add_argument("--batches", type=numbers, default=[1, 3], help="batch sizes (default: 1,3)")
-    parser.add_argument("--workers", type=numbers, default=[1, 2], help="numbers of workers (default: 1,2)")
-    parser.add_argument("--isas", default=",".join(_kernels.isas()), help="instruction sets (default: all that this machine has)")
-    parser.add_argument("--mini", action="store_true", help="small versions of the networks")
+    parser.add_argument("file", type=Path, help="The JSON document to write.")
+    parser.add_argument("--against", type=Path, help="An earlier document to compare with.")
+    parser.add_argument("--networks", help="Networks of the zoo, separated by commas (default: all; '' for none).")
+    parser.add_argument("--batches", type=numbers, default=[1, 3], help="Batch sizes, separated by commas (default: 1,3).")
+    parser.add_argument("--workers", type=numbers, default=[1, 2], help="Numbers of workers, separated by commas (default: 1,2).")
+    parser.add_argument("--isas", default=",".join(_kernels.isas()), help="Instruction sets, separated by commas (default: all).")
+    parser.add_argument("--mini", action="store_true", help="Use small versions of the networks.")
     args = parser.parse_args(argv)
     networks = models.names(extra=True) if args.networks is None else [name for name in args.networks.split(",") if name]
     settings = [Setting(isa, count) for isa in args.isas.split(",") for count in args.workers]

@@ -275,11 +275,11 @@ def write_table(path: Path, rows: dict[str, str], reference: dict[str, bool]) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.conformance", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("pattern", nargs="?", default="", help="only tests whose name contains this; the table is left alone")
-    parser.add_argument("--workers", type=int, default=2, help="workers of the runtime (2)")
-    parser.add_argument("--table", type=Path, default=None, help="the table's file")
-    parser.add_argument("--verbose", action="store_true", help="each test as it runs")
+    parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.conformance", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("pattern", nargs="?", default="", help="Run only tests whose name contains this. The table is left alone.")
+    parser.add_argument("--workers", type=int, default=2, help="Number of workers (default: 2).")
+    parser.add_argument("--table", type=Path, default=None, help="The table's file (default: the one in the repository).")
+    parser.add_argument("--verbose", action="store_true", help="Print each test as it runs.")
     options = parser.parse_args(arguments)
     import aspen_mp
 

@@ -1,8 +1,7 @@
 """`python -m aspen_mp.bench.profile NETWORK`: where the time of a network goes, op by op.
 
-Plans a network of the zoo as a runtime does (`local_plans.py`) and runs its tiles one by one in this process, in the order in which a
-single worker would take them, with the real kernels on warm memory. No worker, no queue: what the sum lacks to the time of a request is
-scheduling, idling and submission.
+A network of the zoo is planned as a runtime does (`local_plans.py`). Its tiles run one by one in this process, with the real kernels on
+warm memory. Their order is that of a single worker. A request takes longer than their sum: scheduling, idling and submission are not in it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from aspen_mp.tools.measure import PlanTimes, profile
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.profile", description=__doc__)
-    parser.add_argument("network", help=f"of the zoo: {', '.join(models.names(extra=True))}")
-    parser.add_argument("--workers", type=int, default=1, help="tiles are those of a runtime with so many (default: 1)")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=128, help="tokens, for networks that read text")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--top", type=int, default=40, help="ops to show, slowest first (default: 40; 0: all in order)")
+    parser.add_argument("network", help="A network of the zoo. A wrong name lists them all.")
+    parser.add_argument("--workers", type=int, default=1, help="Use the tiles of a runtime with so many workers (default: 1).")
+    parser.add_argument("--batch", type=int, default=1, help="Batch size (default: 1).")
+    parser.add_argument("--seq", type=int, default=128, help="Tokens, for networks that read text (default: 128).")
+    parser.add_argument("--rounds", type=int, default=20, help="Number of times that each op runs (default: 20).")
+    parser.add_argument("--top", type=int, default=40, help="Ops to show, slowest first (default: 40). 0 shows all in order.")
     args = parser.parse_args(argv)
     model = models.build(args.network, batch=args.batch, seq=args.seq)
     feeds = models.inputs(model)

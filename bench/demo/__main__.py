@@ -31,12 +31,12 @@ QUERY_RUNS = 20
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m aspen_mp.bench.demo", description=__doc__)
-    parser.add_argument("query", nargs="?", default=QUESTION, help=f"question to answer (default: {QUESTION!r})")
-    parser.add_argument("--workers", type=positive, help="worker processes (default: one per core that may be used)")
-    parser.add_argument("--top", type=positive, default=8, help="sentences to show (default: 8)")
-    parser.add_argument("--batch", type=positive, default=32, help="sentences embedded together (default: 32)")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="search this text instead, one sentence a line")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("query", nargs="?", default=QUESTION, help=f"The question to answer (default: {QUESTION!r}).")
+    parser.add_argument("--workers", type=positive, help="Number of worker processes (default: one for each core that may be used).")
+    parser.add_argument("--top", type=positive, default=8, help="Number of sentences to show (default: 8).")
+    parser.add_argument("--batch", type=positive, default=32, help="Number of sentences that are embedded together (default: 32).")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="Search this text instead. It has one sentence a line.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
     return parser.parse_args(argv)
 
 

@@ -151,13 +151,13 @@ def stream(model: Model, loader: Loader, concurrency: int) -> Iterator[dict[str,
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Decode images in processes, stream them through a runtime.")
-    parser.add_argument("--model", default="zoo:mobilenet_v2", help="an ONNX file, or zoo:NAME, of float32 [batch, 3, size, size]")
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
-    parser.add_argument("--processes", type=int, default=2, help="that decode")
-    parser.add_argument("--workers", type=int, default=None, help="of the runtime; default: one for each core")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", default="zoo:mobilenet_v2", help="An ONNX file or zoo:NAME, with input float32 [batch, 3, size, size].")
+    parser.add_argument("--images", type=int, default=256, help="Number of images (default: 256).")
+    parser.add_argument("--batch", type=int, default=8, help="Batch size (default: 8).")
+    parser.add_argument("--size", type=int, default=224, help="Side of the images in pixels (default: 224).")
+    parser.add_argument("--processes", type=int, default=2, help="Number of processes that decode images (default: 2).")
+    parser.add_argument("--workers", type=int, default=None, help="Number of workers (default: one for each core).")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     asked = parser.parse_args(arguments)
     with aspen_mp.Runtime(workers=asked.workers) as runtime:
         source: Any = asked.model

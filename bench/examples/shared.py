@@ -39,12 +39,12 @@ def launch(name: str, workers: int | None, model: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Several client processes share one launched runtime.")
-    parser.add_argument("--model", default="zoo:mobilenet_v2", help="an ONNX file, or zoo:NAME")
-    parser.add_argument("--name", default=f"example-{os.getpid()}", help="of the runtime")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=50, help="of each client")
-    parser.add_argument("--workers", type=int, default=None, help="of the runtime; default: one for each core")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", default="zoo:mobilenet_v2", help="An ONNX file, or zoo:NAME.")
+    parser.add_argument("--name", default=f"example-{os.getpid()}", help="The name of the runtime.")
+    parser.add_argument("--clients", type=int, default=4, help="Number of client processes (default: 4).")
+    parser.add_argument("--requests", type=int, default=50, help="Number of requests of each client (default: 50).")
+    parser.add_argument("--workers", type=int, default=None, help="Number of workers (default: one for each core).")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     asked = parser.parse_args(arguments)
     launch(asked.name, asked.workers, asked.model)
     with aspen_mp.connect(asked.name) as runtime:

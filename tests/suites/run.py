@@ -141,16 +141,16 @@ def _found(test: str, outcomes: dict[str, tuple[str, str]]) -> tuple[str, str]:
 
 def _arguments(argv: Iterable[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(suites())}; all of them if none is named")
-    parser.add_argument("--checkouts", type=Path, required=True, help="the folder that the projects' checkouts lie in")
-    parser.add_argument("--records", type=Path, default=Path("build/suites"), help="where outcomes are kept (build/suites)")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"Suites to run (default: all): {', '.join(suites())}.")
+    parser.add_argument("--checkouts", type=Path, required=True, help="The folder of the projects' checkouts.")
+    parser.add_argument("--records", type=Path, default=Path("build/suites"), help="The folder of outcomes (default: build/suites).")
     parser.add_argument(
-        "--engine", choices=ENGINES, action="append", help="run this one only, and compare with the kept outcomes of the other"
+        "--engine", choices=ENGINES, action="append", help="Run this engine only, and compare with the kept outcomes of the other."
     )
-    parser.add_argument("--file", default="", help="only files whose name contains this")
-    parser.add_argument("--select", default="", help="pytest's -k")
-    parser.add_argument("--test-seconds", type=float, default=120, help="a test that takes longer fails (120)")
-    parser.add_argument("--file-seconds", type=float, default=3600, help="a file that takes longer is ended (3600)")
+    parser.add_argument("--file", default="", help="Run only files whose name contains this.")
+    parser.add_argument("--select", default="", help="Run only tests that match this expression, which pytest gets as -k.")
+    parser.add_argument("--test-seconds", type=float, default=120, help="A test that takes longer fails (default: 120).")
+    parser.add_argument("--file-seconds", type=float, default=3600, help="A file that takes longer is ended (default: 3600).")
     args = parser.parse_args(None if argv is None else list(argv))
     unknown = sorted(set(args.suites) - set(suites()))
     if unknown:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import inspect
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +62,43 @@ def test_documents_keep_the_rules() -> None:
 def test_help_texts_keep_the_rules() -> None:
     found = {path: broken_by_help(path, command) for path, command in commands(typer.main.get_command(app))}
     assert {"aspen-mp", "aspen-mp run", "aspen-mp bench", "aspen-mp bench peers"} <= found.keys()
+    assert not {path: each for path, each in found.items() if each}
+
+
+class Made(Exception):
+    """A parser that is about to read its arguments."""
+
+
+def parsers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parser of every program of `bench` and of the tests that is run by hand, with its file."""
+
+    def made(parser: argparse.ArgumentParser, *arguments: object) -> None:
+        raise Made(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", made)
+    for path in sorted([*(rules.ROOT / "bench").rglob("*.py"), *(rules.ROOT / "tests").rglob("*.py")]):
+        if "= argparse.ArgumentParser(" in path.read_text(encoding="utf-8") and path.name != "test_prose.py":
+            place = path.relative_to(rules.ROOT).with_suffix("").parts
+            if place[0] == "tests":
+                monkeypatch.syspath_prepend(str(path.parent))
+            module = importlib.import_module(place[-1] if place[0] == "tests" else ".".join(["aspen_mp", *place]))
+            with pytest.raises(Made) as caught:
+                module.main()
+            yield str(path.relative_to(rules.ROOT)), caught.value.args[0]
+
+
+def broken_by_parser(parser: argparse.ArgumentParser) -> list[str]:
+    """What breaks the rules in the help of a parser. Each text is a sentence: it begins with a capital and ends with a full stop."""
+    shown = {action.dest: (action.help or "").replace("%%", "%") for action in parser._actions if action.dest != "help"}
+    texts = [inspect.cleandoc(parser.description or ""), *shown.values()]
+    found = [f"{each.rule}: {each.text}" for text in texts for each in rules.prose(text)]
+    found += [] if parser.description else ["no description"]
+    return found + [f"no sentence: {name}: {text!r}" for name, text in shown.items() if not (text[:1].isupper() and text.endswith("."))]
+
+
+def test_help_of_programs_keeps_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {path: broken_by_parser(parser) for path, parser in parsers(monkeypatch)}
+    assert {"bench/profile.py", "bench/demo/__main__.py", "tests/suites/run.py"} <= found.keys()
     assert not {path: each for path, each in found.items() if each}
 
 
@@ -141,4 +181,23 @@ def test_violations_in_help_are_found(help_text: str, option_help: str, epilog: 
         pass
 
     found = broken_by_help("aspen-mp x", typer.main.get_command(planted))
+    assert not found if broken is None else broken in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("description", "option_help", "broken"),
+    [
+        ("Run.", "How.", None),
+        ("", "How.", "no description"),
+        ("Run.", None, "no sentence: how"),
+        ("Run.", "how.", "no sentence: how"),
+        ("Run.", "How", "no sentence: how"),
+        (f"{LONG} word.", "How.", "words"),
+        ("Run.", "From 1 to 2 by 3.", "numbers"),
+    ],
+)
+def test_violations_in_a_parser_are_found(description: str, option_help: str | None, broken: str | None) -> None:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--how", help=option_help)
+    found = broken_by_parser(parser)
     assert not found if broken is None else broken in " ".join(found)

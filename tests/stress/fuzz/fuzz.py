@@ -22,11 +22,11 @@ FUZZERS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=FUZZERS)
-    parser.add_argument("seeds", type=int, nargs="*")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--keep", metavar="LABEL", help="put the (single) seed's model into the corpus")
+    parser.add_argument("name", choices=FUZZERS, help="The fuzzer.")
+    parser.add_argument("seeds", type=int, nargs="*", help="Run these cases only.")
+    parser.add_argument("--seconds", type=float, default=60, help="How long to look for findings (default: 60).")
+    parser.add_argument("--first", type=int, default=0, help="The seed to begin with (default: 0).")
+    parser.add_argument("--keep", metavar="LABEL", help="Put the model of the seed into the corpus, under this label.")
     options = parser.parse_args()
     case = FUZZERS[options.name]
     fuzz_models.bases()  # once, before processes are forked
