@@ -167,7 +167,7 @@ def _report(label: str, result: StageResult, plan: Plan, prediction: Prediction)
     for info in plan.info:
         row = {**asdict(info), "tile_shape": list(info.tile_shape)}
         if info.opaque:
-            row["why"] = why.get(info.name, "no kernel")
+            row["why"] = why.get(info.name, "no kernel computes it")
         layers.append(row)
     inputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.inputs]
     outputs = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in plan.outputs]

@@ -106,14 +106,14 @@ def lower(
 def _apply(builder: Builder, node: Node, inputs: list[Tensor | None]) -> list[Tensor]:
     rule = RULES.get(node.op)
     if rule is None:
-        raise NoKernel("no rule")
+        raise NoKernel("no kernel computes this operator")
     for t in (*inputs, *node.outputs):
         if t is not None and len(t.shape) > MAX_RANK:
-            raise NoKernel(f"more than {MAX_RANK} axes")
+            raise NoKernel(f"a tensor has more than {MAX_RANK} axes")
     stand_in = Node(node.op, node.name, inputs, node.outputs, node.attrs, node.onnx_op, node.source)
     result = rule(builder, stand_in)
     results = result if isinstance(result, list) else [result]
     for got, want in zip(results, node.outputs, strict=False):
         if want.name and (got.shape != want.shape or got.dtype != want.dtype):
-            raise NoKernel(f"lowered to {list(got.shape)} {got.dtype}, not {list(want.shape)} {want.dtype}")
+            raise NoKernel(f"kernels give {list(got.shape)} {got.dtype} and the model wants {list(want.shape)} {want.dtype}")
     return results

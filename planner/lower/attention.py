@@ -29,12 +29,12 @@ def _attention(b: Builder, node: Node) -> list[Tensor]:
     batch, heads, rows, depth = q.shape
     kv_heads, keys = k.shape[1:3]
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     scale, cap = float(node.attrs.get("scale", 1 / sqrt(depth))), float(node.attrs.get("softcap", 0.0))
     cap = cap if cap > 0.0 else 0.0  # so the definition: what is not positive caps nothing
     most = np.finfo(np.float32).max
     if not abs(scale) <= float(most) ** 2 or isinf(cap):  # queries and keys are multiplied by its square root in their own type
-        raise NoKernel("scores that are not finite")
+        raise NoKernel("scores are not finite")
     causal, offset, mask = _masks(b, node, rows, keys, past)
     y = attend(b, q, k, v, mask, scale=scale, causal=causal, offset=offset, softcap=cap)
     if flat:
@@ -59,7 +59,7 @@ def attend(
     shape: tuple[int, ...] = (batch, heads, rows, v.shape[-1])
     kv_heads, keys = k.shape[1:3]
     if heads % kv_heads:
-        raise NoKernel(f"{heads} heads of queries, {kv_heads} of keys")
+        raise NoKernel(f"{heads} heads of queries are no multiple of {kv_heads} of keys")
     groups = heads // kv_heads
     mask = None if mask is None else b.align(mask, 4)
     if groups > 1:

@@ -63,7 +63,7 @@ class Builder:
     def emit(self, op: str, inputs: Sequence[Tensor | None], shape: Shape, dtype: np.dtype[Any], **attrs: Any) -> Tensor:
         """A new node and its output."""
         if len(shape) > MAX_RANK:
-            raise NoKernel(f"rank {len(shape)} is more than {MAX_RANK}")
+            raise NoKernel(f"a tensor has {len(shape)} axes, more than {MAX_RANK}")
         self._serial += 1
         out = Tensor(f"{self.name}#{self._serial}", tuple(shape), dtype)
         trimmed = list(inputs)
@@ -122,11 +122,11 @@ class Builder:
         if shape == tensor.shape:
             return tensor
         if prod(shape) != tensor.size:
-            raise NoKernel(f"cannot reshape {list(tensor.shape)} to {list(shape)}")
+            raise NoKernel(f"{list(tensor.shape)} cannot be reshaped to {list(shape)}")
         if tensor.is_const:
             return self.derived(tensor, f"reshape{list(shape)}", shape, lambda x: x.reshape(shape), view=_contiguous(tensor))
         if len(shape) > MAX_RANK:
-            raise NoKernel(f"rank {len(shape)} is more than {MAX_RANK}")
+            raise NoKernel(f"a tensor has {len(shape)} axes, more than {MAX_RANK}")
         if tensor.producer is not None and tensor.producer.op == "view.reshape":
             source = tensor.producer.inputs[0]
             assert source is not None
@@ -206,7 +206,7 @@ class Builder:
         if x.dtype == dtype:
             return x
         if x.dtype.kind == "c" or dtype.kind == "c":
-            raise NoKernel("complex numbers")
+            raise NoKernel("no kernel computes complex numbers")
         if x.is_const and x.nbytes <= _SMALL and x.data is not None and not (x.placed and dtype.kind not in "iub"):
             key = None if x.weight_key is None else f"{x.weight_key}|{dtype}"
             return Tensor(f"{x.name}|{dtype}", x.shape, dtype, data=x.data.astype(dtype), weight_key=key)
@@ -464,19 +464,19 @@ def one_float(*tensors: Tensor | None) -> np.dtype[Any]:
     """The dtype of all of them, f32 or f64."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     if dtypes not in ({F32}, {F64}):
-        raise NoKernel(f"no kernel for {' and '.join(sorted(map(str, dtypes)))}")
+        raise NoKernel(f"no kernel computes {' and '.join(sorted(map(str, dtypes)))}")
     return dtypes.pop()
 
 
 def require_f32(*tensors: Tensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and tensor.dtype != F32:
-            raise NoKernel(f"no kernel for {tensor.dtype}")
+            raise NoKernel(f"no kernel computes {tensor.dtype}")
 
 
 def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < max(rank, 1):
-        raise NoKernel(f"axis {axis} of rank {rank}")
+        raise NoKernel(f"there is no axis {axis} among {rank}")
     return axis + rank if axis < 0 else axis
 
 

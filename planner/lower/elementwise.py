@@ -83,14 +83,14 @@ def is_float(tensor: Tensor) -> bool:
 def _unary(opcode: str, b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype == BOOL or x.dtype.kind == "c":
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     return b.unary(opcode, x)
 
 
 def _unary_float(opcode: str, b: Builder, node: Node) -> Tensor:
     x = data(node)
     if not is_float(x):
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     return b.unary(opcode, x)
 
 
@@ -98,7 +98,7 @@ def _unary_with(op: str, b: Builder, node: Node) -> Tensor:
     opcode, first, second = _UNARY_WITH[op]
     x = data(node)
     if not is_float(x):
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     p = float(node.attrs.get(*first)) if first else 0.0
     q = float(node.attrs.get(*second)) if second else 0.0
     return b.unary(opcode, x, p, q)
@@ -143,7 +143,7 @@ def _identity(b: Builder, node: Node) -> Tensor:
 def _dropout(b: Builder, node: Node) -> list[Tensor]:
     training = optional(node, 2)
     if training is not None and (not training.is_const or bool(training.value().reshape(()))):
-        raise NoKernel("dropout in training")
+        raise NoKernel("no kernel computes dropout in training")
     x = data(node)
     if len(node.outputs) < 2 or not node.outputs[1].name:
         return [x]
@@ -172,9 +172,9 @@ def _clip(b: Builder, node: Node) -> Tensor:
 def _binary(opcode: str, b: Builder, node: Node) -> Tensor:
     x, y = data(node), data(node, 1)
     if x.dtype == BOOL or x.dtype.kind == "c":
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     if opcode == "PRELU" and len(y.shape) > len(x.shape):
-        raise NoKernel("slope of higher rank than the data")
+        raise NoKernel("the slope has more axes than the data")
     return b.binary(opcode, x, y)
 
 
@@ -224,7 +224,7 @@ def _pow(b: Builder, node: Node) -> Tensor:
         return root if exponent > 0 else b.unary("RECIPROCAL", root)
     if x.dtype != y.dtype:
         if not is_float(x) and is_float(y):
-            raise NoKernel("integer to a fractional power")
+            raise NoKernel("an integer is raised to a fractional power")
         y = b.cast(y, x.dtype)
     return b.binary("POW", x, y)
 
@@ -250,7 +250,7 @@ def _where(b: Builder, node: Node) -> Tensor:
 def _cast(b: Builder, node: Node) -> Tensor:
     to = node.output.dtype if node.op == "CastLike" else numpy_dtype(node.attrs["to"])
     if not is_plain(to):
-        raise NoKernel(f"no kernel for {to}")
+        raise NoKernel(f"no kernel computes {to}")
     return b.cast(data(node), to, bool(node.attrs.get("saturate", 1)))
 
 

@@ -114,7 +114,7 @@ def _pad(b: Builder, node: Node) -> Tensor:
     if optional(node, 3) is not None:
         axes = [axis_of(a, rank) for a in ints(node.inputs[3])]
     if x.size == 0 or rank == 0 or len(pads) != 2 * len(axes):
-        raise NoKernel("nothing to pad")
+        raise NoKernel("there is nothing to pad")
     begin, end = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         begin[axis], end[axis] = pads[k], pads[k + len(axes)]
@@ -155,7 +155,7 @@ def _gather_elements(b: Builder, node: Node) -> Tensor:
 def _topk(b: Builder, node: Node) -> list[Tensor]:
     x = data(node)
     if x.size == 0 or x.dtype.kind not in "iufV" or len(x.shape) == 0:
-        raise NoKernel(f"nothing of {x.dtype} to choose from")
+        raise NoKernel(f"there is nothing of {x.dtype} to choose from")
     axis = axis_of(node.attrs.get("axis", -1), len(x.shape))
     count = ints(node.inputs[1])[0] if len(node.inputs) > 1 else int(node.attrs["k"])
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
@@ -180,7 +180,7 @@ def _gather_nd(b: Builder, node: Node) -> Tensor:
     count = indices.shape[-1]
     lead, dims, rest = x.shape[:batch], x.shape[batch : batch + count], x.shape[batch + count :]
     if x.size == 0 or indices.size == 0 or len(dims) != count:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     places = _places(b, indices, dims)
     if batch:
         first = np.arange(prod(lead)).reshape(*lead, *(1,) * (len(indices.shape) - 1 - batch)) * prod(dims)
@@ -194,7 +194,7 @@ def _scatter_nd(b: Builder, node: Node) -> Tensor:
     count = indices.shape[-1]
     dims, rest = x.shape[:count], prod(x.shape[count:])
     if x.size == 0 or indices.size == 0 or updates.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     rows = prod(indices.shape[:-1])
     places = b.expand(b.reshape(_places(b, indices, dims), (rows, 1)), (rows, rest))
     flat = b.reshape(x, (prod(dims), rest))
@@ -205,14 +205,14 @@ def _scatter_nd(b: Builder, node: Node) -> Tensor:
 def _scatter_elements(b: Builder, node: Node) -> Tensor:
     x, indices, updates = data(node), data(node, 1), data(node, 2)
     if x.size == 0 or indices.size == 0 or len(x.shape) == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     return _scattered(b, node, x, indices, updates, axis_of(node.attrs.get("axis", 0), len(x.shape)))
 
 
 def _scattered(b: Builder, node: Node, x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
     how, dtype = node.attrs.get("reduction", "none"), x.dtype
     if how != "none" and dtype.kind not in "iu" and dtype.name not in {"float16", "bfloat16", "float32", "float64"}:
-        raise NoKernel(f"no kernel for {dtype}")
+        raise NoKernel(f"no kernel computes {dtype}")
     if how != "none" and dtype.name in {"float16", "bfloat16"}:
         x, updates = b.cast(x, F32), b.cast(updates, F32)
     return b.cast(b.emit("SCATTER", [x, indices, updates], x.shape, x.dtype, axis=axis, reduction=how), dtype)
@@ -225,7 +225,7 @@ def _one_hot(b: Builder, node: Node) -> Tensor:
     rank = len(indices.shape) + 1
     axis = axis_of(node.attrs.get("axis", -1), rank)
     if indices.size == 0 or depth < 1:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     shape = (*indices.shape[:axis], 1, *indices.shape[axis:])
     which = b.reshape(b.cast(indices, I64), shape)
     classes = np.arange(depth).reshape(-1, *(1,) * (rank - 1 - axis))
@@ -248,7 +248,7 @@ def _affine_grid(b: Builder, node: Node) -> Tensor:
             axes.append((np.arange(extent) * 2 + 1) / extent - 1)
     points = np.stack([*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(spatial)], -1).reshape(1, -1, len(spatial) + 1)
     if points.size == 0 or theta.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     return b.reshape(b.gemm(b.constant(points, F32), b.transpose(theta, (0, 2, 1))), node.output.shape)
 
 
@@ -295,13 +295,13 @@ def resize(b: Builder, node: Node, x: Tensor) -> Tensor:
     coordinate = "asymmetric" if old else a.get("coordinate_transformation_mode", "half_pixel")
     nearest = "floor" if old else a.get("nearest_mode", "round_prefer_floor")
     if mode not in {"nearest", "linear", "cubic"} or coordinate not in RESIZE_COORDINATES or a.get("antialias", 0):
-        raise NoKernel(f"mode {mode}, coordinates {coordinate}")
+        raise NoKernel(f"no kernel has mode {mode} with coordinates {coordinate}")
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     if mode != "nearest" and x.dtype.kind in "iu" and x.dtype.itemsize <= 4:  # what lies between integers is cut off
         return b.cast(resize(b, node, b.cast(x, F32)), x.dtype)
     if mode != "nearest" and x.dtype != np.float32:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     shape, scales = node.output.shape, resize_scales(node, x.shape, old)
     if coordinate == "align_corners" and version >= FRACTIONAL_CORNERS and optional(node, 3) is None:
         coordinate = "align_fractional_corners"
@@ -334,7 +334,7 @@ def resize_scales(node: Node, source: tuple[int, ...], old: bool) -> tuple[float
         tensor = optional(node, 1 if old else 2)
         if tensor is not None and tensor.size > 0:
             if not tensor.is_const:
-                raise NoKernel("scales are not known")
+                raise NoKernel("scales are not known before the model runs")
             given = tensor.value().reshape(-1)
     axes = [axis_of(k, len(source)) for k in node.attrs.get("axes") or range(len(source))]
     scales = [1.0] * len(source)
@@ -345,7 +345,7 @@ def resize_scales(node: Node, source: tuple[int, ...], old: bool) -> tuple[float
     policy = node.attrs.get("keep_aspect_ratio_policy", "stretch")
     sizes = optional(node, 3)
     if sizes is None:
-        raise NoKernel("neither scales nor sizes")
+        raise NoKernel("there are neither scales nor sizes")
     ratios = [size / source[axis] for axis, size in zip(axes, ints(sizes), strict=True)]
     if policy != "stretch":
         ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)

@@ -47,7 +47,7 @@ def matmul(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     """numpy.matmul: vectors are rows on the left and columns on the right."""
     dtype = one_float(x, y)
     if x.size == 0 or y.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     shape = broadcast(x.shape[:-2], y.shape[:-2]) + x.shape[-2:-1] * (len(x.shape) > 1) + y.shape[-1:] * (len(y.shape) > 1)
     x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
     y = b.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
@@ -65,7 +65,7 @@ def window(node: Node, kernel: Sequence[int], spatial: Sequence[int]) -> tuple[l
     pads = list(node.attrs.get("pads") or [0] * 2 * n)
     auto = node.attrs.get("auto_pad", "NOTSET")
     if len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
-        raise NoKernel("attributes of another rank")
+        raise NoKernel("the attributes are for another number of axes")
     if auto == "VALID":
         return strides, dilations, [0] * n, [0] * n
     if auto in {"SAME_UPPER", "SAME_LOWER"}:
@@ -85,7 +85,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
     x, w, bias = data(node), data(node, 1), optional(node, 2)
     require_f32(x, w, bias)
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     spatial, kernel = x.shape[2:], w.shape[2:]
     strides, dilations, begin, _ = window(node, kernel, spatial)
     if len(spatial) == 1:  # a row of an image
@@ -95,7 +95,7 @@ def _conv(b: Builder, node: Node) -> Tensor:
     elif len(spatial) in {2, 3}:
         shape = node.output.shape
     else:
-        raise NoKernel(f"convolution over {len(spatial)} axes")
+        raise NoKernel(f"no kernel convolves over {len(spatial)} axes")
     out = convolve(b, x, w, bias, shape, groups=int(node.attrs.get("group", 1)), strides=strides, dilations=dilations, pads=begin)
     return b.reshape(out, node.output.shape)
 
@@ -256,10 +256,10 @@ def packed(b: Builder, w: Tensor, groups: int, depthwise: bool) -> Tensor:
 @rule("MaxPool")
 def _max_pool(b: Builder, node: Node) -> Tensor:
     if len(node.outputs) > 1 and node.outputs[1].name:
-        raise NoKernel("indices of the maxima")
+        raise NoKernel("no kernel gives the indices of maxima")
     x = data(node)
     if x.dtype.name not in {"float32", "float64", "int8", "uint8"}:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     return _pool(b, node, x, "max", False)
 
 
@@ -276,7 +276,7 @@ def _lp_pool(b: Builder, node: Node) -> Tensor:
     require_f32(x)
     n = len(x.shape) - 2
     if len(node.attrs["kernel_shape"]) != n:
-        raise NoKernel("attributes of another rank")
+        raise NoKernel("the attributes are for another number of axes")
     counts = np.ones((1, 1, *[1] * n), np.float32)
     strides, dilations, begin, _ = window(node, list(node.attrs["kernel_shape"]), x.shape[2:])
     for axis, size in enumerate(node.attrs["kernel_shape"]):
@@ -284,7 +284,7 @@ def _lp_pool(b: Builder, node: Node) -> Tensor:
         inside = ((taps >= 0) & (taps < x.shape[2 + axis])).sum(axis=1)
         counts = counts * inside.astype(np.float32).reshape(-1, *[1] * (n - 1 - axis))
     if p < 1 or not counts.all():
-        raise NoKernel("no element in a window, or no norm")
+        raise NoKernel("a window holds no element, or the norm is not known")
     powers = b.binary("MUL", x, x) if p == 2 else b.unary("ABS", x)
     if p > 2:
         powers = b.binary("POW", powers, b.constant(float(p), F32))
@@ -308,7 +308,7 @@ def _pool(b: Builder, node: Node, x: Tensor, mode: str, count_include_pad: bool)
     elif len(spatial) == 3:
         out = _pool_volume(b, x, shape, axes, options)
     else:
-        raise NoKernel(f"pooling over {len(spatial)} axes")
+        raise NoKernel(f"no kernel pools over {len(spatial)} axes")
     return b.reshape(out, shape)
 
 
@@ -359,5 +359,5 @@ def _global_lp_pool(b: Builder, node: Node) -> Tensor:
     require_f32(x)
     axes = range(2, len(x.shape))
     if p not in {1.0, 2.0} or x.size == 0 or all(x.shape[a] == 1 for a in axes):
-        raise NoKernel("norm of another order, or of single elements")
+        raise NoKernel("no kernel has this order of norm, or norms of single elements")
     return b.reduce("L1" if p == 1 else "L2", x, axes)

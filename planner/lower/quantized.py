@@ -32,7 +32,7 @@ def _parameter(b: Builder, tensor: Tensor, node: Node, rank: int) -> Tensor:
     if tensor.size == 1:
         return b.reshape(tensor, (1,) * rank)
     if len(tensor.shape) != 1 or node.attrs.get("block_size", 0):
-        raise NoKernel("scales by blocks")
+        raise NoKernel("no kernel has scales by blocks")
     return b.insert_axes(tensor, [axis_of(node.attrs.get("axis", 1), rank)], rank)
 
 
@@ -42,7 +42,7 @@ def _quantize(b: Builder, node: Node) -> Tensor:
     require_f32(x, scale)
     to = node.output.dtype
     if to.name not in _STORED:
-        raise NoKernel(f"no kernel for {to}")
+        raise NoKernel(f"no kernel computes {to}")
     rank = len(x.shape)
     return b.quantize(x, _parameter(b, scale, node, rank), None if zero is None else _parameter(b, zero, node, rank), to)
 
@@ -52,7 +52,7 @@ def _dequantize(b: Builder, node: Node) -> Tensor:
     x, scale, zero = data(node), data(node, 1), optional(node, 2)
     require_f32(scale)
     if x.dtype.name not in _STORED | {"int32"}:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     rank = len(x.shape)
     return b.dequantize(x, _parameter(b, scale, node, rank), None if zero is None else _parameter(b, zero, node, rank))
 
@@ -118,7 +118,7 @@ def _qlinear_conv(b: Builder, node: Node) -> Tensor:
 def _requantised(b: Builder, node: Node, sums: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
     to = node.output.dtype
     if to.name not in _BYTES or zero.size != 1:
-        raise NoKernel(f"no kernel for {to}, or several zero points of the result")
+        raise NoKernel(f"no kernel gives {to}, or the result has several zero points")
     return b.quantize(sums, factor, b.reshape(zero, ()), to, times=True)
 
 
@@ -127,21 +127,21 @@ def _of_rows(b: Builder, parameter: Tensor, x: Tensor) -> Tensor:
     if parameter.size == 1:
         return b.reshape(parameter, ())
     if len(parameter.shape) != 1 or len(x.shape) < 2:
-        raise NoKernel("one parameter for each row of each matrix")
+        raise NoKernel("each row of each matrix has a parameter of its own")
     return b.reshape(parameter, (parameter.size, 1))
 
 
 def _of_columns(b: Builder, parameter: Tensor) -> Tensor:
     """That of a right factor: one of all, or one of each column."""
     if parameter.size > 1 and len(parameter.shape) != 1:
-        raise NoKernel("one parameter for each column of each matrix")
+        raise NoKernel("each column of each matrix has a parameter of its own")
     return b.reshape(parameter, ()) if parameter.size == 1 else parameter
 
 
 def _product(b: Builder, node: Node, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
     """(x - x_zero) @ (y - y_zero) in int32."""
     if min(len(x.shape), len(y.shape)) < 2 or x.size == 0 or y.size == 0:
-        raise NoKernel("vectors, or nothing")
+        raise NoKernel("a factor is a vector or empty")
     if _packable(x, y, y_zero):
         zero = None if x_zero is None else _of_rows(b, x_zero, x)
         return b.reshape(b.qgemm(x, y, zero, y_zero), node.output.shape)
@@ -170,9 +170,9 @@ def _convolution(
     """The convolution of x - x_zero with w - w_zero, plus a bias [OC], in int32; the padding is x_zero."""
     spatial, kernel, groups = x.shape[2:], w.shape[2:], int(node.attrs.get("group", 1))
     if len(spatial) not in {1, 2} or x.size == 0:
-        raise NoKernel(f"convolution over {len(spatial)} axes")
+        raise NoKernel(f"no kernel convolves over {len(spatial)} axes")
     if x_zero is not None and x_zero.size != 1:
-        raise NoKernel("several zero points of the data")
+        raise NoKernel("the data have several zero points")
     strides, dilations, begin, _ = window(node, kernel, spatial)
     if groups == 1 and _stored(x, w, w_zero, bias):
         lift = len(spatial) == 1  # a row of an image
@@ -190,7 +190,7 @@ def _convolution(
         strides, dilations, begin, shape = [1, *strides], [1, *dilations], [0, *begin], (*shape[:2], 1, shape[2])
     parts, total = _parts(right, 1, len(spatial)), None
     if groups > 1 and len(parts) > 1:
-        raise NoKernel("groups of too many terms for exact sums")
+        raise NoKernel("groups have too many terms for exact sums")
     for start, stop in parts:
         one, other = (left, right) if len(parts) == 1 else (_cut(b, t, 1, start, stop) for t in (left, right))
         product = convolve(b, one, other, None, shape, groups=groups, strides=strides, dilations=dilations, pads=begin, exact=True)
@@ -211,7 +211,7 @@ def _stored(x: Tensor, w: Tensor, w_zero: Tensor | None, bias: Tensor | None) ->
 def _widened(b: Builder, x: Tensor, zero: Tensor | None) -> Tensor:
     """x - zero as floats; a constant where both are."""
     if x.dtype.name not in _BYTES:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     if x.is_const and (zero is None or zero.is_const):
         offset = np.zeros((), np.float32) if zero is None else zero.value().astype(np.float32)
         key = None if x.weight_key is None else f"{x.weight_key}|widened{list(offset.shape)}{offset.tobytes().hex()}"
@@ -233,14 +233,14 @@ def _parts(right: Tensor, axis: int, window_axes: int) -> list[tuple[int, int]]:
     if not right.is_const:
         most = _EXACT // (255 * 255 * taps)
         if most == 0:
-            raise NoKernel("too many taps for exact sums")
+            raise NoKernel("windows have too many taps for exact sums")
         return _even(depth, -(-depth // most))
     rows = np.moveaxis(np.abs(right.value()).sum(window, dtype=np.float64, keepdims=True), axis, 0)
     for count in range(1, depth + 1):
         parts = _even(depth, count)
         if all(rows[start:stop].sum(0).max() * 255 <= _EXACT for start, stop in parts):
             return parts
-    raise NoKernel("too many taps for exact sums")
+    raise NoKernel("windows have too many taps for exact sums")
 
 
 def _even(depth: int, count: int) -> list[tuple[int, int]]:

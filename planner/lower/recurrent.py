@@ -73,12 +73,12 @@ def _recurrent(b: Builder, node: Node) -> list[Tensor]:
     bias, lengths, h, c, peepholes = (optional(node, i) for i in range(3, 8))
     require_f32(x, w, r, bias, h, c)
     if peepholes is not None:
-        raise NoKernel("peepholes")
+        raise NoKernel("no kernel has peepholes")
     if not r.is_const or (bias is not None and not bias.is_const):
-        raise NoKernel("weights that are computed")
+        raise NoKernel("weights are computed")
     batch_first = bool(node.attrs.get("layout", 0))
     if len(x.shape) != 3 or len(r.shape) != 3 or 0 in x.shape or 0 in r.shape:
-        raise NoKernel("empty, or no sequences")
+        raise NoKernel("a tensor is empty, or there are no sequences")
     if batch_first:
         x = b.transpose(x, (1, 0, 2))
         h, c = (None if t is None else b.transpose(t, (1, 0, 2)) for t in (h, c))
@@ -92,9 +92,9 @@ def _recurrent(b: Builder, node: Node) -> list[Tensor]:
     ]
     wanted += [(bias, (directions, 2 * layer.gates * hidden)), (h, (directions, batch, hidden)), (c, (directions, batch, hidden))]
     if directions != len(backwards) or any(t is not None and t.shape != shape for t, shape in wanted):
-        raise NoKernel("shapes that do not fit each other")
+        raise NoKernel("shapes do not fit each other")
     if lengths is not None and ints(lengths) != [steps] * batch:
-        raise NoKernel("sequences of unlike lengths")
+        raise NoKernel("sequences differ in length")
     ends = [_direction(b, layer, k, reverse, x, (w, r, bias), (h, c)) for k, reverse in enumerate(backwards)]
     y, *states = (b.concat([end[k] for end in ends], axis) for k, axis in zip(range(len(ends[0])), (1, 0, 0), strict=False))
     if batch_first:
@@ -110,15 +110,15 @@ def _text(node: Node, name: str, default: str) -> str:
 def _attributes(node: Node, directions: int) -> dict[str, Any]:
     """Of the kernel, as far as they say how a step goes."""
     if float(node.attrs.get("clip") or 0.0) > 0.0 or node.attrs.get("input_forget", 0):
-        raise NoKernel("clip or input_forget")
+        raise NoKernel("no kernel has clip or input_forget")
     given = node.attrs.get("activations") or DEFAULTS[node.op] * directions
     names = [(name.decode() if isinstance(name, bytes) else str(name)).lower() for name in given]
     if node.op == "RNN":
         if not names or set(names) not in ({"tanh"}, {"relu"}):  # its own default has two for one direction
-            raise NoKernel(f"activations {', '.join(names)}")
+            raise NoKernel(f"no kernel has the activations {', '.join(names)}")
         return {"relu": names[0] == "relu"}
     if tuple(names) != DEFAULTS[node.op] * directions:
-        raise NoKernel(f"activations {', '.join(names)}")
+        raise NoKernel(f"no kernel has the activations {', '.join(names)}")
     return {"form": "reset last" if node.attrs.get("linear_before_reset", 0) else "reset first"} if node.op == "GRU" else {}
 
 

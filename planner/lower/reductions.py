@@ -58,7 +58,7 @@ def _reduce(b: Builder, node: Node) -> Tensor:
         axes = list(range(rank))
     axes = sorted({axis_of(a, rank) for a in axes})
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     if all(x.shape[a] == 1 for a in axes):
         return b.reshape(_of_one(b, node, x), node.output.shape)
     dtype = x.dtype
@@ -67,7 +67,7 @@ def _reduce(b: Builder, node: Node) -> Tensor:
         return b.reshape(b.cast(_in_parts(b, _REDUCE[node.op], x, axes), dtype), node.output.shape)
     if dtype.name not in _REDUCED:
         if node.op not in {"ReduceMax", "ReduceMin"} or dtype.itemsize > 2 or dtype.kind not in "iub":
-            raise NoKernel(f"no kernel for {dtype}")
+            raise NoKernel(f"no kernel computes {dtype}")
         x = b.cast(x, np.dtype(np.int32))
     out = _in_parts(b, _REDUCE[node.op], x, axes)
     return b.reshape(b.cast(out, dtype), node.output.shape)
@@ -123,7 +123,7 @@ def _arg(b: Builder, node: Node) -> Tensor:
     x = data(node)
     axis = axis_of(node.attrs.get("axis", 0), len(x.shape))
     if x.dtype.name not in {"float32", "float64", "int32", "int64", "int8", "uint8"}:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     kept = tuple(1 if k == axis else d for k, d in enumerate(x.shape))
     mode = "max" if node.op == "ArgMax" else "min"
     out = b.emit("ARGREDUCE", [x], kept, I64, mode=mode, axis=axis, select_last=bool(node.attrs.get("select_last_index", 0)))
@@ -136,7 +136,7 @@ def _softmax(b: Builder, node: Node) -> Tensor:
     one_float(x)
     rank = len(x.shape)
     if rank == 0 or x.size == 0:
-        raise NoKernel("scalar or empty")
+        raise NoKernel("the input is a scalar or empty")
     if node.source is not None and node.source.version < 13:  # over all axes from `axis` on
         axis = node.attrs.get("axis", 1)
         axis = axis + rank if axis < 0 else axis
@@ -150,7 +150,7 @@ def _softmax(b: Builder, node: Node) -> Tensor:
 def _norm(b: Builder, x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, mode: str, eps: float) -> Tensor:
     require_f32(x, scale, bias)
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     rank = len(x.shape)
     scale = None if scale is None else b.align(scale, rank)
     bias = None if bias is None else b.align(bias, rank)
@@ -176,7 +176,7 @@ def _layer_norm(b: Builder, node: Node) -> list[Tensor]:
 def _instance_norm(b: Builder, node: Node) -> Tensor:
     x, rank = data(node), len(data(node).shape)
     if rank < 3:
-        raise NoKernel("no axes to normalise")
+        raise NoKernel("there are no axes to normalise")
     scale, bias = (b.insert_axes(data(node, k), [1], rank) for k in (1, 2))
     return _norm(b, x, scale, bias, 2, "layer", float(node.attrs.get("epsilon", 1e-5)))
 
@@ -187,7 +187,7 @@ def _group_norm(b: Builder, node: Node) -> Tensor:
     scale, bias = data(node, 1), data(node, 2)
     groups, channels = int(node.attrs["num_groups"]), x.shape[1]
     if channels % groups:
-        raise NoKernel("groups do not divide the channels")
+        raise NoKernel("the groups do not divide the channels")
     grouped = b.reshape(x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
     eps = float(node.attrs.get("epsilon", 1e-5))
     if scale.shape == (groups,) and groups != channels:  # up to opset 20
@@ -203,7 +203,7 @@ def _batch_norm(b: Builder, node: Node) -> Tensor | list[Tensor]:
     the batch's own: so TensorFlow writes LayerNorm."""
     training = bool(node.attrs.get("training_mode", 0))
     if any(t.name for t in node.outputs[1:]) and not training:
-        raise NoKernel("statistics as outputs")
+        raise NoKernel("statistics are outputs")
     x = data(node)
     rank = len(x.shape)
     axes = [1] if rank > 1 else [0]
@@ -229,7 +229,7 @@ def _batch_norm_in_training(
     """y and the next running mean and variance [C], which as a rule nobody reads."""
     rank, channels = len(x.shape), scale.shape
     if rank < 2 or x.size == 0:
-        raise NoKernel("no channels")
+        raise NoKernel("there are no channels")
     front = (1, 0, *range(2, rank))  # channels first, so that the other axes are the last ones
     x = b.transpose(x, front)
     y = _norm(b, x, b.insert_axes(scale, [0], rank), b.insert_axes(bias, [0], rank), 1, "layer", eps)
@@ -289,7 +289,7 @@ def _lp_norm(b: Builder, node: Node) -> Tensor:
 def _cumsum(b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype.name not in _REDUCED:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     axis = axis_of(ints(node.inputs[1])[0], len(x.shape))
     exclusive, reverse = bool(node.attrs.get("exclusive", 0)), bool(node.attrs.get("reverse", 0))
     return b.emit("CUMSUM", [x], x.shape, x.dtype, axis=axis, exclusive=exclusive, reverse=reverse)

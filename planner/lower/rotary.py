@@ -24,10 +24,10 @@ def _rotary_embedding(b: Builder, node: Node) -> Tensor:
     if len(shape) == 3:  # [batch, tokens, heads · d] → [batch, tokens, heads, d]
         heads = int(node.attrs.get("num_heads", 0))
         if heads < 1 or shape[2] % heads:
-            raise NoKernel(f"{heads} heads in {shape[2]} columns")
+            raise NoKernel(f"{heads} heads do not divide {shape[2]} columns")
         x = b.reshape(x, (*shape[:2], heads, shape[2] // heads))
     if len(x.shape) != 4 or 0 in x.shape:
-        raise NoKernel("no [batch, heads, tokens, d]")
+        raise NoKernel("the input is not [batch, heads, tokens, d]")
     tokens, place = (1, 2) if len(shape) == 3 else (2, 1)  # the axis of tokens; where the axis of heads belongs in the angles
     width = int(node.attrs.get("rotary_embedding_dim", 0)) or x.shape[3]
     half = width // 2
@@ -35,7 +35,7 @@ def _rotary_embedding(b: Builder, node: Node) -> Tensor:
     for whole in (cos, sin):
         table = whole if positions is None else b.emit("GATHER", [whole, positions], (*positions.shape, whole.shape[-1]), F32, axis=0)
         if len(table.shape) != 3 or table.shape[1:] != (x.shape[tokens], half) or width > x.shape[3] or width % 2:
-            raise NoKernel(f"angles {list(table.shape)} for {list(x.shape)}")
+            raise NoKernel(f"angles {list(table.shape)} do not fit {list(x.shape)}")
         tables.append(b.reshape(table, (*table.shape[:place], 1, *table.shape[place:])))
     turned = b.slice(x, (0,) * 4, (1,) * 4, (*x.shape[:3], width))
     y = turn(b, turned, tables[0], tables[1], interleaved=bool(node.attrs.get("interleaved", 0)))

@@ -18,9 +18,9 @@ _OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 def _require_image(x: Tensor) -> None:
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     if max(x.shape[2:]) >= LONGEST_IMAGE:
-        raise NoKernel(f"an image of {list(x.shape[2:])} pixels")
+        raise NoKernel(f"no kernel samples an image of {list(x.shape[2:])} pixels")
 
 
 @rule("GridSample")
@@ -28,12 +28,12 @@ def _grid_sample(b: Builder, node: Node) -> Tensor:
     x, grid = data(node), data(node, 1)
     require_f32(x)
     if len(x.shape) not in {4, 5}:
-        raise NoKernel(f"an image of {len(x.shape) - 2} axes")
+        raise NoKernel(f"no kernel samples an image of {len(x.shape) - 2} axes")
     _require_image(x)
     mode = node.attrs.get("mode", "linear")
     mode, padding = _OLD_MODES.get(mode, mode), node.attrs.get("padding_mode", "zeros")
     if mode not in GRID_MODES or padding not in GRID_PADDINGS:
-        raise NoKernel(f"mode {mode}, padding {padding}")
+        raise NoKernel(f"no kernel has mode {mode} with padding {padding}")
     if grid.dtype == np.float64 and mode != "nearest":  # PyTorch's exporter makes doubles of numpy's scalars; between pixels nothing jumps
         grid = b.cast(grid, x.dtype)
     require_f32(grid)
@@ -50,9 +50,9 @@ def _roi_align(b: Builder, node: Node) -> Tensor:
     mode, ratio = a.get("mode", "avg"), int(a.get("sampling_ratio", 0))
     coordinates = a.get("coordinate_transformation_mode", "half_pixel") if version >= 16 else "output_half_pixel"
     if mode not in ROI_MODES or coordinates not in {"half_pixel", "output_half_pixel"}:
-        raise NoKernel(f"mode {mode}, coordinates {coordinates}")
+        raise NoKernel(f"no kernel has mode {mode} with coordinates {coordinates}")
     if roi_scratch(node.output.shape, x.shape, mode, ratio) > MOST_LISTS:
-        raise NoKernel("too many cells of too large an image")
+        raise NoKernel("the regions of interest have too many cells of too large an image")
     half, scale = coordinates == "half_pixel", float(a.get("spatial_scale", 1.0))
     options = {"mode": mode, "ratio": ratio, "scale": scale, "half_pixel": half}
     return b.emit("ROIALIGN", [x, rois, b.cast(batches, I64)], node.output.shape, x.dtype, **options)
@@ -64,10 +64,10 @@ def _deform_conv(b: Builder, node: Node) -> Tensor:
     x, w, offsets, bias, mask = data(node), data(node, 1), data(node, 2), optional(node, 3), optional(node, 4)
     require_f32(x, w, offsets, bias, mask)
     if len(x.shape) != 4:
-        raise NoKernel(f"over {len(x.shape) - 2} axes")
+        raise NoKernel(f"no kernel convolves over {len(x.shape) - 2} axes")
     _require_image(x)
     if node.output.size == 0 or w.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     groups, parts = int(node.attrs.get("group", 1)), int(node.attrs.get("offset_group", 1))
     strides, dilations, begin, _ = window(node, w.shape[2:], x.shape[2:])
     n, out, taps = x.shape[0], node.output.shape[2:], w.shape[2] * w.shape[3]

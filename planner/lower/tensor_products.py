@@ -19,7 +19,7 @@ def _einsum(b: Builder, node: Node) -> Tensor:
     require_f32(*tensors)
     terms, result = equations.parse(node.attrs["equation"], [len(t.shape) for t in tensors])
     if len(tensors) > 2 or any(len(set(t)) != len(t) for t in (*terms, result)) or any(t.size == 0 for t in tensors):
-        raise NoKernel("more than two operands, a diagonal, or nothing")
+        raise NoKernel("the equation has more than two operands, a diagonal, or nothing")
     sizes = equations.sizes(terms, [t.shape for t in tensors])
     tensors, terms = _without_repeated(b, tensors, terms, sizes)
     if len(tensors) == 1:

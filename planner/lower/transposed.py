@@ -24,7 +24,7 @@ def _conv_transpose(b: Builder, node: Node) -> Tensor:
     spatial, kernel = x.shape[2:], w.shape[2:]
     out_spatial = node.output.shape[2:]
     if len(spatial) not in {1, 2, 3} or x.size == 0 or not w.is_const:
-        raise NoKernel(f"over {len(spatial)} axes, or weights that are computed")
+        raise NoKernel(f"the weights are computed, or no kernel convolves over {len(spatial)} axes")
     strides, dilations, begin, _ = window(node, kernel, spatial)
     extra = list(node.attrs.get("output_padding") or [0] * len(spatial))
     if node.attrs.get("auto_pad", "NOTSET") != "NOTSET" or node.attrs.get("output_shape"):

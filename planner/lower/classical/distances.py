@@ -22,15 +22,15 @@ def _scan(b: Builder, node: Node) -> list[Tensor]:
     ordinary = len(node.inputs) == 2 and node.attrs.get("num_scan_inputs") == 1 and node.source is not None and node.source.version >= 9
     turned = [f"scan_{end}_{what}" for end in ("input", "output") for what in ("axes", "directions")]
     if not ordinary or any(any(node.attrs.get(name) or []) for name in turned):
-        raise NoKernel("a Scan")
+        raise NoKernel("no kernel computes this Scan")
     term = _term(node.attrs["body"])
     whole, rows = data(node), data(node, 1)
     dtype = one_float(whole, rows)
     if term is None or len(whole.shape) != 2 or len(rows.shape) != 2 or whole.size == 0 or rows.size == 0:
-        raise NoKernel("a Scan of anything but distances")
+        raise NoKernel("the Scan computes more than distances")
     x, y = b.cast(rows, F64), b.transpose(b.cast(whole, F64), (1, 0))
     if x.shape[1] != y.shape[0]:
-        raise NoKernel("rows of one column beside others")
+        raise NoKernel("only some rows have a single column")
     apart = b.emit("DGEMM", [x, y], (x.shape[0], y.shape[1]), F64, alpha=1.0, act=NO_ACT, term=term)
     return [whole, b.cast(apart, dtype) if dtype == F32 else apart]
 

@@ -30,13 +30,13 @@ def rows_of(b: Builder, node: Node) -> Tensor:
     """The input as rows of features."""
     x = data(node)
     if x.dtype not in NUMBERS:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     if x.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     if len(x.shape) == 1:
         return b.reshape(x, (1, x.shape[0]))
     if len(x.shape) != 2:
-        raise NoKernel(f"{len(x.shape)} axes")
+        raise NoKernel(f"the input has {len(x.shape)} axes")
     return x
 
 
@@ -55,7 +55,7 @@ def text(node: Node, name: str, default: str) -> str:
 def scores(b: Builder, s: Tensor, transform: str, second: str = "") -> Tensor:
     """What is written of the scores [N, C], f32. `second`: how two are made of one, "1 - s" or "-s"."""
     if transform not in TRANSFORMS:
-        raise NoKernel(f"transform {transform}")
+        raise NoKernel(f"no kernel has the transform {transform}")
     if second and transform == "LOGISTIC":
         second = "-s"
     elif second:
@@ -63,7 +63,7 @@ def scores(b: Builder, s: Tensor, transform: str, second: str = "") -> Tensor:
     if not second and transform == "NONE":
         return b.cast(s, F32)
     if second and transform == "PROBIT":
-        raise NoKernel("probit of one score for two classes")
+        raise NoKernel("no kernel has PROBIT of one score for two classes")
     columns = 2 if second else s.shape[1]
     return b.emit("SCORES", [s], (s.shape[0], columns), F32, transform=transform, second=second)
 
@@ -78,7 +78,7 @@ def _emit(
 ) -> Tensor:
     """TREES over rows `x`; `dtype`: of the result."""
     if aggregate not in tree_tables.AGGREGATES:
-        raise NoKernel(f"aggregate {aggregate}")
+        raise NoKernel(f"no kernel aggregates by {aggregate}")
     try:
         last = tree_tables.features(trees)
     except ModelInvalidError as error:
@@ -86,7 +86,7 @@ def _emit(
     if last > x.shape[1]:
         raise ModelInvalidError(f"node {b.name!r} ({b.onnx_op}) looks at feature {last - 1} of {x.shape[1]}")
     if x.shape[1] >= tree_tables.MOST_FEATURES:
-        raise NoKernel(f"{x.shape[1]} features")
+        raise NoKernel(f"no kernel takes {x.shape[1]} features")
     own = F64 if x.dtype == F64 else F32
     try:
         packed = tree_tables.pack(trees, targets, aggregate, own)
@@ -110,7 +110,7 @@ def _base(attrs: dict[str, Any], targets: int) -> npt.NDArray[Any] | None:
     """Base values of a regressor: as many as targets, or none."""
     base = tree_tables.base_values(attrs)
     if len(base) not in (0, targets):
-        raise NoKernel(f"{len(base)} base values for {targets} targets")
+        raise NoKernel(f"there are {len(base)} base values for {targets} targets")
     return base if len(base) else None
 
 
@@ -119,7 +119,7 @@ def _regressor(b: Builder, node: Node) -> Tensor:
     x, targets = rows_of(b, node), int(node.attrs.get("n_targets", 1))
     transform = text(node, "post_transform", "NONE")
     if transform not in TRANSFORMS:
-        raise NoKernel(f"transform {transform}")
+        raise NoKernel(f"no kernel has the transform {transform}")
     if targets == 1 and transform != "PROBIT":
         transform = "NONE"
     aggregate = text(node, "aggregate_function", "SUM")
@@ -135,7 +135,7 @@ def _check_scores(trees: tree_tables.Trees, targets: int) -> None:
     onnxruntime gives 0 for such a target, without its base value; TREES does not know which targets a row has met.
     """
     if targets > 1 and len(_always(trees, list(range(targets)))) < targets:
-        raise NoKernel("rows without a score for a target")
+        raise NoKernel("rows may have no score for a target")
 
 
 @rule("ai.onnx.ml.TreeEnsemble")
@@ -143,12 +143,12 @@ def _ensemble(b: Builder, node: Node) -> Tensor:
     x, attrs, targets = rows_of(b, node), node.attrs, int(node.attrs.get("n_targets", 1))
     aggregate, transform = int(attrs.get("aggregate_function", 1)), int(attrs.get("post_transform", 0))
     if not (0 <= aggregate < len(_AGGREGATES_BY_NUMBER) and 0 <= transform < len(_TRANSFORMS_BY_NUMBER)):
-        raise NoKernel("aggregate or transform that is not known")
+        raise NoKernel("the aggregate or transform is not known")
     name = _TRANSFORMS_BY_NUMBER[transform]
     if targets == 1 and name != "PROBIT":
         name = "NONE"
     if name != "NONE" and x.dtype == F64:
-        raise NoKernel("a transform of doubles")
+        raise NoKernel("no kernel transforms doubles")
     try:
         trees = tree_tables.from_leaves(attrs)
     except ModelInvalidError as error:
@@ -177,16 +177,16 @@ def _classifier(b: Builder, node: Node) -> list[Tensor]:
     table = np.array(attrs.get("classlabels_int64s") or [], np.int64)
     transform, base = text(node, "post_transform", "NONE"), tree_tables.base_values(attrs)
     if attrs.get("classlabels_strings") or len(table) < 2 or len(base) > len(table):
-        raise NoKernel("labels that are strings, or fewer than two")
+        raise NoKernel("labels are strings, or fewer than two")
     trees = _trees(node, "class")
     used = sorted(set(trees.target.tolist()))
     always = _always(trees, used)
     if len(table) > 2:
         if len(always) < len(table) and len(base) < len(table):
-            raise NoKernel("classes without a score")
+            raise NoKernel("classes have no score")
         reading = _Reading(np.r_[base, np.zeros(len(table) - len(base), base.dtype)], table)
     elif always != used or not used:
-        raise NoKernel("rows without a score")
+        raise NoKernel("rows may have no score")
     else:
         reading = _two_classes(used, base, table, bool((trees.weight >= 0).all()))
     columns = 1 if reading.second else len(table)
@@ -216,7 +216,7 @@ def _two_classes(used: list[int], base: npt.NDArray[Any], table: npt.NDArray[np.
     if used == [0] and len(base) < 2:
         return _Reading(base if len(base) else None, table, "1 - s" if positive else "-s", 0, threshold)
     if len(base) == 2:
-        raise NoKernel("base values of two classes that have weights")
+        raise NoKernel("two classes with weights have base values")
     if used == [1]:
         return _Reading(None, table, "", 1, threshold)
     numbers = np.array([0, 1], np.int64)  # onnxruntime's labels where both classes have weights

@@ -50,9 +50,9 @@ def _linear_regressor(b: Builder, node: Node) -> Tensor:
     x, targets = rows_of(b, node), int(node.attrs.get("targets", 1))
     intercepts, transform = _floats(node, "intercepts"), text(node, "post_transform", "NONE")
     if len(intercepts) not in (0, targets):
-        raise NoKernel(f"{len(intercepts)} intercepts of {targets} targets")
+        raise NoKernel(f"there are {len(intercepts)} intercepts for {targets} targets")
     if transform != "NONE":
-        raise NoKernel(f"transform {transform}")
+        raise NoKernel(f"no kernel has the transform {transform}")
     return _product(b, x, _matrix(node, "coefficients", targets, x.shape[1]), intercepts if len(intercepts) else None)
 
 
@@ -61,14 +61,14 @@ def _linear_classifier(b: Builder, node: Node) -> list[Tensor]:
     x, intercepts, table = rows_of(b, node), _floats(node, "intercepts"), _ints(node, "classlabels_ints")
     count = len(intercepts)
     if node.attrs.get("classlabels_strings") or count == 0 or (count > 1 and len(table) < count):
-        raise NoKernel("labels that are strings, or other than scores")
+        raise NoKernel("labels are strings, or not as many as scores")
     s = _product(b, x, _matrix(node, "coefficients", count, x.shape[1]), intercepts)
     transform = text(node, "post_transform", "NONE")
     if count == 1:
         two = len(table) == 2
         label = labels(b, s, table if two else np.array([0, 1], np.int64), "above", 0, 0.0)
         if not two and transform != "NONE":
-            raise NoKernel("a transform of one score")
+            raise NoKernel("no kernel transforms a single score")
         return [label, scores(b, s, transform, "1 - s" if two else "")]
     return [labels(b, s, table[:count], "greatest"), scores(b, s, transform)]
 
@@ -87,7 +87,7 @@ def _kernel(b: Builder, node: Node, x: Tensor, vectors: npt.NDArray[Any], c: flo
     if kind == "LINEAR":
         return _product(b, x, vectors, None if c == 0.0 else np.full(len(vectors), c, np.float32))
     if kind not in ("POLY", "SIGMOID"):
-        raise NoKernel(f"kernel {kind}")
+        raise NoKernel(f"there is no kernel function {kind}")
     act: Act = ("TANH", 0.0, 0.0) if kind == "SIGMOID" else NO_ACT
     k = _product(b, x, vectors, np.full(len(vectors), coef0, np.float32), gamma, act)
     if kind == "SIGMOID" or degree == 1:
@@ -102,7 +102,7 @@ def _kernel(b: Builder, node: Node, x: Tensor, vectors: npt.NDArray[Any], c: flo
 def _vectors(node: Node, x: Tensor, count: int) -> npt.NDArray[Any]:
     vectors = _floats(node, "support_vectors")
     if len(vectors) != count * x.shape[1]:
-        raise NoKernel(f"support vectors of {len(vectors) // max(count, 1)} features for {x.shape[1]}")
+        raise NoKernel(f"support vectors have {len(vectors) // max(count, 1)} features and rows {x.shape[1]}")
     return vectors.reshape(count, x.shape[1])
 
 
@@ -110,7 +110,7 @@ def _vectors(node: Node, x: Tensor, count: int) -> npt.NDArray[Any]:
 def _svm_regressor(b: Builder, node: Node) -> Tensor:
     x, count, rho = rows_of(b, node), int(node.attrs.get("n_supports", 0)), _floats(node, "rho")
     if text(node, "post_transform", "NONE") != "NONE" or len(rho) < 1:
-        raise NoKernel("a transform, or no rho")
+        raise NoKernel("there is a transform, or no rho")
     if count > 0:
         k = _kernel(b, node, x, _vectors(node, x, count))
         y = _product(b, k, _matrix(node, "coefficients", 1, count), rho[:1])
@@ -130,7 +130,7 @@ def _svm_classifier(b: Builder, node: Node) -> list[Tensor]:
     a, c, classes = _floats(node, "prob_a"), _floats(node, "prob_b"), len(table)
     pairs, count = classes * (classes - 1) // 2, int(per_class.sum())
     if node.attrs.get("classlabels_strings") or classes < 2 or count == 0 or len(per_class) != classes or (per_class < 0).any():
-        raise NoKernel("labels that are strings, or no support vectors")
+        raise NoKernel("labels are strings, or there are no support vectors")
     if len(rho) < pairs or len(a) != len(c) or 0 < len(a) < pairs:
         raise ModelInvalidError(
             f"node {node.name!r} ({node.onnx_op}): rho, prob_a or prob_b have too few entries for {pairs} pairs of classes"
@@ -146,7 +146,7 @@ def _svm_classifier(b: Builder, node: Node) -> list[Tensor]:
     label = labels(b, s, table, "votes")
     if len(a):
         if transform != "NONE":
-            raise NoKernel(f"transform {transform} of probabilities")
+            raise NoKernel(f"no kernel has the transform {transform} of probabilities")
         return [label, b.emit("COUPLE", [s, of_model("a", a[:pairs]), of_model("b", c[:pairs])], (x.shape[0], classes), F32)]
     if classes > 2:
         return [label, scores(b, s, transform)]
@@ -160,7 +160,7 @@ def _by_feature(b: Builder, node: Node, name: str, x: Tensor, dtype: np.dtype[An
     """An attribute of one value, or one a feature, beside x."""
     values = _floats(node, name)
     if len(values) not in (1, x.shape[-1]):
-        raise NoKernel(f"{len(values)} of {name} for {x.shape[-1]} features")
+        raise NoKernel(f"{name} has {len(values)} values for {x.shape[-1]} features")
     return of_model(name, values.astype(dtype).reshape((1,) * (len(x.shape) - 1) + (-1,)))
 
 
@@ -168,7 +168,7 @@ def _by_feature(b: Builder, node: Node, name: str, x: Tensor, dtype: np.dtype[An
 def _scaler(b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype not in NUMBERS or len(x.shape) not in (1, 2) or x.size == 0:
-        raise NoKernel(f"{len(x.shape)} axes of {x.dtype}")
+        raise NoKernel(f"no kernel takes {x.dtype} with {len(x.shape)} axes")
     own = F64 if x.dtype == F64 else F32
     x = b.cast(x, own)
     centred = b.binary("SUB", x, _by_feature(b, node, "offset", x, own))
@@ -179,7 +179,7 @@ def _scaler(b: Builder, node: Node) -> Tensor:
 def _array_feature_extractor(b: Builder, node: Node) -> Tensor:
     x, places = rows_of(b, node), data(node, 1)
     if places.size == 0:
-        raise NoKernel("empty")
+        raise NoKernel("a tensor is empty")
     return b.emit("GATHER", [x, b.reshape(places, (places.size,))], (x.shape[0], places.size), x.dtype, axis=1)
 
 
@@ -188,10 +188,10 @@ def _imputer(b: Builder, node: Node) -> Tensor:
     x = data(node)
     whole = x.dtype.kind == "i"
     if x.dtype not in NUMBERS or len(x.shape) not in (1, 2) or x.size == 0:
-        raise NoKernel(f"{len(x.shape)} axes of {x.dtype}")
+        raise NoKernel(f"no kernel takes {x.dtype} with {len(x.shape)} axes")
     values = _ints(node, "imputed_value_int64s") if whole else _floats(node, "imputed_value_floats")
     if len(values) not in (1, x.shape[-1]):
-        raise NoKernel(f"{len(values)} imputed values for {x.shape[-1]} features")
+        raise NoKernel(f"there are {len(values)} imputed values for {x.shape[-1]} features")
     given = node.attrs.get("replaced_value_int64" if whole else "replaced_value_float", 0)
     if not whole and np.isnan(given):
         bad = b.unary("ISNAN", x, dtype=BOOL)
@@ -205,7 +205,7 @@ def _imputer(b: Builder, node: Node) -> Tensor:
 def _binarizer(b: Builder, node: Node) -> Tensor:
     x = data(node)
     if x.dtype != F32:
-        raise NoKernel(f"no kernel for {x.dtype}")
+        raise NoKernel(f"no kernel computes {x.dtype}")
     threshold = b.constant(np.full((1,) * len(x.shape), node.attrs.get("threshold", 0.0), np.float32))
     return b.cast(b.binary("GREATER", x, threshold, BOOL), F32)
 
@@ -215,10 +215,10 @@ def _normalizer(b: Builder, node: Node) -> Tensor:
     """Rows over their norm; rows whose norm is 0 stay as they are."""
     x, norm = data(node), text(node, "norm", "MAX")
     if x.dtype not in NUMBERS or len(x.shape) not in (1, 2) or x.size == 0:
-        raise NoKernel(f"{len(x.shape)} axes of {x.dtype}")
+        raise NoKernel(f"no kernel takes {x.dtype} with {len(x.shape)} axes")
     opcode = {"MAX": "MAX", "L1": "L1", "L2": "L2"}.get(norm)
     if opcode is None or x.shape[-1] == 1:
-        raise NoKernel(f"norm {norm} of {x.shape[-1]} features")
+        raise NoKernel(f"no kernel has the norm {norm} of {x.shape[-1]} features")
     x = b.cast(x, F32)
     size = b.reduce(opcode, x, (len(x.shape) - 1,))
     rank = (1,) * len(x.shape)

@@ -26,7 +26,7 @@ def _taken(b: Builder, x: Tensor, keys: npt.NDArray[np.int64], values: npt.NDArr
     """values[k] where x is keys[k], of equal keys the last one, and `other` elsewhere."""
     least, most = int(keys.min()), int(keys.max())
     if most - least >= MOST or least == np.iinfo(np.int64).min or most == np.iinfo(np.int64).max:
-        raise NoKernel(f"keys from {least} to {most}")
+        raise NoKernel(f"keys reach too far: from {least} to {most}")
     table = np.repeat(other[None], most - least + 3, axis=0)  # the ends stand for all that lies beyond
     table[keys - least + 1] = values
     at = b.ternary("CLAMP", x, b.constant(least - 1, I64), b.constant(most + 1, I64))
@@ -57,7 +57,7 @@ def _default(node: Node, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def _label_encoder(b: Builder, node: Node) -> Tensor:
     x, keys, values = data(node), _list(node, "keys"), _list(node, "values")
     if x.dtype != I64 or x.size == 0 or keys is None or values is None or keys.dtype != I64 or len(keys) != len(values) or not len(keys):
-        raise NoKernel(f"keys or values that are no whole numbers, of {x.dtype}")
+        raise NoKernel(f"keys, values or {x.dtype} inputs are no whole numbers")
     return _taken(b, x, keys[::-1], values[::-1], _default(node, values.dtype))  # of equal keys the first one counts
 
 
@@ -65,10 +65,10 @@ def _label_encoder(b: Builder, node: Node) -> Tensor:
 def _one_hot(b: Builder, node: Node) -> Tensor:
     x, keys = data(node), np.array(node.attrs.get("cats_int64s") or [], np.int64)
     if x.dtype not in (*NUMBERS, I32) or x.size == 0 or not len(keys) or node.attrs.get("cats_strings"):
-        raise NoKernel(f"categories that are no whole numbers, of {x.dtype}")
+        raise NoKernel(f"categories or {x.dtype} inputs are no whole numbers")
     count, strict = len(keys), not node.attrs.get("zeros", 1)
     if count > MOST_CELLS or (strict and count * count > MOST_CELLS):
-        raise NoKernel(f"{count} categories")
+        raise NoKernel(f"no kernel takes {count} categories")
     x = b.cast(x, I64)
     if strict:  # the place behind the last is no row
         place = _taken(b, x, keys, np.arange(count), np.array(count))

@@ -110,14 +110,14 @@ def from_nodes(attrs: dict[str, Any], weights: str) -> Trees:
         if length != n:
             raise ModelInvalidError(f"{name} has {length} entries for {n} nodes")
     if n == 0:
-        raise NoKernel("no nodes")
+        raise NoKernel("the trees have no nodes")
     unknown = sorted(set(names) - MODES.keys())
     if unknown:
         raise ModelInvalidError(f"nodes_modes names {unknown[0]!r}, not one of {', '.join(MODES)}")
     mode = np.array([MODES[m] for m in names], np.int64)
     starts = np.flatnonzero(np.r_[True, tree_ids[1:] != tree_ids[:-1]])
     if len(np.unique(tree_ids[starts])) != len(starts):
-        raise NoKernel("nodes of trees in between each other")
+        raise NoKernel("the nodes of a tree are not beside each other")
     find = _Places(tree_ids, node_ids)
     inner = mode != LEAF
     yes, no = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -230,7 +230,7 @@ def pack(t: Trees, targets: int, aggregate: str, dtype: np.dtype[Any]) -> Packed
         value = t.value.astype(dtype)
     slots, size, starts = _slots(t, level, owner)
     if size > MOST_NODES or level.max() > MOST_STEPS:
-        raise NoKernel(f"{size} nodes, {level.max()} deep")
+        raise NoKernel(f"the trees are too large: {size} nodes, {level.max()} deep")
     below = np.isin(t.mode, (LT, GTE))
     value = np.where(below, np.where(np.isneginf(value), dtype.type(np.nan), np.nextafter(value, dtype.type(-np.inf))), value)
     turned = _turned(t)
@@ -351,9 +351,9 @@ def _weights(
     used = level[t.leaf] >= 0
     leaf, target, weight = t.leaf[used], t.target[used], t.weight[used].astype(dtype)
     if len(np.unique(leaf * targets + target)) != len(leaf):
-        raise NoKernel("leaves with several weights for a target")
+        raise NoKernel("a leaf has several weights for a target")
     if aggregate in ("MIN", "MAX") and np.isnan(weight).any():
-        raise NoKernel("weights that are no numbers")
+        raise NoKernel("weights are no numbers")
     tree = slots.tree[leaf]
     first, last = np.full(len(table), targets), np.full(len(table), -1)
     np.minimum.at(first, tree, target)
@@ -371,7 +371,7 @@ def _weights(
     begin = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
     if total > _SPREAD * (len(weight) + len(wide)) + (1 << 16) or total > MOST_NODES:
-        raise NoKernel(f"{len(weight)} weights spread over {total} places")
+        raise NoKernel(f"{len(weight)} weights are spread over {total} places")
     place = np.zeros(len(t.mode), np.int64)
     place[wide] = begin
     out = np.full(total, none, dtype)
