@@ -44,7 +44,7 @@ def _split(a: Attrs, opset: int, node: NodeProto) -> Call | None:
         dim = x.shape[axis]
         if dim not in slices:
             if parts != outputs or (opset < UNEVEN and dim % parts):
-                raise ValueError(f"an axis of {dim} is not split into {parts} parts for {outputs} outputs")
+                raise ValueError(f"an axis of {dim} cannot be split into {parts} parts for {outputs} outputs")
             ends = [min(end, dim) for end in accumulate([0, *[-(-dim // parts)] * parts])]
             before = (slice(None),) * (axis % x.ndim)
             slices[dim] = [(*before, slice(i, j)) for i, j in pairwise(ends)]

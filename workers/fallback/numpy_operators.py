@@ -125,7 +125,7 @@ def slices(
 def _checked(x: Array, indices: Array, axis: int) -> None:
     dim = x.shape[axis]
     if indices.size and (indices.min() < -dim or indices.max() >= dim):
-        raise IndexError(f"index outside axis {axis} of {dim}")
+        raise IndexError(f"an index lies outside axis {axis}, which has {dim} elements")
 
 
 def _gather(a: Attrs, opset: int) -> Call:
@@ -211,7 +211,7 @@ def _split(a: Attrs, opset: int) -> Call | None:
             return NotImplemented
         ends = list(accumulate([0, *sizes]))
         if ends[-1] != x.shape[axis]:
-            raise ValueError(f"parts of {sizes} do not make an axis of {x.shape[axis]}")
+            raise ValueError(f"parts of {sizes} do not add up to an axis of {x.shape[axis]}")
         before = (slice(None),) * (axis % x.ndim)
         return tuple(x[(*before, slice(i, j))] for i, j in pairwise(ends))
 
@@ -254,9 +254,9 @@ def _range(a: Attrs, opset: int) -> Call:
         if start.dtype.char not in _PLAIN or not start.size == limit.size == delta.size == 1:
             return NotImplemented
         if not delta.any():
-            raise ValueError("steps of 0")
+            raise ValueError("the step of the range is 0")
         if start.dtype.kind not in "iu" and not all(np.isfinite(v).all() for v in (start, limit, delta)):
-            raise ValueError("a range without an end")
+            raise ValueError("the range has no end")
         steps = np.arange(range_length(start, limit, delta))
         wide = np.int64 if start.dtype.kind in "iu" else np.float64
         return np.asarray(start.astype(wide).reshape(()) + steps.astype(wide) * delta.astype(wide).reshape(())).astype(start.dtype)
@@ -278,7 +278,7 @@ def _top_k(a: Attrs, opset: int) -> Call | None:
         most = int(k.reshape(-1)[0])
         n = x.shape[axis]
         if not 0 <= most <= n:
-            raise ValueError(f"{most} of an axis of {n}")
+            raise ValueError(f"{most} elements are asked of an axis of {n}")
         turned = np.moveaxis(x, axis, -1)
         # Ascending, the last of equal ones stands last: of an axis that is turned around twice that is the first.
         order = n - 1 - np.argsort(turned[..., ::-1], -1, kind="stable")[..., ::-1] if largest else np.argsort(turned, -1, kind="stable")
@@ -308,7 +308,7 @@ def _divide(x: Array, y: Array) -> Any:
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
     if not y.all():
-        raise ZeroDivisionError("integer division by zero")
+        raise ZeroDivisionError("an integer is divided by zero")
     return x // y if x.dtype.kind == "u" else (np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))).astype(x.dtype)
 
 

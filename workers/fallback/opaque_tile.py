@@ -56,7 +56,7 @@ class Opaque:
         optional None. Whatever goes wrong inside is a `RequestError` that names node and op.
         """
         if len(inputs) != len(self.inputs):
-            raise RequestError(f"{self.name}: {len(self.inputs)} inputs expected, got {len(inputs)}")
+            raise RequestError(f"{self.name}: it has {len(self.inputs)} inputs and was given {len(inputs)}")
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
@@ -129,7 +129,7 @@ def run_tile(
 
 def _store(opaque: Opaque, outputs: Sequence[Operand], results: list[Any]) -> int:
     if len(outputs) != len(results):
-        raise RequestError(f"{opaque.name}: {len(results)} results for {len(outputs)} outputs")
+        raise RequestError(f"{opaque.name}: it returned {len(results)} results for {len(outputs)} outputs")
     total, short = 0, False
     for name, out, result in zip(opaque.outputs, outputs, results, strict=True):
         if isinstance(out, memoryview):

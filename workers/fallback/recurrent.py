@@ -121,7 +121,7 @@ def run(
     directions, _, hidden = r.shape
     backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.get("direction", "forward").lower()]
     if len(backwards) != directions or w.shape[:2] != (directions, _GATES[op] * hidden) or r.shape[1] != _GATES[op] * hidden:
-        raise ValueError(f"weights of shapes {list(w.shape)} and {list(r.shape)} for {len(backwards)} directions and {_GATES[op]} gates")
+        raise ValueError(f"weights {list(w.shape)} and {list(r.shape)} do not fit {len(backwards)} directions and {_GATES[op]} gates")
     cells = _cells(op, given, directions)
     lengths = _lengths(sequence_lens, steps, batch)
     outputs = []
@@ -165,7 +165,7 @@ def _cells(op: str, given: dict[str, Any], directions: int) -> list[Cell]:
     if op == "RNN" and directions == 1 and len(names) == 2 and names[0] == names[1]:
         names = names[:1]  # the operator's own default has two
     if len(names) != len(default) * directions or not set(names) <= ACTIVATIONS:
-        raise ValueError(f"activations {names}, not {len(default) * directions} of {', '.join(sorted(ACTIVATIONS))}")
+        raise ValueError(f"activations are {names}; {len(default) * directions} are expected, of {', '.join(sorted(ACTIVATIONS))}")
     alphas, betas = iter(given.get("activation_alpha", ())), iter(given.get("activation_beta", ()))
     functions: list[Function] = []
     for name in names:
@@ -189,11 +189,11 @@ def _lengths(sequence_lens: Array | None, steps: int, batch: int) -> Array:
     if sequence_lens is None:
         return np.full(batch, steps)
     if sequence_lens.shape != (batch,) or ((sequence_lens < 0) | (sequence_lens > steps)).any():
-        raise ValueError(f"sequence_lens {sequence_lens.tolist()} for a batch of {batch} sequences of up to {steps} steps")
+        raise ValueError(f"sequence_lens {sequence_lens.tolist()} does not fit {batch} sequences of up to {steps} steps")
     return sequence_lens.astype(np.int64)
 
 
 def _state(state: Array, batch: int, hidden: int) -> Array:
     if state.shape != (batch, hidden):
-        raise ValueError(f"an initial state of shape {list(state.shape)}, not {[batch, hidden]}")
+        raise ValueError(f"an initial state has shape {list(state.shape)}; {[batch, hidden]} is expected")
     return state

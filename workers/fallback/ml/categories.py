@@ -19,7 +19,7 @@ class Table:
 
     def __init__(self, keys: Array, values: Array, default: Any, *, last: bool = False, nan: bool = False) -> None:
         if len(keys) != len(values):
-            raise ValueError(f"{len(keys)} keys for {len(values)} values")
+            raise ValueError(f"there are {len(keys)} keys for {len(values)} values")
         self._values = np.append(values, strings([default]) if values.dtype == object else np.array([default], values.dtype))
         self._words = keys.dtype == object
         order = range(len(keys)) if last else range(len(keys) - 1, -1, -1)
@@ -194,7 +194,7 @@ def zip_map(a: Attributes) -> Callable[[Array], Maps]:
 
     def run(x: Array) -> Maps:
         if x.ndim not in {1, 2} or x.shape[-1] != len(keys):
-            raise ValueError(f"{len(keys)} class labels for scores of shape {list(x.shape)}")
+            raise ValueError(f"there are {len(keys)} class labels for scores of shape {list(x.shape)}")
         return Maps(ordered, x.reshape(-1, len(keys))[:, columns])
 
     return run

@@ -103,13 +103,13 @@ def feature_vectorizer(a: Attributes) -> Callable[..., Array]:
 
     def run(*tables: Array) -> Array:
         if len(tables) != len(widths):
-            raise ValueError(f"{len(tables)} inputs, but inputdimensions names {len(widths)}")
+            raise ValueError(f"there are {len(tables)} inputs, but inputdimensions names {len(widths)}")
         found = [rows(x) for x in tables]
         out = np.zeros((len(found[0]), int(widths.sum())), _F)
         at = 0
         for table, width in zip(found, widths.tolist(), strict=True):
             if len(table) != len(out):
-                raise ValueError(f"inputs of {len(out)} and {len(table)} rows")
+                raise ValueError(f"inputs differ in their rows: {len(out)} and {len(table)}")
             used = min(width, table.shape[1])
             out[:, at : at + used] = table[:, :used]
             at += width
@@ -126,7 +126,7 @@ def array_feature_extractor(a: Attributes) -> Callable[[Array, Array], Array]:
         if not places.size:
             raise ValueError("no columns are asked for")
         if x.ndim == 0 or places.min() < 0 or places.max() >= x.shape[-1]:
-            raise IndexError(f"columns {places.min()} to {places.max()} of an input of shape {list(x.shape)}")
+            raise IndexError(f"columns {places.min()} to {places.max()} are asked of an input of shape {list(x.shape)}")
         picked = np.take(x, places, -1)
         return picked.reshape(1, -1) if x.ndim == 1 else picked
 

@@ -52,7 +52,7 @@ def tokenizer(a: Attributes) -> Callable[[Array], Array]:
     """Tokenizer: a new last axis with the parts of each string, filled up with `pad_value`; between marks if `mark` is set."""
     mark, pad, least = bool(a.integer("mark", 0)), a.string("pad_value", ""), a.integer("mincharnum", 1)
     if least <= 0:
-        raise ValueError(f"mincharnum is {least}, not positive")
+        raise ValueError(f"mincharnum is {least}; a positive number is expected")
     split = _splitter(a, least)
 
     def run(x: Array) -> Array:
@@ -279,7 +279,7 @@ def tf_idf_vectorizer(a: Attributes) -> Callable[[Array], Array]:
     given = a.floats("weights")
     if given.size:
         if given.size != len(indexes):
-            raise ValueError(f"{given.size} weights for {len(indexes)} n-grams")
+            raise ValueError(f"there are {given.size} weights for {len(indexes)} n-grams")
         weights[indexes] = given
 
     def run(x: Array) -> Array:

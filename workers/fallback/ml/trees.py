@@ -116,7 +116,7 @@ class Ensemble:
 def _same(**lists: Array) -> None:
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"lists of different lengths: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
+        raise ValueError(f"lists differ in length: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
 
 
 def _numbers(a: Attributes, name: str, dtype: np.dtype[Any] | None) -> Array:

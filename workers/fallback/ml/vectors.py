@@ -20,7 +20,7 @@ _BLOCK: Final = 1 << 22
 def _table(x: Array, columns: int) -> Array:
     table = rows(x).astype(_F, copy=False)
     if table.shape[1] != columns:
-        raise ValueError(f"rows of {table.shape[1]} columns, where the model has {columns}")
+        raise ValueError(f"rows have {table.shape[1]} columns, and the model has {columns}")
     return table
 
 
@@ -71,7 +71,7 @@ def svm_regressor(a: Attributes) -> Callable[[Array], Array]:
         raise ValueError("coefficients or rho is missing")
     vectors = _matrix("support_vectors", a.floats("support_vectors"), count) if count > 0 else coefficients[None]
     if count > 0 and coefficients.size != count:
-        raise ValueError(f"{coefficients.size} coefficients for {count} support vectors")
+        raise ValueError(f"there are {coefficients.size} coefficients for {count} support vectors")
     kernel = _Kernel(a, vectors, linear=count <= 0)
     one_class = bool(a.integer("one_class", 0))
 
@@ -124,14 +124,14 @@ class _Machine:
         if len(counts) != n or counts.min() < 0:
             raise ValueError(f"vectors_per_class {counts.tolist()} does not fit {n} classes")
         if coefficients.size < (n - 1) * total or rho.size < pairs:
-            raise ValueError(f"{coefficients.size} coefficients and {rho.size} rho for {n} classes of {total} support vectors")
+            raise ValueError(f"{coefficients.size} coefficients and {rho.size} rho do not fit {n} classes of {total} support vectors")
         self.kernel = _Kernel(a, _matrix("support_vectors", a.floats("support_vectors"), total), linear=False)
         self.coefficients = coefficients[: (n - 1) * total].reshape(n - 1, total).astype(np.float64)
         self.ends = np.cumsum(counts)
         self.left, self.right = np.triu_indices(n, 1)
         self.a, self.b = a.floats("prob_a"), a.floats("prob_b")
         if self.a.size != self.b.size or 0 < self.a.size < pairs:
-            raise ValueError(f"{self.a.size} prob_a and {self.b.size} prob_b for {pairs} pairs of classes")
+            raise ValueError(f"{self.a.size} prob_a and {self.b.size} prob_b do not fit {pairs} pairs of classes")
 
     def __call__(self, x: Array, transform: str) -> tuple[Array, Array]:
         margins = self._margins(_table(x, self.kernel.vectors.shape[1]))
@@ -217,7 +217,7 @@ def linear_classifier(a: Attributes) -> Callable[[Array], tuple[Array, Array]]:
     offset: Any = intercepts if intercepts.size else _F(0)
     transform = scores.checked(a.word("post_transform", "NONE"))
     if classes > 1 and len(names) < classes:
-        raise ValueError(f"{len(names)} class labels for {classes} classes")
+        raise ValueError(f"there are {len(names)} class labels for {classes} classes")
     both: Array = names if len(names) == 2 else np.array(["0", "1"], object) if names.dtype == object else np.arange(2)
 
     def run(x: Array) -> tuple[Array, Array]:
