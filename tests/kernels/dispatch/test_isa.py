@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import cbuild
 import pytest
+from folders import ROOT
 
 from aspen_mp.workers import _isa, _kernels
 
@@ -75,3 +78,14 @@ def test_environment_forbids_sums_of_pairs():
     command = "from aspen_mp.workers import _isa; print(any(_isa.sums_pairs(name) for name in _isa.names()))"
     env = {**os.environ, "ASPEN_MP_BF16": "off"}
     assert subprocess.run([sys.executable, "-c", command], env=env, capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+@pytest.mark.skipif(not (ROOT / "workers").is_dir(), reason="the tests lie away from the sources")
+@pytest.mark.parametrize("only", ["portable", "avx2", "avx512"])
+def test_a_build_for_one_machine_has_one_isa(only: str, tmp_path: Path) -> None:
+    """Its choice is that ISA, or an error (-2) where the CPU lacks it, whatever else the CPU has."""
+    kernels = ROOT / "workers" / "kernels"
+    command = [cbuild.compiler(), f"-DASPEN_ONLY={only}", f"-I{kernels}", kernels / "dispatch" / "best.c", "-o", tmp_path / "best"]
+    subprocess.run(command, check=True)
+    expected = _isa.find(only) if only in _isa.names() else -2
+    assert subprocess.run([tmp_path / "best"], check=False).returncode == expected % 256
