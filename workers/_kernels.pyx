@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNEL_BY_CODE, KERNELS
+from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNEL_BY_CODE, KERNELS, NUMBERS
 from aspen_mp.workers import _isa
 
 cdef extern from "kernel.h" nogil:
@@ -44,8 +44,8 @@ cdef extern from "atomics.h" nogil:
 cnp.import_array()
 
 cdef enum:
-    MAX_ARGS = 9
-    MAX_PARAMS = 32
+    MAX_ARGS = 101
+    MAX_PARAMS = 1536
 
 cdef struct Frame:
     aspen_call call
@@ -91,7 +91,7 @@ cdef object _fill(Frame *f, kernel, args, params, lo, hi):
     cdef int outputs = max(row.n_outputs, 1)
     if not row.min_inputs <= len(args) - outputs <= row.max_inputs or len(args) > MAX_ARGS:
         raise ValueError(f"{kernel}: {len(args) - outputs} inputs, expected {row.min_inputs} to {row.max_inputs}")
-    if len(params) != row.n_params:
+    if row.n_params not in (len(params), NUMBERS["ANY_PARAMS"]) or len(params) > MAX_PARAMS:
         raise ValueError(f"{kernel}: {len(params)} parameters, expected {row.n_params}")
     if args[0] is None or len(lo) != args[0].ndim or len(hi) != args[0].ndim:
         raise ValueError(f"{kernel}: the box needs one bound for each axis of the output")

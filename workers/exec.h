@@ -102,7 +102,7 @@ static inline const char *aspen_operands_check(const struct aspen_plan_header *h
 }
 
 static inline const char *aspen_ops_check(const struct aspen_plan_header *h, const struct aspen_op *op) {
-  static const uint8_t fewest[] = {
+  static const uint16_t fewest[] = {
 #define X(n, c, lo, hi, p, o) [c] = lo,
       ASPEN_KERNELS(X)
 #undef X
@@ -134,7 +134,7 @@ static inline const char *aspen_ops_check(const struct aspen_plan_header *h, con
     if (k == ASPEN_K_JOIN || k == ASPEN_K_END) continue;
     if (op->n_inputs < fewest[k] || op->n_inputs > most[k]) return "an op has a wrong number of inputs";
     if (k == ASPEN_K_OPAQUE) continue;
-    if (op->n_outputs != outputs[k] || op->n_params != params[k]) return "an op has a wrong number of outputs or parameters";
+    if (op->n_outputs != outputs[k] || (op->n_params != params[k] && params[k] != ASPEN_ANY_PARAMS)) return "an op has a wrong number of outputs or parameters";
   }
   return NULL;
 }

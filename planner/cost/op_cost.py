@@ -128,10 +128,16 @@ def flops(node: Node) -> float:
 def even_ns(node: Node) -> float:
     """Arithmetic and traffic between caches of a node whose elements all cost the same."""
     cost, moved = SPECS[node.op].cost, traffic(node)
-    weights, passing = memory_bytes(node, moved)
     work = flops(node)
     ns = work * (cost.element_ns(node) + activation_ns(node)) if cost.ns is None else cost.ns(node, work)
-    return ns + max(moved - weights - passing, 0.0) / rates().warm
+    return ns + outside_ns(node, moved)
+
+
+def outside_ns(node: Node, moved: float | None = None) -> float:
+    """What a node reads and writes of other cores' caches. `moved`: its traffic, where that is known."""
+    moved = traffic(node) if moved is None else moved
+    weights, passing = memory_bytes(node, moved)
+    return max(moved - weights - passing, 0.0) / rates().warm
 
 
 def weight_bytes(node: Node) -> float:

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from aspen_mp.planner.cost import factors
 from aspen_mp.planner.job.options import Vectors
-from aspen_mp.planner.ops import factors
 
 FORMAT: Final = 7
 FARTHEST: Final = 100.0

@@ -24,6 +24,7 @@ from aspen_mp.planner.ops.packing.winograd import Blocks
 from aspen_mp.planner.ops.products import by_sevens
 from aspen_mp.planner.ops.recurrent import UNITS, recurrent_gates, recurrent_steps
 from aspen_mp.planner.ops.spec import OPAQUE, TileModel
+from aspen_mp.planner.ops.stacks import node_of, regions, step_ns
 from aspen_mp.planner.ops.table import SPECS, is_packed
 from aspen_mp.shm.tables import NUMBERS
 
@@ -300,6 +301,24 @@ class Even(TileCost):
         return [box.prod(axis=1)]
 
 
+@dataclass(frozen=True, slots=True)
+class Rolling(TileCost):
+    """A stack whose rows roll through its steps. Axes: images, channels, rows. `row_ns`: of a channel, for a row of the output;
+    `begin_ns`: for the rows that steps make beside those, where a tile begins and ends."""
+
+    row_ns: float
+    begin_ns: float
+    height: int
+
+    def modelled(self, sides: list[Ints]) -> Floats:
+        images, channels, rows = sides
+        lanes = images * (-(-channels // LINE) * LINE)
+        return np.asarray(lanes * (rows * self.row_ns + np.where(rows < self.height, self.begin_ns, 0.0)))
+
+    def sides(self, box: Ints) -> list[Ints]:
+        return [box[:, 0], box[:, 1], box[:, 2]]
+
+
 def of(node: Node, workers: int = 1) -> TileCost:
     """The model of a node's tiles, which so many workers share."""
     a, factor = node.inputs[0] if node.inputs else None, op_cost.factor(node)
@@ -339,6 +358,20 @@ def _stack(node: Node, a: Tensor, workers: int) -> TileCost:
     return Stack(a.shape[1], image, span, tuple(node.attrs["strides"]), prod(node.attrs["kernel"]), op_cost.after_ns(node))
 
 
+def _rolling(node: Node, a: Tensor, workers: int) -> TileCost:
+    program, out = node.attrs["program"], node.output.shape
+    middle = np.array([[0, 0, out[2] // 2, 0]]), np.array([[1, 1, out[2] // 2 + 1, out[3]]])
+    made, _ = regions(program, *middle)
+    row_ns = begin_ns = 0.0
+    for step, (lo, hi) in zip(program, made, strict=True):
+        lanes, rows = step.shape[0] * step.shape[1], max(step.shape[2], 1)
+        each = op_cost.factor(node_of(step)) * step_ns(step) / (lanes * rows)
+        row_ns += each * rows / out[2]
+        begin_ns += each * max(float(hi[0, 2] - lo[0, 2]) - rows / out[2], 0.0)
+    row_ns += op_cost.outside_ns(node) / node.output.size * out[3]
+    return Rolling(row_ns, begin_ns, out[2])
+
+
 def _attention(node: Node, a: Tensor, workers: int) -> TileCost:
     k, shape = node.inputs[1], node.output.shape
     assert k is not None
@@ -355,6 +388,7 @@ _MODELS: Final[Mapping[TileModel, Callable[[Node, Tensor, int], TileCost]]] = {
     TileModel.CONVOLUTION: _convolution,
     TileModel.WINOGRAD: _winograd,
     TileModel.STACK: _stack,
+    TileModel.ROLLING: _rolling,
     TileModel.ATTENTION: _attention,
     TileModel.RECURRENCE: _recurrence,
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from aspen_mp.planner.ir.graph import Node, Shape
 from aspen_mp.planner.ops.boxes import Boxes, Region, broadcast, clipped, whole
-from aspen_mp.planner.ops.call import LIMIT, Call, all_f32, has_function, in_range, need, ranked, scaled, shaped
+from aspen_mp.planner.ops.call import F32, LIMIT, Call, all_f32, has_function, in_range, need, ranked, scaled, shaped
 from aspen_mp.planner.ops.elementwise import activation_ns
 from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.packing.winograd import BLOCKS, Blocks
@@ -249,7 +249,7 @@ def _pwdw_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Regi
 
 
 def _pool_region(node: Node, i: int, shape: Shape, lo: Boxes, hi: Boxes) -> Region:
-    return windows(node, shape, lo.copy(), hi.copy())
+    return windows(node, shape, lo.copy(), hi.copy()) if i == 0 else (lo[:, 1:2].copy(), hi[:, 1:2].copy())
 
 
 WIDEST_WINDOW = 64
@@ -403,6 +403,11 @@ def _pool_checks(call: Call) -> None:
     window(call, 1, 4)
     need(x.shape[:2] == out.shape[:2], "batch and channels of input 0", x.shape[:2], out.shape[:2])
     need(x.dtype == out.dtype, "dtype of input 0", x.dtype, out.dtype)
+    has_function(call, 12)
+    scaled(call, 1, out.shape[1])
+    need(
+        x.dtype == F32 or (call.params[12] == 0 and call.optional(1) is None), "dtype of input 0", x.dtype, "f32, with scale or activation"
+    )
 
 
 X = Input("x", "[N, C, (D,) H, W]")
@@ -522,12 +527,13 @@ SPECS = (
     ),
     OpSpec(
         name="POOL",
-        inputs=(Input("x", "[N, C, H, W]"),),
+        inputs=(Input("x", "[N, C, H, W]"), Input("scale", "[C], behind the window", True), Input("shift", "[C]", True)),
         params=(
             choice("mode", POOL_MODES, "greatest of a window, or mean"),
             *WINDOW[:3],
             integers("pads", 4, "top, left, bottom, right"),
             integer("count_include_pad", "whether padding counts in a mean"),
+            activation("act", "act(window * scale + shift)", NO_ACT),
         ),
         region=_pool_region,
         checks=_pool_checks,

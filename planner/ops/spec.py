@@ -78,6 +78,7 @@ class TileModel(Enum):
     CONVOLUTION = auto()
     WINOGRAD = auto()
     STACK = auto()
+    ROLLING = auto()
     ATTENTION = auto()
     RECURRENCE = auto()
 

@@ -14,13 +14,14 @@ from aspen_mp.planner.ops import (
     recurrent,
     reductions,
     sampling,
+    stacks,
     views,
 )
 from aspen_mp.planner.ops.boxes import Boxes, Region
 from aspen_mp.planner.ops.call import Call
 from aspen_mp.planner.ops.spec import Kind, OpSpec, Seen
 
-_FAMILIES = (products, attention, convolutions, elementwise, reductions, norms, movement, views, sampling, recurrent, classical)
+_FAMILIES = (products, attention, convolutions, stacks, elementwise, reductions, norms, movement, views, sampling, recurrent, classical)
 SPECS: dict[str, OpSpec] = {spec.name: spec for family in _FAMILIES for spec in family.SPECS}
 """By the op of kernel-level nodes."""
 ELEMENTWISE = frozenset(spec.name for spec in SPECS.values() if spec.kind is Kind.ELEMENTWISE)

@@ -11,7 +11,7 @@ from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.call import Arg, Call, Misfit
 from aspen_mp.planner.ops.spec import Kind
 from aspen_mp.planner.ops.table import ELEMENTWISE, SPECS, check_call, input_region, params, seen
-from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS
+from aspen_mp.shm.tables import CODE_BY_NUMPY, KERNELS, NUMBERS
 
 ENABLED = os.environ.get("ASPEN_MP_VERIFY", "") not in {"", "0"}
 
@@ -99,7 +99,7 @@ def _kernel(node: Node, where: str) -> None:
     numbers: list[int] = []
     if node.op in KERNELS:
         kernel, numbers = KERNELS[node.op], params(node)
-        if len(numbers) != kernel.n_params or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
+        if kernel.n_params not in {len(numbers), NUMBERS["ANY_PARAMS"]} or not kernel.min_inputs <= len(node.inputs) <= kernel.max_inputs:
             raise GraphError(f"{where}: {len(numbers)} parameters, {len(node.inputs)} inputs")
     if node.op in _BROADCAST:
         for tensor in node.inputs:

@@ -9,7 +9,19 @@ from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job import progress
 from aspen_mp.planner.ops import verify
-from aspen_mp.planner.passes import batchnorm, cleanup, common, epilogues, identities, merge, parallel, prologues, stacks
+from aspen_mp.planner.passes import (
+    batchnorm,
+    cleanup,
+    common,
+    depth_first,
+    epilogues,
+    identities,
+    merge,
+    parallel,
+    pools,
+    prologues,
+    stacks,
+)
 from aspen_mp.planner.passes.patterns import activations, attention, images, norms, rotary
 from aspen_mp.planner.passes.precision import integer_products, quantization
 
@@ -28,10 +40,12 @@ KERNEL_LEVEL: Sequence[Pass] = (
     attention.fuse_attention,
     epilogues.sink_reshapes,
     epilogues.fuse_epilogues,
+    pools.fuse_pools,
     merge.merge_products,
     prologues.fuse_prologues,
     stacks.fuse_depthwise,
     integer_products.fuse_levels,
+    depth_first.fuse_stacks,
     common.share,
     cleanup.remove_dead,
 )
@@ -55,6 +69,6 @@ def kernel_level(graph: Graph, pairs: bool = False, stacked: bool = True) -> Non
         if step is stacks.fuse_depthwise:
             if stacked:
                 stacks.fuse_depthwise(graph, MOST_STACKED if pairs else inf)
-        else:
+        elif stacked or step is not depth_first.fuse_stacks:
             step(graph)
         verify.check(graph, step.__name__, kernel_level=True)

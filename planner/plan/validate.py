@@ -32,6 +32,7 @@ from aspen_mp.shm.tables import (
     KERNELS,
     LAYOUT_HASH,
     LIMITS,
+    NUMBERS,
     OP,
     OPERAND,
     PLAN_HEADER,
@@ -248,7 +249,8 @@ def _check_ops(s: _Segment) -> None:
     if (k := _first((total > LIMITS["operands"]) | (wide["operand"] + total > h["n_operands"]))) is not None:
         there = f"there are {h['n_operands']}, at most {LIMITS['operands']} for an op"
         refuse(f"ops[{k}].operand", f"{wide['operand'][k]} + {total[k]}", there)
-    if (k := _first((wide["n_params"] != bounds[:, 4]) | (wide["param"] + wide["n_params"] > h["n_params"]))) is not None:
+    unlike_params = (wide["n_params"] != bounds[:, 4]) & (bounds[:, 4] != NUMBERS["ANY_PARAMS"])
+    if (k := _first(unlike_params | (wide["param"] + wide["n_params"] > h["n_params"]))) is not None:
         refuse(f"ops[{k}].n_params", o["n_params"][k], f"{kernels[k].name} has {bounds[k, 4]}, in an array of {h['n_params']}")
     for what in ("name", "blob"):
         ends = o[what].astype(np.int64) + o[f"{what}_bytes"]

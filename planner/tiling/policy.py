@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aspen_mp.planner.cost import op_cost, tile_cost
-from aspen_mp.planner.cost.tile_cost import ROWS, TileCost, cached_weights
+from aspen_mp.planner.cost.tile_cost import LINE, ROWS, TileCost, cached_weights
 from aspen_mp.planner.ir.graph import Node
 from aspen_mp.planner.layout import strides as st
 from aspen_mp.planner.layout.alike import kinds
@@ -315,6 +315,22 @@ def _stack(node: Node, aim: Aim) -> Grid:
     return _image_grid(shape, parts, (1, _width_granule(shape), PANEL), parts[0] * parts[1] * parts[2] == 1)
 
 
+def _rolling(node: Node, aim: Aim) -> Grid:
+    """Images and groups of channels first: cutting rows computes those again that the windows of two tiles see."""
+    batch, channels, height, width = shape = node.output.shape
+    evaluate = tile_cost.of(node)
+    assert isinstance(evaluate, tile_cost.Rolling)
+    parts = _rolling_parts((batch, channels, height), evaluate, aim)
+    cuts = (split(batch, parts[0]), split(channels, parts[1], LINE), split(height, parts[2]), np.array([0, width], np.int64))
+    return Grid(shape, cuts, (0, 1, 2, 3))
+
+
+@op_cost.remembered(8192)
+def _rolling_parts(sides: tuple[int, int, int], evaluate: tile_cost.Rolling, aim: Aim) -> tuple[int, ...]:
+    batch, channels, height = sides
+    return _best([(batch, 1), (channels, LINE)], (height, 1), evaluate, aim)
+
+
 ATTENTION_ROWS = 48
 """Cuts of rows that no kernel's groups of rows straddle."""
 ATTENTION_MOST = 768
@@ -366,6 +382,7 @@ _BY_MODEL: Final[Mapping[TileModel, Callable[[Node, Aim], Grid]]] = {
     TileModel.CONVOLUTION: _conv,
     TileModel.WINOGRAD: _winograd,
     TileModel.STACK: _stack,
+    TileModel.ROLLING: _rolling,
     TileModel.ATTENTION: _attention,
     TileModel.RECURRENCE: _recurrent,
 }

@@ -34,7 +34,7 @@
   X(WEIGHTS, 3)
 
 /* KERNEL(NAME, code, fewest inputs, most inputs, number of i64 parameters, number of outputs; OPAQUE has any)
- * Outputs come first, inputs follow. Boxes of tiles are of output 0. A missing optional input has dtype NONE.
+ * Parameters: 65535 (ASPEN_ANY_PARAMS) is any number. Outputs come first, inputs follow. Boxes of tiles are of output 0. A missing optional input has dtype NONE.
  * Meaning of inputs and parameters: workers/kernels/kernel.h. */
 #define ASPEN_KERNELS(X)                                                                                                           \
   X(JOIN, 0, 0, 0, 0, 0)    /* no work: keeps edge counts linear */                                                                \
@@ -43,7 +43,7 @@
   X(GEMM, 3, 2, 7, 8, 1)                                                                                                           \
   X(CONV, 4, 2, 8, 20, 1)                                                                                                          \
   X(DWCONV, 5, 2, 6, 20, 1)                                                                                                        \
-  X(POOL, 6, 1, 1, 12, 1)                                                                                                          \
+  X(POOL, 6, 1, 3, 15, 1)                                                                                                          \
   X(UNARY, 7, 1, 1, 3, 1)                                                                                                          \
   X(BINARY, 8, 2, 2, 4, 1)                                                                                                         \
   X(TERNARY, 9, 3, 3, 4, 1)                                                                                                        \
@@ -89,7 +89,8 @@
   X(RBF, 49, 2, 2, 1, 1)                                                                                                           \
   X(DUELS, 50, 4, 4, 0, 1)                                                                                                         \
   X(COUPLE, 51, 3, 3, 0, 1)                                                                                            \
-  X(DGEMM, 52, 2, 3, 5, 1)
+  X(DGEMM, 52, 2, 3, 5, 1)                                                                                                         \
+  X(STACK, 53, 1, 100, 65535, 1) /* any number of parameters */
 
 /* Scalar functions of one argument; a, b are the function's two parameters. Also the activations of GEMM, CONV and BINARY epilogues. */
 #define ASPEN_UNARY(X)                                                                                                             \

@@ -60,6 +60,7 @@ ONNX_TOO: Final = {"LSTM", "GRU", "RNN", "LRN", "SOFTMAX", "RBF"}
 SPEAK_ONNX: Final = ("aspen_mp.planner.frontends", "aspen_mp.workers.fallback", "aspen_mp.bench.drawn")
 NAME_OPS: Final = {
     "aspen_mp.cli.doctor": "measures what a kernel gives, beside other processors' figures",
+    "aspen_mp.planner.cost.factors": "measured times are by kernel, as calibrations are",
     "aspen_mp.workers.fallback.bound": "calls kernels itself, for the bodies of loops",
 }
 """Modules outside `KNOW_OPS` in which the name of an op stands as a string, and why."""

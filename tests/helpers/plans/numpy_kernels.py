@@ -13,11 +13,12 @@ import numpy as np
 from aspen_mp.planner.ops.packing import winograd
 from aspen_mp.planner.ops.products import BYTES_HEADER
 from aspen_mp.planner.ops.sampling import GRID_MODES, GRID_PADDINGS, ROI_MODES
-from aspen_mp.shm.tables import BINARY, PAD_MODES, REDUCE, UNARY
+from aspen_mp.shm.tables import BINARY, KERNEL_BY_CODE, NUMBERS, PAD_MODES, REDUCE, UNARY
 from aspen_mp.workers import _kernels
 from aspen_mp.workers.fallback import boxes, sampling
 
 Array = np.ndarray[Any, np.dtype[Any]]
+STACK_WORDS, STACK_REFS = NUMBERS["STACK_WORDS"], NUMBERS["STACK_REFS"]
 
 
 def unpack(panels: Array, n: int) -> Array:
@@ -38,6 +39,8 @@ def _unary(opcode: int, x: Array, a: float = 0.0, b: float = 0.0) -> Array:
             return x
         case "RELU":
             return np.maximum(x, 0)
+        case "SIGMOID":
+            return 1 / (1 + np.exp(-x))
         case "NEG":
             return -x
         case "ABS":
@@ -227,9 +230,24 @@ def _pwdw(out: Sequence[int], p: Sequence[int], x: Array, w: Array, bias: Array 
     return _dwconv(out, [out[1], *p[3:14]], wide, d, late)
 
 
-def _pool(out: Sequence[int], p: Sequence[int], x: Array) -> Array:
-    taps = _windows(x.astype(np.float64), out, p[1:9], -np.inf if p[0] == 0 else 0.0)
-    return np.maximum.reduce(taps) if p[0] == 0 else sum(taps) / len(taps)
+def _pool(out: Sequence[int], p: Sequence[int], x: Array, scale: Array | None = None, shift: Array | None = None) -> Array:
+    """Pads never count."""
+    taps = list(_windows(x.astype(np.float64), out, p[1:9], -np.inf if p[0] == 0 else 0.0))
+    y = np.maximum.reduce(taps) if p[0] == 0 else sum(taps) / sum(_windows(np.ones(x.shape), out, p[1:9], 0.0))
+    if scale is not None and shift is not None:
+        y = y * scale[:, None, None] + shift[:, None, None]
+    return _act(p[12:15], y)
+
+
+def _stack(out: Sequence[int], p: Sequence[int], *inputs: Array | None) -> Array:
+    """Step by step, each as a kernel of its own."""
+    made: list[Array] = []
+    for k in range(p[0]):
+        code, count, height, width, *rest = p[1 + k * STACK_WORDS : 1 + (k + 1) * STACK_WORDS]
+        refs, params = rest[:count], rest[STACK_REFS:]
+        operands = [made[-2 - r] if r < -1 else None if r == -1 else inputs[r] for r in refs]
+        made.append(NUMPY_KERNELS[KERNEL_BY_CODE[code].name]((*out[:2], height, width), params, *operands))
+    return made[-1]
 
 
 def _binary(out: Sequence[int], p: Sequence[int], a: Array, b: Array) -> Array:
@@ -342,6 +360,7 @@ NUMPY_KERNELS: dict[str, Callable[..., Any]] = {
     "DWCONV": _dwconv,
     "PWDW": _pwdw,
     "POOL": _pool,
+    "STACK": _stack,
     "UNARY": lambda out, p, x: _unary(p[0], x, _double(p[1]), _double(p[2])),
     "BINARY": _binary,
     "COPY": lambda out, p, x: x,

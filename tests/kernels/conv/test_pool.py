@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_tools import ISAS, boxes, filled, layout, run, same_bits
 
+NO_ACT = (0, 0, 0)
 pair = lambda values: st.tuples(values, values)  # noqa: E731
 
 
 def define(x: np.ndarray, out: tuple[int, int], p: list[int]) -> np.ndarray:
     """Window by window, as the contract says it."""
-    average, kh, kw, sh, sw, dh, dw, top, left, bottom, right, count_pads = p
+    average, kh, kw, sh, sw, dh, dw, top, left, bottom, right, count_pads = p[:12]
     h, w = x.shape[2:]
     x64 = x.astype(np.float64)
     result = np.empty((*x.shape[:2], *out))
@@ -48,7 +49,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, int], list[int]]
         image.append(n)
         out.append((n + b + a - reach + (s - 1 if ceil else 0)) // s + 1)
     channels = draw(st.sampled_from([1, 2, 5, 8, 15, 16, 17, 32, 63, 64, 65, 130]))
-    p = [0, *kernel, *stride, *dilation, *before, *after, int(draw(st.booleans()))]
+    p = [0, *kernel, *stride, *dilation, *before, *after, int(draw(st.booleans())), *NO_ACT]
     return (draw(st.integers(1, 2)), channels, *image), (out[0], out[1]), p
 
 
@@ -101,5 +102,5 @@ def test_maximum_of_other_types(isa, dtype, seed, case, plain):
 def test_global_average(isa):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 70, 40, 50), dtype=np.float32)
-    result = run("POOL", np.empty((2, 70, 1, 1), np.float32), [x], [1, 40, 50, 1, 1, 1, 1, 0, 0, 0, 0, 0], isa=isa)
+    result = run("POOL", np.empty((2, 70, 1, 1), np.float32), [x], [1, 40, 50, 1, 1, 1, 1, 0, 0, 0, 0, 0, *NO_ACT], isa=isa)
     np.testing.assert_allclose(result[:, :, 0, 0], x.mean((2, 3), dtype=np.float64), rtol=1e-6, atol=1e-7)

@@ -1,12 +1,11 @@
-/* POOL: sliding maximum or average over two spatial axes.
+/* POOL: sliding maximum or average over two spatial axes, then act(… * scale + shift).
  *
  * Vectors run over channels, one output pixel after the other, taps outside the image skipped. An average adds up each kernel row from
  * zero, then the rows: shorter chains lose fewer digits over large windows. A NaN in a window wins (all NaNs are the same NaN). Windows of
- * common sizes that lie inside the image go through loops without counters.
+ * common sizes that lie inside the image go through loops without counters; maxima of windows one pixel apart share what they compare
+ * (pool_rows.h).
  */
-#include "kernel.h"
-#include "vector/vec.h"
-#include "conv/window.h"
+#include "conv/pool_rows.h"
 
 enum { MAXIMUM = 0, AVERAGE = 1 };
 
@@ -16,7 +15,18 @@ typedef struct pool {
   int average;
   int64_t pad_bottom, pad_right;
   int count_pads;
+  pool_end end;
 } pool;
+
+/* A vector of channels from number c of the tile on, of which `left` remain, when its windows are done. */
+INLINE vf finish(const pool *p, vf y, int64_t c, int64_t left) {
+  if (p->end.scale) {
+    const float *scale = p->end.scale + c, *shift = p->end.shift + c;
+    y = left >= VL ? vfma(y, vload(scale), vload(shift)) : vfma(y, vload_part(scale, left), vload_part(shift, left));
+  }
+  epilogue_act(&p->end.act, &y, 1);
+  return y;
+}
 
 /* Taps of a window that count: inside the image, or inside image and pads. */
 static int64_t counted(const window *w, int64_t o, int64_t pad_after, int count_pads) {
@@ -27,9 +37,10 @@ static int64_t counted(const window *w, int64_t o, int64_t pad_after, int count_
   return to - from;
 }
 
-/* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left. */
+/* Taps [kh_lo, kh_hi) x [kw_lo, kw_hi) of one pixel, V vectors of channels. x: channel c of tap (0, 0); n: channels left, from number c of the
+ * tile on. */
 INLINE void pixel(const pool *p, const int V, const int unit, const int average, const float *x, float *out, const int64_t kh[2],
-                  const int64_t kw[2], float count, int64_t n) {
+                  const int64_t kw[2], float count, int64_t c, int64_t n) {
   const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
   const int64_t down = p->rows.dilation * p->x->strides[2], right = p->columns.dilation * p->x->strides[3];
   vf acc[4];
@@ -63,6 +74,7 @@ INLINE void pixel(const pool *p, const int V, const int unit, const int average,
     const int64_t left = n - v * VL;
     vf y = average ? acc[v] : vsel(visnan(acc[v]), vset1(__builtin_nanf("")), acc[v]);
     if (average && count > 0) y /= vset1(count); /* otherwise no tap was added and the sum is zero */
+    y = finish(p, y, c + v * VL, left);
     if (!unit)
       vstore_strided(out + v * VL * out_channel, out_channel, y, left);
     else if (left >= VL)
@@ -77,8 +89,8 @@ INLINE void channels(const pool *p, const int unit, const int average, const flo
   const int64_t x_channel = p->x->strides[1], out_channel = p->out->strides[1];
   int64_t c = 0;
   if (unit)
-    for (; c + 4 * VL <= n; c += 4 * VL) pixel(p, 4, 1, average, x + c, out + c, kh, kw, count, 4 * VL);
-  for (; c < n; c += VL) pixel(p, 1, unit, average, x + c * x_channel, out + c * out_channel, kh, kw, count, n - c);
+    for (; c + 4 * VL <= n; c += 4 * VL) pixel(p, 4, 1, average, x + c, out + c, kh, kw, count, c, 4 * VL);
+  for (; c < n; c += VL) pixel(p, 1, unit, average, x + c * x_channel, out + c * out_channel, kh, kw, count, c, n - c);
 }
 
 static void channels_f32(const pool *p, const void *x, void *out, const int64_t kh[2], const int64_t kw[2], int64_t count, int64_t n) {
@@ -98,7 +110,8 @@ static void channels_f32(const pool *p, const void *x, void *out, const int64_t 
 /* Vector v of channels of a pixel; `left` channels remain. */
 INLINE vf tap(const float *p, const int whole, int64_t left) { return whole ? vload(p) : vload_part(p, left); }
 
-INLINE void whole_window(const pool *p, const int K, const int V, const int whole, const int average, const float *x, float *out, int64_t n) {
+INLINE void whole_window(const pool *p, const int K, const int V, const int whole, const int average, const float *x, float *out, int64_t c,
+                         int64_t n) {
   const int64_t down = p->x->strides[2], right = p->x->strides[3];
   vf acc[4];
   if (average) {
@@ -132,11 +145,13 @@ INLINE void whole_window(const pool *p, const int K, const int V, const int whol
     }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < V; v++)
+  for (int v = 0; v < V; v++) {
+    const vf y = finish(p, acc[v], c + v * VL, whole ? VL : n);
     if (whole)
-      vstore(out + v * VL, acc[v]);
+      vstore(out + v * VL, y);
     else
-      vstore_part(out + v * VL, acc[v], n - v * VL);
+      vstore_part(out + v * VL, y, n - v * VL);
+  }
 }
 
 /* Pixels of an output row; x: the first tap of the first pixel. */
@@ -144,12 +159,12 @@ INLINE void whole_row(const pool *p, const int K, const int average, const float
   const int64_t x_step = p->columns.stride * p->x->strides[3], out_step = p->out->strides[3];
   for (int64_t i = 0; i < pixels; i++, x += x_step, out += out_step) {
     int64_t c = 0;
-    for (; c + 2 * VL <= n; c += 2 * VL) whole_window(p, K, 2, 1, average, x + c, out + c, 2 * VL);
+    for (; c + 2 * VL <= n; c += 2 * VL) whole_window(p, K, 2, 1, average, x + c, out + c, c, 2 * VL);
     for (; c < n; c += VL)
       if (n - c >= VL)
-        whole_window(p, K, 1, 1, average, x + c, out + c, VL);
+        whole_window(p, K, 1, 1, average, x + c, out + c, c, VL);
       else
-        whole_window(p, K, 1, 0, average, x + c, out + c, n - c);
+        whole_window(p, K, 1, 0, average, x + c, out + c, c, n - c);
   }
 }
 
@@ -191,12 +206,59 @@ MAXIMUM_OF(maximum_f64, double, -__builtin_inf())
 MAXIMUM_OF(maximum_i8, int8_t, INT8_MIN)
 MAXIMUM_OF(maximum_u8, uint8_t, 0)
 
+/* ---- maxima of windows that are one pixel apart ---- */
+
+static int shares(const pool *p) {
+  const window *r = &p->rows, *w = &p->columns;
+  return !p->average && p->x->dtype == ASPEN_DT_F32 && p->x->strides[1] == 1 && p->out->strides[1] == 1 && r->kernel == w->kernel &&
+         r->kernel > 2 && r->kernel <= POOL_WIDEST && r->stride == 1 && w->stride == 1 && r->dilation == 1 && w->dilation == 1;
+}
+
+/* Along the columns [lo, hi): those of windows that can share. */
+static pool_line line_of(const pool *p, int64_t lo, int64_t hi) {
+  const window *w = &p->columns;
+  const int64_t beside = w->kernel == 3 ? 1 : w->kernel - 1; /* of three columns the middle one must be there, of others any */
+  const int64_t last = w->in + w->pad - (w->kernel - 1 - beside);
+  const int64_t from = max64(lo, w->pad - beside), to = min64(hi, last);
+  return (pool_line){w->kernel, w->in, w->pad, from, max64(from, to), p->x->strides[3], p->out->strides[3]};
+}
+
+/* Do the windows of the pair that row `oh` belongs to have a row of pixels in common? */
+static int in_common(const pool *p, int64_t oh) {
+  const int64_t top = oh - oh % 2 - p->rows.pad;
+  return top + 1 < p->rows.in && top + p->rows.kernel > 0;
+}
+
+/* Of the rows [lo, hi) of windows, those of the pair that begins with row `even`. x, out: the image's first pixel, the output's. Of the tile's
+ * region alone is anything known: rows that only the other window sees are left out. */
+static pool_pair pair_of(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi) {
+  const int64_t top = even - p->rows.pad, k = p->rows.kernel;
+  pool_pair pair;
+  for (int r = 0; r < 2; r++) pair.out[r] = even + r >= lo && even + r < hi ? out + (even + r) * p->out->strides[2] : NULL;
+  for (int64_t i = 0; i <= k; i++) {
+    const int seen = top + i >= 0 && top + i < p->rows.in && (i > 0 || pair.out[0]) && (i < k || pair.out[1]);
+    pair.row[i] = seen ? x + (top + i) * p->x->strides[2] : NULL;
+  }
+  return pair;
+}
+
+/* All rows of image n that can share. */
+static void share(const pool *p, const aspen_call *c, const pool_line *line, int64_t n) {
+  const float *x = (const float *)p->x->ptr + n * p->x->strides[0] + c->lo[1];
+  float *out = (float *)p->out->ptr + n * p->out->strides[0] + c->lo[1];
+  for (int64_t even = c->lo[2] - c->lo[2] % 2; even < c->hi[2]; even += 2) {
+    if (!in_common(p, even)) continue;
+    const pool_pair pair = pair_of(p, x, out, even, c->lo[2], c->hi[2]);
+    pool_pair_run(&pair, line, &p->end, c->hi[1] - c->lo[1]);
+  }
+}
+
 int FN(pool)(const aspen_call *c) {
   const aspen_arg *out = &c->args[0], *x = &c->args[1];
   const int64_t *q = c->params;
   if (out->rank != 4 || x->rank != 4 || out->dtype != x->dtype || q[1] < 1 || q[2] < 1) return ASPEN_KERNEL_BAD_ARGUMENT;
-  const pool p = {.rows = {x->dims[2], q[1], q[3], q[5], q[7]}, .columns = {x->dims[3], q[2], q[4], q[6], q[8]}, .out = out, .x = x,
-                  .average = q[0] == AVERAGE, .pad_bottom = q[9], .pad_right = q[10], .count_pads = q[11] != 0};
+  pool p = {.rows = {x->dims[2], q[1], q[3], q[5], q[7]}, .columns = {x->dims[3], q[2], q[4], q[6], q[8]}, .out = out, .x = x,
+            .average = q[0] == AVERAGE, .pad_bottom = q[9], .pad_right = q[10], .count_pads = q[11] != 0};
   void (*run)(const pool *, const void *, void *, const int64_t[2], const int64_t[2], int64_t, int64_t) = NULL;
   int64_t item = 0;
   if (x->dtype == ASPEN_DT_F32) run = channels_f32, item = 4;
@@ -205,20 +267,33 @@ int FN(pool)(const aspen_call *c) {
   if (!p.average && x->dtype == ASPEN_DT_U8) run = maximum_u8, item = 1;
   if (!run || q[0] < MAXIMUM || q[0] > AVERAGE) return ASPEN_KERNEL_BAD_ARGUMENT;
 
+  const int plain = q[12] == ASPEN_U_IDENTITY && (c->n_inputs < 2 || !c->args[2].dtype);
+  if (x->dtype != ASPEN_DT_F32 && !plain) return ASPEN_KERNEL_BAD_ARGUMENT;
+  int status = FN(epilogue_open)(&p.end.act, q[12], aspen_param_f(c, 13), aspen_param_f(c, 14), 0);
+  if (!status) status = epilogue_scale(c, 1, x->dims[1], &p.end.scale, &p.end.shift);
+  if (status) return status;
+  if (p.end.scale) p.end.scale += c->lo[1], p.end.shift += c->lo[1];
+
   const int64_t *xs = x->strides, *os = out->strides, channels = c->hi[1] - c->lo[1];
   row_fn *const whole = choose(&p);
+  const pool_line line = line_of(&p, c->lo[3], c->hi[3]);
+  const int sharing = shares(&p) && line.lo < line.hi;
   int64_t top, bottom, left, right; /* pixels whose windows lie inside the image */
   window_inside(&p.rows, c->lo[2], c->hi[2], &top, &bottom);
   window_inside(&p.columns, c->lo[3], c->hi[3], &left, &right);
-  for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
+  for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
+    if (sharing) share(&p, c, &line, n);
     for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++) {
       int64_t kh[2], kw[2];
       window_taps(&p.rows, oh, &kh[0], &kh[1]);
       const int64_t counted_rows = p.average ? counted(&p.rows, oh, p.pad_bottom, p.count_pads) : 0;
+      const int shared = sharing && in_common(&p, oh);
       for (int64_t ow = c->lo[3]; ow < c->hi[3]; ow++) {
+        if (shared && ow == line.lo) ow = line.hi;
+        if (ow >= c->hi[3]) break;
         const int64_t from = n * xs[0] + c->lo[1] * xs[1] + window_start(&p.rows, oh) * xs[2] + window_start(&p.columns, ow) * xs[3];
         const int64_t to = n * os[0] + c->lo[1] * os[1] + oh * os[2] + ow * os[3];
-        if (whole && oh >= top && oh < bottom && ow >= left && ow < right) {
+        if (whole && !shared && oh >= top && oh < bottom && ow >= left && ow < right) {
           whole(&p, (const float *)x->ptr + from, (float *)out->ptr + to, right - ow, channels);
           ow = right - 1;
           continue;
@@ -228,5 +303,6 @@ int FN(pool)(const aspen_call *c) {
         run(&p, x->ptr + from * item, out->ptr + to * item, kh, kw, count, channels);
       }
     }
+  }
   return 0;
 }

@@ -1,0 +1,115 @@
+"""Depth-first stacks: layers that do not mix channels become one op, whose rows roll through all of them (BrainSlug: Weber et al., 2018).
+
+The paper's terms: a stack is a maximal run of such layers (3.2); it is cut into sequences whose data fit a cache (4.1). A STACK op is one
+sequence. Here a run is any connected part of the graph with one result, and a sequence ends where the rows that are alive outgrow a core's
+own cache. Results have the same bits as layer by layer.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from aspen_mp.planner.cost import tile_cost
+from aspen_mp.planner.ir.graph import Graph, Node, Tensor
+from aspen_mp.planner.ops.stacks import ABSENT, MOST_INPUTS, MOST_PIXELS, MOST_STEPS, STEPS, WINDOWS, Step, live_bytes
+from aspen_mp.planner.passes.rewrite import Rewriter
+from aspen_mp.shm.tables import KERNELS
+
+OWN_CACHE: Final = 1 << 20
+"""Bytes that rows which are alive may take: what cores of the last years have to themselves, less what else passes through it."""
+MOST_READ: Final = KERNELS["STACK"].max_inputs
+
+
+def fuse_stacks(graph: Graph) -> None:
+    """From the last layer of each stack backwards, as long as only the stack reads what a layer makes."""
+    rewriter = Rewriter(graph)
+    readers = graph.consumers()
+    for node in reversed(rewriter.live()):
+        if not rewriter.alive(node) or not _fits(node):
+            continue
+        members = _members(rewriter, node, readers)
+        alone = node.inputs[0] in graph.inputs and node.output in graph.outputs  # whose layouts a stack reads and writes as they are
+        if any(member.op in WINDOWS for member in members) and (len(members) > 1 or alone):
+            _replace(rewriter, node, members)
+    rewriter.finish()
+
+
+def _fits(node: Node) -> bool:
+    """Whether a step can be this: an image of floats made of images of as many channels, pixel by pixel or window by window."""
+    if node.op not in STEPS or len(node.inputs) > MOST_INPUTS:
+        return False
+    out, x = node.output, node.inputs[0]
+    if any(t is not None and t.dtype != "float32" for t in (out, *node.inputs)):
+        return False
+    if len(out.shape) != 4 or not 2 <= prod(out.shape[2:]) < MOST_PIXELS:
+        return False
+    if node.op == "DWCONV":
+        return x is not None and x.shape[1] == out.shape[1] and len(x.shape) == 4
+    if node.op == "POOL":  # averages of few channels at a time take longer than those of all
+        return x is not None and x.shape[:2] == out.shape[:2] and node.attrs["mode"] == "max"
+    return True
+
+
+def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> list[Node]:
+    """The steps of the largest stack that ends with `last`, in the order of the graph."""
+    members = {id(last): last}
+    refused: set[int] = set()
+    while len(members) < MOST_STEPS:
+        found = None
+        for member in members.values():
+            for x in member.inputs:
+                maker = rewriter.made_by(x, *STEPS)
+                if maker is None or id(maker) in members or id(maker) in refused or not _inside(rewriter, maker, members, readers):
+                    continue
+                found = maker
+                break
+            if found is not None:
+                break
+        if found is None:
+            break
+        longer = sorted([*members.values(), found], key=rewriter.order)
+        program, read = _program(longer)
+        if live_bytes(program) > OWN_CACHE or len(read) > MOST_READ:
+            refused.add(id(found))
+        else:
+            members[id(found)] = found
+    return sorted(members.values(), key=rewriter.order)
+
+
+def _inside(rewriter: Rewriter, maker: Node, members: dict[int, Node], readers: dict[Tensor, list[tuple[Node, int]]]) -> bool:
+    if not rewriter.alive(maker) or maker.output in rewriter.kept or not _fits(maker):
+        return False
+    return all(id(reader) in members for reader, _ in readers.get(maker.output, ()) if rewriter.alive(reader))
+
+
+def _program(members: list[Node]) -> tuple[tuple[Step, ...], list[Tensor]]:
+    """The program of these nodes, and what it reads."""
+    made = {member.output: k for k, member in enumerate(members)}
+    read: dict[Tensor, int] = {}
+    steps = []
+    for member in members:
+        refs = []
+        for x in member.inputs:
+            if x is None:
+                refs.append(ABSENT)
+            elif x in made:
+                refs.append(-2 - made[x])
+            else:
+                refs.append(read.setdefault(x, len(read)))
+        shapes = tuple([() if x is None else x.shape for x in member.inputs])
+        steps.append(Step(member.op, tuple(member.attrs.items()), tuple(refs), shapes, member.output.shape))
+    return tuple(steps), list(read)
+
+
+def _replace(rewriter: Rewriter, node: Node, members: list[Node]) -> None:
+    """Makes the last member the stack."""
+    program, read = _program(members)
+    stack = Node("STACK", node.name, list(read), [node.output], {"program": program})
+    if len(members) == 1 or worth(stack, members):
+        rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
+
+
+def worth(stack: Node, members: list[Node]) -> bool:
+    """Whether the stack takes less time by the cost model than layer by layer."""
+    return tile_cost.whole_ns(stack) < sum(map(tile_cost.whole_ns, members))

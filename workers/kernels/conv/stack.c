@@ -1,0 +1,363 @@
+/* STACK: layers that do not mix channels, depth-first (BrainSlug: Weber et al., 2018, sections 3 and 4).
+ *
+ * A program of steps, each a call of POOL, DWCONV, UNARY, BINARY or TERNARY, runs for a few channels of an image at a time. Rows roll through it: a
+ * step makes rows as soon as those that its window sees are there, and what it makes stays in scratch only until the steps behind it have seen it.
+ * So nothing is computed twice within a tile, and what is alive is a few rows of a few channels of each step, which fit a core's own cache, whatever
+ * the height of the image. (The paper cuts patches instead, whose margins are computed again.)
+ *
+ * A value lies in its buffer as rows of ASPEN_STACK_CHANNELS channels, channels last. Steps see it with the indices of the whole image: pointers are
+ * moved back by what is not there. So a step's kernel makes the same bits as in a call of its own. An image whose channels do not lie side by side is
+ * read, and an output of that kind written, by way of a COPY, a step like the others.
+ */
+#include "kernel.h"
+#include "numbers.h"
+#include "vector/vec.h"
+#include "conv/window.h"
+
+enum {
+  REFS = ASPEN_STACK_REFS,
+  WORDS = ASPEN_STACK_WORDS,
+  MOST = ASPEN_STACK_STEPS,
+  CHANNELS = ASPEN_STACK_CHANNELS,
+  COPIES = 16,           /* steps besides those of the program */
+  BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
+  TOGETHER = 2,          /* rows of windows that POOL likes to make together */
+};
+
+/* What a step reads: an input of the call, or what an earlier step has made. */
+typedef struct ref {
+  int input, step; /* one of them, the other -1; both -1: absent */
+} ref;
+
+typedef struct step {
+  uint32_t kernel;
+  int n_inputs;
+  ref in[REFS];
+  window rows;           /* of in[0]: other images are read row by row */
+  const int64_t *params;
+  int64_t width;
+  int to_output;         /* into the call's output, not into its buffer */
+  /* its buffer */
+  int64_t live, held;    /* rows that steps behind it may need at once, and that there is room for */
+  float *buffer;
+  /* while it runs */
+  int64_t begin, made, end; /* rows from `begin` on, up to `made` by now, up to `end` when all is done */
+  int64_t first;            /* of the buffer */
+} step;
+
+typedef struct stack {
+  const aspen_call *call;
+  int n;
+  step steps[MOST + COPIES];
+  size_t kernels_at, bytes; /* scratch of the steps' kernels behind the buffers; all */
+} stack;
+
+int FN(pool)(const aspen_call *);
+int FN(dwconv)(const aspen_call *);
+int FN(unary)(const aspen_call *);
+int FN(binary)(const aspen_call *);
+int FN(ternary)(const aspen_call *);
+int FN(copy)(const aspen_call *);
+
+static aspen_kernel_fn function(uint32_t kernel) {
+  switch (kernel) {
+  case ASPEN_K_POOL: return FN(pool);
+  case ASPEN_K_DWCONV: return FN(dwconv);
+  case ASPEN_K_UNARY: return FN(unary);
+  case ASPEN_K_BINARY: return FN(binary);
+  case ASPEN_K_TERNARY: return FN(ternary);
+  case ASPEN_K_COPY: return FN(copy);
+  default: return NULL;
+  }
+}
+
+static int windowed(uint32_t kernel) { return kernel == ASPEN_K_POOL || kernel == ASPEN_K_DWCONV; }
+
+/* ---- rows ---- */
+
+/* The window that step s has on its input i, along rows. */
+static window seen(const step *s, int i) {
+  const window row = {s->rows.in, 1, 1, 1, 0};
+  return i == 0 ? s->rows : row;
+}
+
+/* First row, and row behind the last, that rows [lo, hi) see, in an image without end. */
+static int64_t sees_from(window w, int64_t lo) { return lo * w.stride - w.pad; }
+static int64_t sees_to(window w, int64_t hi) { return (hi - 1) * w.stride - w.pad + (w.kernel - 1) * w.dilation + 1; }
+
+/* Rows that can be made of `there` rows of an input. */
+static int64_t makes(window w, int64_t there) {
+  const int64_t left = there + w.pad - (w.kernel - 1) * w.dilation - 1;
+  return left < 0 ? 0 : left / w.stride + 1;
+}
+
+/* Rows of `value` that must be there at once for any step to make its next rows: its inputs may come by ways of different length. */
+static int64_t alive(const stack *s, int value) {
+  const int64_t FAR = 1 << 20, FARTHEST = (int64_t)1 << 40;
+  int64_t most = 1;
+  for (int k = value + 1; k < s->n; k++) {
+    int64_t to[MOST + COPIES], from = INT64_MAX;
+    for (int i = 0; i < s->steps[k].n_inputs; i++)
+      if (s->steps[k].in[i].step == value) from = min64(from, sees_from(seen(&s->steps[k], i), FAR));
+    if (from == INT64_MAX) continue;
+    for (int j = value; j < k; j++) to[j] = INT64_MIN;
+    to[k] = FAR + TOGETHER;
+    for (int j = k; j > value; j--)
+      for (int i = 0; i < s->steps[j].n_inputs && to[j] != INT64_MIN; i++) {
+        const int of = s->steps[j].in[i].step;
+        if (of >= value) to[of] = min64(max64(to[of], sees_to(seen(&s->steps[j], i), to[j])), FARTHEST);
+      }
+    most = max64(most, to[value] - from);
+  }
+  return most;
+}
+
+/* Rows that a step makes at a time. */
+static int64_t band(const step *s) {
+  const int64_t rows = BAND_BYTES / (max64(s->width, 1) * CHANNELS * (int64_t)sizeof(float));
+  return max64(rows / TOGETHER * TOGETHER, TOGETHER);
+}
+
+/* ---- the program ---- */
+
+static const aspen_arg *input(const stack *s, int i) { return &s->call->args[1 + i]; }
+
+/* Is input `i` of a step an image that is read by way of a COPY? What is broadcast along rows or columns is read as it is. */
+static int is_copied(const stack *s, const step *t, int i, int64_t height) {
+  const aspen_arg *a = input(s, t->in[i].input);
+  if (a->rank != 4 || a->strides[1] == 1 || a->dims[1] == 1) return 0;
+  return (i == 0 && windowed(t->kernel)) || (a->dims[2] == height && a->dims[3] == t->width);
+}
+
+static void insert_copy(stack *s, int at) {
+  step *const t = &s->steps[at];
+  const aspen_arg *x = input(s, t->in[0].input);
+  *t = (step){.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {t->in[0]}, .rows = {x->dims[2], 1, 1, 1, 0}, .width = x->dims[3]};
+}
+
+/* Reads the program, with COPY steps where channels do not lie side by side. */
+static int read_program(stack *s) {
+  const aspen_call *c = s->call;
+  const int64_t *p = c->params, n = p[0];
+  const int unit_output = c->args[0].strides[1] == 1 || c->args[0].dims[1] == 1;
+  int at[MOST], copied[COPIES], copies = 0;
+  s->n = 0;
+  if (n < 1 || n > MOST) return ASPEN_KERNEL_BAD_ARGUMENT;
+  p++;
+  for (int k = 0; k < n; k++, p += WORDS) {
+    step t = {.kernel = (uint32_t)p[0], .n_inputs = (int)p[1], .width = p[3], .params = p + 4 + REFS};
+    if (!function(t.kernel) || t.n_inputs < 1 || t.n_inputs > REFS) return ASPEN_KERNEL_BAD_ARGUMENT;
+    for (int i = 0; i < REFS; i++) {
+      const int64_t r = i < t.n_inputs ? p[4 + i] : -1;
+      if (r >= (int64_t)c->n_inputs || r < -1 - k) return ASPEN_KERNEL_BAD_ARGUMENT;
+      t.in[i] = r >= 0 ? (ref){(int)r, -1} : r == -1 ? (ref){-1, -1} : (ref){-1, at[-2 - r]};
+      if (r < 0 || !is_copied(s, &t, i, p[2])) continue;
+      int found = 0;
+      while (found < copies && s->steps[copied[found]].in[0].input != r) found++;
+      if (found == copies) {
+        if (copies == COPIES - 1) return ASPEN_KERNEL_BAD_ARGUMENT;
+        s->steps[s->n].in[0] = t.in[i];
+        insert_copy(s, s->n);
+        copied[copies++] = s->n++;
+      }
+      t.in[i] = (ref){-1, copied[found]};
+    }
+    const int64_t *q = t.params;
+    const int64_t in = t.in[0].step >= 0 ? 0 : t.in[0].input >= 0 ? input(s, t.in[0].input)->dims[2] : 0;
+    t.rows = windowed(t.kernel) ? (window){in, q[1], q[3], q[5], q[7]} : (window){in, 1, 1, 1, 0};
+    t.end = p[2]; /* the height of its image, until the rows of the tile are known */
+    at[k] = s->n;
+    s->steps[s->n++] = t;
+  }
+  step *last = &s->steps[s->n - 1];
+  if (!unit_output) {
+    const step copy = {.kernel = ASPEN_K_COPY, .n_inputs = 1, .in = {{-1, s->n - 1}}, .rows = {0, 1, 1, 1, 0}, .width = last->width, .end = last->end};
+    s->steps[s->n++] = copy;
+    last++;
+  }
+  last->to_output = 1;
+  for (int k = 0; k < s->n; k++) {
+    step *t = &s->steps[k];
+    if (t->kernel == ASPEN_K_COPY && t->in[0].input >= 0) t->end = t->rows.in;
+    if (t->in[0].step >= 0) t->rows.in = s->steps[t->in[0].step].end;
+  }
+  return 0;
+}
+
+/* ---- calls of steps ---- */
+
+typedef struct operands {
+  aspen_arg arg[1 + REFS];
+  int64_t dims[1 + REFS][4], strides[1 + REFS][4];
+} operands;
+
+/* What step k has made, with the indices of the image. */
+static void of_step(const stack *s, int k, const int64_t heights[], int64_t channel, operands *o, int i) {
+  const step *t = &s->steps[k];
+  const int64_t row = t->width * CHANNELS;
+  const int64_t dims[4] = {s->call->args[0].dims[0], s->call->args[0].dims[1], heights[k], t->width}, strides[4] = {0, 1, row, CHANNELS};
+  memcpy(o->dims[i], dims, sizeof dims);
+  memcpy(o->strides[i], strides, sizeof strides);
+  const intptr_t back = (intptr_t)(t->first * row + channel) * (intptr_t)sizeof(float);
+  o->arg[i] = (aspen_arg){(char *)((intptr_t)t->buffer - back), o->dims[i], o->strides[i], ASPEN_DT_F32, 4};
+}
+
+/* An input of the call; for kernels of elements as broadcast to the step's image. */
+static void of_call(const stack *s, int k, int input_number, const int64_t heights[], operands *o, int i) {
+  const step *t = &s->steps[k];
+  o->arg[i] = *input(s, input_number);
+  if (o->arg[i].rank != 4 || windowed(t->kernel)) return;
+  const int64_t dims[4] = {s->call->args[0].dims[0], s->call->args[0].dims[1], heights[k], t->width};
+  for (int a = 0; a < 4; a++) {
+    o->strides[i][a] = o->arg[i].dims[a] == 1 && dims[a] != 1 ? 0 : o->arg[i].strides[a];
+    o->dims[i][a] = dims[a];
+  }
+  o->arg[i].dims = o->dims[i], o->arg[i].strides = o->strides[i];
+}
+
+static void call_of(const stack *s, int k, const int64_t heights[], int64_t image, int64_t channel, int64_t channels, int64_t lo, int64_t hi,
+                    operands *o, aspen_call *c) {
+  const step *t = &s->steps[k];
+  if (t->to_output)
+    o->arg[0] = s->call->args[0];
+  else
+    of_step(s, k, heights, channel, o, 0);
+  for (int i = 0; i < t->n_inputs; i++) {
+    if (t->in[i].step >= 0)
+      of_step(s, t->in[i].step, heights, channel, o, 1 + i);
+    else if (t->in[i].input >= 0)
+      of_call(s, k, t->in[i].input, heights, o, 1 + i);
+    else
+      o->arg[1 + i] = (aspen_arg){.dtype = ASPEN_DT_NONE};
+  }
+  *c = (aspen_call){.args = o->arg, .n_inputs = (uint32_t)t->n_inputs, .params = t->params, .lo = {image, channel, lo, 0},
+                    .hi = {image + 1, channel + channels, hi, t->width}, .apart = t->to_output ? s->call->apart : 0};
+}
+
+/* ---- scratch ---- */
+
+/* Reads the program and lays its buffers out from `base`. */
+static int open_stack(stack *s, const aspen_call *c, char *base, int64_t heights[]) {
+  s->call = c;
+  const int error = read_program(s);
+  if (error) return error;
+  size_t at = 0;
+  for (int k = 0; k < s->n; k++) {
+    step *t = &s->steps[k];
+    heights[k] = t->end;
+    t->live = alive(s, k);
+    t->held = min64(t->live + 2 * band(t), max64(t->end, 1));
+    t->buffer = (float *)(base + at);
+    if (!t->to_output) at += ((size_t)(t->held * t->width) * CHANNELS * sizeof(float) + 63) & ~(size_t)63;
+  }
+  s->kernels_at = at;
+  s->bytes = at;
+  return 0;
+}
+
+#ifdef ISA_PORTABLE
+size_t aspen_scratch_stack(const aspen_call *c) {
+  stack s;
+  int64_t heights[MOST + COPIES];
+  if (open_stack(&s, c, (char *)64, heights)) return 0;
+  size_t most = 0;
+  for (int k = 0; k < s.n; k++) {
+    operands o;
+    aspen_call call;
+    call_of(&s, k, heights, 0, 0, min64(CHANNELS, c->args[0].dims[1]), 0, min64(band(&s.steps[k]), heights[k]), &o, &call);
+    const size_t bytes = aspen_kernel_scratch(s.steps[k].kernel, &call);
+    if (bytes > most) most = bytes;
+  }
+  return s.bytes + most;
+}
+#endif
+
+/* ---- running ---- */
+
+/* Which rows each step has to make for the rows [lo, hi) of the output. */
+static void plan_rows(stack *s, const int64_t heights[], int64_t lo, int64_t hi) {
+  for (int k = 0; k < s->n; k++) s->steps[k].begin = INT64_MAX, s->steps[k].end = INT64_MIN;
+  s->steps[s->n - 1].begin = lo, s->steps[s->n - 1].end = hi;
+  for (int k = s->n - 1; k >= 0; k--) {
+    step *t = &s->steps[k];
+    if (t->begin > t->end) t->begin = t->end = 0; /* nobody reads it */
+    for (int i = 0; i < t->n_inputs && t->begin < t->end; i++) {
+      if (t->in[i].step < 0) continue;
+      step *of = &s->steps[t->in[i].step];
+      const int64_t h = heights[t->in[i].step];
+      of->begin = min64(of->begin, min64(max64(sees_from(seen(t, i), t->begin), 0), h));
+      of->end = max64(of->end, max64(min64(sees_to(seen(t, i), t->end), h), 0));
+    }
+    t->made = t->first = t->begin;
+  }
+}
+
+/* The first row of step k that steps behind it still need. */
+static int64_t needed_from(const stack *s, int k) {
+  int64_t from = s->steps[k].made;
+  for (int j = k + 1; j < s->n; j++) {
+    const step *t = &s->steps[j];
+    for (int i = 0; i < t->n_inputs && t->made < t->end; i++)
+      if (t->in[i].step == k) from = min64(from, max64(sees_from(seen(t, i), t->made), s->steps[k].begin));
+  }
+  return from;
+}
+
+/* Up to which row step k can go now: what is there, where it has room. Moves rows to the front of its buffer for that. */
+static int64_t goes_to(stack *s, int k) {
+  step *t = &s->steps[k];
+  int64_t to = min64(t->made + band(t), t->end);
+  for (int i = 0; i < t->n_inputs; i++)
+    if (t->in[i].step >= 0) {
+      const step *of = &s->steps[t->in[i].step];
+      if (of->made < of->end) to = min64(to, makes(seen(t, i), of->made));
+    }
+  if (to < t->end) to -= to % TOGETHER;
+  if (to <= t->made || t->to_output) return to;
+  if (to - t->first > t->held) {
+    const int64_t from = needed_from(s, k), row = t->width * CHANNELS;
+    to = min64(to, from + t->held);
+    if (to < t->end) to -= to % TOGETHER;
+    if (to <= t->made) return t->made;
+    memmove(t->buffer, t->buffer + (from - t->first) * row, (size_t)((t->made - from) * row) * sizeof(float));
+    t->first = from;
+  }
+  return to;
+}
+
+static int run_block(stack *s, const int64_t heights[], int64_t image, int64_t channel, int64_t channels) {
+  const step *last = &s->steps[s->n - 1];
+  for (int moved = 1; last->made < last->end && moved;) {
+    moved = 0;
+    for (int k = 0; k < s->n; k++) {
+      step *t = &s->steps[k];
+      const int64_t to = t->made < t->end ? goes_to(s, k) : t->made;
+      if (to <= t->made) continue;
+      operands o;
+      aspen_call c;
+      call_of(s, k, heights, image, channel, channels, t->made, to, &o, &c);
+      c.scratch = (char *)s->call->scratch + s->kernels_at;
+      c.scratch_bytes = s->call->scratch_bytes - s->kernels_at;
+      const int error = function(t->kernel)(&c);
+      if (error) return error;
+      t->made = to;
+      moved = 1;
+    }
+  }
+  return last->made < last->end ? ASPEN_KERNEL_BAD_ARGUMENT : 0;
+}
+
+int FN(stack)(const aspen_call *c) {
+  stack s;
+  int64_t heights[MOST + COPIES];
+  int error = open_stack(&s, c, c->scratch, heights);
+  if (error) return error;
+  if (s.bytes > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
+  for (int64_t n = c->lo[0]; n < c->hi[0]; n++)
+    for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += CHANNELS) {
+      plan_rows(&s, heights, c->lo[2], c->hi[2]);
+      error = run_block(&s, heights, n, channel, min64(CHANNELS, c->hi[1] - channel));
+      if (error) return error;
+    }
+  return 0;
+}
