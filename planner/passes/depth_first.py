@@ -29,8 +29,7 @@ def fuse_stacks(graph: Graph) -> None:
         if not rewriter.alive(node) or not _fits(node):
             continue
         members = _members(rewriter, node, readers)
-        alone = node.inputs[0] in graph.inputs and node.output in graph.outputs  # whose layouts a stack reads and writes as they are
-        if any(member.op in WINDOWS for member in members) and (len(members) > 1 or alone):
+        if any(member.op in WINDOWS for member in members) and (len(members) > 1 or _between_ends(graph, node)):
             _replace(rewriter, node, members)
     rewriter.finish()
 
@@ -49,6 +48,11 @@ def _fits(node: Node) -> bool:
     if node.op == "POOL":  # averages of few channels at a time take longer than those of all
         return x is not None and x.shape[:2] == out.shape[:2] and node.attrs["mode"] == "max"
     return True
+
+
+def _between_ends(graph: Graph, node: Node) -> bool:
+    """Whether it is a pooling of the graph's input into its output: a stack reads and writes their layouts without a change of them."""
+    return node.op == "POOL" and node.inputs[0] in graph.inputs and node.output in graph.outputs
 
 
 def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> list[Node]:
