@@ -14,22 +14,25 @@ from aspen_mp.planner.cost import tile_cost
 from aspen_mp.planner.ir.graph import Graph, Node, Tensor
 from aspen_mp.planner.ops.stacks import ABSENT, MOST_INPUTS, MOST_PIXELS, MOST_STEPS, STEPS, WINDOWS, Step, live_bytes
 from aspen_mp.planner.passes.rewrite import Rewriter
-from aspen_mp.shm.tables import KERNELS
+from aspen_mp.shm.tables import KERNELS, NUMBERS
 
 OWN_CACHE: Final = 1 << 20
 """Bytes that rows which are alive may take: what cores of the last years have to themselves, less what else passes through it."""
 MOST_READ: Final = KERNELS["STACK"].max_inputs
+MOST_IMAGES: Final = NUMBERS["STACK_IMAGES"]
 
 
 def fuse_stacks(graph: Graph) -> None:
     """From the last layer of each stack backwards, as long as only the stack reads what a layer makes."""
+    if not graph.has(*WINDOWS):
+        return
     rewriter = Rewriter(graph)
     readers = graph.consumers()
     for node in reversed(rewriter.live()):
         if not rewriter.alive(node) or not _fits(node):
             continue
         members = _members(rewriter, node, readers)
-        if any(member.op in WINDOWS for member in members) and (len(members) > 1 or _between_ends(graph, node)):
+        if len(members) > 1 and any(member.op in WINDOWS for member in members):
             _replace(rewriter, node, members)
     rewriter.finish()
 
@@ -48,11 +51,6 @@ def _fits(node: Node) -> bool:
     if node.op == "POOL":  # averages of few channels at a time take longer than those of all
         return x is not None and x.shape[:2] == out.shape[:2] and node.attrs["mode"] == "max"
     return True
-
-
-def _between_ends(graph: Graph, node: Node) -> bool:
-    """Whether it is a pooling of the graph's input into its output: a stack reads and writes their layouts without a change of them."""
-    return node.op == "POOL" and node.inputs[0] in graph.inputs and node.output in graph.outputs
 
 
 def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> list[Node]:
@@ -74,7 +72,8 @@ def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[No
             break
         longer = sorted([*members.values(), found], key=rewriter.order)
         program, read = _program(longer)
-        if live_bytes(program) > OWN_CACHE or len(read) > MOST_READ:
+        images = sum(len(x.shape) == 4 and prod(x.shape[2:]) > 1 for x in read)
+        if live_bytes(program) > OWN_CACHE or len(read) > MOST_READ or images > MOST_IMAGES:
             refused.add(id(found))
         else:
             members[id(found)] = found
@@ -110,7 +109,7 @@ def _replace(rewriter: Rewriter, node: Node, members: list[Node]) -> None:
     """Makes the last member the stack."""
     program, read = _program(members)
     stack = Node("STACK", node.name, list(read), [node.output], {"program": program})
-    if len(members) == 1 or worth(stack, members):
+    if worth(stack, members):
         rewriter.replace(node, "STACK", read, stack.attrs, " + ".join(member.onnx_op for member in members))
 
 

@@ -38,11 +38,12 @@
 #define ASPEN_STACK_STEPS 48    /* of a program, at most */
 #define ASPEN_STACK_REFS 6      /* inputs of a step, at most */
 #define ASPEN_STACK_WORDS 30    /* of a step: kernel, inputs, height and width of its image, REFS inputs, parameters of the kernel */
+#define ASPEN_STACK_IMAGES 15   /* among the inputs, at most: each may have to be copied */
 #define ASPEN_STACK_CHANNELS 16 /* that run through the program at a time */
 
 #define ASPEN_NUMBERS(X)                                                                                                           \
   X(NR) X(UNITS) X(BYTES_GROUP) X(BYTES_HEADER) X(EQUAL_BIT) X(MISSING_BIT) X(MAX_ROWS) X(KEYS) X(PACK_ROWS) X(SEVEN_PAIRS)         \
   X(SEVEN_PART) X(WINO_PART) X(WINO_FEW_WEIGHTS) X(WINO_CHUNK_BYTES) X(WINO_CHUNK_PRODUCTS) X(WINO_LARGE_BYTES)                     \
-  X(WINO_LARGE_MOST) X(WINO_LEAST) X(ANY_PARAMS) X(STACK_STEPS) X(STACK_REFS) X(STACK_WORDS) X(STACK_CHANNELS)
+  X(WINO_LARGE_MOST) X(WINO_LEAST) X(ANY_PARAMS) X(STACK_STEPS) X(STACK_REFS) X(STACK_WORDS) X(STACK_IMAGES) X(STACK_CHANNELS)
 
 #endif

@@ -19,7 +19,7 @@ enum {
   WORDS = ASPEN_STACK_WORDS,
   MOST = ASPEN_STACK_STEPS,
   CHANNELS = ASPEN_STACK_CHANNELS,
-  COPIES = 16,           /* steps besides those of the program */
+  COPIES = ASPEN_STACK_IMAGES + 1, /* steps besides those of the program: of images, and of the output */
   BAND_BYTES = 32 << 10, /* rows that a step makes at a time, about */
   TOGETHER = 2,          /* rows of windows that POOL likes to make together */
 };

@@ -149,6 +149,27 @@ def test_sequences_fit_a_cache() -> None:
     assert [len(node.attrs["program"]) for node in small.nodes] == [40]
 
 
+def _with_images(count: int) -> Graph:
+    b = GraphBuilder(0)
+    x, *others = (b.input(1, 17, 9, 8) for _ in range(count))
+    for other in others:
+        window = {"kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1,) * 4, "count_include_pad": False}
+        x = b.binary(b.node("POOL", [x], x.shape, mode="max", **window), other)
+    return b.graph(x)
+
+
+@pytest.mark.usefixtures("always")
+def test_many_images_are_read_by_several_stacks() -> None:
+    """As many as a kernel can copy, whatever their layout."""
+    plain, graph = _with_images(41), _stacked(_with_images(41))
+    assert len(graph.nodes) > 1
+    assert all(node.op == "STACK" for node in graph.nodes)
+    rng = np.random.default_rng(0)
+    feeds = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in plain.inputs}
+    want, found = (KernelRunner(build_plan(each, workers=2)).run(feeds) for each in (plain, graph))
+    np.testing.assert_array_equal(found[0], want[0])
+
+
 def test_only_where_it_is_predicted_to_gain() -> None:
     graph = _stacked(_blocks(3, (1, 64, 56, 56)))
     [stack] = graph.nodes
