@@ -180,10 +180,17 @@ def _settle(pid: int, workers: int) -> None:
     """Waits until the process that planned the model has gone: it is no part of serving."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
-        others = [p for p in psutil.Process(pid).children(recursive=True) if not p.name().startswith(("aspen-w", "aspen-zygote"))]
+        others = [p for p in psutil.Process(pid).children(recursive=True) if not _serves(p)]
         if not others:
             return
         psutil.wait_procs(others, timeout=deadline - time.monotonic())
+
+
+def _serves(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith(("aspen-w", "aspen-zygote"))
+    except psutil.NoSuchProcess:
+        return False  # the next look does not find it
 
 
 def _family(roots: Sequence[int]) -> list[psutil.Process]:

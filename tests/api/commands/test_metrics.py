@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import small_models
-from process_tools import kill_worker
+from process_tools import descendants, kill_worker
 from prometheus_client.parser import text_string_to_metric_families
 
 import aspen_mp
@@ -148,7 +148,7 @@ def test_a_serving_process_that_does_not_end(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cli, "END_S", 0.2)
     with cli.beside("nobody", "0") as url:
         assert fetch(url) == {("aspen_mp_up", ()): 0.0}
-        (child,) = (child for child in psutil.Process().children() if "--ready-fd" in child.cmdline())
+        (child,) = descendants(os.getpid(), lambda process: "--ready-fd" in process.cmdline())
         child.suspend()
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
+from process_tools import descendants
 
 from aspen_mp.bench import models
 from aspen_mp.bench.peers import cases, engines, rounds
@@ -101,7 +101,7 @@ def test_real_process_and_its_end() -> None:
     assert result.failed == {}
     assert engine.runs >= 2
     assert 0 < engine.min <= engine.median
-    assert not [p for p in psutil.Process().children(recursive=True) if "peers.seat" in " ".join(p.cmdline())]
+    assert not descendants(os.getpid(), lambda process: "peers.seat" in " ".join(process.cmdline()))
 
 
 def test_load_failure_is_named() -> None:

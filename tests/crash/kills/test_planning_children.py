@@ -15,12 +15,11 @@ from pathlib import Path
 import folders
 import numpy as np
 import onnx
-import psutil
 import pytest
 import small_models
 from guests import Guest
 from onnx import TensorProto, helper
-from process_tools import WATCHDOG_S, wait_until
+from process_tools import WATCHDOG_S, planning_children, wait_until
 
 import aspen_mp
 from aspen_mp.control.wire import protocol
@@ -44,16 +43,6 @@ def runtime_with(folder: Path, models: str) -> Iterator[tuple[aspen_mp.Runtime, 
 
         yield runtime, check
         check()
-
-
-def planning(runtime: aspen_mp.Runtime) -> list[int]:
-    """Planning children that live."""
-    found = []
-    for child in psutil.Process(runtime.pid).children():
-        with suppress(psutil.NoSuchProcess):
-            if child.name() == "aspen-plan":
-                found.append(child.pid)
-    return found
 
 
 def large(folder: Path, mib: int) -> Path:
@@ -131,13 +120,13 @@ class Killer:
 
     def __init__(self, runtime: aspen_mp.Runtime, number: int, after: float) -> None:
         self._runtime, self._number, self._after = runtime, number, after
-        self._seen = set(planning(runtime))
+        self._seen = set(planning_children(runtime))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for pid in set(planning(self._runtime)) - self._seen:
+            for pid in set(planning_children(self._runtime)) - self._seen:
                 self._stop.wait(self._after)
                 with suppress(ProcessLookupError):
                     os.kill(pid, self._number)
@@ -194,7 +183,7 @@ def test_stuck_before_it_has_read_its_job(tmp_path: Path) -> None:
         loaded = guest.ask("Load", 1, "", "mine", 1, "f32", True, fds=[memory])
         os.close(memory)
         assert isinstance(loaded, protocol.Loaded)
-        for pid in planning(runtime):
+        for pid in planning_children(runtime):
             os.kill(pid, signal.SIGSTOP)
         large_value = np.zeros((70_000, 3), np.float32).tobytes()
         stages = [[["a", "float32", [70_000, 3], large_value], ["b", "float32", [3], None]]]
@@ -219,7 +208,7 @@ def test_the_file_is_cut_short_while_it_is_read(tmp_path: Path) -> None:
     """Reading a mapped file beyond its end is SIGBUS: the child's alone."""
     path = large(tmp_path, 32)
     with runtime_with(tmp_path, "") as (runtime, check):
-        seen = set(planning(runtime))
+        seen = set(planning_children(runtime))
         errors: list[BaseException] = []
 
         def load() -> None:
@@ -230,8 +219,8 @@ def test_the_file_is_cut_short_while_it_is_read(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=load)
         thread.start()
-        wait_until(lambda: bool(set(planning(runtime)) - seen), "the planning child")
-        (child,) = set(planning(runtime)) - seen
+        wait_until(lambda: bool(set(planning_children(runtime)) - seen), "the planning child")
+        (child,) = set(planning_children(runtime)) - seen
         os.kill(child, signal.SIGSTOP)
         os.truncate(path, 5000)
         os.kill(child, signal.SIGCONT)

@@ -56,13 +56,18 @@ def wait_until_idle(pids: list[int]) -> None:
     wait_until(idle, "processes to sleep")
 
 
-def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
+def descendants(pid: int, wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """The processes below one that are `wanted`. Any may end while it is looked at, and then is none of them."""
     found = []
-    for child in psutil.Process(runtime.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile, whichever it was
-            if child.name() == "aspen-plan":
-                found.append(child.pid)
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie too
+            if wanted(process):
+                found.append(process)
     return found
+
+
+def planning_children(runtime: aspen_mp.Runtime) -> list[int]:
+    return [process.pid for process in descendants(runtime.pid, lambda process: process.name() == "aspen-plan")]
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
