@@ -29,6 +29,7 @@ typedef struct aspen_arg {
   const int64_t *strides; /* rank entries, in elements */
   uint8_t dtype;        /* enum aspen_dtype; NONE: argument absent */
   uint8_t rank;
+  uint32_t ring; /* > 0: row r (axis 2) lies where row r % ring would; only between steps of STACK, for kernels that say they read it */
 } aspen_arg;
 
 typedef struct aspen_call {

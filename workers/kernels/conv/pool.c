@@ -223,23 +223,35 @@ static pool_line line_of(const pool *p, int64_t lo, int64_t hi) {
   return (pool_line){w->kernel, w->in, w->pad, from, max64(from, to), p->x->strides[3], p->out->strides[3]};
 }
 
+/* Where row r of an argument begins. */
+INLINE int64_t row_at(const aspen_arg *a, int64_t r) { return (a->ring ? (int64_t)((uint32_t)r % a->ring) : r) * a->strides[2]; }
+
 /* Do the windows of the pair that row `oh` belongs to have a row of pixels in common? */
 static int in_common(const pool *p, int64_t oh) {
   const int64_t top = oh - oh % 2 - p->rows.pad;
   return top + 1 < p->rows.in && top + p->rows.kernel > 0;
 }
 
+/* Whether POOL with these parameters takes the rows of its arguments from rings: all its windows are maxima that share. */
+int FN(pool_rolls)(const int64_t *q, int64_t height, int64_t width) {
+  aspen_arg image = {.dtype = ASPEN_DT_F32, .strides = (const int64_t[]){0, 1, 0, 0}};
+  const pool p = {.rows = {height, q[1], q[3], q[5], q[7]}, .columns = {width, q[2], q[4], q[6], q[8]}, .out = &image, .x = &image,
+                  .average = q[0] == AVERAGE};
+  const int64_t rows = height + q[7] + q[9] - q[1] + 1, columns = width + q[8] + q[10] - q[2] + 1;
+  if (!shares(&p) || rows < 1) return 0;
+  const pool_line line = line_of(&p, 0, columns);
+  return line.lo == 0 && line.hi == columns && in_common(&p, 0) && in_common(&p, rows - 1);
+}
+
 /* Of the rows [lo, hi) of windows, those of the pair that begins with row `even`. x, out: the image's first pixel, the output's. Of the tile's
  * region alone is anything known: rows that only the other window sees are left out. */
-static pool_pair pair_of(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi) {
+static void lay_pair(const pool *p, const float *x, float *out, int64_t even, int64_t lo, int64_t hi, pool_pair *pair) {
   const int64_t top = even - p->rows.pad, k = p->rows.kernel;
-  pool_pair pair;
-  for (int r = 0; r < 2; r++) pair.out[r] = even + r >= lo && even + r < hi ? out + (even + r) * p->out->strides[2] : NULL;
+  for (int r = 0; r < 2; r++) pair->out[r] = even + r >= lo && even + r < hi ? out + row_at(p->out, even + r) : NULL;
   for (int64_t i = 0; i <= k; i++) {
-    const int seen = top + i >= 0 && top + i < p->rows.in && (i > 0 || pair.out[0]) && (i < k || pair.out[1]);
-    pair.row[i] = seen ? x + (top + i) * p->x->strides[2] : NULL;
+    const int seen = top + i >= 0 && top + i < p->rows.in && (i > 0 || pair->out[0]) && (i < k || pair->out[1]);
+    pair->row[i] = seen ? x + row_at(p->x, top + i) : NULL;
   }
-  return pair;
 }
 
 /* All rows of image n that can share. */
@@ -248,7 +260,8 @@ static void share(const pool *p, const aspen_call *c, const pool_line *line, int
   float *out = (float *)p->out->ptr + n * p->out->strides[0] + c->lo[1];
   for (int64_t even = c->lo[2] - c->lo[2] % 2; even < c->hi[2]; even += 2) {
     if (!in_common(p, even)) continue;
-    const pool_pair pair = pair_of(p, x, out, even, c->lo[2], c->hi[2]);
+    pool_pair pair;
+    lay_pair(p, x, out, even, c->lo[2], c->hi[2], &pair);
     pool_pair_run(&pair, line, &p->end, c->hi[1] - c->lo[1]);
   }
 }
@@ -278,6 +291,7 @@ int FN(pool)(const aspen_call *c) {
   row_fn *const whole = choose(&p);
   const pool_line line = line_of(&p, c->lo[3], c->hi[3]);
   const int sharing = shares(&p) && line.lo < line.hi;
+  if ((x->ring || out->ring) && !shares(&p)) return ASPEN_KERNEL_BAD_ARGUMENT;
   int64_t top, bottom, left, right; /* pixels whose windows lie inside the image */
   window_inside(&p.rows, c->lo[2], c->hi[2], &top, &bottom);
   window_inside(&p.columns, c->lo[3], c->hi[3], &left, &right);

@@ -76,64 +76,92 @@ INLINE void pool_column(const pool_pair *p, const int k, int first, int last, in
   column[1] = pool_max(shared, bottom, careful);
 }
 
-/* Rows of a pair of windows of three, where each is: in the place of one that is not there another that the window sees. */
+/* Rows of a pair of windows of three and where they go. What is not there is another that changes nothing: a row outside the image is one that
+ * the window sees anyway, and a window that is not wanted is the other one. */
 typedef struct pool_rows {
-  const float *top, *a, *b, *bottom;
+  const float *row[4];
+  float *out[2];
+  epilogue act;
+  vf scale, shift;
+  int left;
 } pool_rows;
 
-INLINE vf pool_across(vf before, vf here, vf next, const int careful) { return pool_max(before, pool_max(here, next, careful), careful); }
-
-/* The column of pixels at `at`: its maxima for the upper and the lower window. */
-#define POOL_COLUMN(AT, UPPER, LOWER)                                                                                              \
-  do {                                                                                                                             \
-    const vf a_ = pool_load(a + (AT), whole, left), b_ = pool_load(b + (AT), whole, left);                                         \
-    const vf top_ = pool_load(top + (AT), whole, left), bottom_ = pool_load(bottom + (AT), whole, left);                           \
-    const vf m_ = pool_max(a_, b_, careful);                                                                                       \
-    if (!careful) seen = vfma(a_, b_, seen), beside = vfma(top_, bottom_, beside);                                                 \
-    UPPER = pool_max(m_, top_, careful);                                                                                           \
-    LOWER = pool_max(m_, bottom_, careful);                                                                                        \
-  } while (0)
-#define POOL_OUT(TO, BEFORE, HERE, NEXT)                                                                                           \
-  if (both || TO) {                                                                                                                \
-    vf y_ = pool_across(BEFORE, HERE, NEXT, careful);                                                                              \
-    if (careful) y_ = vsel(visnan(y_), vset1(__builtin_nanf("")), y_);                                                             \
-    if (scaled) y_ = vfma(y_, scale, shift);                                                                                       \
-    epilogue_act(&act, &y_, 1);                                                                                                    \
-    if (whole)                                                                                                                     \
-      vstore(TO, y_);                                                                                                              \
-    else                                                                                                                           \
-      vstore_part(TO, y_, left);                                                                                                   \
-    TO += out_step;                                                                                                                \
+/* Maxima of the column of pixels at `at`, for the upper and the lower window. `seen`: NaN if anything is. */
+INLINE void pool_column_of_three(const pool_rows *p, int64_t at, vf column[2], vf seen[2], const int whole, const int careful) {
+  vf x[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    x[i] = pool_load(p->row[i] + at, whole, p->left);
+    VKEEP(x[i]);
   }
-
-/* Windows of three columns: their maxima stay in registers. `both`: both rows are wanted. */
-INLINE vm pool_three(pool_rows rows, float *out[2], const pool_line *l, const epilogue act, const pool_vector *v, const int both, const int scaled,
-                     const int whole, const int careful) {
-  vf seen = vzero(), beside = vzero(); /* NaN if anything is */
-  const float *const top = rows.top, *const a = rows.a, *const b = rows.b, *const bottom = rows.bottom;
-  const int64_t step = l->step, out_step = l->out_step, centre = l->lo - l->pad + 1, end = l->hi, inside = min64(end, l->in + l->pad - 2);
-  const int left = v->left;
-  const vf scale = v->scale, shift = v->shift;
-  float *upper = out[0] ? out[0] + l->lo * out_step : NULL, *lower = out[1] ? out[1] + l->lo * out_step : NULL;
-  vf u0, u1, u2, l0, l1, l2;
-  POOL_COLUMN(centre * step, u1, l1);
-  u0 = u1, l0 = l1;
-  if (centre > 0) POOL_COLUMN((centre - 1) * step, u0, l0);
-  int64_t at = (centre + 1) * step, x = l->lo;
-  for (; x < inside; x++, at += step) {
-    POOL_COLUMN(at, u2, l2);
-    POOL_OUT(upper, u0, u1, u2)
-    POOL_OUT(lower, l0, l1, l2)
-    u0 = u1, u1 = u2, l0 = l1, l1 = l2;
-  }
-  if (x < end) {
-    POOL_OUT(upper, u0, u1, u1)
-    POOL_OUT(lower, l0, l1, l1)
-  }
-  return visnan(seen + beside);
+  const vf both = pool_max(x[1], x[2], careful);
+  column[0] = pool_max(x[0], both, careful), column[1] = pool_max(x[3], both, careful);
+  if (!careful) seen[0] = vfma(x[0], x[1], seen[0]), seen[1] = vfma(x[2], x[3], seen[1]);
 }
-#undef POOL_COLUMN
-#undef POOL_OUT
+
+INLINE void pool_put(const pool_rows *p, float *to, vf y, const int ends, const int whole, const int careful) {
+  if (careful) y = vsel(visnan(y), vset1(__builtin_nanf("")), y);
+  if (ends) y = vfma(y, p->scale, p->shift), epilogue_act(&p->act, &y, 1);
+  if (whole)
+    vstore(to, y);
+  else
+    vstore_part(to, y, p->left);
+}
+
+/* The windows of column x by themselves. */
+INLINE void pool_one(const pool_rows *p, const pool_line *l, int64_t x, vf seen[2], const int ends, const int whole, const int careful) {
+  const int64_t centre = x - l->pad + 1;
+  vf c[3][2];
+#pragma GCC unroll 3
+  for (int i = 0; i < 3; i++) pool_column_of_three(p, min64(max64(centre - 1 + i, 0), l->in - 1) * l->step, c[i], seen, whole, careful);
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; r++) {
+    const vf y = x % 2 ? pool_max(pool_max(c[0][r], c[1][r], careful), c[2][r], careful)
+                       : pool_max(c[0][r], pool_max(c[1][r], c[2][r], careful), careful);
+    pool_put(p, p->out[r] + x * l->out_step, y, ends, whole, careful);
+  }
+}
+
+/* The windows of an even column and of the next: they share the maximum of the two columns of pixels that both see. */
+INLINE void pool_two(const pool_rows *p, float *out[2], int64_t out_step, vf before[2], vf here[2], int64_t at_next, int64_t at_last,
+                     vf seen[2], const int ends, const int whole, const int careful) {
+  vf next[2], last[2];
+  pool_column_of_three(p, at_next, next, seen, whole, careful);
+  pool_column_of_three(p, at_last, last, seen, whole, careful);
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; r++) {
+    const vf both = pool_max(here[r], next[r], careful);
+    pool_put(p, out[r], pool_max(before[r], both, careful), ends, whole, careful);
+    pool_put(p, out[r] + out_step, pool_max(both, last[r], careful), ends, whole, careful);
+    before[r] = next[r], here[r] = last[r];
+    out[r] += 2 * out_step;
+  }
+}
+
+INLINE vm pool_three(const pool_rows *rows, const pool_line *line, const int ends, const int whole, const int careful) {
+  const pool_rows p = *rows;
+  const pool_line l = *line;
+  vf seen[2] = {vzero(), vzero()};
+  int64_t x = l.lo;
+  if (x % 2 && x < l.hi) pool_one(&p, &l, x++, seen, ends, whole, careful);
+  int64_t twos = (l.hi - x) / 2;
+  if (twos > 0) {
+    const int64_t centre = x - l.pad + 1, step = l.step, out_step = l.out_step, right = (l.in - 1) * step;
+    float *out[2] = {p.out[0] + x * out_step, p.out[1] + x * out_step};
+    vf before[2], here[2];
+    int64_t at = centre * step;
+    pool_column_of_three(&p, max64(at - step, 0), before, seen, whole, careful);
+    pool_column_of_three(&p, at, here, seen, whole, careful);
+    at += step;
+    x += 2 * twos;
+    const int64_t last = min64(twos, (l.in - 1 - centre) / 2); /* whose pixels are all there */
+    for (int64_t i = 0; i < last; i++, at += 2 * step)
+      pool_two(&p, out, out_step, before, here, at, at + step, seen, ends, whole, careful);
+    if (last < twos) pool_two(&p, out, out_step, before, here, min64(at, right), right, seen, ends, whole, careful);
+  }
+  if (x < l.hi) pool_one(&p, &l, x, seen, ends, whole, careful);
+  return visnan(seen[0] + seen[1]);
+}
 
 /* Windows of any width: maxima of columns first, in a buffer. */
 INLINE vm pool_wide(const pool_pair *p, const int k, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v,
@@ -158,51 +186,57 @@ INLINE vm pool_wide(const pool_pair *p, const int k, int first, int last, const 
   return unordered;
 }
 
-/* Windows of K columns of one vector of channels, with an activation that the compiler knows. */
-INLINE vm pool_windows(const pool_pair *p, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v, const int kind,
-                       const int whole, const int careful) {
-  pool_end known = *end;
-  known.act.kind = (uint8_t)kind;
-  if (l->k != 3) return pool_wide(p, (int)l->k, first, last, l, &known, v, whole, careful);
-  pool_rows rows = {p->row[0], p->row[first], p->row[last], p->row[3]};
-  if (!rows.top) rows.top = rows.a;
-  if (!rows.bottom) rows.bottom = rows.b;
-  float *out[2] = {p->out[0], p->out[1]};
-  if (out[0] && out[1] && v->scaled) return pool_three(rows, out, l, known.act, v, 1, 1, whole, careful);
-  if (out[0] && out[1]) return pool_three(rows, out, l, known.act, v, 1, 0, whole, careful);
-  return pool_three(rows, out, l, known.act, v, 0, v->scaled, whole, careful);
+/* Windows of three rows and columns of one vector of channels. `ends`: they are scaled, or have an activation, which is `kind`. */
+INLINE vm pool_threes(const pool_pair *p, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v, const int kind,
+                      const int ends, const int whole, const int careful) {
+  const float *a = p->row[first], *b = p->row[last], *top = p->row[0] ? p->row[0] : a, *bottom = p->row[3] ? p->row[3] : b;
+  pool_rows rows = {.row = {p->out[0] ? top : bottom, a, b, p->out[1] ? bottom : top}, .act = end->act, .left = v->left,
+                    .out = {p->out[0] ? p->out[0] : p->out[1], p->out[1] ? p->out[1] : p->out[0]},
+                    .scale = v->scaled ? v->scale : vset1(1.0f), .shift = v->scaled ? v->shift : vset1(-0.0f)};
+  rows.act.kind = (uint8_t)kind;
+  return pool_three(&rows, l, ends, whole, careful);
 }
 
-#define POOL_WINDOWS(NAME, KIND)                                                                                                   \
+/* Windows of any width of one vector of channels, with an activation that the compiler knows. */
+INLINE vm pool_windows(const pool_pair *p, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v, const int kind,
+                       const int ends, const int whole, const int careful) {
+  if (l->k == 3) return pool_threes(p, first, last, l, end, v, kind, ends, whole, careful);
+  pool_end known = *end;
+  known.act.kind = (uint8_t)kind;
+  return pool_wide(p, (int)l->k, first, last, l, &known, v, whole, careful);
+}
+
+#define POOL_WINDOWS(NAME, KIND, ENDS)                                                                                             \
   static vm NAME(const pool_pair *p, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v, int whole) { \
-    return whole ? pool_windows(p, first, last, l, end, v, KIND, 1, 0) : pool_windows(p, first, last, l, end, v, KIND, 0, 0);       \
+    return whole ? pool_windows(p, first, last, l, end, v, KIND, ENDS, 1, 0) : pool_windows(p, first, last, l, end, v, KIND, ENDS, 0, 0); \
   }
-POOL_WINDOWS(pool_plain, EPILOGUE_NONE)
-POOL_WINDOWS(pool_relu, EPILOGUE_RELU)
-POOL_WINDOWS(pool_other, end->act.kind)
+POOL_WINDOWS(pool_plain, EPILOGUE_NONE, 0)
+POOL_WINDOWS(pool_scaled, EPILOGUE_NONE, 1)
+POOL_WINDOWS(pool_relu, EPILOGUE_RELU, 1)
+POOL_WINDOWS(pool_other, end->act.kind, 1)
 
 /* Where there is a NaN. */
 static void pool_careful(const pool_pair *p, int first, int last, const pool_line *l, const pool_end *end, const pool_vector *v) {
-  pool_windows(p, first, last, l, end, v, end->act.kind, 0, 1);
+  pool_windows(p, first, last, l, end, v, end->act.kind, 1, 0, 1);
 }
 
 /* Both rows of windows, n channels. */
-static void pool_pair_run(const pool_pair *p, const pool_line *l, const pool_end *end, int64_t n) {
+static void pool_pair_run(pool_pair *p, const pool_line *l, const pool_end *end, int64_t n) {
   const int kind = end->act.kind;
   int first = 1, last = (int)l->k - 1;
   while (!p->row[first]) first++;
   while (!p->row[last]) last--;
   for (int64_t c = 0; c < n; c += VL) {
-    pool_pair at = *p;
-    for (int i = 0; i <= l->k; i++)
-      if (at.row[i]) at.row[i] += c;
-    for (int r = 0; r < 2; r++)
-      if (at.out[r]) at.out[r] += c;
     const int whole = n - c >= VL;
     pool_vector v = {.scaled = end->scale != NULL, .left = (int)min64(n - c, VL)};
     if (v.scaled) v.scale = pool_load(end->scale + c, whole, v.left), v.shift = pool_load(end->shift + c, whole, v.left);
-    const vm unordered = (kind == EPILOGUE_NONE ? pool_plain : kind == EPILOGUE_RELU ? pool_relu : pool_other)(&at, first, last, l, end, &v, whole);
-    if (vm_any(unordered)) pool_careful(&at, first, last, l, end, &v);
+    const vm unordered = (kind == EPILOGUE_RELU ? pool_relu : kind != EPILOGUE_NONE ? pool_other : v.scaled ? pool_scaled : pool_plain)(
+        p, first, last, l, end, &v, whole);
+    if (vm_any(unordered)) pool_careful(p, first, last, l, end, &v);
+    for (int i = 0; i <= l->k; i++)
+      if (p->row[i]) p->row[i] += VL;
+    for (int r = 0; r < 2; r++)
+      if (p->out[r]) p->out[r] += VL;
   }
 }
 

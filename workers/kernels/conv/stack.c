@@ -37,12 +37,14 @@ typedef struct step {
   const int64_t *params;
   int64_t width;
   int to_output;         /* into the call's output, not into its buffer */
+  int rolls;             /* POOL that takes rows from rings and puts them there */
   /* its buffer */
+  int ring;              /* row r lies in place r % held; or else rows lie side by side from `first` on */
   int64_t live, held;    /* rows that steps behind it may need at once, and that there is room for */
   float *buffer;
   /* while it runs */
   int64_t begin, made, end; /* rows from `begin` on, up to `made` by now, up to `end` when all is done */
-  int64_t first;            /* of the buffer */
+  int64_t first;            /* of the buffer, unless it is a ring */
 } step;
 
 typedef struct stack {
@@ -53,6 +55,7 @@ typedef struct stack {
 } stack;
 
 int FN(pool)(const aspen_call *);
+int FN(pool_rolls)(const int64_t *params, int64_t height, int64_t width);
 int FN(dwconv)(const aspen_call *);
 int FN(unary)(const aspen_call *);
 int FN(binary)(const aspen_call *);
@@ -191,15 +194,17 @@ typedef struct operands {
   int64_t dims[1 + REFS][4], strides[1 + REFS][4];
 } operands;
 
-/* What step k has made, with the indices of the image. */
-static void of_step(const stack *s, int k, const int64_t heights[], int64_t channel, operands *o, int i) {
+/* What step k has made, with the indices of the image, from row `lo` on. `rolls`: the kernel knows rings. */
+static void of_step(const stack *s, int k, const int64_t heights[], int64_t channel, int64_t lo, int rolls, operands *o, int i) {
   const step *t = &s->steps[k];
   const int64_t row = t->width * CHANNELS;
-  const int64_t dims[4] = {s->call->args[0].dims[0], s->call->args[0].dims[1], heights[k], t->width}, strides[4] = {0, 1, row, CHANNELS};
-  memcpy(o->dims[i], dims, sizeof dims);
-  memcpy(o->strides[i], strides, sizeof strides);
-  const intptr_t back = (intptr_t)(t->first * row + channel) * (intptr_t)sizeof(float);
-  o->arg[i] = (aspen_arg){(char *)((intptr_t)t->buffer - back), o->dims[i], o->strides[i], ASPEN_DT_F32, 4};
+  int64_t *const dims = o->dims[i], *const strides = o->strides[i];
+  dims[0] = s->call->args[0].dims[0], dims[1] = s->call->args[0].dims[1], dims[2] = heights[k], dims[3] = t->width;
+  strides[0] = 0, strides[1] = 1, strides[2] = row, strides[3] = CHANNELS;
+  const int64_t first = !t->ring ? t->first : rolls ? 0 : lo - lo % t->held;
+  const intptr_t back = (intptr_t)(first * row + channel) * (intptr_t)sizeof(float);
+  o->arg[i] = (aspen_arg){.ptr = (char *)((intptr_t)t->buffer - back), .dims = o->dims[i], .strides = o->strides[i], .dtype = ASPEN_DT_F32,
+                          .rank = 4, .ring = t->ring && rolls ? (uint32_t)t->held : 0};
 }
 
 /* An input of the call; for kernels of elements as broadcast to the step's image. */
@@ -221,10 +226,10 @@ static void call_of(const stack *s, int k, const int64_t heights[], int64_t imag
   if (t->to_output)
     o->arg[0] = s->call->args[0];
   else
-    of_step(s, k, heights, channel, o, 0);
+    of_step(s, k, heights, channel, lo, t->rolls, o, 0);
   for (int i = 0; i < t->n_inputs; i++) {
     if (t->in[i].step >= 0)
-      of_step(s, t->in[i].step, heights, channel, o, 1 + i);
+      of_step(s, t->in[i].step, heights, channel, lo, t->rolls, o, 1 + i);
     else if (t->in[i].input >= 0)
       of_call(s, k, t->in[i].input, heights, o, 1 + i);
     else
@@ -236,6 +241,21 @@ static void call_of(const stack *s, int k, const int64_t heights[], int64_t imag
 
 /* ---- scratch ---- */
 
+/* Is it a POOL that takes rings? */
+static int rolls(const stack *s, const step *t) {
+  if (t->kernel != ASPEN_K_POOL || (t->to_output && s->call->args[0].strides[1] != 1)) return 0;
+  if (t->in[0].step >= 0) return FN(pool_rolls)(t->params, t->rows.in, s->steps[t->in[0].step].width);
+  const aspen_arg *x = input(s, t->in[0].input);
+  return x->strides[1] == 1 && FN(pool_rolls)(t->params, t->rows.in, x->dims[3]);
+}
+
+/* Can what step k makes lie in a ring? Its readers take rows from one, or read row by row. */
+static int may_ring(const stack *s, int k) {
+  for (int j = k + 1; j < s->n; j++)
+    if (windowed(s->steps[j].kernel) && s->steps[j].in[0].step == k && !s->steps[j].rolls) return 0;
+  return 1;
+}
+
 /* Reads the program and lays its buffers out from `base`. */
 static int open_stack(stack *s, const aspen_call *c, char *base, int64_t heights[]) {
   s->call = c;
@@ -245,8 +265,14 @@ static int open_stack(stack *s, const aspen_call *c, char *base, int64_t heights
   for (int k = 0; k < s->n; k++) {
     step *t = &s->steps[k];
     heights[k] = t->end;
+    t->rolls = rolls(s, t);
+  }
+  for (int k = 0; k < s->n; k++) {
+    step *t = &s->steps[k];
     t->live = alive(s, k);
-    t->held = min64(t->live + 2 * band(t), max64(t->end, 1));
+    t->ring = !t->to_output && may_ring(s, k);
+    const int64_t rows = t->ring ? (t->live + TOGETHER - 1) / TOGETHER * TOGETHER + band(t) : t->live + 2 * band(t);
+    t->held = min64(rows, max64(t->end, 1));
     t->buffer = (float *)(base + at);
     if (!t->to_output) at += ((size_t)(t->held * t->width) * CHANNELS * sizeof(float) + 63) & ~(size_t)63;
   }
@@ -303,6 +329,9 @@ static int64_t needed_from(const stack *s, int k) {
   return from;
 }
 
+/* The end of rows from `row` on that lie side by side in the buffer of a step. */
+static int64_t lap(const step *s, int64_t row) { return s->ring ? row - row % s->held + s->held : INT64_MAX; }
+
 /* Up to which row step k can go now: what is there, where it has room. Moves rows to the front of its buffer for that. */
 static int64_t goes_to(stack *s, int k) {
   step *t = &s->steps[k];
@@ -311,9 +340,12 @@ static int64_t goes_to(stack *s, int k) {
     if (t->in[i].step >= 0) {
       const step *of = &s->steps[t->in[i].step];
       if (of->made < of->end) to = min64(to, makes(seen(t, i), of->made));
+      if (!t->rolls) to = min64(to, lap(of, t->made));
     }
+  if (!t->rolls) to = min64(to, lap(t, t->made));
+  if (t->ring) to = min64(to, needed_from(s, k) + t->held);
   if (to < t->end) to -= to % TOGETHER;
-  if (to <= t->made || t->to_output) return to;
+  if (to <= t->made || t->to_output || t->ring) return to;
   if (to - t->first > t->held) {
     const int64_t from = needed_from(s, k), row = t->width * CHANNELS;
     to = min64(to, from + t->held);

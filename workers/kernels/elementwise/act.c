@@ -62,9 +62,7 @@ int FN(act)(int64_t opcode, float a, float b, const float *in, float *out, int64
 }
 
 int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t residual_last) {
-  float probe = 0;
   *e = (epilogue){.act = act, .a = (float)a, .b = (float)b, .residual_last = residual_last != 0, .gated = residual_last == 2};
-  if (FN(act)(act, e->a, e->b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
   switch (act) {
   case ASPEN_U_IDENTITY: e->kind = EPILOGUE_NONE; break;
   case ASPEN_U_RELU: e->kind = EPILOGUE_RELU; break;
@@ -73,7 +71,11 @@ int FN(epilogue_open)(epilogue *e, int64_t act, double a, double b, int64_t resi
   case ASPEN_U_HARD_SIGMOID: e->kind = EPILOGUE_HARD_SIGMOID; break;
   case ASPEN_U_HARD_SWISH: e->kind = EPILOGUE_HARD_SWISH; break;
   case ASPEN_U_FAKE_QUANTIZE: e->kind = EPILOGUE_FAKE_QUANTIZE; break;
-  default: e->kind = EPILOGUE_CALL;
+  default: {
+    float probe = 0;
+    e->kind = EPILOGUE_CALL;
+    if (FN(act)(act, e->a, e->b, &probe, &probe, 1)) return ASPEN_KERNEL_BAD_ARGUMENT;
+  }
   }
   return 0;
 }
