@@ -32,11 +32,13 @@ INLINE int depthwise_common(const window *rows, const window *columns) {
 
 /* sum[r * P + p]: R output rows of P neighbouring pixels, whose windows of KH x KW taps lie SH rows and SW columns apart, no dilation. line[i]
  * points at the first tap of the first pixel in input row i of (R - 1) * SH + KH; `column` elements lie between input columns, `tap` between taps of
- * w. An input vector is loaded once for all the sums it belongs to. */
-INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, vf *sum, const float *const *line,
-                           int64_t at, int64_t column, const float *w, int64_t tap) {
+ * w. `edge`: of the columns from there on only [lo, hi) count, and of the rows those that are not NULL. An input vector is loaded once for all the
+ * sums it belongs to. */
+INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW, const int SH, const int SW, const int edge, vf *sum,
+                           const float *const *line, int64_t at, int64_t column, int64_t lo, int64_t hi, const float *w, int64_t tap) {
 #pragma GCC unroll 16
   for (int i = 0; i < (R - 1) * SH + KH; i++) {
+    if (edge && !line[i]) continue;
     const float *from = line[i] + at;
     vf weight[2][5];
 #pragma GCC unroll 2
@@ -46,6 +48,7 @@ INLINE void depthwise_taps(const int R, const int P, const int KH, const int KW,
         if (i >= r * SH && i - r * SH < KH) weight[r][t] = vload(w + ((i - r * SH) * KW + t) * tap);
 #pragma GCC unroll 32
     for (int j = 0; j < (P - 1) * SW + KW; j++, from += column) {
+      if (edge && !(j >= lo && j < hi)) continue;
       vf seen = vload(from);
       VKEEP(seen);
 #pragma GCC unroll 2

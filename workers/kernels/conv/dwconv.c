@@ -1,7 +1,7 @@
 /* DWCONV: depthwise convolution over two or three axes, each channel of output by its own kernel, each of input for one or several of them.
  *
- * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours whose windows lie inside the image
- * are summed together, so that an input vector is loaded once for all of them (depthwise.h), and others go one by one or a few at a time.
+ * Vectors run over channels of output. Where kernel and stride are common ones, two output rows of neighbours are summed together, so that an
+ * input vector is loaded once for all of them (depthwise.h), and others go one by one or a few at a time.
  * Elsewhere a strip of output is made for a few channels after the other: the rows of input that its windows see lie in scratch meanwhile, and
  * neighbours are summed together by runs of taps of a kernel row (`strips`). An output is summed over its taps in ascending order from zero,
  * taps outside the image are skipped: a rule of the output pixel alone.
@@ -105,8 +105,6 @@ INLINE void finish(const dwconv *d, const int R, const int P, const int V, const
 }
 
 /* P pixels of a row, all with the same taps. x: tap (0, 0) of the first one; residual and out: the first one. */
-typedef void pixels_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
-
 INLINE void any_pixels(const dwconv *d, const int P, const int V, const float *x, const float *residual, float *out, const int64_t kh[2],
                        const int64_t kw[2], int64_t c, int64_t n) {
   vf sum[8]; /* P x V of them; a constant number lives in registers */
@@ -132,79 +130,108 @@ static void many_unit(const dwconv *d, const float *x, const float *residual, fl
   any_channels(d, ANY_PIXELS, 2, x, residual, out, kh, kw, c, end);
 }
 
-/* R rows of P pixels whose windows lie inside the image, unit channels. x: tap (0, 0) of the first one. */
-typedef void block_fn(const dwconv *, const float *, const float *, float *, int64_t, int64_t);
+/* R rows of P pixels, unit channels. x: tap (0, 0) of the first one; of the (R - 1) * S + K rows of pixels from there on [kh[0], kh[1]) lie inside
+ * the image, and of the columns [kw[0], kw[1]). */
+typedef void block_fn(const dwconv *, const float *, const float *, float *, const int64_t[2], const int64_t[2], int64_t, int64_t);
 
-INLINE void block(const dwconv *d, const int deep, const int R, const int P, const int K, const int S, const float *x, const float *residual, float *out, int64_t c,
-                  int64_t end) {
-  const float *line[7]; /* of two rows of windows, at most */
-#pragma GCC unroll 8
-  for (int i = 0; i < (R - 1) * S + K; i++) line[i] = x + i * d->x_row;
+/* `edge`: not all of them lie inside, or there are several planes. */
+INLINE void block(const dwconv *d, const int edge, const int R, const int P, const int K, const int S, const float *x, const float *residual,
+                  float *out, const int64_t kh[2], const int64_t kw[2], int64_t c, int64_t end) {
   for (; c + VL <= end; c += VL) {
     vf sum[2 * DEPTHWISE_PIXELS];
 #pragma GCC unroll 16
     for (int i = 0; i < R * P; i++) sum[i] = vzero();
-    depthwise_taps(R, P, K, K, S, S, sum, line, c, d->x_column, d->w + c, d->w_tap);
-    if (deep) /* a window of one plane is spared the loop */
 #pragma GCC unroll 1
-      for (int64_t q = 1; q < d->planes.n; q++) {
-        const float *plane[7];
+    for (int64_t q = 0; q < (edge ? d->planes.n : 1); q++) {
+      const float *line[7]; /* of two rows of windows, at most */
 #pragma GCC unroll 8
-        for (int i = 0; i < (R - 1) * S + K; i++) plane[i] = line[i] + q * d->planes.step;
-        depthwise_taps(R, P, K, K, S, S, sum, plane, c, d->x_column, d->w + q * d->w_plane + c, d->w_tap);
-      }
+      for (int i = 0; i < (R - 1) * S + K; i++) line[i] = edge && (i < kh[0] || i >= kh[1]) ? NULL : x + q * d->planes.step + i * d->x_row;
+      depthwise_taps(R, P, K, K, S, S, edge, sum, line, c, d->x_column, kw[0], kw[1], d->w + q * d->w_plane + c, d->w_tap);
+    }
     finish(d, R, P, 1, 1, sum, residual, out, c, VL);
   }
-  if (c == end) return;
-  const int64_t taps[2] = {0, K};
-  for (int r = 0; r < R; r++)
-    any_pixels(d, P, 1, x + r * S * d->x_row, residual ? residual + r * d->residual_row : NULL, out + r * d->out_row, taps, taps, c, end - c);
+  for (int r = 0; r < R && c < end; r++)
+    for (int p = 0; p < P; p++) {
+      const int64_t rows[2] = {max64(kh[0] - r * S, 0), min64(kh[1] - r * S, K)}, columns[2] = {max64(kw[0] - p * S, 0), min64(kw[1] - p * S, K)};
+      any_pixels(d, 1, 1, x + r * S * d->x_row + p * S * d->x_column, residual ? residual + r * d->residual_row + p * d->residual_column : NULL,
+                 out + r * d->out_row + p * d->out_column, rows, columns, c, end - c);
+    }
 }
 
-#define BLOCK(NAME, R, K, S)                                                                                                       \
-  static void NAME(const dwconv *d, const float *x, const float *residual, float *out, int64_t c, int64_t end) {                   \
-    block(d, 0, R, DEPTHWISE_PIXELS, K, S, x, residual, out, c, end);                                                              \
-  }                                                                                                                                \
-  static void deep_##NAME(const dwconv *d, const float *x, const float *residual, float *out, int64_t c, int64_t end) {            \
-    block(d, 1, R, DEPTHWISE_PIXELS, K, S, x, residual, out, c, end);                                                              \
+#define BLOCK(NAME, EDGE, R, K, S)                                                                                                 \
+  static void NAME(const dwconv *d, const float *x, const float *residual, float *out, const int64_t kh[2], const int64_t kw[2],   \
+                   int64_t c, int64_t end) {                                                                                       \
+    block(d, EDGE, R, DEPTHWISE_PIXELS, K, S, x, residual, out, kh, kw, c, end);                                                   \
   }
-BLOCK(one_3_1, 1, 3, 1)
-BLOCK(one_3_2, 1, 3, 2)
-BLOCK(one_5_1, 1, 5, 1)
-BLOCK(one_5_2, 1, 5, 2)
-BLOCK(more_3_1, DEPTHWISE_ROWS_3, 3, 1)
-BLOCK(more_3_2, DEPTHWISE_ROWS_3, 3, 2)
-BLOCK(more_5_1, DEPTHWISE_ROWS_5, 5, 1)
-BLOCK(more_5_2, DEPTHWISE_ROWS_5, 5, 2)
+#define BLOCKS(K, S)                                                                                                               \
+  BLOCK(one_##K##_##S, 0, 1, K, S)                                                                                                 \
+  BLOCK(more_##K##_##S, 0, DEPTHWISE_ROWS_##K, K, S)                                                                               \
+  BLOCK(edge_one_##K##_##S, 1, 1, K, S)                                                                                            \
+  BLOCK(edge_more_##K##_##S, 1, DEPTHWISE_ROWS_##K, K, S)
+BLOCKS(3, 1)
+BLOCKS(3, 2)
+BLOCKS(5, 1)
+BLOCKS(5, 2)
 
-/* How the pixels of an image are computed. */
+/* How the pixels of an image are computed: DEPTHWISE_PIXELS of `rows` rows together, or without blocks ANY_PIXELS or one. */
 typedef struct plan {
-  block_fn *one, *more; /* for windows inside the image: of one row and of `rows` rows of `pixels` pixels; NULL: neither */
-  pixels_fn *each;      /* one pixel, any taps */
-  pixels_fn *some;      /* ANY_PIXELS with the same taps, where there are no blocks; or NULL */
+  block_fn *block[2][2]; /* [edge][more rows than one]; NULL: none */
   int64_t rows, pixels;
 } plan;
 
-/* Unit channels, multiplier 1. */
-static plan choose(const dwconv *d) {
+/* Unit channels, multiplier 1, so many columns of output. */
+static plan choose(const dwconv *d, int64_t columns) {
   const window *a = &d->rows, *b = &d->columns;
-  if (depthwise_common(a, b) && d->planes.n > 0) {
-    static block_fn *const blocks[2][2][2][2] = { /* [deep][5 x 5][stride 2][more rows than one] */
-        {{{one_3_1, more_3_1}, {one_3_2, more_3_2}}, {{one_5_1, more_5_1}, {one_5_2, more_5_2}}},
-        {{{deep_one_3_1, deep_more_3_1}, {deep_one_3_2, deep_more_3_2}}, {{deep_one_5_1, deep_more_5_1}, {deep_one_5_2, deep_more_5_2}}},
-    };
-    block_fn *const *by = blocks[d->planes.n > 1][a->kernel == 5][a->stride == 2];
-    return (plan){by[0], by[1], one_unit, many_unit, a->kernel == 3 ? DEPTHWISE_ROWS_3 : DEPTHWISE_ROWS_5, DEPTHWISE_PIXELS};
+  if (!depthwise_common(a, b) || d->planes.n < 1 || columns < DEPTHWISE_PIXELS) return (plan){.rows = 1, .pixels = ANY_PIXELS};
+  static const plan plans[2][2] = { /* [5 x 5][stride 2] */
+#define PLAN(K, S) {{{one_##K##_##S, more_##K##_##S}, {edge_one_##K##_##S, edge_more_##K##_##S}}, DEPTHWISE_ROWS_##K, DEPTHWISE_PIXELS}
+      {PLAN(3, 1), PLAN(3, 2)}, {PLAN(5, 1), PLAN(5, 2)}
+#undef PLAN
+  };
+  return plans[a->kernel == 5][a->stride == 2];
+}
+
+/* Columns [first, last) of rows from `oh` on, channels [channel, end), in blocks, which at the end make some pixels twice. Returns the number of
+ * rows. */
+static int64_t row_of_blocks(const dwconv *d, const plan *by, const aspen_call *c, int64_t oh, int64_t first, int64_t last, int64_t channel,
+                             int64_t end, const float *residual, float *out) {
+  const int64_t rows = oh + by->rows <= c->hi[2] ? by->rows : 1, top = window_start(&d->rows, oh);
+  const int64_t down = (rows - 1) * d->rows.stride + d->rows.kernel, right = (by->pixels - 1) * d->columns.stride + d->columns.kernel;
+  const int64_t kh[2] = {max64(-top, 0), min64(down, d->rows.in - top)};
+  const int inside = kh[0] == 0 && kh[1] == down && d->planes.n == 1;
+  for (int64_t ow = first; ow < last; ow += by->pixels) {
+    ow = min64(ow, max64(last, c->lo[3] + by->pixels) - by->pixels);
+    const int64_t left = window_start(&d->columns, ow), kw[2] = {max64(-left, 0), min64(right, d->columns.in - left)};
+    const int edge = !inside || kw[0] > 0 || kw[1] < right;
+    by->block[edge][rows > 1](d, d->x + top * d->x_row + left * d->x_column,
+                              residual ? residual + oh * d->residual_row + ow * d->residual_column : NULL,
+                              out + oh * d->out_row + ow * d->out_column, kh, kw, channel, end);
   }
-  return (plan){.each = one_unit, .some = many_unit, .rows = 1, .pixels = ANY_PIXELS};
+  return rows;
+}
+
+/* The same of a row, pixel by pixel, or a few with the same taps. [lo, hi): those whose windows lie inside. */
+static void row_of_pixels(const dwconv *d, int64_t oh, int64_t first, int64_t last, int64_t lo, int64_t hi, int64_t channel, int64_t end,
+                          const float *residual, float *out) {
+  int64_t kh[2], kw[2];
+  window_taps(&d->rows, oh, &kh[0], &kh[1]);
+  hi = min64(hi, last);
+  for (int64_t ow = first, together; ow < last; ow += together) {
+    const int many = hi - lo >= ANY_PIXELS && ow >= lo && ow + 1 < hi;
+    together = many ? ANY_PIXELS : 1;
+    if (many) ow = min64(ow, hi - ANY_PIXELS); /* at the end, computing some pixels twice is cheaper than going one by one */
+    window_taps(&d->columns, ow, &kw[0], &kw[1]);
+    const float *x = d->x + window_start(&d->rows, oh) * d->x_row + window_start(&d->columns, ow) * d->x_column;
+    const float *r = residual ? residual + oh * d->residual_row + ow * d->residual_column : NULL;
+    (many ? many_unit : one_unit)(d, x, r, out + oh * d->out_row + ow * d->out_column, kh, kw, channel, end);
+  }
 }
 
 /* One image, in strips of pixels so narrow, and blocks of channels so few, that kernel rows find their input in L1 again when the next row
  * of output comes; within a strip, memory is read along rows. */
 static void image(const dwconv *d, const plan *by, const aspen_call *c, const float *residual, float *out) {
-  int64_t inside_lo, inside_hi, inside_top, inside_bottom;
-  window_inside(&d->columns, c->lo[3], c->hi[3], &inside_lo, &inside_hi);
-  window_inside(&d->rows, c->lo[2], c->hi[2], &inside_top, &inside_bottom);
+  int64_t lo, hi;
+  window_inside(&d->columns, c->lo[3], c->hi[3], &lo, &hi);
   const int64_t seen = (by->pixels - 1) * d->columns.stride + d->columns.kernel; /* input pixels of a row of neighbours */
   const int64_t column_bytes = d->planes.all * d->rows.kernel * (int64_t)sizeof(float);          /* of one channel */
   int64_t step = L1_BYTES / (seen * column_bytes) / (4 * VL) * (4 * VL);
@@ -212,39 +239,14 @@ static void image(const dwconv *d, const plan *by, const aspen_call *c, const fl
   const int64_t fits = (L1_BYTES / (step * column_bytes) - d->columns.kernel) / d->columns.stride + 1;
   const int64_t strip = max64(fits / by->pixels, 1) * by->pixels;
   for (int64_t first = c->lo[3], last; first < c->hi[3]; first = last) {
-    last = max64(first, inside_lo) + strip;
+    last = (by->block[0][0] ? first : max64(first, lo)) + strip;
     if (last + by->pixels > c->hi[3]) last = c->hi[3];
-    const int64_t stop = min64(inside_hi, last);
     for (int64_t channel = c->lo[1]; channel < c->hi[1]; channel += step) {
       const int64_t end = min64(channel + step, c->hi[1]);
-      for (int64_t oh = c->lo[2], rows; oh < c->hi[2]; oh += rows) {
-        int64_t kh[2] = {0, d->rows.kernel};
-        const int whole = oh >= inside_top && oh < inside_bottom;
-        if (!whole) window_taps(&d->rows, oh, &kh[0], &kh[1]);
-        const int blocks = whole && by->one && stop - inside_lo >= by->pixels;
-        const int64_t neighbours = blocks ? by->pixels : by->some && stop - inside_lo >= ANY_PIXELS ? ANY_PIXELS : 1;
-        rows = blocks && oh + by->rows <= inside_bottom ? by->rows : 1;
-        const float *line = d->x + window_start(&d->rows, oh) * d->x_row;
-        const float *residual_line = residual ? residual + oh * d->residual_row : NULL;
-        for (int64_t ow = first, together; ow < last; ow += together) {
-          const int many = neighbours > 1 && ow >= inside_lo && ow + 1 < stop;
-          together = many ? neighbours : 1;
-          if (many) ow = min64(ow, stop - neighbours); /* at the end, computing some pixels twice is cheaper than going one by one */
-          const float *x = line + window_start(&d->columns, ow) * d->x_column;
-          const float *r = residual ? residual_line + ow * d->residual_column : NULL;
-          float *to = out + oh * d->out_row + ow * d->out_column;
-          int64_t kw[2] = {0, d->columns.kernel};
-          if (many && blocks) {
-            (rows > 1 ? by->more : by->one)(d, x, r, to, channel, end);
-          } else if (many) {
-            by->some(d, x, r, to, kh, kw, channel, end); /* all taps of a row */
-          } else {
-            window_taps(&d->columns, ow, &kw[0], &kw[1]);
-            for (int64_t i = 0; i < rows; i++)
-              by->each(d, x + i * d->rows.stride * d->x_row, r ? r + i * d->residual_row : NULL, to + i * d->out_row, kh, kw, channel, end);
-          }
-        }
-      }
+      if (by->block[0][0])
+        for (int64_t oh = c->lo[2]; oh < c->hi[2];) oh += row_of_blocks(d, by, c, oh, first, last, channel, end, residual, out);
+      else
+        for (int64_t oh = c->lo[2]; oh < c->hi[2]; oh++) row_of_pixels(d, oh, first, last, lo, hi, channel, end, residual, out);
     }
   }
 }
@@ -576,7 +578,7 @@ static int images(const aspen_call *c, const planes *planes) {
   const int in_strips = !plain || (by_runs(&d) && c->hi[3] - c->lo[3] >= NARROW);
   strip s;
   if (in_strips && lay_out(&d, &s, c->scratch, strip_columns(&d, c->hi[3] - c->lo[3])) > c->scratch_bytes) return ASPEN_KERNEL_SCRATCH;
-  const plan by = choose(&d);
+  const plan by = choose(&d, c->hi[3] - c->lo[3]);
   for (int64_t n = c->lo[0]; n < c->hi[0]; n++) {
     d.x = (const float *)x->ptr + n * x->strides[0];
     const float *of = residual ? (const float *)residual->ptr + n * residual->strides[0] : NULL;
