@@ -92,7 +92,7 @@ INLINE void pool_column_of_three(const pool_rows *p, int64_t at, vf column[2], v
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
     x[i] = pool_load(p->row[i] + at, whole, p->left);
-    VKEEP(x[i]);
+    if (VL == 16) VKEEP(x[i]); /* elsewhere registers are few */
   }
   const vf both = pool_max(x[1], x[2], careful);
   column[0] = pool_max(x[0], both, careful), column[1] = pool_max(x[3], both, careful);
@@ -220,23 +220,31 @@ static void pool_careful(const pool_pair *p, int first, int last, const pool_lin
   pool_windows(p, first, last, l, end, v, end->act.kind, 1, 0, 1);
 }
 
-/* Both rows of windows, n channels. */
-static void pool_pair_run(pool_pair *p, const pool_line *l, const pool_end *end, int64_t n) {
+static void pool_move(pool_pair *p, const pool_line *l, int64_t channels) {
+  for (int i = 0; i <= l->k; i++)
+    if (p->row[i]) p->row[i] += channels;
+  for (int r = 0; r < 2; r++)
+    if (p->out[r]) p->out[r] += channels;
+}
+
+/* Both rows of windows, n channels: vectors of them one after the other, in strips of windows that leave cache lines in L1 for the next vector. */
+static void pool_pair_run(pool_pair *p, const pool_line *line, const pool_end *end, int64_t n) {
   const int kind = end->act.kind;
-  int first = 1, last = (int)l->k - 1;
+  const int64_t strip = n > VL ? POOL_STRIP : line->hi;
+  int first = 1, last = (int)line->k - 1;
   while (!p->row[first]) first++;
   while (!p->row[last]) last--;
-  for (int64_t c = 0; c < n; c += VL) {
-    const int whole = n - c >= VL;
-    pool_vector v = {.scaled = end->scale != NULL, .left = (int)min64(n - c, VL)};
-    if (v.scaled) v.scale = pool_load(end->scale + c, whole, v.left), v.shift = pool_load(end->shift + c, whole, v.left);
-    const vm unordered = (kind == EPILOGUE_RELU ? pool_relu : kind != EPILOGUE_NONE ? pool_other : v.scaled ? pool_scaled : pool_plain)(
-        p, first, last, l, end, &v, whole);
-    if (vm_any(unordered)) pool_careful(p, first, last, l, end, &v);
-    for (int i = 0; i <= l->k; i++)
-      if (p->row[i]) p->row[i] += VL;
-    for (int r = 0; r < 2; r++)
-      if (p->out[r]) p->out[r] += VL;
+  for (int64_t lo = line->lo, c; lo < line->hi; lo += strip, pool_move(p, line, -c)) {
+    pool_line l = *line;
+    l.lo = lo, l.hi = min64(lo + strip, line->hi);
+    for (c = 0; c < n; c += VL, pool_move(p, line, VL)) {
+      const int whole = n - c >= VL;
+      pool_vector v = {.scaled = end->scale != NULL, .left = (int)min64(n - c, VL)};
+      if (v.scaled) v.scale = pool_load(end->scale + c, whole, v.left), v.shift = pool_load(end->shift + c, whole, v.left);
+      const vm unordered = (kind == EPILOGUE_RELU ? pool_relu : kind != EPILOGUE_NONE ? pool_other : v.scaled ? pool_scaled : pool_plain)(
+          p, first, last, &l, end, &v, whole);
+      if (vm_any(unordered)) pool_careful(p, first, last, &l, end, &v);
+    }
   }
 }
 
