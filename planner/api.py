@@ -185,7 +185,7 @@ def lowered(graph: Graph, model: OnnxModel, names: list[str], options: Options, 
     cleanup.remove_dead(kernels)
     verify.check(kernels, "clean-up", kernel_level=True)
     if options.fuse:
-        pipeline.kernel_level(kernels, options.pairs, options.planning.stacks)
+        pipeline.kernel_level(kernels, options.pairs, options.planning)
     if options.pairs:
         bf16.use_pairs(kernels)
         verify.check(kernels, "products of pairs", kernel_level=True)

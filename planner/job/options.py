@@ -49,11 +49,13 @@ class Experiment(Planning, frozen=True, forbid_unknown_fields=True):
     done. The tiles are those of the same planning without barriers, searched for without them, so that two such plans differ by the
     barriers alone; the plan with barriers says nothing of the search, whose predictions are of the other.
     `stacks`: whether layers may run depth first in one kernel (`planner.passes.stacks`); False plans each of them by itself.
+    `stack_steps`: how many steps a sequence of a stack has at most (`planner.passes.depth_first`); None: as many as fit a cache.
     """
 
     tiles: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)] | None = None
     barriers: bool = False
     stacks: bool = True
+    stack_steps: Annotated[int, msgspec.Meta(ge=2)] | None = None
 
 
 AUTOMATIC = Experiment()

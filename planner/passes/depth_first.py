@@ -22,8 +22,8 @@ MOST_READ: Final = KERNELS["STACK"].max_inputs
 MOST_IMAGES: Final = NUMBERS["STACK_IMAGES"]
 
 
-def fuse_stacks(graph: Graph) -> None:
-    """From the last layer of each stack backwards, as long as only the stack reads what a layer makes."""
+def fuse_stacks(graph: Graph, most_steps: int | None = None) -> None:
+    """From the last layer of each stack backwards, as long as only the stack reads what a layer makes. `most_steps`: of a sequence."""
     if not graph.has(*WINDOWS):
         return
     rewriter = Rewriter(graph)
@@ -31,7 +31,7 @@ def fuse_stacks(graph: Graph) -> None:
     for node in reversed(rewriter.live()):
         if not rewriter.alive(node) or not _fits(node):
             continue
-        members = _members(rewriter, node, readers)
+        members = _members(rewriter, node, readers, min(most_steps or MOST_STEPS, MOST_STEPS))
         if len(members) > 1 and any(member.op in WINDOWS for member in members):
             _replace(rewriter, node, members)
     rewriter.finish()
@@ -53,11 +53,11 @@ def _fits(node: Node) -> bool:
     return True
 
 
-def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]]) -> list[Node]:
-    """The steps of the largest stack that ends with `last`, in the order of the graph."""
+def _members(rewriter: Rewriter, last: Node, readers: dict[Tensor, list[tuple[Node, int]]], most: int) -> list[Node]:
+    """The steps of the largest stack of at most so many that ends with `last`, in the order of the graph."""
     members = {id(last): last}
     refused: set[int] = set()
-    while len(members) < MOST_STEPS:
+    while len(members) < most:
         found = None
         for member in members.values():
             for x in member.inputs:

@@ -8,6 +8,7 @@ from math import inf
 from aspen_mp.planner.cost.algorithms import MOST_STACKED
 from aspen_mp.planner.ir.graph import Graph
 from aspen_mp.planner.job import progress
+from aspen_mp.planner.job.options import AUTOMATIC, Experiment
 from aspen_mp.planner.ops import verify
 from aspen_mp.planner.passes import (
     batchnorm,
@@ -61,14 +62,18 @@ def onnx_level(graph: Graph, sums_bytes: bool = True) -> None:
         verify.check(graph, step.__name__, kernel_level=False)
 
 
-def kernel_level(graph: Graph, pairs: bool = False, stacked: bool = True) -> None:
+def kernel_level(graph: Graph, pairs: bool = False, planning: Experiment = AUTOMATIC) -> None:
     """Rewrites among kernels: spelled-out functions, epilogues, views. `pairs`: convolutions may become those of pairs (`passes.pairs`),
-    which are faster apart from what follows them where they have many channels. `stacked`: layers may become stacks."""
+    which are faster apart from what follows them where they have many channels. `planning`: whether layers may become stacks, and how long
+    ones."""
     for k, step in enumerate(KERNEL_LEVEL):
         progress.at("rewriting kernels", k, len(KERNEL_LEVEL))
         if step is stacks.fuse_depthwise:
-            if stacked:
+            if planning.stacks:
                 stacks.fuse_depthwise(graph, MOST_STACKED if pairs else inf)
-        elif stacked or step is not depth_first.fuse_stacks:
+        elif step is depth_first.fuse_stacks:
+            if planning.stacks:
+                depth_first.fuse_stacks(graph, planning.stack_steps)
+        else:
             step(graph)
         verify.check(graph, step.__name__, kernel_level=True)
