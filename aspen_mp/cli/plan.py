@@ -62,6 +62,7 @@ def plan(
     winograd: sources.WinogradOption = None,
     accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
+    stacks: sources.StacksOption = True,
     search: sources.SearchOption = "quick",
     profile: Annotated[str | None, typer.Option("--profile", help="Name of a profile (default, container, hybrid) or a TOML file.")] = None,
     as_json: output.Json = False,
@@ -92,7 +93,7 @@ def plan(
             strassen=_isa.vectors(),
             sums_bytes=_isa.sums_bytes(),
             pairs=rounded == "bf16" and _isa.sums_pairs(),
-            planning=sources.planning(search).checked(),
+            planning=sources.planning(search).checked(stacks=stacks),
         )
         began = time.perf_counter()
         result = api.plan_stage(opened, [bindings], workers=len(planned), machine=planned, options=options)

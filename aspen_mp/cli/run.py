@@ -73,6 +73,7 @@ def run(
     winograd: sources.WinogradOption = None,
     accuracy: sources.AccuracyOption = None,
     precision: sources.PrecisionOption = None,
+    stacks: sources.StacksOption = True,
     search: sources.SearchOption = "quick",
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="Largest error that --check accepts, relative to the largest magnitude of the output.")
@@ -89,7 +90,7 @@ def run(
         )
     shapes = {key: sources.parse_shape(value) for key, value in sources.pairs(shape, "--shape").items()}
     how: dict[str, Any] = {"winograd": winograd, "precision": sources.precision(precision), "accuracy": sources.accuracy(accuracy)}
-    how["planning"] = sources.planning(search)
+    how |= {"stacks": stacks, "planning": sources.planning(search)}
     source = sources.resolve(model, batch, seq)
     runtime = aspen_mp.connect(name, retry=False) if name is not None else aspen_mp.Runtime(workers=workers, profile=profile)
     with runtime:

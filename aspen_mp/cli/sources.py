@@ -46,6 +46,10 @@ PrecisionOption = Annotated[
         "Default: what the profile says.",
     ),
 ]
+StacksOption = Annotated[
+    bool,
+    typer.Option("--stacks/--no-stacks", help="Run layers that do not mix channels depth first where that is faster, or each by itself."),
+]
 SearchOption = Annotated[
     str,
     typer.Option("--search", help="How long to search for better tiles: none, quick (seconds at most) or thorough.", metavar="EFFORT"),

@@ -186,6 +186,7 @@ class Runtime:
         precision: Precision | None = None,
         winograd: bool | None = None,
         accuracy: Accuracy | None = None,
+        stacks: bool = True,
         planning: Planning | None = None,
         progress: Progress | None = None,
     ) -> Model:
@@ -204,6 +205,8 @@ class Runtime:
                 Strassen's for products. Results differ from direct ones by rounding.
             accuracy: How much error such algorithms may add to that of direct sums: "strict", at most 1.5 times; "default", at most 4
                 times; "fast", whatever is fastest. The choice follows from the weights alone.
+            stacks: Whether layers that do not mix channels may run depth first, several in one kernel, where that is predicted to be
+                faster. Results have the same bits either way.
             planning: How long to search for tiles. Results have the same bits.
             progress: Called as ``progress(step, done, total)`` while the model is loaded.
 
@@ -234,15 +237,15 @@ class Runtime:
         winograd = arguments.flag("winograd", defaults.winograd if winograd is None else winograd)
         accuracy = arguments.one_of("accuracy", defaults.accuracy if accuracy is None else accuracy, ACCURACIES)
         shapes = None if input_shapes is None else arguments.shapes("input_shapes", input_shapes)
+        stacks = arguments.flag("stacks", stacks)
         planning = Planning() if planning is None else planning
         if not isinstance(planning, Planning):
             raise TypeError(f"planning must be an aspen_mp.planner.job.options.Planning, not {planning!r} ({type(planning).__name__})")
         if progress is not None and not callable(progress):
             raise TypeError(f"progress must be a function (step, done, total), not {progress!r} ({type(progress).__name__})")
         path, data, label = _source(model)
-        source = ModelSource(
-            path, data, name or label, instances, precision, winograd, accuracy, planning.checked(), keep=self._link.revives
-        )
+        chosen = planning.checked(stacks=stacks)
+        source = ModelSource(path, data, name or label, instances, precision, winograd, accuracy, chosen, keep=self._link.revives)
         del data
         losses = 0
         while True:

@@ -33,12 +33,13 @@ class Planning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     search: Effort = "quick"
 
-    def checked(self) -> Experiment:
-        """Return it as the planner takes it. ValueError says which value is out of range."""
+    def checked(self, *, stacks: bool = True) -> Experiment:
+        """Return it as the planner takes it. `stacks`: False plans every layer by itself. ValueError says which value is out of range."""
         try:
-            return msgspec.convert(msgspec.to_builtins(self), Experiment)
+            found = msgspec.convert(msgspec.to_builtins(self), Experiment)
         except msgspec.ValidationError as error:
             raise ValueError(f"planning: {error}") from None
+        return found if stacks else msgspec.structs.replace(found, stacks=False)
 
 
 class Experiment(Planning, frozen=True, forbid_unknown_fields=True):

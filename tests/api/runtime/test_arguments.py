@@ -53,6 +53,7 @@ LOAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"instances": 33}, ValueError, "instances must be 1 to 32, not 33"),
     ({"winograd": "no"}, TypeError, r"winograd must be True or False, not 'no' \(str\)"),
     ({"winograd": 1}, TypeError, "winograd must be True or False"),
+    ({"stacks": None}, TypeError, "stacks must be True or False, not None"),
     ({"planning": "quick"}, TypeError, "planning must be an aspen_mp.planner.job.options.Planning, not 'quick'"),
     ({"progress": 3}, TypeError, "progress must be a function"),
     ({"input_shapes": [(2, 16)]}, TypeError, r"input_shapes must be a dict \{input name: shape\}, not \[\(2, 16\)\] \(list\)"),
